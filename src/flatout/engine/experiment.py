@@ -1,0 +1,93 @@
+"""What a person writes: how to build a model, its optimizer, its loss and its data.
+
+Everything that has state is given as a factory, so that a trial, a reference or a rank can build
+all of it again. This file does not import torch: an experiment is described without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from flatout.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor | float]]
+    Metrics = Callable[[nn.Module, Any], dict[str, Tensor | tuple[Tensor, Tensor | float]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A training to be run: what is computed, not how fast.
+
+    Args:
+        model: builds the model, on the CPU, in fp32.
+        optimizer: builds the optimizer from the model's parameters (as `model.parameters()` gives
+            them); for parameter groups take `named_parameters=True` and get (name, parameter) pairs.
+        loss: `loss(model, batch)` returns the mean over the batch's samples (a scalar), or a sum
+            and its count, for means over tokens that must stay exact when a batch is accumulated
+            from micro-batches of unequal counts.
+        train_data: builds the training data: a tensor, or a tuple, list or dict of tensors with the
+            same first dimension; a map-style dataset (`__len__`, `__getitem__`); or an iterable of
+            samples. Called once for each process.
+        validation_data: the same for validation, or None.
+        metrics: `metrics(model, batch)` returns for each name a mean over the batch's samples, or a
+            sum and its count. Called in evaluation mode without gradients. If it gives no `loss`,
+            the loss is computed beside it.
+        batch_size: samples per update.
+        epochs, steps: how long to train; exactly one of them.
+        schedule: builds a learning-rate scheduler from the optimizer, or None.
+        schedule_every: when the scheduler steps: after each `epoch` or each `step`.
+        collate: makes a batch of a list of samples; None stacks tensors, numbers and their
+            tuples and dicts. Not used for tensors, which are sliced.
+        shuffle: a new order of the training samples in each epoch.
+        validate_every: `epoch`, or a number of steps.
+        best: the metric that decides which weights are kept; larger is better unless its name
+            ends in `loss` or `error`.
+        early_stop: stop after that many validations without a better one; None never does.
+        ema: decay of an exponential moving average of the weights (0.999, say), which is then what
+            is validated and kept; None keeps none.
+        clip_norm: largest 2-norm of all gradients together; None does not clip.
+        unit: what a sample is, for rates: `images`, `sequences`.
+    """
+
+    model: Callable[[], nn.Module]
+    optimizer: Callable[[Any], Optimizer]
+    loss: Loss
+    train_data: Callable[[], Any]
+    validation_data: Callable[[], Any] | None = None
+    metrics: Metrics | None = None
+    batch_size: int
+    epochs: int | None = None
+    steps: int | None = None
+    schedule: Callable[[Optimizer], Any] | None = None
+    schedule_every: Literal["epoch", "step"] = "epoch"
+    named_parameters: bool = False
+    collate: Callable[[list[Any]], Any] | None = None
+    shuffle: bool = True
+    validate_every: Literal["epoch"] | int = "epoch"
+    best: str = "loss"
+    early_stop: int | None = None
+    ema: float | None = None
+    clip_norm: float | None = None
+    unit: str = "samples"
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch_size", self.batch_size), ("epochs", self.epochs),
+                            ("steps", self.steps), ("early_stop", self.early_stop)):
+            if value is not None and value < 1:
+                raise _bad(f"`{name}` is {value}; it must be at least 1.")
+        if (self.epochs is None) == (self.steps is None):
+            raise _bad("an experiment needs either `epochs` or `steps`, and not both.")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise _bad(f"`ema` is {self.ema}; a decay lies between 0 and 1.")
+
+
+def _bad(problem: str) -> UsageError:
+    return UsageError(
+        "bad-experiment", problem, fix="correct the experiment; see docs/experiments.md"
+    )

@@ -1,0 +1,55 @@
+"""What can go wrong, as the person who meets it should read it.
+
+    FlatoutError            has a rule id, a problem, a cause, a fix          exit code
+    ├── UsageError          what was asked for cannot be: name, value, file      2
+    └── RunFailed           what was asked for was begun and could not go on     1
+
+Anything else that escapes is our own fault (exit code 3): its traceback goes to a file, one line to
+the screen. Foreign exceptions become one of these once, at the seam where they enter, with `from`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FlatoutError(Exception):
+    """Bad news in the one shape that all bad news has here.
+
+    Args:
+        rule: id of the problem in kebab case; its page and tests carry the same name.
+        problem: one sentence: what is wrong, with the value that is wrong.
+        because: the evidence or cause, or None where the problem says it all.
+        fix: what to type or change.
+    """
+
+    exit_code = 1
+
+    def __init__(self, rule: str, problem: str, *, fix: str, because: str | None = None) -> None:
+        super().__init__(problem)
+        self.rule = rule
+        self.problem = problem
+        self.because = because
+        self.fix = fix
+
+
+class UsageError(FlatoutError):
+    """What was asked for cannot be done: a wrong name, value or file."""
+
+    exit_code = 2
+
+
+class RunFailed(FlatoutError):
+    """A run was begun and could not go on; what it had saved is untouched."""
+
+    exit_code = 1
+
+
+def nearest(wrong: str, right: Iterable[str]) -> str:
+    """A fix for a mistyped name: the nearest valid one, or all of them when none is near."""
+    names = sorted(right)
+    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean `{near[0]}`? (all: {', '.join(names)})"
+    return f"use one of: {', '.join(names)}" if names else "there are none to choose from"

@@ -1,0 +1,1 @@
+"""The things flatout speaks of: frozen structs without I/O, JSON both ways."""

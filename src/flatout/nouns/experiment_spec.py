@@ -1,0 +1,31 @@
+"""What crosses the process border: which experiment, with which values, and what the person fixed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+Value = bool | int | float | str | None
+
+
+class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An experiment as data: enough to build it again, exactly, in another process.
+
+    name: the built-in's name or the file's stem.
+    file, sha256: the experiment file (absolute path) and its content's hash; None for a built-in.
+    parameters: arguments of `experiment(...)` that the person set; the others keep their defaults.
+    seed: of weights, order and augmentation.
+    fixed: recipe fields the person fixed.
+    epochs: instead of the experiment's own number; None keeps it.
+    init: file of weights (safetensors) to begin with; None begins with the experiment's own.
+    """
+
+    name: str
+    file: str | None = None
+    sha256: str | None = None
+    parameters: dict[str, Value] = {}
+    seed: int = 0
+    fixed: dict[str, Any] = {}
+    epochs: int | None = None
+    init: str | None = None

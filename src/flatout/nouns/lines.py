@@ -1,0 +1,128 @@
+"""The lines of a run's folder: what the engine appends and everybody else only reads.
+
+`events.jsonl` is the run's history and is never cut. `metrics.jsonl` follows the training; on
+resume it is cut back to the checkpoint, since what came after is computed again.
+Times are seconds since the epoch, UTC. `step` counts optimizer updates from the run's beginning.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.nouns.finding import Finding
+from flatout.nouns.recipe import Recipe
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
+    """When it was written, and how many updates had been made."""
+
+    at: float
+    step: int
+
+
+class Started(Line):
+    """A worker has taken up the run, from step 0 or from a checkpoint.
+
+    versions: what must be equal for a bit-exact repetition (libraries, processor, device).
+    """
+
+    pid: int
+    num_steps: int
+    steps_per_epoch: int | None
+    num_parameters: int
+    num_samples: int | None
+    resumed: bool = False
+    versions: dict[str, str] = {}
+
+
+class RecipeSet(Line):
+    """From the step after this one on, this recipe holds. Synced before that step begins."""
+
+    recipe: Recipe
+
+
+class Extended(Line):
+    """From here on the run is to go on until that many epochs in all."""
+
+    epochs: int
+
+
+class Fetched(Line):
+    """A download of a data set has come this far."""
+
+    name: str
+    done_bytes: int
+    total_bytes: int
+
+
+class Warned(Line):
+    """Something worth knowing; training goes on."""
+
+    finding: Finding
+
+
+class Checkpointed(Line):
+    """A checkpoint is on the disk: how long training stood still, and how long writing took."""
+
+    stall_s: float
+    write_s: float
+    size_bytes: int
+
+
+class Stopped(Line):
+    """The run ended early, in good order: on request, or by early stopping's rule."""
+
+    reason: str
+    finding: Finding | None = None
+
+
+class Failed(Line):
+    """The run could not go on."""
+
+    finding: Finding
+
+
+class Finished(Line):
+    """The run reached its end. split_s: where the time of all of its sessions went."""
+
+    train_s: float
+    split_s: dict[str, float]
+    num_samples_seen: int
+    peak_memory_bytes: int | None = None
+    checkpoint_share: float | None = None
+
+
+Event = Started | RecipeSet | Extended | Fetched | Warned | Checkpointed | Stopped | Failed | Finished
+
+
+class Progress(Line):
+    """Training since the last such line: loss is the mean over its samples.
+
+    split_s: seconds since the run's beginning in data, copy, forward, backward, optimizer,
+    checkpoint, validation and other.
+    """
+
+    epoch: int
+    loss: float | None
+    samples_per_s: float | None
+    learning_rate: float
+    memory_bytes: int | None
+    split_s: dict[str, float]
+
+
+class EpochEnded(Line):
+    """An epoch's mean training loss over its samples."""
+
+    epoch: int
+    loss: float
+
+
+class Validated(Line):
+    """Metrics over the whole validation data; is_best by the experiment's own criterion."""
+
+    epoch: int
+    metrics: dict[str, float]
+    is_best: bool
+
+
+Metric = Progress | EpochEnded | Validated

@@ -1,0 +1,128 @@
+"""How a training step is executed on a machine: every field with its reason.
+
+What is computed (model, loss, data order, batch size) belongs to the experiment; a recipe changes
+only how fast, and within stated numerics. `clip_norm` stands here because it is applied by the
+step, but its value is the experiment's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+
+import msgspec
+
+from flatout.errors import UsageError, nearest
+
+T = TypeVar("T")
+
+Origin = Literal["yours", "measured", "estimated", "default"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+DataPath = Literal["sliced", "resident", "loader"]
+OptimizerImplementation = Literal["own", "for-loop", "foreach", "fused"]
+MemoryFormat = Literal["contiguous", "channels_last"]
+NonfiniteLoss = Literal["stop", "skip"]
+
+
+class Choice(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """A value that says why it was chosen and who chose it."""
+
+    value: T
+    why: str
+    origin: Origin = "default"
+    evidence: str | None = None
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """How a step is executed.
+
+    device: `cpu`, `cuda` or `cuda:N`.
+    precision: `fp32`; `tf32` (fp32 storage, tensor-core products); `bf16` autocast;
+        `fp16` autocast with a loss scaler.
+    data_path: `sliced` tensors in memory, `resident` on the device, or a DataLoader.
+    loader_*: workers, batches prefetched per worker, pinned memory, workers kept between epochs.
+    optimizer_implementation: `own` leaves the optimizer as the experiment built it.
+    memory_format: of 4-dimensional weights and inputs.
+    micro_batch_size: samples per forward; the batch is accumulated from as many as it takes.
+    clip_norm: largest gradient norm (2-norm over all parameters), None for no clipping.
+    num_threads: intra-op threads of the CPU.
+    deterministic: only algorithms that repeat bit for bit.
+    nonfinite_loss: `stop` the run at a NaN or infinite loss, or `skip` that batch's update.
+    checkpoint_every: steps between checkpoints; None chooses by measured cost (<= 2 %).
+    """
+
+    device: Choice[str]
+    precision: Choice[Precision]
+    data_path: Choice[DataPath]
+    loader_workers: Choice[int]
+    loader_prefetch: Choice[int]
+    loader_pin_memory: Choice[bool]
+    loader_persistent: Choice[bool]
+    optimizer_implementation: Choice[OptimizerImplementation]
+    memory_format: Choice[MemoryFormat]
+    micro_batch_size: Choice[int]
+    clip_norm: Choice[float | None]
+    num_threads: Choice[int]
+    deterministic: Choice[bool]
+    nonfinite_loss: Choice[NonfiniteLoss]
+    checkpoint_every: Choice[int | None]
+
+
+# Smallest value that makes sense, for the fields that are numbers.
+_LEAST: dict[str, float] = {
+    "loader_workers": 0,
+    "loader_prefetch": 1,
+    "micro_batch_size": 1,
+    "clip_norm": 0.0,
+    "num_threads": 1,
+    "checkpoint_every": 1,
+}
+
+
+def recipe_fields() -> dict[str, Any]:
+    """Every recipe field with the type of its value, in the order shown to people."""
+    return {field.name: get_args(field.type)[0] for field in msgspec.structs.fields(Recipe)}
+
+
+def parse_field(name: str, text: str) -> Any:
+    """The value of a recipe field written as text (`precision`, `bf16`).
+
+    Raises:
+        UsageError: unknown-recipe-field, bad-recipe-value.
+    """
+    kinds = recipe_fields()
+    if name not in kinds:
+        raise UsageError(
+            "unknown-recipe-field",
+            f"a recipe has no field `{name}`.",
+            fix=nearest(name, kinds),
+        )
+    return check_field(name, None if text.lower() == "none" else text)
+
+
+def check_field(name: str, value: Any) -> Any:
+    """A recipe field's value, converted from text where it is text, else refused with the reason."""
+    kind = recipe_fields()[name]
+    try:
+        checked = msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _bad_value(name, value, str(error)) from error
+    if checked is not None and not isinstance(checked, bool) and checked < _LEAST.get(name, checked):
+        raise _bad_value(name, value, f"the smallest value is {_LEAST[name]:g}")
+    if name == "device" and not _DEVICE.fullmatch(checked):
+        raise _bad_value(name, value, "a device is cpu, cuda or cuda:N")
+    return checked
+
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+def _bad_value(name: str, value: Any, reason: str) -> UsageError:
+    kind = recipe_fields()[name]
+    allowed = ", ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
+    return UsageError(
+        "bad-recipe-value",
+        f"`{name}={value}` is not a value this recipe field can have.",
+        because=reason,
+        fix=f"use one of: {allowed}" if allowed else f"see what {name} means: docs/recipe.md",
+    )

@@ -1,0 +1,186 @@
+"""A run's folder: what lies where, how it is made, found, read and removed.
+
+    run.json            what is fixed: id, experiment, machine (RunHeader)
+    events.jsonl        history: started, recipe, checkpoint, stopped ... (nouns/lines.py)
+    metrics.jsonl       loss, rates and validations by step
+    checkpoints/000790/ rank0.safetensors and, written after it, rank0.json: then it counts
+    weights.safetensors the best weights by validation, else the last
+    worker.log          what the worker printed
+    lock, stop          held while somebody trains; asks them to stop
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import UsageError, nearest
+from flatout.nouns.lines import Event, Failed, Finished, Metric, RecipeSet, Started, Stopped
+from flatout.nouns.lines import Validated, Warned
+from flatout.nouns.run import Run, RunHeader, Status
+from flatout.system import store
+from flatout.system.folders import runs_folder
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class RunFolder:
+    """The paths of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header = path / "run.json"
+        self.events = path / "events.jsonl"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.weights = path / "weights.safetensors"
+        self.log = path / "worker.log"
+        self.stop = path / "stop"
+
+    def lock(self) -> store.Lock:
+        """The lock that whoever trains in this folder must hold."""
+        return store.Lock(self.path / "lock")
+
+    def request_stop(self) -> None:
+        """Asks the worker to end its step, write a checkpoint and stop."""
+        store.write_atomically(self.stop, b"")
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the checkpoints that were written to their end, oldest first."""
+        if not self.checkpoints.is_dir():
+            return []
+        return sorted(
+            int(folder.name)
+            for folder in self.checkpoints.iterdir()
+            if folder.name.isdigit() and (folder / "rank0.json").exists()
+        )
+
+
+def create_run(header: RunHeader, parent: Path | None = None) -> RunFolder:
+    """Makes the folder of a new run; its id must be free."""
+    path = (parent or runs_folder()) / header.id
+    with store.mapped_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir()
+        except FileExistsError as error:
+            raise UsageError(
+                "run-exists",
+                f"there is a run named `{header.id}` already.",
+                fix=f"choose another --name, or go on with it: flatout train --resume {header.id}",
+            ) from error
+    folder = RunFolder(path)
+    store.write_json(folder.header, header)
+    return folder
+
+
+def free_id(name: str, parent: Path | None = None) -> str:
+    """The next free id for an experiment of that name: digits-0001, digits-0002 ..."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+    taken = [
+        int(path.name[len(stem) + 1 :])
+        for path in run_paths(parent)
+        if path.name.startswith(f"{stem}-") and path.name[len(stem) + 1 :].isdigit()
+    ]
+    return f"{stem}-{max(taken, default=0) + 1:04d}"
+
+
+def check_id(name: str) -> str:
+    """A run's name that every file system can hold."""
+    if not _ID.fullmatch(name) or len(name) > 100:
+        raise UsageError(
+            "bad-run-name",
+            f"`{name}` cannot name a run.",
+            because="a run's name is its folder's name",
+            fix="use letters, digits, dots, dashes and underscores",
+        )
+    return name
+
+
+def run_paths(parent: Path | None = None) -> list[Path]:
+    """Folders of all runs, oldest first."""
+    folder = parent or runs_folder()
+    if not folder.is_dir():
+        return []
+    found = [path for path in folder.iterdir() if (path / "run.json").is_file()]
+    return sorted(found, key=lambda path: (path / "run.json").stat().st_mtime_ns)
+
+
+def find_run(text: str, parent: Path | None = None) -> RunFolder:
+    """A run by its id, its folder, an unambiguous beginning of its id, or `last`.
+
+    Raises:
+        UsageError: unknown-run.
+    """
+    if (Path(text) / "run.json").is_file():
+        return RunFolder(Path(text).absolute())
+    paths = run_paths(parent)
+    if text == "last" and paths:
+        return RunFolder(paths[-1])
+    same = [path for path in paths if path.name == text]
+    matching = same or [path for path in paths if path.name.startswith(text)]
+    if len(matching) == 1:
+        return RunFolder(matching[0])
+    names = [path.name for path in matching or paths]
+    raise UsageError(
+        "unknown-run",
+        f"there is no run `{text}`." if not matching else f"`{text}` is the beginning of several.",
+        fix=nearest(text, names) if names else "make one: flatout train digits",
+    )
+
+
+def read_run(folder: RunFolder) -> Run:
+    """Everything that is known about a run, from its files alone."""
+    events = store.read_lines(folder.events, Event)
+    metrics = store.read_lines(folder.metrics, Metric)
+    steps = folder.checkpoint_steps()
+    return Run(
+        folder=str(folder.path),
+        header=store.read_json(folder.header, RunHeader),
+        status=_status(folder, events),
+        step=max((line.step for line in [*events, *metrics]), default=0),
+        recipe=_last(events, RecipeSet).recipe if _last(events, RecipeSet) else None,
+        started=_last(events, Started),
+        finished=_last(events, Finished),
+        validations=tuple(line for line in metrics if isinstance(line, Validated)),
+        findings=tuple(
+            line.finding for line in events if isinstance(line, Warned | Failed | Stopped)
+            if line.finding
+        ),
+        checkpoint_step=steps[-1] if steps else None,
+    )
+
+
+def remove_run(folder: RunFolder) -> None:
+    """Deletes a run for good; refused while somebody trains in it."""
+    lock = folder.lock()
+    if not lock.acquire():
+        raise UsageError(
+            "run-in-use",
+            f"the run {folder.path.name} is being trained.",
+            fix=f"stop it first: flatout runs stop {folder.path.name}",
+        )
+    # Windows cannot delete a file that is open; the header goes first, so that a removal that
+    # was cut short does not leave something that looks like a run.
+    lock.release()
+    with store.mapped_os_errors(folder.path):
+        os.unlink(folder.header)
+        shutil.rmtree(folder.path)
+
+
+def _last(lines: Iterable[object], kind: type) -> Any:
+    return next((line for line in reversed(list(lines)) if isinstance(line, kind)), None)
+
+
+def _status(folder: RunFolder, events: list[Event]) -> Status:
+    if folder.lock().is_taken():
+        return "running"
+    ends: dict[type, Status] = {Finished: "finished", Stopped: "stopped", Failed: "failed"}
+    last = _last(events, (Started, Finished, Stopped, Failed))
+    if last is None:
+        return "new"
+    return ends.get(type(last), "interrupted")

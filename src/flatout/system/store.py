@@ -1,0 +1,265 @@
+"""Files that survive a crash: whole or not at all, on ext4, NTFS and 9p alike.
+
+A file is written beside its place, synced, and renamed onto it. A JSONL file is only appended to;
+its last line may be torn and is then not there. A lock says that somebody is at work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from flatout.errors import FlatoutError, RunFailed, UsageError
+
+T = TypeVar("T")
+
+# Virus scanners and indexers on Windows hold a new file open for a moment: renames are tried again.
+_RENAME_TRIES = 20
+_RENAME_PAUSE_S = 0.05
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all; when this returns it is on the disk."""
+    part = part_path(path)
+    with mapped_os_errors(path):
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        move_into_place(part, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a value of msgspec's kinds as indented JSON, atomically."""
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Reads a JSON file as a value of that kind; a damaged one is named."""
+    with mapped_os_errors(path):
+        content = path.read_bytes()
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.DecodeError as error:
+        raise RunFailed(
+            "damaged-file",
+            f"{path} is damaged or from another version.",
+            because=str(error),
+            fix="restore it from a copy, or remove the run with `flatout runs rm`",
+        ) from error
+
+
+def part_path(path: Path) -> Path:
+    """Where a file is written before it is whole; left-overs of a crash are known by the ending."""
+    return path.with_name(f"{path.name}.part")
+
+
+def move_into_place(part: Path, path: Path) -> None:
+    """Renames a written and synced file to its final name, and syncs the folder."""
+    for attempt in range(_RENAME_TRIES):
+        try:
+            os.replace(part, path)
+            break
+        except PermissionError:
+            if sys.platform != "win32" or attempt == _RENAME_TRIES - 1:
+                raise
+            time.sleep(_RENAME_PAUSE_S)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames in a folder durable, where the operating system lets folders be synced."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        # 9p and some network file systems refuse to sync a folder; the rename stands all the same.
+        pass
+    finally:
+        os.close(descriptor)
+
+
+class Lines:
+    """A JSONL file that is only appended to.
+
+    Args:
+        path: the file; made if missing. A torn last line, left by a crash, is cut off first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._encoder = msgspec.json.Encoder()
+        with mapped_os_errors(path):
+            _cut_torn_line(path)
+            self._file = open(path, "ab", buffering=0)
+
+    def append(self, line: Any, *, is_synced: bool = False) -> None:
+        """Adds a line in one write; with is_synced it is on the disk when this returns."""
+        with mapped_os_errors(self._path):
+            self._file.write(self._encoder.encode(line) + b"\n")
+            if is_synced:
+                os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Syncs and closes the file."""
+        if not self._file.closed:
+            with mapped_os_errors(self._path):
+                os.fsync(self._file.fileno())
+                self._file.close()
+
+
+def _cut_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with open(path, "r+b") as file:
+        content = file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            file.truncate(end)
+
+
+def read_lines(path: Path, kind: Any) -> list[Any]:
+    """All whole lines of a JSONL file, oldest first; a torn last line is not there."""
+    lines, _ = read_lines_from(path, 0, kind)
+    return lines
+
+
+def read_lines_from(path: Path, offset: int, kind: Any) -> tuple[list[Any], int]:
+    """The whole lines from a byte offset on, and the offset behind the last of them.
+
+    A file that has become shorter than the offset (cut back on resume) is read from its beginning.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(offset if offset <= size else 0)
+            start = file.tell()
+            content = file.read()
+    except FileNotFoundError:
+        return [], 0
+    whole = content[: content.rfind(b"\n") + 1]
+    decoder = msgspec.json.Decoder(kind)
+    lines = []
+    for line in whole.splitlines():
+        try:
+            lines.append(decoder.decode(line))
+        except msgspec.DecodeError as error:
+            raise RunFailed(
+                "damaged-file",
+                f"{path} has a line that cannot be read.",
+                because=f"{error}: {line[:80]!r}",
+                fix="delete that line; the others are whole",
+            ) from error
+    return lines, start + len(whole)
+
+
+def cut_lines(path: Path, kind: Any, *, last_step: int) -> None:
+    """Cuts a JSONL file behind its last line of `last_step` or before (steps do not decrease)."""
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(kind)
+    with mapped_os_errors(path), open(path, "r+b") as file:
+        end = 0
+        for line in file.read().splitlines(keepends=True):
+            if not line.endswith(b"\n") or decoder.decode(line).step > last_step:
+                break
+            end += len(line)
+        file.truncate(end)
+        os.fsync(file.fileno())
+
+
+class Lock:
+    """Says that one process works in a folder; freed by the operating system when it dies.
+
+    Args:
+        path: the lock's file; it stays, only its lock matters.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+
+    def is_taken(self) -> bool:
+        """Whether somebody else holds it now."""
+        if not self._path.exists():
+            return False
+        if self.acquire():
+            self.release()
+            return False
+        return True
+
+    def acquire(self) -> bool:
+        """Takes the lock without waiting; False if somebody else holds it."""
+        with mapped_os_errors(self._path):
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _lock_file(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
+                return False
+            raise
+        self._descriptor = descriptor
+        return True
+
+    def release(self) -> None:
+        """Gives the lock back; closing its file does it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def _lock_file(descriptor: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextlib.contextmanager
+def mapped_os_errors(path: Path) -> Iterator[None]:
+    """Full disks, read-only folders and vanished files as bad news that a person can act on."""
+    try:
+        yield
+    except FlatoutError:
+        raise
+    except OSError as error:
+        raise _bad_news(error, path) from error
+
+
+def _bad_news(error: OSError, path: Path) -> FlatoutError:
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunFailed(
+            "disk-full",
+            f"no space left to write {path}.",
+            because=reason,
+            fix="free space (`flatout runs` lists what is kept), then resume the run",
+        )
+    if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        return UsageError(
+            "folder-not-writable",
+            f"cannot write {path}.",
+            because=reason,
+            fix="make the folder writable, or set FLATOUT_STATE to another one",
+        )
+    return RunFailed(
+        "file-not-accessible",
+        f"cannot read or write {path}.",
+        because=reason,
+        fix="check that the folder is still there and mounted, then try again",
+    )
