@@ -1,0 +1,132 @@
+"""The walls of the house: what no module outside the engine may load, and who touches the world."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+HEAVY = ("torch", "numpy", "tensorflow", "paddle", "jax", "ray", "dask")
+# An experiment is described, and checked, where there is no torch.
+LIGHT_ENGINE = ("flatout.engine", "flatout.engine.experiment")
+RICH_USERS = {"flatout/cli/show.py", "flatout/cli/live.py"}
+
+# "file: what it uses" -> why it may touch the world although it is not in system/.
+WORLD_EXCEPTIONS: dict[str, str] = {}
+
+_REPORT = """
+import importlib, sys
+for name in sys.argv[2:]:
+    importlib.import_module(name)
+heavy = sorted({name.partition(".")[0] for name in sys.modules} & set(sys.argv[1].split(",")))
+print(",".join(heavy))
+"""
+
+
+def module_names() -> list[str]:
+    """Every module that must load without a framework."""
+    names = [
+        ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
+        for path in sorted((SRC / "flatout").rglob("*.py"))
+    ]
+    behind = ("flatout.engine", "flatout.experiments")
+    outside = [name for name in names if not name.startswith(behind)]
+    return [*outside, *LIGHT_ENGINE]
+
+
+def heavy_after_import(names: list[str]) -> str:
+    """What of HEAVY a fresh interpreter holds after importing these; an error's end if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", _REPORT, ",".join(HEAVY), *names],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.stdout.strip() if done.returncode == 0 else done.stderr[-400:]
+
+
+def test_no_module_outside_the_engine_loads_a_framework() -> None:
+    names = module_names()
+    assert "flatout.nouns.recipe" in names
+    # One interpreter for all is quick; only when it finds something is each asked by itself.
+    if heavy_after_import(names):
+        found = {name: heavy_after_import([name]) for name in names}
+        pytest.fail("\n".join(f"{name}: {text}" for name, text in found.items() if text))
+
+
+def test_heavy_after_import_when_there_is_something() -> None:
+    assert heavy_after_import(["numpy"]) == "numpy"
+    assert "No module named 'flatout.nowhere'" in heavy_after_import(["flatout.nowhere"])
+
+
+def uses(source: str) -> Iterator[str]:
+    """What of the world a source file reaches for, and every package it imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (f"import {item.name.partition('.')[0]}" for item in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield f"import {(node.module or '').partition('.')[0]}"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id == "open":
+                yield "open"
+        elif isinstance(node, ast.Attribute):
+            if node.attr in ("environ", "getenv", "system", "popen") and _is_os(node.value):
+                yield f"os.{node.attr}"
+            elif node.attr in ("read_text", "read_bytes", "write_text", "write_bytes"):
+                yield node.attr
+
+
+def _is_os(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "os"
+
+
+_WORLD = {
+    "import subprocess", "import time", "open", "os.environ", "os.getenv", "os.system", "os.popen",
+    "read_text", "read_bytes", "write_text", "write_bytes",
+}  # fmt: skip
+
+
+def _used_by_file() -> dict[str, set[str]]:
+    return {
+        path.relative_to(SRC).as_posix(): set(uses(path.read_text(encoding="utf-8")))
+        for path in sorted((SRC / "flatout").rglob("*.py"))
+    }
+
+
+def test_only_show_and_live_import_rich() -> None:
+    users = {name for name, used in _used_by_file().items() if "import rich" in used}
+    assert users <= RICH_USERS
+
+
+def test_only_system_touches_the_world() -> None:
+    found = {
+        f"{name}: {what}"
+        for name, used in _used_by_file().items()
+        if not name.startswith("flatout/system/")
+        for what in used & _WORLD
+    }
+    assert found - WORLD_EXCEPTIONS.keys() == set()
+    assert WORLD_EXCEPTIONS.keys() - found == set(), "an exception that is no longer needed"
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("from time import sleep", "import time"),
+        ("def f():\n    import subprocess", "import subprocess"),
+        ("with open('a') as file: pass", "open"),
+        ("import os\nos.environ['A'] = '1'", "os.environ"),
+        ("Path('a').read_text()", "read_text"),
+        ("from rich.console import Console", "import rich"),
+    ],
+)
+def test_uses_when_a_wall_is_broken(source: str, what: str) -> None:
+    assert what in set(uses(source))
