@@ -6,17 +6,28 @@ import msgspec
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
-    """os: linux, windows or macos; wsl: 1 or 2 under WSL, else None (no reason needed: not WSL)."""
+    """The operating system.
+
+    os: linux, windows or macos. release: of the kernel, or Windows' build.
+    wsl: 1 or 2 under WSL, else None. container: docker, podman, kubernetes ... inside one, else
+    None. Both are None for "is not", so they need no reason.
+    python: version of the Python that flatout runs on.
+    """
 
     os: str
     release: str | None = None
     distribution: str | None = None
     wsl: int | None = None
+    container: str | None = None
     python: str
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
-    """num_cores: physical; num_threads: logical, those this process may use; features: ISA flags."""
+    """num_cores: physical; num_threads: logical, those this process may use.
+
+    features: instruction sets that matter for training, as the kernel names them (`avx2`,
+    `avx512f`, `avx512_bf16`, `amx_tile`).
+    """
 
     name: str | None = None
     num_cores: int | None = None
@@ -27,19 +38,24 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """limit_bytes: what a container may use, None where nothing limits it."""
 
-    total_bytes: int
-    available_bytes: int
+    total_bytes: int | None = None
+    available_bytes: int | None = None
     limit_bytes: int | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as NVML or nvidia-smi tells; compute_capability like "8.6"."""
+    """One GPU as NVML or nvidia-smi tells; compute_capability like "8.6".
+
+    index counts in PCI bus order: the device `cuda:index` under CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    """
 
     index: int
-    name: str
+    name: str | None = None
     memory_bytes: int | None = None
     free_bytes: int | None = None
     compute_capability: str | None = None
+    pci_bus_id: str | None = None
+    uuid: str | None = None
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +67,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts at one moment. `unread` maps a fact's path (`driver`) to why it is None."""
+    """The facts at one moment.
+
+    driver: version of NVIDIA's driver. cuda: the newest CUDA this driver can run, like "13.0".
+    python: the interpreter whose frameworks were read.
+    unread: maps a fact's path (`driver`, `cpu.num_cores`, `gpus.0.free_bytes`) to why it is None.
+    """
 
     read_at: str
     host: Host
@@ -59,6 +80,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
+    cuda: str | None = None
     python: str
     frameworks: tuple[Framework, ...] = ()
     unread: dict[str, str] = {}
