@@ -6,7 +6,7 @@ all of it again. This file does not import torch: an experiment is described wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor | float]]
-    Metrics = Callable[[nn.Module, Any], dict[str, Tensor | tuple[Tensor, Tensor | float]]]
+    Metrics = Callable[[nn.Module, Any], Mapping[str, Tensor | tuple[Tensor, Tensor | float]]]
 
 
 @dataclass(frozen=True, kw_only=True)
