@@ -1,0 +1,223 @@
+"""The documents are true: what they show runs, what they name is there, what is there is named.
+
+    ```console   lines beginning with `$ ` are run; other lines must be in the output (`...` is any)
+    ```python    an experiment is trained for an epoch; anything else is run
+    ```sh        shown only
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from flatout.engine.experiment import Experiment
+from flatout.nouns.recipe import recipe_fields
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "LOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]  # fmt: skip
+RULE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
+BAD_NEWS = {"UsageError", "RunFailed", "FlatoutError", "Finding"}
+# A run of a documented command on two busy cores, start of torch included.
+COMMAND_LIMIT_S = 180
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block; text_before: what stands between it and the block before it."""
+
+    language: str
+    text: str
+    line: int
+    text_before: str
+
+
+def blocks_of(text: str) -> Iterator[Block]:
+    """The fenced blocks of a page, in order."""
+    end = 0
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        line = text.count("\n", 0, match.start()) + 1
+        yield Block(match[1], match[2], line, text[end : match.start()])
+        end = match.end()
+
+
+def headings_of(text: str) -> list[str]:
+    """The headings of a page, without those inside blocks."""
+    bare = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"^#+ (.+)$", bare, re.MULTILINE)
+
+
+def sections_of(text: str) -> dict[str, str]:
+    """Heading -> the text below it, up to the next heading of any level."""
+    parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+# What they show runs.
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    blocks = [
+        block
+        for block in blocks_of(page.read_text(encoding="utf-8"))
+        if block.language in ("console", "python")
+    ]
+    if not blocks:
+        return
+    if find_spec("torch") is None:
+        pytest.skip("needs torch: the blocks of this page train")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    for block in blocks:
+        place = f"{page.name}, line {block.line}"
+        if block.language == "console":
+            run_console(block.text, tmp_path, place)
+        else:
+            run_python(block, tmp_path, place)
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=name)
+def test_example_trains(example: Path, tmp_path: Path) -> None:
+    if find_spec("torch") is None:
+        pytest.skip("needs torch: examples train")
+    run(["flatout", "train", str(example), "--epochs", "1"], tmp_path, 0, example.name)
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert f"examples/{example.name}" in pages, "no page tells of it"
+
+
+def run_console(text: str, folder: Path, place: str) -> None:
+    """Runs the commands of a block; the lines below each must be in what it printed, in order."""
+    for chunk in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, *shown = chunk.splitlines()
+        command, _, remark = command.partition("  # ")
+        code = int(match[1]) if (match := re.search(r"exits with (\d+)", remark)) else 0
+        output = run(shlex.split(command), folder, code, place)
+        wanted = [line for line in shown if line.strip() not in ("", "...")]
+        pattern = ".*".join(re.escape(line.strip()).replace(r"\.\.\.", ".*") for line in wanted)
+        assert re.search(pattern, output, re.DOTALL), f"{place}: `{command}` printed\n{output}"
+
+
+def run_python(block: Block, folder: Path, place: str) -> None:
+    saved_as = re.search(r"[Ss]ave it as `([\w./]+)`", block.text_before)
+    file = folder / (saved_as[1] if saved_as else f"block_{block.line}.py")
+    file.write_text(block.text, encoding="utf-8")
+    if "def experiment(" in block.text:
+        run(["flatout", "train", str(file)], folder, 0, place)
+    else:
+        run(["python", str(file)], folder, 0, place)
+
+
+def run(argv: list[str], folder: Path, code: int, place: str) -> str:
+    """Runs `flatout ...` or `python ...` of this environment in a home of its own."""
+    starts = {"flatout": [sys.executable, "-m", "flatout"], "python": [sys.executable]}
+    assert argv[0] in starts, f"{place}: `{argv[0]}` cannot be run here; use a block of sh"
+    environment = {
+        **os.environ, "HOME": str(folder), "USERPROFILE": str(folder), "COLUMNS": "100",
+        "FLATOUT_STATE": str(folder / "state"), "PYTHONPATH": str(ROOT / "src"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [*starts[argv[0]], *argv[1:]],
+        cwd=folder, env=environment, timeout=COMMAND_LIMIT_S, check=False,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, encoding="utf-8",
+    )  # fmt: skip
+    said = f"{place}: `{shlex.join(argv)}` ended with {done.returncode}, not {code}"
+    assert done.returncode == code, f"{said}\n{done.stdout}"
+    return done.stdout
+
+
+# What they name is there.
+
+
+def slug(heading: str) -> str:
+    """The anchor that readers of Markdown give a heading."""
+    plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_of_a_page_resolve(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        is_there = file.exists()
+        if is_there and anchor:
+            known = [slug(heading) for heading in headings_of(file.read_text(encoding="utf-8"))]
+            is_there = anchor in known
+        if not is_there:
+            broken.append(target)
+    assert not broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_named_in_a_page_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"\b((?:docs|src|scripts|tests|benchmarks|examples)/[\w./-]*\w)", text)
+    missing = {path for path in named if not (ROOT / path).exists()}
+    # architecture.md names files below src/flatout without that beginning.
+    assert not {path for path in missing if not (ROOT / "src" / "flatout" / path).exists()}
+
+
+# What is there is named.
+
+
+def test_recipe_page_has_every_field_and_no_other() -> None:
+    headings = headings_of((ROOT / "docs" / "recipe.md").read_text(encoding="utf-8"))
+    told = {heading.strip("`") for heading in headings if heading.startswith("`")}
+    assert told == set(recipe_fields())
+
+
+def test_experiments_page_has_every_field_and_no_other() -> None:
+    table = sections_of((ROOT / "docs" / "experiments.md").read_text(encoding="utf-8"))["Fields"]
+    told = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    assert told == {field.name for field in fields(Experiment)}
+
+
+def rules_in(source: str) -> Iterator[str]:
+    """Rule ids that a source file gives to bad news: the first argument, or `rule=`."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else None
+        called = node.func.id if isinstance(node.func, ast.Name) else called
+        if called not in BAD_NEWS:
+            continue
+        given = [*node.args[:1], *(item.value for item in node.keywords if item.arg == "rule")]
+        for part in (part for item in given for part in ast.walk(item)):
+            if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                yield part.value
+
+
+def test_errors_page_has_every_rule_and_no_other() -> None:
+    rules = {
+        rule
+        for path in (ROOT / "src" / "flatout").rglob("*.py")
+        for rule in rules_in(path.read_text(encoding="utf-8"))
+    }
+    assert {rule for rule in rules if not RULE.fullmatch(rule)} == set(), "not in kebab case"
+    headings = headings_of((ROOT / "docs" / "errors.md").read_text(encoding="utf-8"))
+    told = {heading for heading in headings if RULE.fullmatch(heading)}
+    assert {"missing": rules - told, "of nothing": told - rules} == {
+        "missing": set(), "of nothing": set(),
+    }  # fmt: skip
