@@ -1,4 +1,4 @@
-"""What crosses the process border: which experiment, with which values, and what the person fixed."""
+"""What crosses the process border: which experiment, with what values, what the person fixed."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ Severity = Literal["error", "warning", "note"]
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """One way out. `safe` may be applied unasked, `ask` changes something, `manual` is for hands."""
+    """A way out. `safe` may be applied unasked, `ask` changes something, `manual` is for hands."""
 
     text: str
     kind: Literal["safe", "ask", "manual"] = "manual"

@@ -20,7 +20,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.
     step: int
 
 
-class Started(Line):
+class Started(Line, frozen=True, kw_only=True):
     """A worker has taken up the run, from step 0 or from a checkpoint.
 
     versions: what must be equal for a bit-exact repetition (libraries, processor, device).
@@ -35,19 +35,19 @@ class Started(Line):
     versions: dict[str, str] = {}
 
 
-class RecipeSet(Line):
+class RecipeSet(Line, frozen=True, kw_only=True):
     """From the step after this one on, this recipe holds. Synced before that step begins."""
 
     recipe: Recipe
 
 
-class Extended(Line):
+class Extended(Line, frozen=True, kw_only=True):
     """From here on the run is to go on until that many epochs in all."""
 
     epochs: int
 
 
-class Fetched(Line):
+class Fetched(Line, frozen=True, kw_only=True):
     """A download of a data set has come this far."""
 
     name: str
@@ -55,13 +55,13 @@ class Fetched(Line):
     total_bytes: int
 
 
-class Warned(Line):
+class Warned(Line, frozen=True, kw_only=True):
     """Something worth knowing; training goes on."""
 
     finding: Finding
 
 
-class Checkpointed(Line):
+class Checkpointed(Line, frozen=True, kw_only=True):
     """A checkpoint is on the disk: how long training stood still, and how long writing took."""
 
     stall_s: float
@@ -69,20 +69,20 @@ class Checkpointed(Line):
     size_bytes: int
 
 
-class Stopped(Line):
+class Stopped(Line, frozen=True, kw_only=True):
     """The run ended early, in good order: on request, or by early stopping's rule."""
 
     reason: str
     finding: Finding | None = None
 
 
-class Failed(Line):
+class Failed(Line, frozen=True, kw_only=True):
     """The run could not go on."""
 
     finding: Finding
 
 
-class Finished(Line):
+class Finished(Line, frozen=True, kw_only=True):
     """The run reached its end. split_s: where the time of all of its sessions went."""
 
     train_s: float
@@ -92,10 +92,12 @@ class Finished(Line):
     checkpoint_share: float | None = None
 
 
-Event = Started | RecipeSet | Extended | Fetched | Warned | Checkpointed | Stopped | Failed | Finished
+Event = (
+    Started | RecipeSet | Extended | Fetched | Warned | Checkpointed | Stopped | Failed | Finished
+)
 
 
-class Progress(Line):
+class Progress(Line, frozen=True, kw_only=True):
     """Training since the last such line: loss is the mean over its samples.
 
     split_s: seconds since the run's beginning in data, copy, forward, backward, optimizer,
@@ -110,14 +112,14 @@ class Progress(Line):
     split_s: dict[str, float]
 
 
-class EpochEnded(Line):
+class EpochEnded(Line, frozen=True, kw_only=True):
     """An epoch's mean training loss over its samples."""
 
     epoch: int
     loss: float
 
 
-class Validated(Line):
+class Validated(Line, frozen=True, kw_only=True):
     """Metrics over the whole validation data; is_best by the experiment's own criterion."""
 
     epoch: int

@@ -1,0 +1,36 @@
+"""Main memory: all of it, what is free, what a container may use."""
+
+from __future__ import annotations
+
+import re
+
+from flatout.nouns.machine import Memory
+from flatout.probes.cgroup import memory_limit_bytes
+from flatout.system.system import System, Unread
+
+
+def probe_memory(system: System) -> tuple[Memory, dict[str, str]]:
+    """Main memory, and why what is None is None."""
+    if system.platform != "linux":
+        calls = system.calls()
+        memory = Memory(total_bytes=calls.total_bytes, available_bytes=calls.available_bytes)
+        reason = f"{system.platform} did not tell it"
+    else:
+        text = system.read("/proc/meminfo")
+        known = {} if isinstance(text, Unread) else parse_meminfo(text)
+        reason = text.reason if isinstance(text, Unread) else "/proc/meminfo does not tell it"
+        total_bytes = known.get("MemTotal")
+        memory = Memory(
+            total_bytes=total_bytes,
+            # WSL 1 and kernels before 3.14 have no MemAvailable; MemFree is less, never more.
+            available_bytes=known.get("MemAvailable", known.get("MemFree")),
+            limit_bytes=memory_limit_bytes(system, total_bytes),
+        )
+    fields = ("total_bytes", "available_bytes")
+    return memory, {f"memory.{name}": reason for name in fields if getattr(memory, name) is None}
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Bytes by name from the text of /proc/meminfo."""
+    rows = re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
+    return {name: int(number) * 1024 for name, number in rows}

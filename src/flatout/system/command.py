@@ -1,0 +1,88 @@
+"""Running a program that may be missing, fail, hang, or leave children behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+# A killed process that is stuck in the kernel (a driver that hangs) is not waited for any longer.
+_GRACE_S = 0.5
+
+
+class Completed(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program ended.
+
+    exit_code: below zero for a signal, None if it did not run to its end.
+    reason: why it did not.
+    """
+
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int | None = None
+    reason: str | None = None
+
+
+def run(argv: Sequence[str], timeout_s: float) -> Completed:
+    """Runs a program to its end, without input.
+
+    Args:
+        argv: the program and its arguments.
+        timeout_s: when this time is up, the program and all it started are killed.
+    """
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            creationflags=subprocess.CREATE_NO_WINDOW if sys.platform == "win32" else 0,
+        )
+    except (OSError, ValueError) as error:
+        told = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return Completed(reason=f"{argv[0]}: {told}")
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as late:
+        _kill_tree(process)
+        return Completed(
+            stdout=_text(late.stdout),
+            stderr=_text(late.stderr),
+            reason=f"{argv[0]}: no answer within {timeout_s:g} s",
+        )
+    except BaseException:
+        _kill_tree(process)
+        raise
+    return Completed(stdout=_text(stdout), stderr=_text(stderr), exit_code=process.returncode)
+
+
+def _text(output: bytes | None) -> str:
+    return (output or b"").decode(errors="replace").replace("\r\n", "\n")
+
+
+def _kill_tree(process: subprocess.Popen[bytes]) -> None:
+    if sys.platform == "win32":
+        import psutil
+
+        try:
+            for descendant in psutil.Process(process.pid).children(recursive=True):
+                descendant.kill()
+        except psutil.Error:
+            pass  # It ended by itself in the meantime.
+        process.kill()
+    else:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # macOS says PermissionError when only zombies are left.
+    try:
+        process.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()

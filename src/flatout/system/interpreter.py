@@ -1,0 +1,64 @@
+"""Reads which packages an interpreter holds, by their metadata, without importing one of them.
+
+flatout's own interpreter is read in this process. Another one runs this file's text (`source`) with
+`-c`: so nothing here may need flatout, a package, or a Python newer than 3.8.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+# Small files that tell what a framework was built for, below the folder it is installed in.
+_BUILD_FILES = {
+    "torch": "torch/version.py",
+    "tensorflow": "tensorflow/python/platform/build_info.py",
+    "paddlepaddle": "paddle/version/__init__.py",
+    "paddlepaddle-gpu": "paddle/version/__init__.py",
+}
+
+
+def report(names: Sequence[str]) -> str:
+    """JSON: the interpreter's version, and for each package found its version and build facts.
+
+    requires: the CUDA and NVIDIA packages it needs; build_text: the file that tells its build.
+    """
+    import json
+    from importlib import metadata
+
+    packages = {}
+    for name in names:
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        needed = [line for line in found.requires or () if line.startswith(("nvidia", "cuda"))]
+        packages[name] = {
+            "version": found.version,
+            "requires": needed,
+            "build_text": _build_text(found, name),
+        }
+    return json.dumps({"python": ".".join(map(str, sys.version_info[:3])), "packages": packages})
+
+
+def _build_text(found: object, name: str) -> str:
+    if name not in _BUILD_FILES:
+        return ""
+    path = str(found.locate_file(_BUILD_FILES[name]))  # type: ignore[attr-defined]
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(20_000)
+    except OSError:
+        return ""
+
+
+def source() -> str:
+    """The text of this file."""
+    with open(__file__, encoding="utf-8") as file:
+        return file.read()
+
+
+if __name__ == "__main__":
+    # `-c` puts the working folder first: a json.py lying there must not be taken for the real one.
+    sys.path[:1] = [folder for folder in sys.path[:1] if folder]
+    print(report(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""Asks NVML about the GPUs and prints JSON: `python -P -m flatout.system.nvml`.
+
+In a process of its own, because NVML can crash or hang under WSL. A field that one card does not
+tell is left out, with its reason under `unread`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+Ask = Callable[[str, Callable[[], Any]], Any]
+
+# Under WSL the real library lies here; a Linux driver that was installed by mistake hides it.
+_WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
+
+
+def read_gpus() -> dict[str, Any]:
+    """driver, cuda, gpus (a dict each) and unread; `error` instead where NVML does not start."""
+    try:
+        import pynvml
+    except ImportError as error:
+        return {"error": f"nvidia-ml-py is not installed: {error}"}
+    if os.path.exists(_WSL_LIBRARY):
+        # Loaded first, it is the one that is found by its name afterwards.
+        ctypes.CDLL(_WSL_LIBRARY)
+    unread: dict[str, str] = {}
+
+    def ask(path: str, question: Callable[[], Any]) -> Any:
+        try:
+            answer = question()
+        except (pynvml.NVMLError, UnicodeDecodeError, AttributeError) as error:
+            unread[path] = f"NVML: {error}"
+            return None
+        return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return {"error": f"NVML: {error}"}
+    num_gpus = ask("gpus", pynvml.nvmlDeviceGetCount) or 0
+    version = ask("cuda", pynvml.nvmlSystemGetCudaDriverVersion_v2)
+    return {
+        "driver": ask("driver", pynvml.nvmlSystemGetDriverVersion),
+        "cuda": f"{version // 1000}.{version % 1000 // 10}" if version else None,
+        "gpus": [_read_gpu(pynvml, index, ask) for index in range(num_gpus)],
+        "unread": unread,
+    }
+
+
+def _read_gpu(nvml: Any, index: int, ask: Ask) -> dict[str, Any]:
+    place = f"gpus.{index}"
+    handle = ask(f"{place}.name", lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+    if handle is None:
+        return {}
+    memory = ask(f"{place}.memory_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+    pci = ask(f"{place}.pci_bus_id", lambda: nvml.nvmlDeviceGetPciInfo(handle).busId)
+    capability = ask(
+        f"{place}.compute_capability", lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    )
+    return {
+        "name": ask(f"{place}.name", lambda: nvml.nvmlDeviceGetName(handle)),
+        "memory_bytes": memory and int(memory.total),
+        "free_bytes": memory and int(memory.free),
+        "compute_capability": capability and "{}.{}".format(*capability),
+        "pci_bus_id": pci,
+        "uuid": ask(f"{place}.uuid", lambda: nvml.nvmlDeviceGetUUID(handle)),
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(read_gpus()))

@@ -1,0 +1,255 @@
+"""The one object through which flatout looks at the machine: local, or replayed from a recording.
+
+What cannot be read or run is a value with its reason, never an exception: a probe goes on without.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from flatout.system import clock, command, interpreter
+
+Completed = command.Completed
+
+# A cold interpreter on a Windows drive seen from WSL takes seconds.
+_PACKAGES_TIMEOUT_S = 10.0
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """Something that could not be read, and why."""
+
+    reason: str
+
+
+class Calls(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known through calls rather than files; None where a file tells it better.
+
+    num_threads: logical processors this process may run on (its affinity).
+    release: kernel release or Windows build; display_version: Windows' "24H2".
+    """
+
+    python_version: str
+    num_threads: int
+    num_cores: int | None = None
+    cpu_name: str | None = None
+    total_bytes: int | None = None
+    available_bytes: int | None = None
+    release: str | None = None
+    display_version: str | None = None
+
+
+class System(Protocol):
+    """A machine as probes see it. platform: sys.platform; python: the interpreter of flatout."""
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def python(self) -> str: ...
+
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+
+    def run(self, argv: Sequence[str], timeout_s: float) -> Completed:
+        """Runs a program to its end; a missing one or one that hangs is told in `reason`."""
+        ...
+
+    def read(self, path: str) -> str | Unread:
+        """A file as text; bytes that are not UTF-8 are replaced."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or folder."""
+        ...
+
+    def list_folder(self, path: str) -> tuple[str, ...]:
+        """Names in a folder, sorted; none where it cannot be listed."""
+        ...
+
+    def calls(self) -> Calls:
+        """What the operating system tells through calls."""
+        ...
+
+    def packages(self, python: str, names: Sequence[str]) -> str | Unread:
+        """What `interpreter` reports about the packages of an interpreter, as JSON."""
+        ...
+
+    def now(self) -> str:
+        """The time of day in UTC."""
+        ...
+
+
+class LocalSystem:
+    """This machine."""
+
+    platform = sys.platform
+    python = sys.executable
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The environment variables of this process."""
+        return os.environ
+
+    def run(self, argv: Sequence[str], timeout_s: float) -> Completed:
+        """Runs a program; with it die, when its time is up, all processes it started."""
+        return command.run(argv, timeout_s)
+
+    def read(self, path: str) -> str | Unread:
+        """A file as text."""
+        try:
+            return Path(path).read_bytes().decode(errors="replace")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            return Unread(f"{path}: {reason or error}")
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or folder; one that may not be looked at is not there."""
+        return os.path.exists(path)
+
+    def list_folder(self, path: str) -> tuple[str, ...]:
+        """Names in a folder, sorted."""
+        try:
+            return tuple(sorted(os.listdir(path)))
+        except OSError:
+            return ()
+
+    def calls(self) -> Calls:
+        """What the operating system tells through calls."""
+        version = platform.python_version()
+        if sys.platform == "linux":
+            return Calls(python_version=version, num_threads=len(os.sched_getaffinity(0)))
+        return _calls_by_psutil(version)
+
+    def packages(self, python: str, names: Sequence[str]) -> str | Unread:
+        """Asks the interpreter; flatout's own is read in this process, without a child."""
+        if python == self.python:
+            return interpreter.report(names)
+        # Not isolated (-I): what the person's own site and PYTHONPATH add, a training sees too.
+        done = command.run([python, "-c", interpreter.source(), *names], _PACKAGES_TIMEOUT_S)
+        if done.exit_code == 0:
+            return done.stdout
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.exit_code}"]
+        return Unread(done.reason or f"{python}: {last[0]}")
+
+    def now(self) -> str:
+        """The time of day in UTC."""
+        return clock.now_text()
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine as data: what each command and file gave. Commands are keyed by their argv.
+
+    files: a null content is a file that exists and cannot be read.
+    packages: what `interpreter` reports, by interpreter.
+    """
+
+    platform: str
+    calls: Calls
+    python: str = "/venv/bin/python"
+    environment: dict[str, str] = {}
+    files: dict[str, str | None] = {}
+    commands: tuple[tuple[tuple[str, ...], Completed], ...] = ()
+    packages: dict[str, Any] = {}
+    read_at: str = "2026-11-21T03:36:28Z"
+
+
+class RecordedSystem:
+    """A machine replayed from a recording; what was not recorded is not there.
+
+    Args:
+        recording: what the machine gave.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._commands = dict(recording.commands)
+        self.platform = recording.platform
+        self.python = recording.python
+        self.environment: Mapping[str, str] = recording.environment
+
+    def run(self, argv: Sequence[str], timeout_s: float) -> Completed:
+        """What the command gave when it was recorded."""
+        return self._commands.get(tuple(argv)) or Completed(reason=f"{argv[0]}: not found")
+
+    def read(self, path: str) -> str | Unread:
+        """What the file held."""
+        text = self._recording.files.get(path)
+        if text is not None:
+            return text
+        is_there = path in self._recording.files
+        return Unread(f"{path}: {'Permission denied' if is_there else 'No such file or directory'}")
+
+    def exists(self, path: str) -> bool:
+        """Whether the file was there, or one below it."""
+        return any(name == path or name.startswith(f"{path}/") for name in self._recording.files)
+
+    def list_folder(self, path: str) -> tuple[str, ...]:
+        """Names of the recorded files and folders in a folder."""
+        below = (
+            name.removeprefix(f"{path}/")
+            for name in self._recording.files
+            if name.startswith(f"{path}/")
+        )
+        return tuple(sorted({name.partition("/")[0] for name in below}))
+
+    def calls(self) -> Calls:
+        """What the calls gave."""
+        return self._recording.calls
+
+    def packages(self, python: str, names: Sequence[str]) -> str | Unread:
+        """What the interpreter held."""
+        held = self._recording.packages.get(python)
+        if held is None:
+            return Unread(f"{python}: No such file or directory")
+        return msgspec.json.encode(held).decode()
+
+    def now(self) -> str:
+        """When it was recorded."""
+        return self._recording.read_at
+
+
+def _calls_by_psutil(python_version: str) -> Calls:
+    # psutil costs 15 ms to import and Linux has files for all of it.
+    import psutil
+
+    memory = psutil.virtual_memory()
+    num_threads = os.cpu_count() or 1
+    release, name, display_version = platform.release(), platform.processor() or None, None
+    if sys.platform == "win32":
+        num_threads = len(psutil.Process().cpu_affinity())
+        # platform.version() asks WMI from Python 3.13 on, which takes seconds.
+        version = sys.getwindowsversion()
+        release = f"{version.major}.{version.minor}.{version.build}"
+        name = _registry_value(r"HARDWARE\DESCRIPTION\System\CentralProcessor\0",
+                               "ProcessorNameString") or name
+        display_version = _registry_value(r"SOFTWARE\Microsoft\Windows NT\CurrentVersion",
+                                          "DisplayVersion")
+    return Calls(
+        python_version=python_version,
+        num_threads=num_threads,
+        num_cores=psutil.cpu_count(logical=False),
+        cpu_name=name,
+        total_bytes=memory.total,
+        available_bytes=memory.available,
+        release=release,
+        display_version=display_version,
+    )
+
+
+def _registry_value(key: str, name: str) -> str | None:
+    if sys.platform != "win32":
+        return None
+    import winreg
+
+    try:
+        with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, key) as handle:
+            return str(winreg.QueryValueEx(handle, name)[0]).strip()
+    except OSError:
+        return None
