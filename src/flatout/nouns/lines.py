@@ -23,14 +23,18 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.
 class Started(Line, frozen=True, kw_only=True):
     """A worker has taken up the run, from step 0 or from a checkpoint.
 
+    num_steps, num_epochs, steps_per_epoch, num_samples: None where the data does not tell.
+    unit: what a sample is, for rates.
     versions: what must be equal for a bit-exact repetition (libraries, processor, device).
     """
 
     pid: int
-    num_steps: int
+    num_steps: int | None
+    num_epochs: int | None
     steps_per_epoch: int | None
     num_parameters: int
     num_samples: int | None
+    unit: str = "samples"
     resumed: bool = False
     versions: dict[str, str] = {}
 
@@ -62,10 +66,13 @@ class Warned(Line, frozen=True, kw_only=True):
 
 
 class Checkpointed(Line, frozen=True, kw_only=True):
-    """A checkpoint is on the disk: how long training stood still, and how long writing took."""
+    """A checkpoint is on the disk: how long training stood still for its copy, how long writing
+    took beside the training, and how much time the training lost by it.
+    """
 
     stall_s: float
     write_s: float
+    slowdown_s: float
     size_bytes: int
 
 
@@ -113,17 +120,20 @@ class Progress(Line, frozen=True, kw_only=True):
 
 
 class EpochEnded(Line, frozen=True, kw_only=True):
-    """An epoch's mean training loss over its samples."""
+    """An epoch's mean training loss over its samples; None if it is not a finite number."""
 
     epoch: int
-    loss: float
+    loss: float | None
 
 
 class Validated(Line, frozen=True, kw_only=True):
-    """Metrics over the whole validation data; is_best by the experiment's own criterion."""
+    """Metrics over the whole validation data; is_best by the experiment's own criterion.
+
+    A metric that is not a finite number is None: JSON knows neither NaN nor infinity.
+    """
 
     epoch: int
-    metrics: dict[str, float]
+    metrics: dict[str, float | None]
     is_best: bool
 
 

@@ -68,14 +68,14 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: Choice[int | None]
 
 
-# Smallest value that makes sense, for the fields that are numbers.
-_LEAST: dict[str, float] = {
-    "loader_workers": 0,
-    "loader_prefetch": 1,
-    "micro_batch_size": 1,
-    "clip_norm": 0.0,
-    "num_threads": 1,
-    "checkpoint_every": 1,
+# Smallest and largest value that make sense, for the fields that are numbers.
+_RANGES: dict[str, tuple[float, float]] = {
+    "loader_workers": (0, 1024),
+    "loader_prefetch": (1, 1024),
+    "micro_batch_size": (1, 2**31),
+    "clip_norm": (0.0, 1e30),
+    "num_threads": (1, 1024),
+    "checkpoint_every": (1, 2**53),
 }
 
 
@@ -90,31 +90,35 @@ def parse_field(name: str, text: str) -> Any:
     Raises:
         UsageError: unknown-recipe-field, bad-recipe-value.
     """
-    kinds = recipe_fields()
-    if name not in kinds:
-        raise UsageError(
-            "unknown-recipe-field",
-            f"a recipe has no field `{name}`.",
-            fix=nearest(name, kinds),
-        )
-    return check_field(name, None if text.lower() == "none" else text)
+    return check_field(name, None if text.strip().lower() == "none" else text.strip())
 
 
 def check_field(name: str, value: Any) -> Any:
-    """A recipe field's value, converted from text where it is text, else refused with the reason."""
-    kind = recipe_fields()[name]
+    """A recipe field's value, converted where it is text, else refused with the reason.
+
+    Raises:
+        UsageError: unknown-recipe-field, bad-recipe-value.
+    """
+    kinds = recipe_fields()
+    if name not in kinds:
+        raise UsageError(
+            "unknown-recipe-field", f"a recipe has no field `{name}`.", fix=nearest(name, kinds)
+        )
     try:
-        checked = msgspec.convert(value, kind, strict=False)
+        checked = msgspec.convert(value, kinds[name], strict=False)
     except msgspec.ValidationError as error:
         raise _bad_value(name, value, str(error)) from error
-    if checked is not None and not isinstance(checked, bool) and checked < _LEAST.get(name, checked):
-        raise _bad_value(name, value, f"the smallest value is {_LEAST[name]:g}")
+    if name in _RANGES and checked is not None:
+        least, most = _RANGES[name]
+        # Written so that NaN, which compares with nothing, is refused too.
+        if not least <= checked <= most:
+            raise _bad_value(name, value, f"it must lie between {least:g} and {most:g}")
     if name == "device" and not _DEVICE.fullmatch(checked):
         raise _bad_value(name, value, "a device is cpu, cuda or cuda:N")
     return checked
 
 
-_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,4})?")
 
 
 def _bad_value(name: str, value: Any, reason: str) -> UsageError:

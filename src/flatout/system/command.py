@@ -13,6 +13,11 @@ import msgspec
 # A killed process that is stuck in the kernel (a driver that hangs) is not waited for any longer.
 _GRACE_S = 0.5
 
+if sys.platform == "win32":
+    _CREATION_FLAGS = subprocess.CREATE_NO_WINDOW
+else:
+    _CREATION_FLAGS = 0
+
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
     """How a program ended.
@@ -41,7 +46,7 @@ def run(argv: Sequence[str], timeout_s: float) -> Completed:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            creationflags=subprocess.CREATE_NO_WINDOW if sys.platform == "win32" else 0,
+            creationflags=_CREATION_FLAGS,
         )
     except (OSError, ValueError) as error:
         told = (error.strerror if isinstance(error, OSError) else None) or str(error)

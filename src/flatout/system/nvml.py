@@ -22,7 +22,7 @@ _WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 def read_gpus() -> dict[str, Any]:
     """driver, cuda, gpus (a dict each) and unread; `error` instead where NVML does not start."""
     try:
-        import pynvml
+        import pynvml  # type: ignore[import-untyped]
     except ImportError as error:
         return {"error": f"nvidia-ml-py is not installed: {error}"}
     if os.path.exists(_WSL_LIBRARY):

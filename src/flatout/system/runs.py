@@ -11,16 +11,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from flatout.errors import UsageError, nearest
-from flatout.nouns.lines import Event, Failed, Finished, Metric, RecipeSet, Started, Stopped
-from flatout.nouns.lines import Validated, Warned
+from flatout.nouns.lines import (
+    Event,
+    Failed,
+    Finished,
+    Metric,
+    RecipeSet,
+    Started,
+    Stopped,
+    Validated,
+    Warned,
+)
 from flatout.nouns.run import Run, RunHeader, Status
 from flatout.system import store
 from flatout.system.folders import runs_folder
@@ -61,31 +73,44 @@ class RunFolder:
 
 
 def create_run(header: RunHeader, parent: Path | None = None) -> RunFolder:
-    """Makes the folder of a new run; its id must be free."""
+    """Makes the folder of a new run; its id must be free.
+
+    Raises:
+        UsageError: run-exists.
+    """
     path = (parent or runs_folder()) / header.id
+    taken = UsageError(
+        "run-exists",
+        f"there is a run named `{header.id}` already.",
+        fix=f"choose another --name, or go on with it: flatout train --resume {header.id}",
+    )
     with store.mapped_os_errors(path):
+        if path.exists():
+            raise taken
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Made under a hidden name: a folder that is called by an id holds its header, always.
+        new = _hidden_path(path)
+        new.mkdir()
         try:
-            path.mkdir()
-        except FileExistsError as error:
-            raise UsageError(
-                "run-exists",
-                f"there is a run named `{header.id}` already.",
-                fix=f"choose another --name, or go on with it: flatout train --resume {header.id}",
-            ) from error
-    folder = RunFolder(path)
-    store.write_json(folder.header, header)
-    return folder
+            store.write_json(RunFolder(new).header, header)
+            store.move_into_place(new, path)
+        except BaseException as error:
+            shutil.rmtree(new, ignore_errors=True)
+            # Somebody else was quicker by a moment.
+            if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                raise taken from error
+            raise
+    return RunFolder(path)
 
 
 def free_id(name: str, parent: Path | None = None) -> str:
     """The next free id for an experiment of that name: digits-0001, digits-0002 ..."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
-    taken = [
-        int(path.name[len(stem) + 1 :])
-        for path in run_paths(parent)
-        if path.name.startswith(f"{stem}-") and path.name[len(stem) + 1 :].isdigit()
-    ]
+    folder = parent or runs_folder()
+    with store.mapped_os_errors(folder):
+        names = os.listdir(folder) if folder.is_dir() else []
+    numbers = [name.removeprefix(f"{stem}-") for name in names if name.startswith(f"{stem}-")]
+    taken = [int(number) for number in numbers if re.fullmatch("[0-9]{1,9}", number)]
     return f"{stem}-{max(taken, default=0) + 1:04d}"
 
 
@@ -104,10 +129,14 @@ def check_id(name: str) -> str:
 def run_paths(parent: Path | None = None) -> list[Path]:
     """Folders of all runs, oldest first."""
     folder = parent or runs_folder()
-    if not folder.is_dir():
-        return []
-    found = [path for path in folder.iterdir() if (path / "run.json").is_file()]
-    return sorted(found, key=lambda path: (path / "run.json").stat().st_mtime_ns)
+    found = []
+    with store.mapped_os_errors(folder):
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if not path.name.startswith("."):
+                # A run may be removed by somebody else while we look.
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    found.append(((path / "run.json").stat().st_mtime_ns, path))
+    return [path for _, path in sorted(found)]
 
 
 def find_run(text: str, parent: Path | None = None) -> RunFolder:
@@ -116,7 +145,7 @@ def find_run(text: str, parent: Path | None = None) -> RunFolder:
     Raises:
         UsageError: unknown-run.
     """
-    if (Path(text) / "run.json").is_file():
+    if os.path.isfile(os.path.join(text, "run.json")):
         return RunFolder(Path(text).absolute())
     paths = run_paths(parent)
     if text == "last" and paths:
@@ -138,12 +167,13 @@ def read_run(folder: RunFolder) -> Run:
     events = store.read_lines(folder.events, Event)
     metrics = store.read_lines(folder.metrics, Metric)
     steps = folder.checkpoint_steps()
+    recipe_set = _last(events, RecipeSet)
     return Run(
         folder=str(folder.path),
         header=store.read_json(folder.header, RunHeader),
         status=_status(folder, events),
         step=max((line.step for line in [*events, *metrics]), default=0),
-        recipe=_last(events, RecipeSet).recipe if _last(events, RecipeSet) else None,
+        recipe=recipe_set.recipe if recipe_set else None,
         started=_last(events, Started),
         finished=_last(events, Finished),
         validations=tuple(line for line in metrics if isinstance(line, Validated)),
@@ -164,15 +194,28 @@ def remove_run(folder: RunFolder) -> None:
             f"the run {folder.path.name} is being trained.",
             fix=f"stop it first: flatout runs stop {folder.path.name}",
         )
-    # Windows cannot delete a file that is open; the header goes first, so that a removal that
-    # was cut short does not leave something that looks like a run.
-    lock.release()
-    with store.mapped_os_errors(folder.path):
-        os.unlink(folder.header)
-        shutil.rmtree(folder.path)
+    # Windows cannot rename a folder in which a file is open, not even the lock.
+    if sys.platform == "win32":
+        lock.release()
+    removed = _hidden_path(folder.path)
+    try:
+        with store.mapped_os_errors(folder.path):
+            # In one step, so that a removal that was cut short leaves nothing like a run.
+            folder.path.rename(removed)
+            shutil.rmtree(removed)
+    finally:
+        lock.release()
 
 
-def _last(lines: Iterable[object], kind: type) -> Any:
+def _hidden_path(path: Path) -> Path:
+    """A name beside a run's folder for one that is not yet or no longer a run."""
+    hidden = path.with_name(f".{path.name}-{os.getpid()}")
+    if hidden.exists():
+        shutil.rmtree(hidden)
+    return hidden
+
+
+def _last(lines: Iterable[object], kind: type | tuple[type, ...]) -> Any:
     return next((line for line in reversed(list(lines)) if isinstance(line, kind)), None)
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -25,16 +25,25 @@ T = TypeVar("T")
 _RENAME_TRIES = 20
 _RENAME_PAUSE_S = 0.05
 
+# Somebody who asks whether a lock is taken holds it for a moment: a refusal is tried again.
+_LOCK_TRIES = 4
+_LOCK_PAUSE_S = 0.02
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all; when this returns it is on the disk."""
     part = part_path(path)
     with mapped_os_errors(path):
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        move_into_place(part, path)
+        try:
+            with open(part, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            move_into_place(part, path)
+        except OSError:
+            # On a full disk the half of a file takes the room that others need.
+            part.unlink(missing_ok=True)
+            raise
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -105,10 +114,23 @@ class Lines:
 
     def append(self, line: Any, *, is_synced: bool = False) -> None:
         """Adds a line in one write; with is_synced it is on the disk when this returns."""
+        content = self._encoder.encode(line) + b"\n"
         with mapped_os_errors(self._path):
-            self._file.write(self._encoder.encode(line) + b"\n")
+            num_written = 0
+            try:
+                while num_written < len(content):
+                    num_written += self._file.write(content[num_written:])
+            except OSError:
+                # A full disk may take part of a line; the next one must not be glued to it.
+                if num_written:
+                    self._file.truncate(os.fstat(self._file.fileno()).st_size - num_written)
+                raise
             if is_synced:
                 os.fsync(self._file.fileno())
+
+    def size_bytes(self) -> int:
+        """How long the file is now."""
+        return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
         """Syncs and closes the file."""
@@ -137,45 +159,49 @@ def read_lines(path: Path, kind: Any) -> list[Any]:
 def read_lines_from(path: Path, offset: int, kind: Any) -> tuple[list[Any], int]:
     """The whole lines from a byte offset on, and the offset behind the last of them.
 
-    A file that has become shorter than the offset (cut back on resume) is read from its beginning.
+    A file in which the offset is no longer behind a line (it was cut back on resume, and may have
+    grown again) is read from its beginning.
     """
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(offset if offset <= size else 0)
-            start = file.tell()
-            content = file.read()
-    except FileNotFoundError:
-        return [], 0
+    with mapped_os_errors(path):
+        try:
+            with open(path, "rb") as file:
+                start = offset if _is_line_end(file, offset) else 0
+                file.seek(start)
+                content = file.read()
+        except FileNotFoundError:
+            return [], 0
     whole = content[: content.rfind(b"\n") + 1]
     decoder = msgspec.json.Decoder(kind)
-    lines = []
-    for line in whole.splitlines():
-        try:
-            lines.append(decoder.decode(line))
-        except msgspec.DecodeError as error:
-            raise RunFailed(
-                "damaged-file",
-                f"{path} has a line that cannot be read.",
-                because=f"{error}: {line[:80]!r}",
-                fix="delete that line; the others are whole",
-            ) from error
-    return lines, start + len(whole)
+    return [_decode(decoder, line, path) for line in whole.splitlines()], start + len(whole)
 
 
-def cut_lines(path: Path, kind: Any, *, last_step: int) -> None:
-    """Cuts a JSONL file behind its last line of `last_step` or before (steps do not decrease)."""
+def _is_line_end(file: BinaryIO, offset: int) -> bool:
+    if offset == 0:
+        return True
+    file.seek(offset - 1)
+    return file.read(1) == b"\n"
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], line: bytes, path: Path) -> Any:
+    try:
+        return decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RunFailed(
+            "damaged-file",
+            f"{path} has a line that cannot be read.",
+            because=f"{error}: {line[:80]!r}",
+            fix="delete that line; the others are whole",
+        ) from error
+
+
+def cut_back(path: Path, size_bytes: int) -> None:
+    """Cuts a file back to a size it once had; a shorter one (after a power cut) stays as it is."""
     if not path.exists():
         return
-    decoder = msgspec.json.Decoder(kind)
     with mapped_os_errors(path), open(path, "r+b") as file:
-        end = 0
-        for line in file.read().splitlines(keepends=True):
-            if not line.endswith(b"\n") or decoder.decode(line).step > last_step:
-                break
-            end += len(line)
-        file.truncate(end)
-        os.fsync(file.fileno())
+        if file.seek(0, os.SEEK_END) > size_bytes:
+            file.truncate(size_bytes)
+            os.fsync(file.fileno())
 
 
 class Lock:
@@ -190,26 +216,33 @@ class Lock:
         self._descriptor: int | None = None
 
     def is_taken(self) -> bool:
-        """Whether somebody else holds it now."""
-        if not self._path.exists():
-            return False
-        if self.acquire():
-            self.release()
-            return False
-        return True
+        """Whether somebody holds it now. Asking does not change the folder."""
+        with mapped_os_errors(self._path):
+            try:
+                descriptor = os.open(self._path, os.O_RDONLY)
+            except FileNotFoundError:
+                return False
+            try:
+                return not _try_lock(descriptor, is_shared=True)
+            finally:
+                os.close(descriptor)
 
     def acquire(self) -> bool:
         """Takes the lock without waiting; False if somebody else holds it."""
         with mapped_os_errors(self._path):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            _lock_file(descriptor)
-        except OSError as error:
+            try:
+                is_locked = _try_lock(descriptor, is_shared=False)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        if not is_locked:
             os.close(descriptor)
-            if error.errno in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
-                return False
-            raise
+            return False
         self._descriptor = descriptor
+        if sys.platform != "win32":
+            # A forked loader worker outlives a killed owner by seconds: it must not hold on to it.
+            os.register_at_fork(after_in_child=self.release)
         return True
 
     def release(self) -> None:
@@ -219,7 +252,20 @@ class Lock:
             self._descriptor = None
 
 
-def _lock_file(descriptor: int) -> None:
+def _try_lock(descriptor: int, *, is_shared: bool) -> bool:
+    for attempt in range(_LOCK_TRIES):
+        try:
+            _lock_file(descriptor, is_shared)
+            return True
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
+                raise
+        if attempt < _LOCK_TRIES - 1:
+            time.sleep(_LOCK_PAUSE_S)
+    return False
+
+
+def _lock_file(descriptor: int, is_shared: bool) -> None:
     if sys.platform == "win32":
         import msvcrt
 
@@ -227,7 +273,8 @@ def _lock_file(descriptor: int) -> None:
     else:
         import fcntl
 
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared among those who only ask, so that none of them is taken for an owner.
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager
@@ -253,9 +300,9 @@ def _bad_news(error: OSError, path: Path) -> FlatoutError:
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return UsageError(
             "folder-not-writable",
-            f"cannot write {path}.",
+            f"no permission to read or write {path}.",
             because=reason,
-            fix="make the folder writable, or set FLATOUT_STATE to another one",
+            fix="make the folder writable, or choose another (runs: FLATOUT_STATE)",
         )
     return RunFailed(
         "file-not-accessible",
