@@ -1,8 +1,8 @@
 """The documents are true: what they show runs, what they name is there, what is there is named.
 
-    ```console   lines beginning with `$ ` are run; other lines must be in the output (`...` is any)
-    ```python    an experiment is trained for an epoch; anything else is run
-    ```sh        shown only
+console  lines beginning with `$ ` are run; other lines must be in the output (`...` is anything)
+python   a block that defines an experiment is trained; any other is run
+sh       shown only
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 
+import click
 import pytest
 
+from flatout.cli.main import main
 from flatout.engine.experiment import Experiment
 from flatout.nouns.recipe import recipe_fields
 
@@ -192,6 +194,36 @@ def test_experiments_page_has_every_field_and_no_other() -> None:
     table = sections_of((ROOT / "docs" / "experiments.md").read_text(encoding="utf-8"))["Fields"]
     told = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
     assert told == {field.name for field in fields(Experiment)}
+
+
+def commands(
+    command: click.Command, path: tuple[str, ...] = ("flatout",)
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """A command with all below it, each with its names."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for below in command.list_commands(context):
+            child = command.get_command(context, below)
+            assert child
+            yield from commands(child, (*path, below))
+
+
+def test_every_command_has_a_section_with_its_options() -> None:
+    told = {
+        heading.replace("`", ""): text
+        for page in PAGES
+        for heading, text in sections_of(page.read_text(encoding="utf-8")).items()
+    }
+    missing = []
+    for path, command in commands(main):
+        text = told.get(" ".join(path), "")
+        options = [name for one in command.params if one.param_type_name == "option"
+                   for name in (*one.opts, *one.secondary_opts)]  # fmt: skip
+        missing += [] if text else [" ".join(path)]
+        missing += [f"{' '.join(path)} {name}" for name in options
+                    if f"`{name}`" not in text and f"`{name} " not in text]  # fmt: skip
+    assert not missing
 
 
 def rules_in(source: str) -> Iterator[str]:
