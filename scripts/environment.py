@@ -1,0 +1,227 @@
+"""Makes `.venv` with flatout and a torch that this machine can run. Standard library only.
+
+A new environment counts only when its stamp is there; without it, what an earlier attempt left is
+made again. With it, only what has changed since is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import bare_venv
+from checkout import LOG, ROOT, VENV, lock, pip_install, venv_python
+from nvidia import Gpus, os_name, read_gpus
+from progress import Problem, bytes_text, say
+from torch_install import chosen_torch, install_torch, prove_torch, visible_gpus
+
+from flatout.hardware.torch_builds import TorchChoice
+
+_STAMP = VENV / "flatout.json"
+# (download, disk) of flatout with what it depends on; of the `dev` extra's tools. Measured with
+# Python 3.11 on Linux, 2026-11-21, and rounded up.
+_OWN_BYTES = (10_000_000, 60_000_000)
+_DEV_BYTES = (80_000_000, 300_000_000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What the environment is to hold. is_cuda_build_allowed: gigabytes for nothing, if need be."""
+
+    extras: tuple[str, ...] = ()
+    is_cpu_only: bool = False
+    is_cuda_build_allowed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """The interpreter, and the variables that torch needs to find the GPUs it can use."""
+
+    python: Path
+    variables: dict[str, str]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every script that makes the environment."""
+    parser.add_argument("--cpu", action="store_true", help="take torch for the CPU alone")
+    parser.add_argument(
+        "--allow-cuda-build",
+        action="store_true",
+        help="where torch for the CPU cannot be had, take a build with 2 to 3 GB of CUDA packages",
+    )
+
+
+def make_environment(options: argparse.Namespace, extras: tuple[str, ...] = ()) -> Environment:
+    """Makes the environment, or completes it, or finds it ready.
+
+    Raises:
+        Problem: when it cannot be made; says what to do.
+    """
+    wanted = Wanted(
+        extras=extras,
+        is_cpu_only=options.cpu,
+        is_cuda_build_allowed=options.allow_cuda_build,
+    )
+    gpus = Gpus(why_none="--cpu was given") if wanted.is_cpu_only else read_gpus()
+    choice = chosen_torch(gpus)
+    with lock():
+        stamp = _read_stamp() if venv_python().exists() else None
+        todo = work_left(stamp, {"own": _own_hash(), "extras": extras}, choice)
+        if todo:
+            _show_plan(gpus, choice, todo)
+            _check_disk(choice, todo, extras)
+            _make(todo, wanted, choice, stamp or {})
+    variables = visible_gpus(choice, len(gpus.capabilities), os.environ)
+    if variables:
+        say("GPU", f"only number {variables['CUDA_VISIBLE_DEVICES']}: {choice.why}")
+    return Environment(python=venv_python(), variables=variables)
+
+
+def work_left(
+    stamp: Mapping[str, Any] | None, flatout: Mapping[str, Any], choice: TorchChoice
+) -> tuple[str, ...]:
+    """What is still to be made of `venv`, `flatout` and `torch`.
+
+    Args:
+        stamp: what an earlier run made; None if nothing that counts.
+        flatout: `own` (hash of what decides its installation) and `extras` that are wanted.
+        choice: the torch that is wanted.
+    """
+    if stamp is None:
+        return ("venv", "flatout", "torch")
+    todo = []
+    if stamp["own"] != flatout["own"] or not set(flatout["extras"]) <= set(stamp["extras"]):
+        todo.append("flatout")
+    # A CUDA build runs without its GPU too: one that is not seen just now changes nothing.
+    is_kept = choice.cuda is None and stamp["cuda"] is not None
+    if stamp["torch"] != choice.requirement and not is_kept:
+        todo.append("torch")
+    return tuple(todo)
+
+
+def shortages(needs: Sequence[tuple[str, int, int]]) -> list[str]:
+    """Of (place, bytes needed, bytes free), the places that are too full, told in words."""
+    return [
+        f"{place} has {bytes_text(free)} free; about {bytes_text(needed)} are needed"
+        for place, needed, free in needs
+        if free < needed
+    ]
+
+
+def _show_plan(gpus: Gpus, choice: TorchChoice, todo: Sequence[str]) -> None:
+    system = f"{platform.system()}{' (WSL)' if os_name() == 'wsl' else ''} {platform.machine()}"
+    found = f"{', '.join(gpus.names)} · driver {gpus.driver}" if gpus.names else "no GPU in use"
+    say("machine", f"{system} · Python {platform.python_version()} · {found}")
+    if "torch" in todo:
+        say("torch", f"{choice.requirement}, because {choice.why}")
+        if choice.advice:
+            say("", choice.advice)
+
+
+def _check_disk(choice: TorchChoice, todo: Sequence[str], extras: Sequence[str]) -> None:
+    parts = [_OWN_BYTES, *([_DEV_BYTES] if extras else [])] if "flatout" in todo else []
+    if "torch" in todo:
+        parts.append((choice.download_bytes, choice.disk_bytes))
+    download, disk = sum(part[0] for part in parts), sum(part[1] for part in parts)
+    free = shutil.disk_usage(ROOT).free
+    say(
+        "download",
+        f"at most about {bytes_text(download)}; {bytes_text(disk)} of disk, "
+        f"{bytes_text(free)} are free",
+    )
+    needs = [(str(ROOT), disk, free)]
+    # pip unpacks in the temporary folder, which is often small and on a device of its own.
+    temporary = tempfile.gettempdir()
+    if os.stat(temporary).st_dev != os.stat(ROOT).st_dev:
+        needs.append((temporary, download, shutil.disk_usage(temporary).free))
+    if short := shortages(needs):
+        raise Problem(
+            "there is not enough free disk space.",
+            because="; ".join(short),
+            fix="free some; or move this checkout, or the temporary folder (TMPDIR, under Windows "
+            "TEMP), to a larger disk",
+        )
+
+
+def _make(
+    todo: Sequence[str], wanted: Wanted, choice: TorchChoice, held: Mapping[str, Any]
+) -> None:
+    # From here on the environment is not what its stamp says.
+    _STAMP.unlink(missing_ok=True)
+    is_adopted = "venv" in todo and bare_venv.make_or_adopt()
+    extras = sorted({*wanted.extras, *held.get("extras", ())})
+    if "flatout" in todo:
+        _install_flatout(f"[{','.join(extras)}]" if extras else "")
+    if "torch" in todo:
+        _provide_torch(choice, wanted, is_one_there=is_adopted)
+    is_new = "torch" in todo
+    stamp = {
+        "own": _own_hash(),
+        "extras": extras,
+        "torch": choice.requirement if is_new else held["torch"],
+        "cuda": choice.cuda if is_new else held["cuda"],
+    }
+    part = _STAMP.with_suffix(".part")
+    part.write_text(json.dumps(stamp, indent=2), encoding="utf-8")
+    part.replace(_STAMP)
+    bare_venv.UNFINISHED.unlink(missing_ok=True)
+    say("ready", f"{VENV.name} (what was done: {LOG.relative_to(ROOT)})")
+
+
+def _install_flatout(extras: str) -> None:
+    done = pip_install(f"flatout{extras}", ["--editable", f".{extras}"])
+    if done.exit_code != 0:
+        raise Problem(
+            "flatout could not be installed.",
+            because=done.last_error(),
+            fix=f"check the network (`pip config list` tells where pip looks), see {LOG}, then "
+            "run this again",
+        )
+
+
+def _provide_torch(choice: TorchChoice, wanted: Wanted, *, is_one_there: bool) -> None:
+    # In an environment that somebody else made, a torch that does the work is left as it is.
+    device = "cpu" if choice.cuda is None else "cuda"
+    proof = prove_torch() if is_one_there else None
+    if proof is None or proof.device not in (device, "cuda"):
+        install_torch(choice, is_cuda_build_allowed=wanted.is_cuda_build_allowed)
+        proof = prove_torch()
+    if proof.device is None:
+        raise Problem(
+            "torch was installed and does not run.",
+            because=proof.said,
+            fix=f"see {LOG}; or delete {VENV} and run this again",
+        )
+    say("", proof.said)
+    if device == "cuda" and proof.device == "cpu":
+        say("warning", f"{choice.requirement} does not see the GPU; training will use the CPU")
+
+
+def _own_hash() -> str:
+    """Changes with whatever decides how flatout is installed; a moved checkout is one of these."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)
+    decisive = [str(ROOT), project["build-system"], project["project"]]
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def _read_stamp() -> dict[str, Any] | None:
+    try:
+        stamp = json.loads(_STAMP.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return (
+        stamp
+        if isinstance(stamp, dict) and {"own", "extras", "torch", "cuda"} <= stamp.keys()
+        else None
+    )

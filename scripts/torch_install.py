@@ -1,0 +1,125 @@
+"""Chooses, installs and proves the torch that this machine can run."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import checkout
+from nvidia import Gpus, os_name
+from progress import Problem, say
+
+from flatout.hardware.torch_builds import Place, TorchChoice, choose_build, cpu_build, plain_cuda
+
+_PROOF = """
+import torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+assert (torch.ones(8, device=device) * 2).sum().item() == 16
+name = torch.cuda.get_device_name(0) if device == "cuda" else "the CPU"
+print(device, f"torch {torch.__version__} computes on {name}")
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Whether the installed torch computes, and where (`cpu`, `cuda`); said tells it in words."""
+
+    device: str | None
+    said: str
+
+
+def this_place() -> Place:
+    """Operating system, processor and Python, as the builds of torch name them."""
+    machine = platform.machine().lower()
+    machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+    return Place(os=os_name(), machine=machine, python=sys.version_info[:2])
+
+
+def chosen_torch(gpus: Gpus) -> TorchChoice:
+    """The build for these GPUs, on this operating system and Python."""
+    if gpus.driver is None:
+        return cpu_build(this_place(), gpus.why_none or "no NVIDIA GPU was found")
+    return choose_build(this_place(), gpus.driver, gpus.capabilities)
+
+
+def visible_gpus(
+    choice: TorchChoice, num_gpus: int, variables: Mapping[str, str]
+) -> dict[str, str]:
+    """What hides the GPUs that the build cannot use; nothing where the person chose already."""
+    if len(choice.usable) in (0, num_gpus) or "CUDA_VISIBLE_DEVICES" in variables:
+        return {}
+    # Without this order CUDA counts the fastest first; nvidia-smi counts by bus.
+    return {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, choice.usable)),
+    }
+
+
+def torch_ways(choice: TorchChoice, place: Place) -> list[tuple[str, list[str]]]:
+    """Ways to get the build that need no question, best first: (where from, pip's arguments)."""
+    ways = [("where pip is configured to look", [choice.requirement])]
+    if choice.index_url is not None:
+        ways.append(
+            ("PyTorch's own index", [choice.requirement, f"--extra-index-url={choice.index_url}"])
+        )
+    plain = _plain(choice)
+    if plain != choice.requirement and plain_cuda(place) == choice.cuda:
+        ways.append(("Python's package index, where it is the same build", [plain]))
+    return ways
+
+
+def install_torch(choice: TorchChoice, *, is_cuda_build_allowed: bool) -> None:
+    """Installs the build from where it can be had.
+
+    Raises:
+        Problem: it cannot be had without gigabytes that nobody agreed to, or not at all.
+    """
+    said = []
+    for where, arguments in torch_ways(choice, this_place()):
+        done = checkout.pip_install(f"{arguments[0]} from {where}", arguments)
+        if done.exit_code == 0:
+            return
+        said.append(f"{where}: {done.last_error()}")
+        say("install", f"{arguments[0]} cannot be had from {where}")
+    because = "; ".join(said)
+    plain = _plain(choice)
+    if choice.cuda is not None or plain_cuda(this_place()) is None:
+        raise Problem(
+            f"{choice.requirement} could not be installed.",
+            because=because,
+            fix="check the network and run this again"
+            + ("" if choice.cuda is None else ", or take torch for the CPU: --cpu"),
+        )
+    say("torch", f"the only other build, {plain}, brings 2 to 3 GB of CUDA packages")
+    if not (is_cuda_build_allowed or _is_confirmed("Take it all the same? [y/N] ")):
+        raise Problem(
+            "torch for the CPU could not be installed.",
+            because=because,
+            fix="check the network and run this again, or take the large one: --allow-cuda-build",
+        )
+    done = checkout.pip_install(plain, [plain])
+    if done.exit_code != 0:
+        raise Problem(
+            f"{plain} could not be installed.",
+            because=done.last_error(),
+            fix=f"see {checkout.LOG}, mend it, then run this again",
+        )
+
+
+def prove_torch() -> Proof:
+    """Computes something with the installed torch, in a process of its own."""
+    done = checkout.run("proof", "torch computes", [checkout.venv_python(), "-c", _PROOF])
+    if done.exit_code != 0:
+        return Proof(device=None, said=done.last_error())
+    device, _, said = done.output.strip().splitlines()[-1].partition(" ")
+    return Proof(device=device, said=said)
+
+
+def _plain(choice: TorchChoice) -> str:
+    return choice.requirement.partition("+")[0]
+
+
+def _is_confirmed(question: str) -> bool:
+    return sys.stdin.isatty() and input(question).strip().lower() in ("y", "yes")

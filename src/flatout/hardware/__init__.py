@@ -1,0 +1,1 @@
+"""Facts about hardware, drivers and builds by exact name, each with its source."""
