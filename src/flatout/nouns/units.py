@@ -7,20 +7,20 @@ def bytes_text(num_bytes: float) -> str:
     """1536 -> "1.5 KiB"; binary multiples, as memory is sold and reported by the drivers."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        text = f"{value:.0f}" if unit == "B" or abs(value) >= 99.95 else f"{value:.1f}"
+        # Compared as it is shown: 1023.9 KiB would be read as 1024 KiB.
+        if abs(float(text)) < 1024:
+            return f"{text} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
 
 
 def seconds_text(seconds: float) -> str:
     """0.0042 -> "4.2 ms", 42 -> "42 s", 4242 -> "1:10:42"."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} us"
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
+    for scale, unit, limit in ((1e6, "us", 1000), (1e3, "ms", 1000), (1, "s", 60)):
+        text = f"{seconds * scale:.3g}"
+        if float(text) < limit:
+            return f"{text} {unit}"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -28,7 +28,7 @@ def seconds_text(seconds: float) -> str:
 
 def rate_text(per_second: float, unit: str = "samples") -> str:
     """212400.0 -> "212,400 samples/s"; three figures below 100."""
-    number = f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+    number = f"{per_second:,.0f}" if per_second >= 99.95 else f"{per_second:.3g}"
     return f"{number} {unit}/s"
 
 

@@ -37,7 +37,8 @@ from flatout.nouns.run import Run, RunHeader, Status
 from flatout.system import store
 from flatout.system.folders import runs_folder
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# No dot at the end: Windows drops it.
+_ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9_-])?")
 
 
 class RunFolder:
@@ -105,7 +106,7 @@ def create_run(header: RunHeader, parent: Path | None = None) -> RunFolder:
 
 def free_id(name: str, parent: Path | None = None) -> str:
     """The next free id for an experiment of that name: digits-0001, digits-0002 ..."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run"
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:80] or "run"
     folder = parent or runs_folder()
     with store.mapped_os_errors(folder):
         names = os.listdir(folder) if folder.is_dir() else []
