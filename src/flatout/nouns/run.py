@@ -44,3 +44,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def id(self) -> str:
         """Name of the run, unique among the runs of its folder."""
         return self.header.id
+
+    @property
+    def best_validation(self) -> Validated | None:
+        """The validation whose weights are kept, or None where there was none."""
+        return next((one for one in reversed(self.validations) if one.is_best), None)

@@ -1,0 +1,20 @@
+"""`flatout compare`: runs side by side."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("compare")
+@click.argument("runs", nargs=-1, metavar="RUN RUN...")
+@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+def command(runs: tuple[str, ...], is_json: bool) -> None:
+    """Runs side by side: what differs, what came out, where the time went."""
+    from flatout import flow
+    from flatout.cli import show
+
+    comparison = flow.compare(runs)
+    if is_json:
+        show.print_json(comparison)
+    else:
+        show.print_comparison(comparison)

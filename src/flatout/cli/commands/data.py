@@ -1,0 +1,60 @@
+"""`flatout data`: lists, downloads and verifies data sets."""
+
+from __future__ import annotations
+
+import click
+
+_JSON = click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+
+
+@click.group("data")
+def command() -> None:
+    """Data sets: what there is, where it lies, whether it is whole."""
+
+
+@command.command("list")
+@_JSON
+def list_(is_json: bool) -> None:
+    """List data sets and where they are."""
+    from flatout import flow
+    from flatout.cli import show
+
+    found = flow.list_data()
+    if is_json:
+        show.print_json(found)
+    else:
+        show.print_data(found)
+
+
+@command.command("get")
+@click.argument("name")
+@_JSON
+def get(name: str, is_json: bool) -> None:
+    """Download a data set; what is here and whole stays as it is."""
+    from flatout import flow
+    from flatout.cli import live, show
+
+    live.show_download(name, flow.fetch_data(name))
+    folder = flow.verify_data(name)
+    show.print_note(f"{name} is whole: {folder}")
+    if is_json:
+        show.print_json({"name": name, "folder": str(folder)})
+
+
+@command.command("verify")
+@click.argument("name", required=False)
+@_JSON
+def verify(name: str | None, is_json: bool) -> None:
+    """Compare checksums: of NAME, or of every data set that is here."""
+    from flatout import flow
+    from flatout.cli import show
+
+    names = [name] if name else [one.name for one in flow.list_data() if one.folder]
+    folders = {}
+    for each in names:
+        folders[each] = str(flow.verify_data(each))
+        show.print_note(f"{each} is whole: {folders[each]}")
+    if not names:
+        show.print_note("no data set is here yet: flatout data list")
+    if is_json:
+        show.print_json(folders)

@@ -1,0 +1,60 @@
+"""`flatout runs`: lists, stops and removes runs."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group("runs", invoke_without_command=True)
+@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@click.pass_context
+def command(context: click.Context, is_json: bool) -> None:
+    """List runs; `rm` and `stop` take their ids."""
+    if context.invoked_subcommand is not None:
+        if is_json:
+            raise click.UsageError(f"--json belongs behind `{context.invoked_subcommand}`")
+        return
+    from flatout import flow
+    from flatout.cli import show
+
+    found = flow.list_runs()
+    if is_json:
+        show.print_json(found)
+    else:
+        show.print_runs(found)
+
+
+@command.command("rm")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+def remove(runs: tuple[str, ...], yes: bool, is_json: bool) -> int:
+    """Delete runs for good."""
+    from flatout import flow
+    from flatout.cli import show
+
+    ids = list(dict.fromkeys(flow.read(text).id for text in runs))
+    if not yes and not show.ask(f"Delete {', '.join(ids)} for good?"):
+        show.print_note("nothing was deleted (--yes deletes without asking)")
+        return 1
+    for run_id in ids:
+        flow.remove(run_id)
+        show.print_note(f"deleted {run_id}")
+    if is_json:
+        show.print_json({"deleted": ids})
+    return 0
+
+
+@command.command("stop")
+@click.argument("run")
+@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+def stop(run: str, is_json: bool) -> None:
+    """Stop a run after its step, with a checkpoint."""
+    from flatout import flow
+    from flatout.cli import show
+
+    show.print_note(f"asking {run} to stop after its step; Ctrl-C ends only the waiting")
+    stopped = flow.stop(run)
+    show.print_note(f"{stopped.id} has {stopped.status}; go on: flatout train --resume {stopped.id}")
+    if is_json:
+        show.print_json(stopped)

@@ -1,0 +1,58 @@
+"""`flatout train`: trains an experiment and shows how it goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+@click.command("train")
+@click.argument("experiment", required=False, metavar="NAME|FILE")
+@click.option("-s", "settings", multiple=True, metavar="KEY=VALUE",
+              help="Set a parameter of the experiment.")
+@click.option("--use", "uses", multiple=True, metavar="FIELD=VALUE",
+              help="Fix a field of the recipe: how a step is executed.")
+@click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:N", show_default=True,
+              help="Where to train.")
+@click.option("--epochs", type=click.IntRange(1), metavar="N",
+              help="Epochs in all, instead of its own number.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of weights, order and augmentation.")
+@click.option("--init", metavar="WEIGHTS", help="Begin with a safetensors file or a run's weights.")
+@click.option("--name", "run_id", metavar="ID", help="Name of the run, else NAME-0001 and so on.")
+@click.option("--resume", metavar="RUN", help="Go on with a run; `last` is the newest.")
+@click.option("--detach", is_flag=True, help="Let it train on when this command has ended.")
+@click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
+@click.option("--json", "is_json", is_flag=True, help="One JSON document about the run on stdout.")
+def command(detach: bool, is_json: bool, **options: Any) -> int:
+    """Train an experiment, or go on with a run.
+
+    NAME is a built-in, FILE a Python file with a function `experiment`.
+    """
+    from flatout import flow
+    from flatout.cli import show
+    from flatout.cli.live import Display
+    from flatout.nouns.train_request import TrainRequest
+
+    request = TrainRequest(**options)
+    with flow.interrupts() as interrupts, Display(is_quiet=is_json) as display:
+        if request.resume and flow.is_stopping(request.resume):
+            display.say(f"{request.resume} has been asked to stop: waiting for it, at most 30 s")
+        session = flow.begin(request, is_attached=not detach)
+        display.open(flow.read(session.folder.path.name), session.machine)
+        was_interrupted = False
+        for lines in flow.follow(session, interrupts):
+            display.take(lines)
+            if detach and session.has_begun:
+                break
+            if interrupts.count == 1 and not was_interrupted:
+                was_interrupted = True
+                display.say("stopping after this step; Ctrl-C again stops at once")
+        outcome = flow.conclude(session)
+        if outcome.finding and not interrupts.count:
+            display.fail(outcome.finding)
+        else:
+            display.close(outcome.run, flow.split_of(outcome.run))
+    if is_json:
+        show.print_json(outcome)
+    return 130 if interrupts.count else outcome.exit_code

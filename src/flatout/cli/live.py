@@ -1,0 +1,167 @@
+"""A training while it goes on: a display that moves on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from flatout.cli import show, wording
+from flatout.cli.progress import TrainingState
+from flatout.nouns.finding import Finding
+from flatout.nouns.lines import (
+    EpochEnded, Fetched, Finished, Line, RecipeSet, Started, Validated, Warned,
+)  # fmt: skip
+from flatout.nouns.machine import Machine
+from flatout.nouns.run import Run
+from flatout.nouns.units import bytes_text, seconds_text
+
+_PLAIN_EVERY_S = 5.0
+_LABEL_WIDTH = 10
+
+
+class Display:
+    """Shows the lines of a run as they come.
+
+    Args:
+        is_quiet: everything goes to stderr, since stdout carries a document.
+    """
+
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        self._console = show.make_console(is_error=is_quiet)
+        self._state = TrainingState()
+        self._last_plain_s = 0.0
+        stream = self._console.file
+        is_alive = stream.isatty() and not self._console.is_dumb_terminal
+        self._live = Live(console=self._console, auto_refresh=False) if is_alive else None
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def open(self, run: Run, machine: Machine | None) -> None:
+        """The first lines: which machine, which experiment, which run."""
+        show.print_lines(self._console, [
+            *show.machine_lines(machine),
+            ("experiment", wording.experiment_text(run.header.spec)),
+            ("run", f"{run.id}{wording.DOT}{wording.home_text(run.folder)}"),
+        ])  # fmt: skip
+
+    def take(self, lines: Iterable[Line]) -> None:
+        """Shows new lines; called with none it only keeps the display alive."""
+        is_milestone = False
+        for line in lines:
+            self._state.take(line)
+            self._announce(line)
+            is_milestone |= isinstance(line, EpochEnded | Validated | Started)
+            if isinstance(line, Finished):
+                is_milestone = False
+        if self._live:
+            if self._state.started or self._state.fetched:
+                self._live.start()
+                self._live.update(self._picture(), refresh=True)
+        else:
+            self._print_plainly(is_milestone)
+
+    def say(self, text: str) -> None:
+        """A message that stays."""
+        self._console.print(text, style="yellow", soft_wrap=True)
+
+    def fail(self, finding: Finding) -> None:
+        """The last lines of a training that could not go on."""
+        if self._live:
+            self._live.stop()
+        show.print_finding(finding)
+
+    def close(self, run: Run, split: dict[str, float]) -> None:
+        """The last lines: what came out, where the time went, where it is kept, what to try."""
+        if self._live:
+            self._live.stop()
+        self._console.print()
+        show.print_lines(self._console, list(_closing_lines(run, split)))
+
+    def _announce(self, line: Line) -> None:
+        if isinstance(line, RecipeSet):
+            show.print_lines(self._console, [("recipe", wording.recipe_text(line.recipe))])
+        elif isinstance(line, Started):
+            show.print_lines(self._console, [("data", wording.data_text(line))])
+            if line.resumed:
+                show.print_lines(self._console, [("resumed", f"from step {line.step:,}")])
+        elif isinstance(line, Warned):
+            show.print_finding(line.finding, self._console)
+
+    def _picture(self) -> Group:
+        state = self._state
+        if state.started is None and state.fetched:
+            done = state.fetched
+            return Group(_download_row(done.name, done.done_bytes, done.total_bytes))
+        row = Table.grid(padding=(0, 2))
+        row.add_row(
+            Text(f"{state.place:<{_LABEL_WIDTH}}", "bold"),
+            ProgressBar(total=1.0, completed=state.share or 0.0, width=24),
+            Text(state.quality),
+        )
+        return Group(Text(""), row, Text(f"{'':{_LABEL_WIDTH}}  {state.speed}"))
+
+    def _print_plainly(self, is_milestone: bool) -> None:
+        state = self._state
+        newest = state.fetched if state.started is None else state.progress
+        if newest is None:
+            return
+        if not is_milestone and newest.at - self._last_plain_s < _PLAIN_EVERY_S:
+            return
+        self._last_plain_s = newest.at
+        if isinstance(newest, Fetched):
+            done_text = _download_text(newest.done_bytes, newest.total_bytes)
+            text = f"downloading {newest.name}{wording.DOT}{done_text}"
+        else:
+            text = wording.DOT.join(filter(None, [state.place, state.quality, state.speed]))
+        self._console.print(text, soft_wrap=True)
+
+
+def show_download(name: str, steps: Iterable[tuple[str, int, int]]) -> None:
+    """Draws a download while it goes on, on stderr; draws nothing where there is no terminal."""
+    console = show.make_console(is_error=True)
+    is_alive = console.file.isatty() and not console.is_dumb_terminal
+    with Live(console=console, transient=True) as live:
+        for file, done_bytes, total_bytes in steps:
+            if is_alive:
+                live.update(_download_row(f"{name}/{file}", done_bytes, total_bytes))
+
+
+def _download_row(name: str, done_bytes: int, total_bytes: int) -> Table:
+    row = Table.grid(padding=(0, 2))
+    row.add_row(
+        Text(f"{'fetching':<{_LABEL_WIDTH}}", "bold"),
+        ProgressBar(total=total_bytes or 1, completed=done_bytes, width=24),
+        Text(f"{name}{wording.DOT}{_download_text(done_bytes, total_bytes)}"),
+    )
+    return row
+
+
+def _download_text(done_bytes: int, total_bytes: int) -> str:
+    return f"{bytes_text(done_bytes)} of {bytes_text(total_bytes)}"
+
+
+def _closing_lines(run: Run, split: dict[str, float]) -> Iterable[tuple[str, str]]:
+    yield run.status, wording.closing_text(run)
+    if split:
+        whole = seconds_text(sum(split.values()))
+        parts = [f"{name} {share}" for name, _, share in wording.shares(split)]
+        yield "time", wording.DOT.join([whole, *parts[:5]])
+    yield "kept in", wording.home_text(run.folder)
+    for number, text in enumerate(wording.next_texts(run)):
+        yield "" if number else "next", text

@@ -1,0 +1,130 @@
+"""The command `flatout`: finds the one that was asked for, loads only that, and maps its errors."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from flatout import __version__
+from flatout.errors import FlatoutError, UsageError, nearest
+
+# Name, group in --help, what it does. The module of the same name in `commands` holds `command`;
+# this table keeps --help from loading them.
+COMMANDS = (
+    ("train", "Train", "Train an experiment, or go on with a run."),
+    ("runs", "Train", "List, stop and remove runs."),
+    ("show", "Train", "A run: recipe with reasons, metrics, where the time went."),
+    ("compare", "Train", "Runs side by side: what differs, what came out."),
+    ("data", "Train", "List, download and verify data sets."),
+)
+
+
+class Commands(click.Group):
+    """A group whose commands are loaded one at a time."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        """All names, in the order of --help."""
+        return [name for name, _, _ in COMMANDS]
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """Loads a command."""
+        if name not in self.list_commands(context):
+            return None
+        command: click.Command = importlib.import_module(f"flatout.cli.commands.{name}").command
+        return command
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Loads the command that was named; a mistyped name gets the nearest."""
+        if arguments and arguments[0] not in self.list_commands(context):
+            raise UsageError(
+                "unknown-command",
+                f"flatout has no command `{arguments[0]}`.",
+                fix=nearest(arguments[0], self.list_commands(context)),
+            )
+        return super().resolve_command(context, arguments)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands by group."""
+        for group in dict.fromkeys(group for _, group, _ in COMMANDS):
+            with formatter.section(group):
+                formatter.write_dl([(name, text) for name, of, text in COMMANDS if of == group])
+
+
+@click.command(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, message="flatout %(version)s")
+@click.pass_context
+def main(context: click.Context) -> None:
+    """All the deep-learning speed of the machine you already have.
+
+    Nothing is assumed, everything is measured, and every choice says why.
+    """
+    if context.invoked_subcommand is None:
+        from flatout import flow
+        from flatout.cli import show
+
+        show.print_next_step(*flow.next_step())
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command line; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            # A redirected stream under Windows may not know every sign that is printed.
+            stream.reconfigure(errors="replace")
+    try:
+        code = main.main(list(arguments), prog_name="flatout", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except FlatoutError as error:
+        return _report(error, arguments)
+    except click.ClickException as error:
+        return _report(_from_click(error), arguments)
+    except (KeyboardInterrupt, click.Abort):
+        print("stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output, `head` perhaps, has seen enough. Python would complain once more
+        # when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception:
+        return _own_fault()
+
+
+def _report(error: FlatoutError, arguments: Sequence[str]) -> int:
+    from flatout.cli import show
+    from flatout.nouns.finding import finding_from
+
+    finding = finding_from(error)
+    show.print_finding(finding)
+    if "--json" in arguments:
+        show.print_json({"error": finding})
+    return error.exit_code
+
+
+def _from_click(error: click.ClickException) -> UsageError:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "flatout"
+    return UsageError("wrong-usage", error.format_message(), fix=f"{path} --help")
+
+
+def _own_fault() -> int:
+    from flatout import flow
+
+    try:
+        place = f"the traceback is in {flow.record_crash(traceback.format_exc())}"
+    except (FlatoutError, OSError):
+        traceback.print_exc()
+        place = "the traceback is above"
+    print(f"error: this is flatout's own fault; {place}", file=sys.stderr)
+    return 3

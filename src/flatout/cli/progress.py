@@ -1,0 +1,95 @@
+"""How a training stands, gathered from its lines: what the live display and plain lines show."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from flatout.cli.wording import DOT, metric_text, metrics_text
+from flatout.nouns.lines import EpochEnded, Fetched, Line, Progress, Started, Validated
+from flatout.nouns.units import bytes_text, count_text, rate_text, seconds_text
+
+# Time left is judged by the last of these many lines of progress: a few seconds of training.
+_NUM_RECENT = 50
+
+
+class TrainingState:
+    """The newest of everything a run tells.
+
+    is_training: lines of training have come since the last Started.
+    """
+
+    def __init__(self) -> None:
+        self.started: Started | None = None
+        self.fetched: Fetched | None = None
+        self.progress: Progress | None = None
+        self.loss: float | None = None
+        self.metrics: dict[str, float | None] = {}
+        self.step = 0
+        self._recent: deque[tuple[float, int]] = deque(maxlen=_NUM_RECENT)
+
+    def take(self, line: Line) -> None:
+        """Adds a line."""
+        self.step = max(self.step, line.step)
+        if isinstance(line, Started):
+            self.started, self.fetched, self.step = line, None, line.step
+            self._recent.clear()
+        elif isinstance(line, Fetched):
+            self.fetched = line
+        elif isinstance(line, Progress):
+            self.progress, self.loss = line, line.loss
+            self._recent.append((line.at, line.step))
+        elif isinstance(line, EpochEnded):
+            self.loss = line.loss
+        elif isinstance(line, Validated):
+            self.metrics = line.metrics
+
+    @property
+    def share(self) -> float | None:
+        """How much of the run is done, 0 to 1; None where its length is not known."""
+        if self.started is None or not self.started.num_steps:
+            return None
+        return min(1.0, self.step / self.started.num_steps)
+
+    @property
+    def place(self) -> str:
+        """Where in the run it is: "epoch 3/14"."""
+        if self.started is None:
+            return ""
+        per_epoch, epochs = self.started.steps_per_epoch, self.started.num_epochs
+        if per_epoch and epochs:
+            # The last step of an epoch still belongs to it.
+            return f"epoch {max(self.step - 1, 0) // per_epoch + 1}/{epochs}"
+        steps = f"/{count_text(self.started.num_steps)}" if self.started.num_steps else ""
+        return f"step {count_text(self.step)}{steps}"
+
+    @property
+    def quality(self) -> str:
+        """Training loss and the last validation's metrics."""
+        parts = [f"loss {metric_text('loss', self.loss)}"] if self.loss is not None else []
+        others = {name: value for name, value in self.metrics.items() if name != "loss"}
+        if "loss" in self.metrics and not others:
+            others = {"validation loss": self.metrics["loss"]}
+        return DOT.join(parts + ([metrics_text(others)] if others else []))
+
+    @property
+    def speed(self) -> str:
+        """Rate, memory and time left."""
+        parts = []
+        if self.progress and self.progress.samples_per_s is not None:
+            unit = self.started.unit if self.started else "samples"
+            parts.append(rate_text(self.progress.samples_per_s, unit))
+        if self.progress and self.progress.memory_bytes is not None:
+            parts.append(bytes_text(self.progress.memory_bytes))
+        left_s = self.left_s()
+        if left_s is not None:
+            parts.append(f"{seconds_text(max(1, round(left_s)))} left")
+        return DOT.join(parts)
+
+    def left_s(self) -> float | None:
+        """Seconds to the end, by the pace of the last lines, validation and all; None if unknown."""
+        if len(self._recent) < 2 or self.started is None or not self.started.num_steps:
+            return None
+        (begin_s, begin_step), (end_s, end_step) = self._recent[0], self._recent[-1]
+        if end_s <= begin_s or end_step <= begin_step or self.step >= self.started.num_steps:
+            return None
+        return (self.started.num_steps - self.step) * (end_s - begin_s) / (end_step - begin_step)

@@ -1,0 +1,236 @@
+"""Everything that is printed but the live display: one function for each thing shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flatout.cli import wording
+from flatout.nouns.comparison import Comparison
+from flatout.nouns.finding import Finding
+from flatout.nouns.lines import EpochEnded, Metric, Validated
+from flatout.nouns.machine import Machine
+from flatout.nouns.recipe import Recipe
+from flatout.nouns.run import Run
+from flatout.nouns.units import bytes_text
+
+if TYPE_CHECKING:
+    from flatout.flow import DataState
+
+_STATUS_STYLES = {
+    "finished": "green", "running": "green", "stopped": "yellow", "interrupted": "yellow",
+    "new": "yellow", "failed": "red",
+}  # fmt: skip
+_SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
+# Wide enough that nothing is broken in two for whoever reads a pipe.
+_PIPE_WIDTH = 240
+_NUM_VALIDATIONS = 12
+
+
+def make_console(*, is_error: bool = False) -> Console:
+    """A console that keeps to NO_COLOR, FORCE_COLOR and TERM, and has no width in a pipe."""
+    stream = sys.stderr if is_error else sys.stdout
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    is_plain = console.no_color or console.is_dumb_terminal or not console.is_terminal
+    return Console(
+        file=stream,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        color_system=None if is_plain else "auto",
+        width=None if stream.isatty() else _PIPE_WIDTH,
+    )
+
+
+def print_json(value: Any) -> None:
+    """One document on stdout."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    sys.stdout.write(text.decode() + "\n")
+
+
+def print_note(text: str) -> None:
+    """A message for people, beside the output."""
+    make_console(is_error=True).print(text, soft_wrap=True)
+
+
+def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
+    """Lines that begin with a label; long ones go on under their beginning."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, min_width=10)
+    grid.add_column(overflow="fold")
+    for label, text in lines:
+        grid.add_row(Text(label, "bold"), text)
+    console.print(grid)
+
+
+def print_finding(finding: Finding, console: Console | None = None) -> None:
+    """Bad news on stderr, in the one shape that all bad news has."""
+    console = console or make_console(is_error=True)
+    style = _SEVERITY_STYLES[finding.severity]
+    console.print(Text.assemble((f"{finding.severity}: ", style), finding.problem), soft_wrap=True)
+    details = [("because", finding.because)] if finding.because else []
+    details += [("", line) for line in finding.evidence]
+    details += [("fix", fix.text) for fix in finding.fixes]
+    for label, text in [*details, ("see", finding.rule)]:
+        console.print(f"  {label}: {text}" if label else f"    {text}", soft_wrap=True)
+
+
+def print_next_step(command: str, why: str) -> None:
+    """What bare `flatout` says."""
+    console = make_console()
+    console.print("flatout trains at the full speed of the machine you already have: everything is")
+    console.print("measured, every choice says why, and nothing that was computed is lost.\n")
+    print_lines(console, [("next", why)])
+    # On a line of its own and never broken, so that it can be copied.
+    console.print(f"\n    {command}\n", style="bold", soft_wrap=True)
+    print_lines(console, [("all", "flatout --help")])
+
+
+def print_runs(runs: Sequence[Run]) -> None:
+    """A line for each run, the newest last."""
+    if not runs:
+        print_note("no runs yet. Make one: flatout train digits")
+        return
+    table = _table("run", "experiment", "status", "progress", "best", "made")
+    for run in runs:
+        best = run.best_validation or (run.validations[-1] if run.validations else None)
+        table.add_row(
+            run.id,
+            run.header.spec.name,
+            Text(run.status, _STATUS_STYLES[run.status]),
+            wording.progress_text(run),
+            wording.headline(best.metrics) if best else "",
+            wording.time_text(run.header.created_at),
+        )
+    make_console().print(table)
+
+
+def print_run(
+    run: Run, metrics: Sequence[Metric], checkpoints: Sequence[int], split: dict[str, float]
+) -> None:
+    """Everything that is known about a run."""
+    console = make_console()
+    head = Text.assemble(
+        (run.id, "bold"), "  ", (run.status, _STATUS_STYLES[run.status]),
+        f"  {wording.progress_text(run)}  {wording.time_text(run.header.created_at)}",
+    )  # fmt: skip
+    console.print(head, soft_wrap=True)
+    print_lines(console, [
+        ("experiment", wording.experiment_text(run.header.spec)),
+        *([("data", wording.data_text(run.started))] if run.started else []),
+        *machine_lines(run.header.machine),
+        ("kept in", wording.home_text(run.folder)),
+        ("checkpoint", wording.checkpoints_text(checkpoints)),
+    ])  # fmt: skip
+    if run.recipe:
+        _print_section(console, "recipe", _recipe_table(run.recipe))
+    if run.validations or any(isinstance(line, EpochEnded) for line in metrics):
+        _print_section(console, "metrics", _metrics_table(metrics))
+    if split:
+        _print_section(console, "time", split_table(split))
+    for finding in run.findings:
+        console.print()
+        print_finding(finding, console)
+    console.print()
+    print_lines(console, [("next", text) for text in wording.next_texts(run)])
+
+
+def machine_lines(machine: Machine | None) -> list[tuple[str, str]]:
+    """The machine in a line or two."""
+    return [("machine", wording.machine_text(machine))] if machine else []
+
+
+def split_table(split: dict[str, float]) -> Table:
+    """Where the time went, the longest first, with shares."""
+    table = Table.grid(padding=(0, 2))
+    for justify in ("left", "right", "right"):
+        table.add_column(justify=justify)
+    for name, seconds, share in wording.shares(split):
+        table.add_row(f"  {name}", seconds, share)
+    return table
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Runs side by side."""
+    table = _table("", *comparison.runs)
+    for section in dict.fromkeys(row.section for row in comparison.rows):
+        table.add_row(Text(section, "bold"))
+        for row in comparison.rows:
+            if row.section == section:
+                cells = [wording.value_text(row.name, value) for value in row.values]
+                table.add_row(f"  {wording.plain_name(row.name)}", *cells)
+    make_console().print(table)
+
+
+def print_data(found: Sequence[DataState]) -> None:
+    """A few lines for each data set."""
+    console = make_console()
+    for one in found:
+        place = wording.home_text(one.folder) if one.folder else f"flatout data get {one.name}"
+        print_lines(console, [
+            (one.name, f"{one.title}{wording.DOT}{bytes_text(one.size_bytes)}"),
+            ("", f"{one.licence}{wording.DOT}{one.source}"),
+            ("", f"{'in' if one.folder else 'not here:'} {place}"),
+        ])  # fmt: skip
+
+
+def ask(question: str) -> bool:
+    """A yes or no from the terminal, no where there is nobody to answer."""
+    if not sys.stdin.isatty():
+        return False
+    return make_console(is_error=True).input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _print_section(console: Console, title: str, table: Table) -> None:
+    console.print()
+    console.print(title, style="bold")
+    console.print(table)
+
+
+def _recipe_table(recipe: Recipe) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for column in ("field", "value", "origin"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("why", overflow="fold", style="dim")
+    for name, choice in msgspec.structs.asdict(recipe).items():
+        why = choice.why + (f" ({choice.evidence})" if choice.evidence else "")
+        table.add_row(f"  {name}", wording.plain_value(choice.value), choice.origin, why)
+    return table
+
+
+def _metrics_table(metrics: Sequence[Metric]) -> Table:
+    losses = {line.step: line for line in metrics if isinstance(line, EpochEnded)}
+    validations = {line.step: line for line in metrics if isinstance(line, Validated)}
+    names = list(dict.fromkeys(name for line in validations.values() for name in line.metrics))
+    table = _table("  epoch", "step", "train loss", *names, "")
+    best = max((line.step for line in validations.values() if line.is_best), default=None)
+    steps = sorted({*losses, *validations})
+    left_out = set(steps[:-_NUM_VALIDATIONS]) - {best}
+    if left_out:
+        table.add_row(f"  ({len(left_out)} more: --json)")
+    for step in steps:
+        if step in left_out:
+            continue
+        values = validations[step].metrics if step in validations else {}
+        line = losses.get(step) or validations[step]
+        table.add_row(
+            f"  {line.epoch}",
+            f"{step:,}",
+            wording.metric_text("loss", losses[step].loss) if step in losses else "",
+            *(wording.metric_text(name, values[name]) if name in values else "" for name in names),
+            Text("best", "green") if step == best else "",
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

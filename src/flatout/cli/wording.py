@@ -1,0 +1,209 @@
+"""Runs, machines and numbers in words, for whoever prints them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.lines import Started
+from flatout.nouns.machine import Machine
+from flatout.nouns.recipe import Recipe
+from flatout.nouns.run import Run
+from flatout.nouns.units import bytes_text, count_text, percent_text, rate_text, seconds_text
+
+DOT = " · "
+
+
+def time_text(at: float) -> str:
+    """A time of day where the person is."""
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")
+
+
+def home_text(path: str) -> str:
+    """A path with the person's home folder as ~."""
+    try:
+        return str(Path("~") / Path(path).relative_to(Path.home()))
+    except ValueError:
+        return path
+
+
+def metric_text(name: str, value: float | None) -> str:
+    """A metric as people read it: "accuracy" in percent, others with four figures."""
+    if value is None:
+        return "not finite"
+    is_ratio = name.rpartition("_")[2] in ("accuracy", "top1", "top5")
+    return percent_text(value) if is_ratio and 0 <= value <= 1 else f"{value:.4g}"
+
+
+def headline(metrics: Mapping[str, float | None]) -> str:
+    """The metric that says most: the first that is not a loss."""
+    names = sorted(metrics, key=lambda name: name.endswith("loss"))
+    return f"{names[0]} {metric_text(names[0], metrics[names[0]])}" if names else ""
+
+
+def metrics_text(metrics: Mapping[str, float | None]) -> str:
+    """All metrics on one line, losses last."""
+    names = sorted(metrics, key=lambda name: name.endswith("loss"))
+    return DOT.join(f"{name} {metric_text(name, metrics[name])}" for name in names)
+
+
+def progress_text(run: Run) -> str:
+    """How far a run has come."""
+    started = run.started
+    if started is None:
+        return "not begun" if run.status != "running" else "beginning"
+    if started.steps_per_epoch and started.num_epochs:
+        return f"epoch {run.step / started.steps_per_epoch:.3g} of {started.num_epochs}"
+    if started.num_steps:
+        return f"step {count_text(run.step)} of {count_text(started.num_steps)}"
+    return f"step {count_text(run.step)}"
+
+
+def experiment_text(spec: ExperimentSpec) -> str:
+    """An experiment with what was set by the person."""
+    parts = [home_text(spec.file) if spec.file else spec.name]
+    parts += [f"{name}={value}" for name, value in spec.parameters.items()]
+    parts.append(f"seed {spec.seed}")
+    if spec.init:
+        parts.append(f"from {home_text(spec.init)}")
+    return DOT.join(parts)
+
+
+def data_text(started: Started) -> str:
+    """How much there is to learn from, and how long."""
+    parts = [f"{count_text(started.num_parameters)} weights"]
+    if started.num_samples is not None:
+        parts.insert(0, f"{count_text(started.num_samples)} {started.unit}")
+    if started.num_epochs:
+        steps = started.steps_per_epoch
+        length = f" of {count_text(steps)} steps" if steps else ""
+        parts.append(f"{count_text(started.num_epochs)} epochs{length}")
+    elif started.num_steps:
+        parts.append(f"{count_text(started.num_steps)} steps")
+    return DOT.join(parts)
+
+
+def machine_text(machine: Machine) -> str:
+    """The facts of a machine that matter most for training."""
+    parts = [
+        f"{gpu.name or 'GPU'} {bytes_text(gpu.memory_bytes) if gpu.memory_bytes else ''}".strip()
+        for gpu in machine.gpus
+    ]
+    if machine.driver:
+        parts.append(f"driver {machine.driver}")
+    if not machine.gpus:
+        cores = f"{machine.cpu.num_threads} threads"
+        parts.append(f"{machine.cpu.name or 'CPU'}{DOT}{cores}")
+        memory = machine.memory.limit_bytes or machine.memory.total_bytes
+        if memory:
+            parts.append(bytes_text(memory))
+    parts.append(f"WSL{machine.host.wsl}" if machine.host.wsl else _OS.get(machine.host.os, "?"))
+    torch = machine.framework("torch")
+    if torch:
+        # The build is often part of the version already: 2.13.0+cpu.
+        build = f" {torch.build}" if torch.build and torch.build not in torch.version else ""
+        parts.append(f"torch {torch.version}{build}")
+    return DOT.join(parts)
+
+
+_OS = {"linux": "Linux", "windows": "Windows", "macos": "macOS"}
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe in a line: what is said by its values alone, then what the person fixed."""
+    device = recipe.device.value
+    threads = recipe.num_threads.value
+    parts = [f"{device} with {threads} thread{'s' * (threads > 1)}" if device == "cpu" else device]
+    parts.append(recipe.precision.value)
+    paths = {"sliced": "data sliced in memory", "resident": f"data held on {device}"}
+    workers = f"DataLoader with {recipe.loader_workers.value} workers"
+    parts.append(paths.get(recipe.data_path.value, workers))
+    if recipe.optimizer_implementation.value != "own":
+        parts.append(f"{recipe.optimizer_implementation.value} optimizer")
+    if recipe.memory_format.value != "contiguous":
+        parts.append(recipe.memory_format.value)
+    if recipe.clip_norm.value is not None:
+        parts.append(f"gradients clipped at {recipe.clip_norm.value:g}")
+    if recipe.deterministic.value:
+        parts.append("deterministic")
+    return DOT.join(parts)
+
+
+def checkpoints_text(steps: Sequence[int]) -> str:
+    """Which checkpoints there are."""
+    if not steps:
+        return "none yet"
+    return f"step{'s' * (len(steps) > 1)} {', '.join(map(count_text, steps))}"
+
+
+def shares(split: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    """Parts of a time with their seconds and shares, the longest first."""
+    whole = sum(split.values())
+    parts = sorted(split.items(), key=lambda part: -part[1])
+    return [
+        (name, seconds_text(seconds), percent_text(seconds / whole if whole else 0.0))
+        for name, seconds in parts
+        if seconds > 0
+    ]
+
+
+def closing_text(run: Run) -> str:
+    """What came out of a run."""
+    parts = [progress_text(run)]
+    best = run.best_validation
+    if best is not None:
+        parts.insert(0, f"{metrics_text(best.metrics)} (best, at step {count_text(best.step)})")
+    elif run.validations:
+        parts.insert(0, metrics_text(run.validations[-1].metrics))
+    if run.status != "finished":
+        parts.append("checkpoint " + (
+            f"at step {count_text(run.checkpoint_step)}" if run.checkpoint_step is not None
+            else "none yet: a resume begins anew"
+        ))
+    return DOT.join(parts)
+
+
+def next_texts(run: Run) -> list[str]:
+    """What to try with a run, by how it stands."""
+    longer = f"flatout train --resume {run.id}"
+    if run.status == "running":
+        return [f"flatout show {run.id} --follow", f"flatout runs stop {run.id}"]
+    if run.status != "finished":
+        return [longer, f"flatout show {run.id}"]
+    epochs = run.started.num_epochs if run.started else None
+    return [
+        f"flatout show {run.id}",
+        f"{longer} --epochs {2 * epochs if epochs else 'N'}",
+        f"flatout train {run.header.spec.file or run.header.spec.name} --seed "
+        f"{run.header.spec.seed + 1}",
+    ]
+
+
+def plain_value(value: Any) -> str:
+    """A recipe's value or a parameter, as it is typed."""
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def plain_name(name: str) -> str:
+    """A row's name without the unit that its values are printed with."""
+    return name.removesuffix("_bytes").removesuffix("_s").removesuffix("_per").replace("_", " ")
+
+
+def value_text(name: str, value: Any) -> str:
+    """A value with the unit that its name tells."""
+    if value is None:
+        return "-"
+    if name.endswith("_bytes"):
+        return bytes_text(value)
+    if name == "samples_per_s":
+        return rate_text(value)
+    if name.endswith("_s"):
+        return seconds_text(value)
+    if isinstance(value, float):
+        return metric_text(name, value)
+    return value[:12] if name == "sha256" else plain_value(value)

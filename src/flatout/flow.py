@@ -1,0 +1,303 @@
+"""The main path: one short function for each verb. Start reading here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from flatout import __version__
+from flatout.errors import UsageError
+from flatout.nouns.comparison import Comparison, compare_runs
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.finding import Finding
+from flatout.nouns.lines import Failed, Fetched, Finished, Line, Metric, Progress, Started, Stopped
+from flatout.nouns.machine import Machine
+from flatout.nouns.parameters import parse_parameters, parse_settings
+from flatout.nouns.run import Run, RunHeader
+from flatout.nouns.train_request import TrainRequest
+from flatout.system import (
+    child, clock, datasets, environments, folders, runs, sources, store, tail,
+)  # fmt: skip
+from flatout.system.interrupts import Interrupts
+from flatout.system.runs import RunFolder
+
+# How long a resume waits for a run that has been asked to stop.
+STOP_LIMIT_S = 30.0
+
+
+@dataclass(kw_only=True)
+class Session:
+    """A training under way, seen from outside.
+
+    ending: the line that told its end, once it came. has_begun: it trains, or downloads its data.
+    """
+
+    folder: RunFolder
+    machine: Machine
+    worker: child.Worker
+    tail: tail.Tail
+    ending: Finished | Stopped | Failed | None = None
+    has_begun: bool = False
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a session. finding: why it failed; exit_code: 0 for an end in good order."""
+
+    run: Run
+    finding: Finding | None = None
+    exit_code: int = 0
+
+
+class DataState(msgspec.Struct, frozen=True, kw_only=True):
+    """A data set that flatout knows. folder: where it was found, else None."""
+
+    name: str
+    title: str
+    licence: str
+    source: str
+    size_bytes: int
+    folder: str | None
+
+
+def probe(python: str) -> Machine:
+    """The facts of this machine, with the frameworks of that interpreter."""
+    from flatout.probes import machine
+    from flatout.system.system import LocalSystem
+
+    return machine.probe(LocalSystem(), python)
+
+
+def begin(request: TrainRequest, *, is_attached: bool = True) -> Session:
+    """Makes a new run, or takes up an old one, and starts a worker on it."""
+    request.check()
+    old = reopen(request) if request.resume else None
+    header = store.read_json(old.header, RunHeader) if old else None
+    spec = header.spec if header else specify(request)
+    change = request.change if old else None
+    python = environments.find_interpreter(request.python or (header.python if header else None))
+    version = environments.check_interpreter(python, __version__)
+    machine = probe(python)
+    environments.require_torch(machine, version)
+    folder = old or prepare(spec, machine, request.run_id)
+    end = tail.Tail(folder, is_from_end=True)
+    worker = child.start_worker(python, folder, change=change, is_attached=is_attached)
+    return Session(folder=folder, machine=machine, worker=worker, tail=end)
+
+
+def specify(request: TrainRequest) -> ExperimentSpec:
+    """A request for a new run as what crosses the border, checked against the experiment's text."""
+    source = sources.find_source(request.experiment)
+    parameters = parse_parameters(source.text, source.place)
+    return ExperimentSpec(
+        name=source.name,
+        file=source.file,
+        sha256=source.sha256,
+        parameters=parse_settings(parameters, request.settings),
+        seed=request.seed or 0,
+        fixed=request.fixed,
+        epochs=request.epochs,
+        init=sources.find_weights(request.init) if request.init else None,
+    )
+
+
+def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFolder:
+    """Makes the folder of a new run, with a copy of the experiment's file in it."""
+    header = RunHeader(
+        id=runs.check_id(run_id) if run_id else runs.free_id(spec.name),
+        created_at=clock.now_s(),
+        flatout_version=__version__,
+        python=machine.python,
+        spec=spec,
+        machine=machine,
+    )
+    folder = runs.create_run(header)
+    if spec.file:
+        sources.copy_source(Path(spec.file), folder.path / "experiment.py")
+    return folder
+
+
+def reopen(request: TrainRequest) -> RunFolder:
+    """The run that a request goes on with, once nobody else trains in it.
+
+    Raises:
+        UsageError: unknown-run, run-in-use, run-is-finished.
+    """
+    folder = runs.find_run(request.resume or "")
+    if folder.stop.exists():
+        tail.wait_until_free(folder, STOP_LIMIT_S)
+    tail.refuse_if_taken(folder)
+    if runs.read_run(folder).status == "finished" and request.epochs is None:
+        raise UsageError(
+            "run-is-finished",
+            f"the run {folder.path.name} has reached its end.",
+            fix=f"train it longer: flatout train --resume {folder.path.name} --epochs N",
+        )
+    return folder
+
+
+def is_stopping(text: str) -> bool:
+    """Whether a run has been asked to stop and has not stopped yet."""
+    folder = runs.find_run(text)
+    return folder.stop.exists() and folder.lock().is_taken()
+
+
+def follow(session: Session, interrupts: Interrupts) -> Iterator[list[Line]]:
+    """New lines until the worker has ended; Ctrl-C once asks it to stop, twice kills it."""
+    has_asked = False
+    for lines in tail.follow_lines(session.tail, session.worker.is_running):
+        if interrupts.count > 1:
+            session.worker.kill()
+        elif interrupts.count == 1 and not has_asked:
+            has_asked = True
+            session.folder.request_stop()
+        session.has_begun |= any(isinstance(line, Started | Fetched) for line in lines)
+        endings = [line for line in lines if isinstance(line, Finished | Stopped | Failed)]
+        session.ending = endings[-1] if endings else session.ending
+        yield lines
+
+
+def conclude(session: Session) -> Outcome:
+    """What came of a session whose worker has ended."""
+    run = runs.read_run(session.folder)
+    code = session.worker.exit_code()
+    if isinstance(session.ending, Failed):
+        return Outcome(run=run, finding=session.ending.finding, exit_code=code or 1)
+    if session.ending is None and code is not None:
+        finding = child.worker_died(session.folder, code)
+        return Outcome(run=run, finding=finding, exit_code=3 if code == 3 else 1)
+    return Outcome(run=run)
+
+
+def watch(text: str) -> Iterator[list[Line]]:
+    """All lines of a run, then new ones for as long as somebody trains in it."""
+    folder = runs.find_run(text)
+    return tail.follow_lines(tail.Tail(folder), folder.lock().is_taken)
+
+
+def stop(text: str) -> Run:
+    """Asks whoever trains in a run to stop, and waits until that is done."""
+    folder = runs.find_run(text)
+    if not folder.lock().is_taken():
+        raise UsageError(
+            "run-not-running",
+            f"nobody trains the run {folder.path.name}.",
+            fix="see what runs there are: flatout runs",
+        )
+    folder.request_stop()
+    tail.wait_until_free(folder)
+    return runs.read_run(folder)
+
+
+def read(text: str) -> Run:
+    """Everything that is known about a run, but its metrics by step."""
+    return runs.read_run(runs.find_run(text))
+
+
+def read_metrics(run: Run) -> list[Metric]:
+    """Loss, rates and validations of a run by step."""
+    return store.read_lines(RunFolder(Path(run.folder)).metrics, Metric)
+
+
+def split_of(run: Run) -> dict[str, float]:
+    """Where a run's time went, in seconds: as its end told, else as far as it has come."""
+    if run.finished and run.status == "finished":
+        return run.finished.split_s
+    told = [line.split_s for line in read_metrics(run) if isinstance(line, Progress)]
+    return told[-1] if told else {}
+
+
+def checkpoint_steps(run: Run) -> list[int]:
+    """Steps of the checkpoints that a run has kept."""
+    return RunFolder(Path(run.folder)).checkpoint_steps()
+
+
+def list_runs() -> list[Run]:
+    """All runs, oldest first."""
+    return [runs.read_run(RunFolder(path)) for path in runs.run_paths()]
+
+
+def remove(text: str) -> None:
+    """Deletes a run for good."""
+    runs.remove_run(runs.find_run(text))
+
+
+def compare(texts: Sequence[str]) -> Comparison:
+    """Runs side by side.
+
+    Raises:
+        UsageError: too-few-runs, unknown-run.
+    """
+    if len(texts) < 2:
+        raise UsageError("too-few-runs", "name two runs or more.", fix="see them: flatout runs")
+    return compare_runs([read(text) for text in texts])
+
+
+def export_tensorboard(text: str, folder: str, *, is_following: bool) -> Path:
+    """Writes a run as TensorBoard event files; with is_following for as long as it is trained."""
+    from flatout.monitor.tensorboard import Writer
+
+    run = read(text)
+    with Writer(run.id, Path(folder)) as writer:
+        for lines in watch(text) if is_following else [read_metrics(run)]:
+            writer.write(lines)
+    return writer.folder
+
+
+def next_step() -> tuple[str, str]:
+    """The sensible next command on this machine, and why it is that one."""
+    machine = probe(sys.executable)
+    if machine.framework("torch") is None:
+        choice = environments.choose_torch(machine, sys.version_info[:2])
+        return environments.install_command(machine.python, choice), f"no torch here; {choice.why}"
+    paths = runs.run_paths()
+    if not paths:
+        return "flatout train digits", "trains on 1,797 small pictures that are part of flatout"
+    run = runs.read_run(RunFolder(paths[-1]))
+    if run.status in ("stopped", "interrupted", "new"):
+        return f"flatout train --resume {run.id}", f"{run.id} was {run.status} at step {run.step}"
+    if run.status == "running":
+        return f"flatout show {run.id} --follow", f"{run.id} is being trained"
+    return "flatout show last", f"{run.id} has {run.status}"
+
+
+def record_crash(text: str) -> Path:
+    """Keeps the traceback of our own fault in a file."""
+    path = folders.state_folder() / "crashes" / f"{clock.now_text().replace(':', '')}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    store.write_atomically(path, text.encode())
+    return path
+
+
+def interrupts() -> Interrupts:
+    """Ctrl-C as a count, while the value is open."""
+    return Interrupts()
+
+
+def list_data() -> list[DataState]:
+    """All data sets, and where they are."""
+    return [
+        DataState(
+            name=name,
+            title=one.title,
+            licence=one.licence,
+            source=one.source,
+            size_bytes=one.size_bytes,
+            folder=str(folder) if (folder := datasets.find(name)) else None,
+        )
+        for name, one in datasets.DATA_SETS.items()
+    ]
+
+
+def fetch_data(name: str) -> Iterator[tuple[str, int, int]]:
+    """Downloads what a data set lacks: each file with the bytes done and to do in all."""
+    for fetching in datasets.fetch(name):
+        yield fetching.file, fetching.done_bytes, fetching.total_bytes
+
+
+def verify_data(name: str) -> Path:
+    """The folder of a data set, with every file checked."""
+    return datasets.require(name)

@@ -1,0 +1,1 @@
+"""Runs shown elsewhere: reads what a run's folder holds, and never writes into it."""

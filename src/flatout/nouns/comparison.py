@@ -1,0 +1,108 @@
+"""Runs side by side: what differs in how they were made, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from flatout.nouns.machine import Machine
+from flatout.nouns.run import Run
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing in each of the runs; None where a run does not have it."""
+
+    section: str
+    name: str
+    values: tuple[Any, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether all runs agree."""
+        return all(value == self.values[0] for value in self.values)
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """runs: ids, in the order of the values. rows: what differs, then results and times."""
+
+    runs: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+# What came out is shown even where it is equal; of the rest only what differs.
+_ALWAYS = ("result", "time")
+
+
+def compare_runs(runs: Sequence[Run]) -> Comparison:
+    """What differs between runs, by section: experiment, parameters, recipe, machine, result, time."""
+    sections = {
+        "experiment": [_experiment(run) for run in runs],
+        "parameters": [run.header.spec.parameters for run in runs],
+        "recipe": [_recipe(run) for run in runs],
+        "machine": [_machine(run.header.machine, run) for run in runs],
+        "result": [_result(run) for run in runs],
+        "time": [_time(run) for run in runs],
+    }
+    rows = [
+        Row(section=section, name=name, values=tuple(one.get(name) for one in columns))
+        for section, columns in sections.items()
+        for name in dict.fromkeys(name for one in columns for name in one)
+    ]
+    return Comparison(
+        runs=tuple(run.id for run in runs),
+        rows=tuple(row for row in rows if row.section in _ALWAYS or not row.is_same),
+    )
+
+
+def _experiment(run: Run) -> dict[str, Any]:
+    spec = run.header.spec
+    return {
+        "name": spec.name, "file": spec.file, "sha256": spec.sha256, "seed": spec.seed,
+        "epochs": spec.epochs, "init": spec.init, "flatout": run.header.flatout_version,
+    }  # fmt: skip
+
+
+def _recipe(run: Run) -> dict[str, Any]:
+    if run.recipe is None:
+        return {}
+    fields = msgspec.structs.asdict(run.recipe)
+    return {name: choice.value for name, choice in fields.items()}
+
+
+def _machine(machine: Machine | None, run: Run) -> dict[str, Any]:
+    facts: dict[str, Any] = {"python": run.header.python}
+    if machine is not None:
+        facts |= {
+            "cpu": machine.cpu.name,
+            "cpu_threads": machine.cpu.num_threads,
+            "gpus": ", ".join(gpu.name or "unknown" for gpu in machine.gpus) or None,
+            "driver": machine.driver,
+            "os": machine.host.os,
+            "release": machine.host.release,
+        }
+    return facts | (run.started.versions if run.started else {})
+
+
+def _result(run: Run) -> dict[str, Any]:
+    best = run.best_validation
+    return {
+        "status": run.status,
+        "step": run.step,
+        **({f"best_{name}": value for name, value in best.metrics.items()} if best else {}),
+        **({f"last_{name}": value for name, value in run.validations[-1].metrics.items()}
+           if run.validations else {}),
+    }  # fmt: skip
+
+
+def _time(run: Run) -> dict[str, Any]:
+    if run.finished is None:
+        return {}
+    done = run.finished
+    split = {f"{name}_s": seconds for name, seconds in done.split_s.items()}
+    rate = done.num_samples_seen / done.train_s if done.train_s > 0 else None
+    return {
+        "train_s": done.train_s, "samples_per_s": rate, **split,
+        "peak_memory_bytes": done.peak_memory_bytes,
+    }  # fmt: skip

@@ -1,0 +1,297 @@
+"""What an experiment can be told, read from its source text without running it.
+
+    def experiment(lr: float = 1e-3, width: int = 128, act: Literal["relu", "gelu"] = "relu"): ...
+
+gives three parameters; `-s lr=3e-4` is then checked and converted before anything is started.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from flatout.errors import UsageError, nearest
+from flatout.nouns.experiment_spec import Value
+
+# In the order in which a text is tried for a union: `int | str` takes 3 as a number.
+_KINDS = ("None", "bool", "int", "float", "str")
+_EXPECTED = {
+    "None": "none",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+}
+_BOOLS = {"true": True, "yes": True, "on": True, "1": True,
+          "false": False, "no": False, "off": False, "0": False}
+
+
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
+    """One argument of `experiment(...)`.
+
+    kinds: types a text may become, of None, bool, int, float and str; empty where the annotation
+        is something else, which cannot be set from the command line.
+    choices: the values of a Literal, which are then the only ones (and None, where in kinds).
+    annotation, default: as written; default is None for an argument that must be given.
+    """
+
+    name: str
+    kinds: tuple[str, ...] = ()
+    choices: tuple[Value, ...] = ()
+    annotation: str | None = None
+    default: str | None = None
+
+    @property
+    def expected(self) -> str:
+        """What a value must look like, for people: "a number", "one of: relu, gelu"."""
+        words = [f"one of: {', '.join(map(str, self.choices))}"] if self.choices else []
+        return " or ".join(words + [_EXPECTED[kind] for kind in reversed(self.kinds)])
+
+
+def parse_parameters(text: str, file: str) -> tuple[Parameter, ...]:
+    """The parameters of the function `experiment` in a file's text.
+
+    Raises:
+        UsageError: experiment-syntax-error, no-experiment-function.
+    """
+    try:
+        module = ast.parse(text, filename=file)
+    except (SyntaxError, ValueError) as error:
+        raise _syntax_error(error, file) from error
+    found = [
+        node for node in module.body
+        if isinstance(node, ast.FunctionDef) and node.name == "experiment"
+    ]
+    if not found:
+        raise UsageError(
+            "no-experiment-function",
+            f"{file} has no function `experiment`.",
+            because=_lookalike(module),
+            fix="add `def experiment(lr: float = 1e-3) -> flatout.Experiment:` at its top level",
+        )
+    arguments = found[-1].args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    missing: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    defaults = [*missing, *arguments.defaults, *arguments.kw_defaults]
+    return tuple(
+        _parameter(argument, default)
+        for argument, default in zip([*positional, *arguments.kwonlyargs], defaults, strict=True)
+    )
+
+
+def parse_settings(parameters: Sequence[Parameter], settings: Sequence[str]) -> dict[str, Value]:
+    """The values of `key=value` texts, by the types of the parameters.
+
+    Raises:
+        UsageError: bad-setting, set-twice, unknown-parameter, bad-parameter-value,
+            parameter-missing.
+    """
+    by_name = {parameter.name: parameter for parameter in parameters}
+    values: dict[str, Value] = {}
+    for name, text in split_pairs(settings, "-s"):
+        if name not in by_name:
+            raise UsageError(
+                "unknown-parameter",
+                f"the experiment has no parameter `{name}`.",
+                fix=nearest(name, by_name),
+            )
+        values[name] = convert(by_name[name], text)
+    needed = [one.name for one in parameters if one.default is None and one.name not in values]
+    if needed:
+        raise UsageError(
+            "parameter-missing",
+            f"the experiment needs {', '.join(f'`{name}`' for name in needed)}.",
+            because="a parameter without a default must be given",
+            fix=" ".join(f"-s {name}=..." for name in needed),
+        )
+    return values
+
+
+def split_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
+    """`key=value` texts as pairs; each key once.
+
+    Raises:
+        UsageError: bad-setting, set-twice.
+    """
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise UsageError(
+                "bad-setting",
+                f"`{option} {text}` is not of the form name=value.",
+                fix=f"write {option} {name or 'name'}=value, without spaces around `=`",
+            )
+        if name in pairs:
+            raise UsageError(
+                "set-twice",
+                f"`{name}` is set twice: {pairs[name]} and {value}.",
+                fix="give it once",
+            )
+        pairs[name] = value.strip()
+    return list(pairs.items())
+
+
+def convert(parameter: Parameter, text: str) -> Value:
+    """A parameter's value from its text.
+
+    Raises:
+        UsageError: bad-parameter-value.
+    """
+    for choice in parameter.choices:
+        if text == str(choice):
+            return choice
+    for kind in parameter.kinds:
+        try:
+            return _CONVERTERS[kind](text)
+        except ValueError:
+            continue
+    if not parameter.kinds and not parameter.choices:
+        raise UsageError(
+            "bad-parameter-value",
+            f"`{parameter.name}` cannot be set from the command line.",
+            because=f"it is a {parameter.annotation}; -s gives bool, int, float or str",
+            fix="change its default in the file, or give it one of those types",
+        )
+    raise UsageError(
+        "bad-parameter-value",
+        f"`{parameter.name}={text}` is not a value this parameter can have.",
+        because=f"`{parameter.name}` is written as `{parameter.annotation}`"
+        if parameter.annotation else f"its default is {parameter.default}",
+        fix=f"give {parameter.expected}",
+    )
+
+
+def _none(text: str) -> None:
+    if text.lower() not in ("none", "null"):
+        raise ValueError(text)
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in _BOOLS:
+        raise ValueError(text)
+    return _BOOLS[text.lower()]
+
+
+def _int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        # 1e3 is how people write a thousand steps.
+        number = _float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    # JSON, which carries the value to the worker, has neither NaN nor infinity.
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+_CONVERTERS: dict[str, Callable[[str], Value]] = {
+    "None": _none, "bool": _bool, "int": _int, "float": _float, "str": str,
+}
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
+    names: set[str] = set()
+    choices: list[Value] = []
+    if argument.annotation is not None:
+        is_known = _read_annotation(argument.annotation, names, choices)
+    else:
+        is_known = _read_default(default, names)
+    return Parameter(
+        name=argument.arg,
+        kinds=tuple(kind for kind in _KINDS if kind in names) if is_known else (),
+        choices=tuple(choices) if is_known else (),
+        annotation=ast.unparse(argument.annotation) if argument.annotation else None,
+        default=ast.unparse(default) if default is not None else None,
+    )
+
+
+def _read_annotation(node: ast.expr, names: set[str], choices: list[Value]) -> bool:
+    """Adds an annotation's types and choices; False for one that a text cannot become."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        try:
+            return _read_annotation(ast.parse(node.value, mode="eval").body, names, choices)
+        except SyntaxError:
+            return False
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        sides = [_read_annotation(side, names, choices) for side in (node.left, node.right)]
+        return all(sides)
+    if isinstance(node, ast.Subscript):
+        inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        outer = _last_name(node.value)
+        if outer == "Literal":
+            return all([_read_choice(item, names, choices) for item in inner])
+        if outer == "Optional":
+            names.add("None")
+        if outer in ("Optional", "Union"):
+            return all([_read_annotation(item, names, choices) for item in inner])
+        return False
+    name = "None" if isinstance(node, ast.Constant) and node.value is None else _last_name(node)
+    names.add(name)
+    return name in _KINDS
+
+
+def _read_choice(node: ast.expr, names: set[str], choices: list[Value]) -> bool:
+    value = _literal(node)
+    if value is None and isinstance(node, ast.Constant):
+        names.add("None")
+        return True
+    choices.append(value)
+    return isinstance(value, bool | int | float | str)
+
+
+def _read_default(default: ast.expr | None, names: set[str]) -> bool:
+    """Types of an argument without annotation: those of its default, where that is plain."""
+    value = _literal(default) if default is not None else ""
+    if value is None:
+        # `def experiment(limit=None)` says nothing about what else it may be.
+        names.update(_KINDS)
+        return isinstance(default, ast.Constant)
+    names.add(type(value).__name__)
+    return type(value).__name__ in _KINDS
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _lookalike(module: ast.Module) -> str | None:
+    functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+    if any(isinstance(node, ast.AsyncFunctionDef) and node.name == "experiment"
+           for node in module.body):
+        return "its `experiment` is an async function"
+    return f"its functions are: {', '.join(functions)}" if functions else None
+
+
+def _syntax_error(error: SyntaxError | ValueError, file: str) -> UsageError:
+    is_placed = isinstance(error, SyntaxError) and error.lineno is not None
+    place = f"{file}, line {error.lineno}," if is_placed else file  # type: ignore[union-attr]
+    line = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
+    reason = error.msg if isinstance(error, SyntaxError) else str(error)
+    return UsageError(
+        "experiment-syntax-error",
+        f"{place} is not valid Python.",
+        because=f"{reason}: {line}" if line else reason,
+        fix="correct that line",
+    )

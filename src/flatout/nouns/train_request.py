@@ -1,0 +1,73 @@
+"""What a person asks `flatout train` for, checked as far as it can be without looking anywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from flatout.errors import UsageError
+from flatout.nouns.parameters import split_pairs
+from flatout.nouns.recipe import parse_field
+
+
+class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line of `flatout train` as data.
+
+    experiment: a built-in's name or a file; None where `resume` names a run.
+    settings, uses: `key=value` texts for the experiment's parameters and for recipe fields.
+    device: `auto`, or the recipe's device. run_id: the name of a new run; None finds a free one.
+    """
+
+    experiment: str | None = None
+    settings: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    device: str = "auto"
+    epochs: int | None = None
+    seed: int | None = None
+    init: str | None = None
+    run_id: str | None = None
+    resume: str | None = None
+    python: str | None = None
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The recipe fields that the person fixed, by their types.
+
+        Raises:
+            UsageError: bad-setting, set-twice, unknown-recipe-field, bad-recipe-value.
+        """
+        device = () if self.device == "auto" else (f"device={self.device}",)
+        pairs = split_pairs([*self.uses, *device], "--use")
+        return {name: parse_field(name, text) for name, text in pairs}
+
+    @property
+    def change(self) -> dict[str, Any]:
+        """What a resume changes, as the worker is told it; empty where nothing is changed."""
+        asked: dict[str, Any] = {"fixed": self.fixed, "epochs": self.epochs}
+        return {name: value for name, value in asked.items() if value}
+
+    def check(self) -> None:
+        """Refuses what cannot go together.
+
+        Raises:
+            UsageError: cannot-change-on-resume.
+        """
+        if self.resume is None:
+            return
+        given = {
+            f"the experiment `{self.experiment}`": self.experiment is not None,
+            "`-s`": bool(self.settings),
+            "`--seed`": self.seed is not None,
+            "`--init`": self.init is not None,
+            "`--name`": self.run_id is not None,
+        }
+        refused = [name for name, is_given in given.items() if is_given]
+        if refused:
+            raise UsageError(
+                "cannot-change-on-resume",
+                f"{' and '.join(refused)} cannot be given with --resume.",
+                because="a run keeps its name, experiment, parameters, seed and first weights: "
+                "with others it would be another run",
+                fix="leave it out (--epochs, --use and --device may change), or begin a new run",
+            )

@@ -1,0 +1,141 @@
+"""The worker as a process: started, watched and ended from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from flatout.nouns.finding import Finding, Fix
+from flatout.system.runs import RunFolder
+from flatout.system.store import mapped_os_errors
+
+# What Windows reports instead of a signal.
+_WINDOWS_CODES = {0xC0000005: "an access violation", 0xC00000FD: "a stack overflow",
+                  0xC0000409: "a failed security check", 0xC0000017: "no memory left"}
+
+class Worker:
+    """A worker that was started here: the leader of a process group of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        """Whether it still lives."""
+        return self._process.poll() is None
+
+    def exit_code(self) -> int | None:
+        """How it ended: negative for a signal; None while it lives."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """Ends it at once, with every process it has started."""
+        if sys.platform == "win32":
+            _kill_tree(self._process.pid)
+        else:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self._process.wait()
+
+
+def start_worker(
+    python: str, folder: RunFolder, *, change: dict[str, object] | None, is_attached: bool
+) -> Worker:
+    """Starts the engine on a run's folder, in a process group of its own.
+
+    Args:
+        python: the interpreter that trains.
+        folder: the run.
+        change: what a resume changes: {"fixed": {...}, "epochs": N}.
+        is_attached: the worker stops in good order when this process dies (its stdin ends);
+            otherwise it goes on without it.
+    """
+    # -P: a file `queue.py` in the current folder must not be taken for Python's own.
+    # faulthandler: a crash in native code leaves a traceback in the log.
+    command = [python, "-P", "-X", "faulthandler", "-m", "flatout.engine.worker", str(folder.path)]
+    if is_attached:
+        command.append("--attached")
+    if change:
+        command += ["--change", msgspec.json.encode(change).decode()]
+    # A request to stop from before was meant for an earlier session.
+    with mapped_os_errors(folder.log), open(folder.log, "ab") as log:
+        folder.stop.unlink(missing_ok=True)
+        process = subprocess.Popen(
+            command,
+            # So that cuda:1 is the second GPU as nvidia-smi and flatout's probe count them.
+            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ},
+            stdin=subprocess.PIPE if is_attached else subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            creationflags=_creation_flags(),
+        )
+    return Worker(process)
+
+
+def worker_died(folder: RunFolder, exit_code: int) -> Finding:
+    """Bad news of a worker that ended without a word in the run's events."""
+    name = folder.path.name
+    because = f"the worker {ending_text(exit_code)}"
+    if exit_code == -9:
+        because += "; if nobody killed it, the kernel did, because memory ran out"
+    return Finding(
+        rule="worker-died",
+        severity="error",
+        problem=f"the training of {name} broke off without saying why.",
+        because=because,
+        evidence=tuple(_last_lines(folder.log)),
+        fixes=(
+            Fix(text=f"read {folder.log}"),
+            Fix(text=f"go on from the last checkpoint: flatout train --resume {name}"),
+        ),
+    )
+
+
+def _last_lines(log: Path) -> list[str]:
+    with mapped_os_errors(log), open(log, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+        text = file.read().decode(errors="replace")
+    return [line for line in text.splitlines() if line.strip()][-3:]
+
+
+def ending_text(exit_code: int) -> str:
+    """How a process ended, in words: "was killed by SIGKILL", "ended with exit code 7"."""
+    if exit_code < 0:
+        try:
+            name = signal.Signals(-exit_code).name
+        except ValueError:
+            name = f"signal {-exit_code}"
+        return f"was killed by {name}"
+    if exit_code in _WINDOWS_CODES:
+        return f"was ended by {_WINDOWS_CODES[exit_code]}"
+    return f"ended with exit code {exit_code}"
+
+
+def _creation_flags() -> int:
+    if sys.platform == "win32":
+        # Without a console of its own, closing ours would end the worker before its checkpoint.
+        return subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
+    return 0
+
+
+def _kill_tree(pid: int) -> None:
+    import psutil
+
+    try:
+        leader = psutil.Process(pid)
+        for process in [*leader.children(recursive=True), leader]:
+            process.kill()
+    except psutil.NoSuchProcess:
+        pass

@@ -1,0 +1,136 @@
+"""The interpreter that trains: where it is, and what it must hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from typing import Literal
+
+from flatout.errors import UsageError
+from flatout.hardware.torch_builds import Place, TorchChoice, choose_build, cpu_build
+from flatout.nouns.machine import Machine
+from flatout.nouns.units import bytes_text
+
+_OS_NAMES: dict[str, Literal["linux", "wsl", "windows", "macos"]] = {
+    "linux": "linux", "windows": "windows", "macos": "macos",
+}
+
+# Asked of another interpreter. An empty entry of sys.path is the current folder, whose files must
+# not be taken for the standard library's.
+_ASK_VERSION = """
+import sys
+sys.path = [entry for entry in sys.path if entry]
+import json
+try:
+    import flatout
+    version = flatout.__version__
+except ImportError:
+    version = None
+print(json.dumps([list(sys.version_info[:2]), version]))
+"""
+
+
+def find_interpreter(text: str | None) -> str:
+    """The absolute path of the interpreter that is to train; None means this one.
+
+    Raises:
+        UsageError: python-not-found.
+    """
+    if text is None:
+        return sys.executable
+    found = shutil.which(os.path.expanduser(text))
+    if found is None:
+        raise UsageError(
+            "python-not-found",
+            f"`--python {text}` is not a program that can be run.",
+            fix="give the path of a Python interpreter, such as .venv/bin/python",
+        )
+    # Links are kept: in a virtual environment the link is what makes the environment.
+    return os.path.abspath(found)
+
+
+def check_interpreter(python: str, version: str) -> tuple[int, int]:
+    """Makes sure that an interpreter holds the flatout that this one is; returns its own version.
+
+    Raises:
+        UsageError: python-not-found, python-too-old, flatout-not-in-environment.
+    """
+    if python == sys.executable:
+        return sys.version_info[:2]
+    found_python, found = _ask_version(python)
+    if found_python < (3, 11):
+        raise UsageError(
+            "python-too-old",
+            f"{python} is Python {found_python[0]}.{found_python[1]}.",
+            because="flatout needs Python 3.11 or later",
+            fix="choose another --python",
+        )
+    if found != version:
+        raise UsageError(
+            "flatout-not-in-environment",
+            f"{python} has flatout {found}, this is {version}." if found
+            else f"{python} has no flatout.",
+            because="both sides must speak the same version",
+            fix=f"{python} -m pip install flatout=={version}",
+        )
+    return found_python
+
+
+def require_torch(machine: Machine, python_version: tuple[int, int]) -> None:
+    """Makes sure that the interpreter that was read holds torch.
+
+    Raises:
+        UsageError: torch-not-installed, with the command that installs the right build.
+    """
+    if machine.framework("torch"):
+        return
+    choice = choose_torch(machine, python_version)
+    raise UsageError(
+        "torch-not-installed",
+        f"{machine.python} has no torch.",
+        because=machine.unread.get("frameworks") or f"for this machine: {choice.requirement}, "
+        f"{bytes_text(choice.download_bytes)} to download; {choice.why}",
+        fix=install_command(machine.python, choice),
+    )
+
+
+def choose_torch(machine: Machine, python_version: tuple[int, int]) -> TorchChoice:
+    """The build of torch that a machine's driver and GPUs can run."""
+    place = Place(
+        os="wsl" if machine.host.wsl else _OS_NAMES.get(machine.host.os, "linux"),
+        machine={"amd64": "x86_64", "arm64": "aarch64"}.get(
+            platform.machine().lower(), platform.machine().lower()
+        ),
+        python=python_version,
+    )
+    capabilities = [gpu.compute_capability for gpu in machine.gpus if gpu.compute_capability]
+    if capabilities and machine.driver is None:
+        return cpu_build(place, f"the driver is unknown: {machine.unread.get('driver', '')}")
+    return choose_build(place, machine.driver or "", capabilities)
+
+
+def install_command(python: str, choice: TorchChoice) -> str:
+    """What to type to install a build of torch into an interpreter's environment."""
+    index = f" --index-url {choice.index_url}" if choice.index_url else ""
+    return f"{python} -m pip install {choice.requirement}{index}"
+
+
+def _ask_version(python: str) -> tuple[tuple[int, int], str | None]:
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK_VERSION], capture_output=True, timeout=60, check=True,
+            stdin=subprocess.DEVNULL,
+        )
+        found_python, found = json.loads(done.stdout)
+        return (found_python[0], found_python[1]), found
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError, IndexError) as error:
+        raise UsageError(
+            "python-not-found",
+            f"{python} does not answer as a Python interpreter does.",
+            because=str(error),
+            fix="give the path of a Python interpreter, such as .venv/bin/python",
+        ) from error

@@ -1,0 +1,145 @@
+"""Where experiments are: built-in names, and files. Their text is read, never imported."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import UsageError, nearest
+from flatout.system.runs import find_run
+from flatout.system.store import mapped_os_errors, write_atomically
+
+_BUILT_INS = Path(__file__).parents[1] / "experiments"
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """An experiment's text. file, sha256: of a person's own file; None for a built-in."""
+
+    name: str
+    text: str
+    file: str | None = None
+    sha256: str | None = None
+
+    @property
+    def place(self) -> str:
+        """How to name it in a message."""
+        return self.file or f"the built-in `{self.name}`"
+
+
+def built_in_names() -> list[str]:
+    """Names of the built-in experiments."""
+    return sorted(path.stem for path in _BUILT_INS.glob("*.py") if not path.name.startswith("_"))
+
+
+def find_source(text: str | None) -> Source:
+    """A built-in by its name, or a file by its path.
+
+    Raises:
+        UsageError: experiment-missing, unknown-experiment, experiment-file-not-found,
+            experiment-not-text.
+    """
+    if not text:
+        raise UsageError(
+            "experiment-missing",
+            "which experiment?",
+            because=f"built in are: {', '.join(built_in_names())}",
+            fix="name one of them, or a .py file of yours: flatout train digits",
+        )
+    if text in built_in_names():
+        return Source(name=text, text=(_BUILT_INS / f"{text}.py").read_text(encoding="utf-8"))
+    path = Path(text).expanduser().absolute()
+    if path.suffix == ".py" and path.is_file():
+        return _read_file(path)
+    if path.suffix == ".py" or len(Path(text).parts) > 1:
+        raise _no_such_file(text, path)
+    beside = path.with_suffix(".py")
+    raise UsageError(
+        "unknown-experiment",
+        f"there is no built-in experiment `{text}`.",
+        because="a name without `.py` means a built-in",
+        fix=f"for your file: flatout train {text}.py" if beside.is_file()
+        else f"{nearest(text, built_in_names())}, or give the path of a .py file",
+    )
+
+
+def find_weights(text: str) -> str:
+    """The absolute path of weights to begin with: a safetensors file, or a run's best weights.
+
+    Raises:
+        UsageError: weights-not-found, unknown-run.
+    """
+    path = Path(text).expanduser().absolute()
+    if path.is_file():
+        if path.suffix == ".safetensors":
+            return str(path)
+        raise UsageError(
+            "weights-not-found",
+            f"{text} is not a safetensors file.",
+            because="other formats may run code when they are loaded",
+            fix="convert it with safetensors.torch.save_file, or name a run",
+        )
+    if path.suffix == ".safetensors":
+        raise UsageError(
+            "weights-not-found",
+            f"there is no file {text}.",
+            fix="give the path of a safetensors file, or the name of a run",
+        )
+    folder = find_run(text)
+    if not folder.weights.is_file():
+        raise UsageError(
+            "weights-not-found",
+            f"the run {folder.path.name} has no weights yet.",
+            because=f"{folder.weights} is missing",
+            fix="choose a run that has been validated or finished: flatout runs",
+        )
+    return str(folder.weights)
+
+
+def copy_source(file: Path, target: Path) -> None:
+    """Keeps an experiment's text beside the run that it made."""
+    with mapped_os_errors(file):
+        content = file.read_bytes()
+    write_atomically(target, content)
+
+
+def _read_file(path: Path) -> Source:
+    with mapped_os_errors(path):
+        content = path.read_bytes()
+    try:
+        # Python's own rule for sources: UTF-8, with or without a byte order mark.
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            "experiment-not-text",
+            f"{path} is not UTF-8 text.",
+            because=str(error),
+            fix="save it as UTF-8",
+        ) from error
+    digest = hashlib.sha256(content).hexdigest()
+    return Source(name=path.stem, text=text, file=str(path), sha256=digest)
+
+
+def _no_such_file(text: str, path: Path) -> UsageError:
+    if path.is_dir():
+        return UsageError(
+            "experiment-file-not-found",
+            f"{text} is a folder.",
+            fix="give the path of a .py file, or one of: " + ", ".join(built_in_names()),
+        )
+    if path.is_file():
+        return UsageError(
+            "experiment-file-not-found",
+            f"{text} is not a Python file.",
+            because="an experiment is a .py file with a function `experiment`",
+            fix="give the path of a .py file, or one of: " + ", ".join(built_in_names()),
+        )
+    near = [str(one.relative_to(path.parent)) for one in path.parent.glob("*.py")]
+    return UsageError(
+        "experiment-file-not-found",
+        f"there is no file {text}.",
+        because=f"looked in {path.parent}",
+        fix=nearest(path.name, near) if near
+        else "give the path of a .py file, or one of: " + ", ".join(built_in_names()),
+    )
