@@ -1,1 +1,1 @@
-"""The built-in experiments, each written as a person would write one. Only the engine loads them."""
+"""The built-in experiments, written as a person would write them. Only the engine loads them."""

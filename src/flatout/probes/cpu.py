@@ -24,7 +24,7 @@ def probe_cpu(system: System) -> tuple[Cpu, dict[str, str]]:
     num_threads = calls.num_threads if quota is None else min(calls.num_threads, max(1, int(quota)))
     if system.platform != "linux":
         cpu = Cpu(name=calls.cpu_name, num_cores=calls.num_cores, num_threads=num_threads)
-        unread = {"cpu.features": f"{system.platform} has no list of them to read"}
+        unread = {"cpu.features": "this system has no list of them to read"}
         reason = f"{system.platform} did not tell it"
     else:
         text = system.read("/proc/cpuinfo")
@@ -38,6 +38,8 @@ def probe_cpu(system: System) -> tuple[Cpu, dict[str, str]]:
                 num_threads=num_threads,
                 features=cpu.features,
             )
+    if not cpu.features:
+        unread.setdefault("cpu.features", reason)
     unread |= {
         f"cpu.{field}": reason for field in ("name", "num_cores") if getattr(cpu, field) is None
     }

@@ -16,7 +16,7 @@ _HOLDERS = {
     "paddlepaddle": ("paddlepaddle-gpu", "paddlepaddle"),
     "jax": ("jax",),
 }
-_JAX_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+_JAX_PLUGINS = {"jax-cuda13-plugin": "cu13", "jax-cuda12-plugin": "cu12"}
 _ASKED = (*(name for names in _HOLDERS.values() for name in names), *_JAX_PLUGINS)
 
 
@@ -62,8 +62,8 @@ def parse_report(text: str) -> tuple[tuple[Framework, ...], dict[str, str]]:
 def _build(name: str, holder: str, packages: dict[str, _Package]) -> str | None:
     package = packages[holder]
     if name == "jax":
-        plugins = [plugin for plugin in _JAX_PLUGINS if plugin in packages]
-        return plugins[0].removeprefix("jax-").removesuffix("-plugin") if plugins else "cpu"
+        # JAX's wheels are one for all; what it can use is told by the plugin beside it.
+        return next((build for name, build in _JAX_PLUGINS.items() if name in packages), "cpu")
     if holder in ("tensorflow-cpu", "tensorflow-intel"):
         return "cpu"
     local = package.version.partition("+")[2]

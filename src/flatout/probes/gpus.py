@@ -153,7 +153,8 @@ def parse_smi(done: Completed, fields: tuple[str, ...]) -> Found | str:
     unread: dict[str, str] = {}
     if len(rows) < len(lines) or not lines:
         # A GPU that fell off its bus has a sentence in place of its row.
-        unread["gpus"] = f"nvidia-smi: cannot read all of its answer {done.stdout.strip()[:80]!r}"
+        bad = next((line for line in lines if line.count(",") != len(fields) - 1), "")
+        unread["gpus"] = f"nvidia-smi: cannot read its answer {bad[:120]!r}"
     if not rows:
         return unread["gpus"]
     gpus, driver = [], None

@@ -50,7 +50,7 @@ def run(argv: Sequence[str], timeout_s: float) -> Completed:
         )
     except (OSError, ValueError) as error:
         told = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return Completed(reason=f"{argv[0]}: {told}")
+        return Completed(reason=told)
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as late:
@@ -58,7 +58,7 @@ def run(argv: Sequence[str], timeout_s: float) -> Completed:
         return Completed(
             stdout=_text(late.stdout),
             stderr=_text(late.stderr),
-            reason=f"{argv[0]}: no answer within {timeout_s:g} s",
+            reason=f"no answer within {timeout_s:g} s",
         )
     except BaseException:
         _kill_tree(process)

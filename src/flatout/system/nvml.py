@@ -13,10 +13,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-Ask = Callable[[str, Callable[[], Any]], Any]
-
 # Under WSL the real library lies here; a Linux driver that was installed by mistake hides it.
 _WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
+
+_FIELDS = ("name", "memory_bytes", "free_bytes", "compute_capability", "pci_bus_id", "uuid")
 
 
 def read_gpus() -> dict[str, Any]:
@@ -30,11 +30,11 @@ def read_gpus() -> dict[str, Any]:
         ctypes.CDLL(_WSL_LIBRARY)
     unread: dict[str, str] = {}
 
-    def ask(path: str, question: Callable[[], Any]) -> Any:
+    def ask(question: Callable[[], Any], *paths: str) -> Any:
         try:
             answer = question()
         except (pynvml.NVMLError, UnicodeDecodeError, AttributeError) as error:
-            unread[path] = f"NVML: {error}"
+            unread.update(dict.fromkeys(paths, f"NVML: {error}"))
             return None
         return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
 
@@ -42,33 +42,34 @@ def read_gpus() -> dict[str, Any]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return {"error": f"NVML: {error}"}
-    num_gpus = ask("gpus", pynvml.nvmlDeviceGetCount) or 0
-    version = ask("cuda", pynvml.nvmlSystemGetCudaDriverVersion_v2)
+    num_gpus = ask(pynvml.nvmlDeviceGetCount, "gpus") or 0
+    version = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2, "cuda")
     return {
-        "driver": ask("driver", pynvml.nvmlSystemGetDriverVersion),
+        "driver": ask(pynvml.nvmlSystemGetDriverVersion, "driver"),
         "cuda": f"{version // 1000}.{version % 1000 // 10}" if version else None,
         "gpus": [_read_gpu(pynvml, index, ask) for index in range(num_gpus)],
         "unread": unread,
     }
 
 
-def _read_gpu(nvml: Any, index: int, ask: Ask) -> dict[str, Any]:
-    place = f"gpus.{index}"
-    handle = ask(f"{place}.name", lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+def _read_gpu(nvml: Any, index: int, ask: Callable[..., Any]) -> dict[str, Any]:
+    at = {field: f"gpus.{index}.{field}" for field in _FIELDS}
+    handle = ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index), *at.values())
     if handle is None:
         return {}
-    memory = ask(f"{place}.memory_bytes", lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
-    pci = ask(f"{place}.pci_bus_id", lambda: nvml.nvmlDeviceGetPciInfo(handle).busId)
+    memory = ask(
+        lambda: nvml.nvmlDeviceGetMemoryInfo(handle), at["memory_bytes"], at["free_bytes"]
+    )
     capability = ask(
-        f"{place}.compute_capability", lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle), at["compute_capability"]
     )
     return {
-        "name": ask(f"{place}.name", lambda: nvml.nvmlDeviceGetName(handle)),
+        "name": ask(lambda: nvml.nvmlDeviceGetName(handle), at["name"]),
         "memory_bytes": memory and int(memory.total),
         "free_bytes": memory and int(memory.free),
         "compute_capability": capability and "{}.{}".format(*capability),
-        "pci_bus_id": pci,
-        "uuid": ask(f"{place}.uuid", lambda: nvml.nvmlDeviceGetUUID(handle)),
+        "pci_bus_id": ask(lambda: nvml.nvmlDeviceGetPciInfo(handle).busId, at["pci_bus_id"]),
+        "uuid": ask(lambda: nvml.nvmlDeviceGetUUID(handle), at["uuid"]),
     }
 
 

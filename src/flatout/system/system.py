@@ -135,8 +135,8 @@ class LocalSystem:
         done = command.run([python, "-c", interpreter.source(), *names], _PACKAGES_TIMEOUT_S)
         if done.exit_code == 0:
             return done.stdout
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.exit_code}"]
-        return Unread(done.reason or f"{python}: {last[0]}")
+        said = done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"]
+        return Unread(f"{python}: {done.reason or said[-1]}")
 
     def now(self) -> str:
         """The time of day in UTC."""
@@ -176,7 +176,7 @@ class RecordedSystem:
 
     def run(self, argv: Sequence[str], timeout_s: float) -> Completed:
         """What the command gave when it was recorded."""
-        return self._commands.get(tuple(argv)) or Completed(reason=f"{argv[0]}: not found")
+        return self._commands.get(tuple(argv)) or Completed(reason="No such file or directory")
 
     def read(self, path: str) -> str | Unread:
         """What the file held."""
