@@ -36,7 +36,7 @@ def make_or_adopt() -> bool:
     said = []
     for way in pip_ways(importlib.util.find_spec("ensurepip") is not None, pip_version(python)):
         options = [] if way == "ensurepip" else ["--without-pip"]
-        done = run(".venv", "made", [python, "-m", "venv", *options, VENV])
+        done = run(".venv", "bare environment", [python, "-m", "venv", *options, VENV])
         if done.exit_code == 0 and way == "own pip":
             done = _bring_pip([python, "-m", "pip"])
         elif done.exit_code == 0 and way == "zipapp":
@@ -68,7 +68,7 @@ def pip_version(python: str | Path) -> tuple[int, ...] | None:
 
 
 def _bring_pip(pip: Sequence[str | Path]) -> Done:
-    return run("pip", "put into .venv", [*pip, "--python", venv_python(), "install", "pip"])
+    return run(".venv", "pip", [*pip, "--python", venv_python(), "install", "pip"])
 
 
 def _zipapp() -> Path:

@@ -97,7 +97,7 @@ def run_watched(
     line = _LiveLine(label, title)
     try:
         while process.poll() is None:
-            line.show(time.monotonic() - started, lines[-1] if lines else "")
+            line.show(time.monotonic() - started, _last_words(lines))
             time.sleep(_TICK_S if time.monotonic() - started > _TICK_S else 0.02)
     except KeyboardInterrupt:
         process.terminate()
@@ -128,6 +128,11 @@ def _keep_lines(stream: IO[str], lines: list[str]) -> None:
     lines.extend(iter(stream.readline, ""))
 
 
+def _last_words(lines: Sequence[str]) -> str:
+    # pip draws its bars between the lines that say something.
+    return next((line.strip() for line in reversed(lines) if line.strip()[:1].isalpha()), "")
+
+
 class _LiveLine:
     """On a terminal one line that is written over; elsewhere a plain line now and then."""
 
@@ -141,7 +146,7 @@ class _LiveLine:
     def show(self, elapsed_s: float, detail: str) -> None:
         if elapsed_s < self._next_at_s:
             return
-        text = f"{self._label:<10}{self._title}  {elapsed_s:.0f} s  {detail.strip()}"
+        text = f"{self._label:<10}{self._title}  {elapsed_s:.0f} s  {detail}"
         if self._is_terminal:
             print(f"\r{text[: _COLUMNS - 1]:<{_COLUMNS - 1}}", end="", flush=True)
             self._is_shown = True

@@ -59,14 +59,14 @@ def visible_gpus(
 
 def torch_ways(choice: TorchChoice, place: Place) -> list[tuple[str, list[str]]]:
     """Ways to get the build that need no question, best first: (where from, pip's arguments)."""
-    ways = [("where pip is configured to look", [choice.requirement])]
+    ways = [("where pip looks", [choice.requirement])]
     if choice.index_url is not None:
         ways.append(
             ("PyTorch's own index", [choice.requirement, f"--extra-index-url={choice.index_url}"])
         )
     plain = _plain(choice)
     if plain != choice.requirement and plain_cuda(place) == choice.cuda:
-        ways.append(("Python's package index, where it is the same build", [plain]))
+        ways.append(("Python's package index (the same build)", [plain]))
     return ways
 
 

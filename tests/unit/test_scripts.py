@@ -1,0 +1,272 @@
+"""The scripts' pure parts. The scripts themselves have no ending: they are loaded by their path."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import subprocess
+import sys
+import tomllib
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from bare_venv import pip_ways
+from environment import shortages, work_left
+from nvidia import Gpus, parse_gpus
+from progress import Problem, bytes_text, pip_environment
+from torch_install import torch_ways, visible_gpus
+
+from flatout.hardware.torch_builds import Place, choose_build, cpu_build
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRIES = ("check", "gpu", "quickstart", "test")
+LINUX = Place(os="linux", machine="x86_64", python=(3, 12))
+WINDOWS = Place(os="windows", machine="x86_64", python=(3, 12))
+
+
+def script(name: str) -> ModuleType:
+    loader = SourceFileLoader(f"script_{name}", str(ROOT / "scripts" / name))
+    spec = spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = module_from_spec(spec)
+    sys.modules[loader.name] = module
+    loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entry_when_python_is_too_old(name: str) -> None:
+    path = ROOT / "scripts" / name
+    # A syntax that an old Python cannot read would come before the polite refusal.
+    ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 6))
+    code = (
+        "import runpy, sys; sys.version_info = (3, 8, 18); "
+        "runpy.run_path(sys.argv[1], run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1
+    assert "needs Python 3.11 or newer" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code", "expected"),
+    [
+        (
+            "581.42, 8.6, NVIDIA GeForce RTX 3070\n",
+            0,
+            Gpus(driver="581.42", capabilities=("8.6",), names=("NVIDIA GeForce RTX 3070",)),
+        ),
+        (
+            "580.65.06, 9.0, NVIDIA H200\n580.65.06, 9.0, NVIDIA H200\n",
+            0,
+            Gpus(driver="580.65.06", capabilities=("9.0", "9.0"), names=("NVIDIA H200",) * 2),
+        ),
+    ],
+)
+def test_parse_gpus_when_there_are_some(text: str, exit_code: int, expected: Gpus) -> None:
+    assert parse_gpus(text, exit_code) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "exit_code", "reason"),
+    [
+        ('Field "compute_cap" is not a valid field to query.\n', 2, "older than 510"),
+        ("No devices were found\n", 6, "No devices were found"),
+        ("Failed to initialize NVML: Driver/library version mismatch\n", 18, "version mismatch"),
+        ("", 0, "it said: nothing"),
+        ("580.65.06, [N/A], NVIDIA X\n", 0, "no driver and compute capability"),
+        ("[N/A], 8.6, NVIDIA X\n", 0, "no driver and compute capability"),
+        ("what is this\n", 0, "no driver and compute capability"),
+    ],
+)
+def test_parse_gpus_when_there_are_none(text: str, exit_code: int, reason: str) -> None:
+    gpus = parse_gpus(text, exit_code)
+    assert gpus.driver is None
+    assert gpus.why_none is not None
+    assert reason in gpus.why_none
+
+
+@pytest.mark.parametrize(
+    ("has_ensurepip", "version", "ways"),
+    [
+        (True, (23, 2), ("ensurepip", "own pip", "zipapp")),
+        (True, None, ("ensurepip", "zipapp")),
+        (False, (22, 3), ("own pip", "zipapp")),
+        (False, (22, 2), ("zipapp",)),
+        (False, None, ("zipapp",)),
+    ],
+)
+def test_pip_ways_when_something_is_missing(
+    has_ensurepip: bool, version: tuple[int, int] | None, ways: tuple[str, ...]
+) -> None:
+    assert pip_ways(has_ensurepip, version) == ways
+
+
+def test_torch_ways_when_there_is_no_gpu() -> None:
+    linux = torch_ways(cpu_build(LINUX, ""), LINUX)
+    assert [arguments[0] for _, arguments in linux] == ["torch==2.13.0+cpu"] * 2
+    assert linux[1][1][1].endswith("/whl/cpu")
+    # Python's package index has the CPU build for Windows, and gigabytes of CUDA for Linux.
+    windows = torch_ways(cpu_build(WINDOWS, ""), WINDOWS)
+    assert windows[-1][1] == ["torch==2.13.0"]
+
+
+@pytest.mark.parametrize(
+    ("place", "driver", "last"),
+    [
+        (LINUX, "580.65.06", "torch==2.13.0"),
+        (LINUX, "550.54.14", "torch==2.13.0+cu126"),
+        (WINDOWS, "581.42", "torch==2.13.0+cu130"),
+    ],
+)
+def test_torch_ways_when_there_is_a_gpu(place: Place, driver: str, last: str) -> None:
+    assert torch_ways(choose_build(place, driver, ["8.6"]), place)[-1][1][0] == last
+
+
+def test_visible_gpus_when_one_cannot_be_used() -> None:
+    choice = choose_build(LINUX, "580.65.06", ["6.1", "12.0"])
+    hidden = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "1"}
+    assert visible_gpus(choice, 2, {}) == hidden
+    assert visible_gpus(choice, 2, {"CUDA_VISIBLE_DEVICES": "0"}) == {}
+
+
+def test_visible_gpus_when_all_can_be_used() -> None:
+    assert visible_gpus(choose_build(LINUX, "580.65.06", ["8.6", "8.6"]), 2, {}) == {}
+    assert visible_gpus(cpu_build(LINUX, ""), 0, {}) == {}
+
+
+CPU = {"torch": "torch==2.13.0+cpu", "cuda": None}
+CU130 = {"torch": "torch==2.13.0+cu130", "cuda": "cu130"}
+
+
+@pytest.mark.parametrize(
+    ("stamp", "extras", "driver", "todo"),
+    [
+        (None, [], None, ("venv", "flatout", "torch")),
+        ({"own": "a", "extras": [], **CPU}, [], None, ()),
+        ({"own": "a", "extras": ["dev"], **CPU}, [], None, ()),
+        ({"own": "a", "extras": [], **CPU}, ["dev"], None, ("flatout",)),
+        ({"own": "b", "extras": [], **CPU}, [], None, ("flatout",)),
+        ({"own": "a", "extras": [], **CPU}, [], "580.65.06", ("torch",)),
+        ({"own": "a", "extras": [], **CU130}, [], "580.65.06", ()),
+        # The GPU is not seen just now: its build is kept.
+        ({"own": "a", "extras": [], **CU130}, [], None, ()),
+        ({"own": "a", "extras": [], "torch": "torch==2.1", "cuda": None}, [], None, ("torch",)),
+    ],
+)  # fmt: skip
+def test_work_left_when_something_changed(
+    stamp: dict[str, object] | None, extras: list[str], driver: str | None, todo: tuple[str, ...]
+) -> None:
+    choice = choose_build(LINUX, driver, ["8.6"]) if driver else cpu_build(LINUX, "")
+    assert work_left(stamp, {"own": "a", "extras": extras}, choice) == todo
+
+
+def test_shortages_when_a_disk_is_too_full() -> None:
+    assert shortages([("/a", 10, 10), ("/b", 0, 0)]) == []
+    (text,) = shortages([("/a", 10, 10), ("/tmp", 2_500_000_000, 1_000_000)])
+    assert text == "/tmp has 1 MB free; about 2.5 GB are needed"
+
+
+def test_bytes_text_when_large() -> None:
+    assert (bytes_text(999_000_000), bytes_text(1_000_000_000)) == ("999 MB", "1.0 GB")
+
+
+def test_pip_environment_when_it_points_elsewhere() -> None:
+    kept = pip_environment({"PYTHONPATH": "/x", "PIP_TARGET": "/y", "PIP_FIND_LINKS": "/z"})
+    assert "PYTHONPATH" not in kept
+    assert "PIP_TARGET" not in kept
+    assert kept["PIP_FIND_LINKS"] == "/z"
+
+
+def test_problem_text_when_shown() -> None:
+    assert Problem("a.", because="b", fix="c").text() == "error: a.\n  because: b\n  fix: c"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_cpu", "job"),
+    [
+        ([], False, ["train", "digits"]),
+        (["--epochs", "3"], False, ["train", "digits", "--epochs", "3"]),
+        (["--cpu", "--seed=1"], True, ["train", "digits", "--seed=1"]),
+        (["--", "-s", "lr=0.1"], False, ["train", "digits", "-s", "lr=0.1"]),
+        (["--cpu", "--", "--device", "cpu"], True, ["train", "digits", "--device", "cpu"]),
+    ],
+)
+def test_quickstart_parse_when_arguments_are_for_train(
+    arguments: list[str], is_cpu: bool, job: list[str]
+) -> None:
+    options, found = script("quickstart").parse(arguments)
+    assert options.cpu is is_cpu
+    assert found == job
+
+
+REPORT = """<testsuites><testsuite>
+<testcase name="a"/><testcase name="b"/>
+<testcase name="c"><failure message="no">...</failure></testcase>
+<testcase name="d"><error message="no">...</error></testcase>
+<testcase name="e"><skipped message="needs a GPU"/></testcase>
+<testcase name="f"><skipped message="needs a GPU"/></testcase>
+</testsuite></testsuites>"""
+
+
+def test_read_report_when_all_kinds_are_there() -> None:
+    stage = script("test").read_report("unit", REPORT, 1, 2.0)
+    assert (stage.passed, stage.failed, dict(stage.reasons)) == (2, 2, {"needs a GPU": 2})
+
+
+@pytest.mark.parametrize(("exit_code", "failed"), [(0, 0), (5, 0), (2, 1), (-9, 1)])
+def test_read_report_when_there_is_none(exit_code: int, failed: int) -> None:
+    stage = script("test").read_report("unit", "", exit_code, 2.0)
+    assert (stage.passed, stage.failed) == (0, failed)
+
+
+def test_sum_up_when_something_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    test = script("test")
+    good = test.read_report("docs", "", 0, 1.0)
+    bad = test.read_report("unit", REPORT, 1, 1.0)
+    assert test.sum_up([], [good]) == 0
+    assert test.sum_up(["lint"], [good]) == 1
+    capsys.readouterr()
+    assert test.sum_up([], [bad, good, bad]) == 1
+    shown = capsys.readouterr().out
+    assert "4: needs a GPU" in shown
+    assert shown.splitlines()[-1] == "4 passed, 4 failed, 4 skipped"
+
+
+def test_test_variables_when_set_by_the_person() -> None:
+    variables = script("test").test_variables
+    own = {"FLATOUT_DATA": "/mine", "OMP_NUM_THREADS": "7"}
+    assert variables(own, is_parallel=True) == own
+    assert variables({}, is_parallel=True)["OMP_NUM_THREADS"] == "1"
+
+
+def test_gpu_folder_name_when_the_name_has_spaces() -> None:
+    gpus = Gpus(driver="581.42", capabilities=("8.6",), names=("NVIDIA GeForce RTX 3070",))
+    name = script("gpu").folder_name(gpus, datetime.date(2026, 11, 21))
+    assert name == "2026-11-21-nvidia-geforce-rtx-3070"
+
+
+# What of `system` the engine may use: it reads and writes files, and starts nothing.
+FOR_THE_ENGINE = {"clock", "datasets", "download", "folders", "runs", "store"}
+
+
+def test_contracts_when_system_has_a_new_module() -> None:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    (engine,) = [
+        contract
+        for contract in contracts
+        if contract["type"] == "forbidden" and "flatout.engine" in contract["source_modules"]
+    ]
+    prefix = "flatout.system."
+    forbidden = {
+        name.removeprefix(prefix) for name in engine["forbidden_modules"] if prefix in name
+    }
+    there = {path.stem for path in (ROOT / "src/flatout/system").glob("[!_]*.py")}
+    assert forbidden == there - FOR_THE_ENGINE
