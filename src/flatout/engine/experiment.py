@@ -77,8 +77,12 @@ class Experiment:
     unit: str = "samples"
 
     def __post_init__(self) -> None:
-        for name, value in (("batch_size", self.batch_size), ("epochs", self.epochs),
-                            ("steps", self.steps), ("early_stop", self.early_stop)):
+        for name, value in (
+            ("batch_size", self.batch_size),
+            ("epochs", self.epochs),
+            ("steps", self.steps),
+            ("early_stop", self.early_stop),
+        ):
             if value is not None and value < 1:
                 raise _bad(f"`{name}` is {value}; it must be at least 1.")
         if (self.epochs is None) == (self.steps is None):

@@ -90,13 +90,19 @@ class Failed(Line, frozen=True, kw_only=True):
 
 
 class Finished(Line, frozen=True, kw_only=True):
-    """The run reached its end. split_s: where the time of all of its sessions went."""
+    """The run reached its end.
+
+    split_s: where the time of all its workers went; train_s: their sum.
+    checkpoint_share: of the last worker's time, what checkpoints cost it (stall and slowdown).
+    reason: why it ended before its last epoch (early stopping), None if it did not.
+    """
 
     train_s: float
     split_s: dict[str, float]
     num_samples_seen: int
     peak_memory_bytes: int | None = None
     checkpoint_share: float | None = None
+    reason: str | None = None
 
 
 Event = (

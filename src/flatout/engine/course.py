@@ -1,0 +1,263 @@
+"""A run's course: stretches of training, one after another, each under one recipe."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from flatout import __version__
+from flatout.engine import randomness
+from flatout.engine.defaults import changed_recipe, check_recipe
+from flatout.engine.experiment import Experiment
+from flatout.engine.facts import chosen_device
+from flatout.engine.history import read_history
+from flatout.engine.journal import Journal
+from flatout.engine.loop import Ending, Limits, Loop, Surroundings
+from flatout.engine.meter import Meter, peak_memory_bytes
+from flatout.engine.saver import Saver
+from flatout.engine.session import Built, Session, build, process_settings
+from flatout.engine.state import pack, unpack
+from flatout.engine.watch import StopRequest
+from flatout.engine.weights import init_weights
+from flatout.errors import UsageError
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.lines import Extended, Finished, RecipeSet, Started, Stopped
+from flatout.nouns.recipe import Recipe
+from flatout.system.clock import elapsed_s, now_s
+from flatout.system.runs import RunFolder
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person changes when a run is taken up again: recipe fields, and its length."""
+
+    fixed: dict[str, Any] = {}
+    epochs: int | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """Which run is trained, as whom, with what changed, and who may stop it."""
+
+    folder: RunFolder
+    spec: ExperimentSpec
+    change: Change
+    request: StopRequest
+
+
+class Course:
+    """Takes a run from its state to its end, or to where it is stopped.
+
+    Args:
+        task: which run.
+        experiment: what is trained.
+        journal: where it is told.
+        state: of the last checkpoint; None at the beginning.
+    """
+
+    def __init__(self, task: Task, experiment: Experiment, journal: Journal, state: Any) -> None:
+        self._task = task
+        self._experiment = experiment
+        self._journal = journal
+        self._state = state
+        self._history = read_history(task.folder)
+        self._began_s = elapsed_s()
+        self._saver: Saver | None = None
+        self._session: Session | None = None
+
+    @property
+    def step(self) -> int:
+        """Updates made so far."""
+        if self._session is not None:
+            return self._session.position.step
+        return int(self._state["position"]["step"]) if self._state else 0
+
+    def train(self) -> nn.Module:
+        """Trains stretch after stretch until one ends otherwise than by a change of recipe."""
+        limits = self._limits()
+        recipe = self._history.recipe_at(self.step)
+        named = self._task.change.fixed or (self._task.spec.fixed if recipe is None else {})
+        device_name = named.get("device") or (recipe.device.value if recipe else None)
+        with randomness.untouched_generators(chosen_device(device_name)):
+            built = self._build(device_name)
+            recipe = self._decided(built, recipe)
+            meter = Meter(built.device, self._state["split_s"] if self._state else None)
+            while True:
+                with process_settings(recipe):
+                    ending = self._stretch(Session(built, recipe), limits, meter)
+                assert self._session is not None
+                if ending != "recipe":
+                    self._tell_end(ending, meter)
+                    return self._session.model
+                packed = pack(self._session.state())
+                self._state = unpack(packed.tree, packed.tensors)
+                following = self._history.recipe_at(self.step)
+                assert following is not None
+                recipe = following
+                built = self._build(recipe.device.value)
+
+    def _build(self, device_name: str | None) -> Built:
+        built = build(self._experiment, self._task.spec.seed, device_name)
+        if self._state is None and self._task.spec.init is not None:
+            init_weights(built.model, Path(self._task.spec.init))
+        return built
+
+    def _stretch(self, session: Session, limits: Limits, meter: Meter) -> Ending:
+        if self._state is not None:
+            session.load_state(self._state)
+        self._session = session
+        if self._saver is None:
+            # What cannot be stored is refused before the first step, not at the first save.
+            packed = pack(session.state(), is_copied=False)
+            self._saver = Saver(
+                self._task.folder, session.recipe.checkpoint_every.value, packed.num_bytes
+            )
+            self._tell_start(session, limits)
+        around = Surroundings(
+            journal=self._journal, saver=self._saver, meter=meter, request=self._task.request
+        )
+        change_at = self._history.next_change(session.position.step)
+        stretch = Limits(epochs=limits.epochs, steps=limits.steps, recipe_changes_at=change_at)
+        try:
+            ending = Loop(session, stretch, around).run()
+        finally:
+            # Whatever has happened: what is being written is written to its end.
+            self._saver.finish()
+            for line in self._saver.take_written():
+                self._journal.event(line)
+        return ending
+
+    def _limits(self) -> Limits:
+        """How long the run is: by the experiment, by --epochs, or by what it was extended to."""
+        change = self._task.change.epochs
+        epoch = int(self._state["position"]["epoch"]) if self._state else 0
+        if self._history.is_finished and (change is None or change <= epoch):
+            name = self._task.folder.path.name
+            raise UsageError(
+                "run-is-finished",
+                f"the run {name} has come to its end, after {epoch} epochs.",
+                fix=f"extend it: flatout train --resume {name} --epochs {epoch + 10}",
+            )
+        if change is not None:
+            self._journal.event(Extended(at=now_s(), step=self.step, epochs=change), is_synced=True)
+        epochs = change or self._history.epochs or self._task.spec.epochs
+        if epochs is not None:
+            return Limits(epochs=epochs, steps=None)
+        return Limits(epochs=self._experiment.epochs, steps=self._experiment.steps)
+
+    def _decided(self, built: Built, held: Recipe | None) -> Recipe:
+        """The recipe that holds now; what is decided anew is on the disk before the first step."""
+        fixed = self._task.change.fixed
+        if held is not None and not fixed:
+            return held
+        if held is None:
+            recipe = built.recipe(self._task.spec.fixed | fixed)
+        else:
+            recipe = changed_recipe(held, fixed)
+        for finding in check_recipe(recipe, built.facts):
+            self._journal.warn(self.step, finding)
+        self._journal.event(RecipeSet(at=now_s(), step=self.step, recipe=recipe), is_synced=True)
+        return recipe
+
+    def _tell_start(self, session: Session, limits: Limits) -> None:
+        versions = _versions(session.device)
+        for finding in _findings(self._history.versions, versions, session):
+            self._journal.warn(self.step, finding)
+        per_epoch = session.feed.updates_per_epoch
+        num_steps = limits.steps
+        if limits.epochs is not None and per_epoch is not None:
+            num_steps = limits.epochs * per_epoch
+        started = Started(
+            at=now_s(),
+            step=self.step,
+            pid=os.getpid(),
+            num_steps=num_steps,
+            num_epochs=limits.epochs,
+            steps_per_epoch=per_epoch,
+            num_parameters=sum(p.numel() for p in session.model.parameters()),
+            num_samples=session.feed.num_samples,
+            unit=session.experiment.unit,
+            resumed=self._state is not None,
+            versions=versions,
+        )
+        self._journal.event(started, is_synced=True)
+
+    def _tell_end(self, ending: Ending, meter: Meter) -> None:
+        assert self._session is not None and self._saver is not None
+        if ending == "stopped":
+            reason = self._task.request.reason or "asked to stop"
+            stopped = Stopped(at=now_s(), step=self.step, reason=reason)
+            self._journal.event(stopped, is_synced=True)
+            return
+        split_s = meter.split_s()
+        patience = self._experiment.early_stop
+        best = self._experiment.best
+        finished = Finished(
+            at=now_s(),
+            step=self.step,
+            train_s=sum(split_s.values()),
+            split_s=split_s,
+            num_samples_seen=self._session.position.num_samples_seen,
+            peak_memory_bytes=peak_memory_bytes(self._session.device),
+            checkpoint_share=self._saver.cost_s / max(elapsed_s() - self._began_s, 1e-9),
+            reason=f"early stopping: {patience} validations without a better {best}"
+            if ending == "early"
+            else None,
+        )
+        self._journal.event(finished, is_synced=True)
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    """What must be equal for a repetition to be bit-exact."""
+    versions = {
+        "flatout": __version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+    }
+    if device.type == "cuda":
+        versions["gpu"] = torch.cuda.get_device_name(device)
+        versions["cuda"] = str(torch.version.cuda)
+    return versions
+
+
+def _findings(
+    before: dict[str, str] | None, versions: dict[str, str], session: Session
+) -> list[Finding]:
+    """What keeps a resume from being exact, said before it matters."""
+    findings = []
+    different = [
+        f"{name} {before.get(name)} before, {version} now"
+        for name, version in versions.items()
+        if before is not None and before.get(name) != version
+    ]
+    if different:
+        findings.append(
+            Finding(
+                rule="other-versions",
+                severity="warning",
+                problem="the run goes on with other versions than before; results may differ.",
+                because="; ".join(different),
+                fixes=(Fix(text="use the versions it was begun with for a bit-exact resume"),),
+            )
+        )
+    if session.facts.data_kind == "iterable" and not getattr(session.feed, "has_state", False):
+        findings.append(
+            Finding(
+                rule="iterable-is-replayed",
+                severity="note",
+                problem="a resume reads the training data again from the epoch's beginning.",
+                because="the iterable has no state_dict, or is read by workers; it is exact only "
+                "if it gives the same samples again",
+                fixes=(Fix(text="give it state_dict and load_state_dict, and loader_workers=0"),),
+            )
+        )
+    return findings

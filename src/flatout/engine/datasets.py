@@ -1,0 +1,75 @@
+"""Data sets for experiments: found, else fetched, always checked before they are used."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from flatout.nouns.lines import Fetched
+from flatout.nouns.units import bytes_text
+from flatout.system import datasets, store
+from flatout.system.clock import elapsed_s, now_s
+from flatout.system.runs import RunFolder
+
+_TOLD_EVERY_S = 0.5
+
+# An experiment asks for its data by name alone; where progress is told depends on who builds it.
+_told_to: ContextVar[RunFolder | None] = ContextVar("told_to", default=None)
+
+
+def dataset(name: str) -> Path:
+    """The folder of a data set (`mnist`, `tinyshakespeare`), every file checked by SHA-256.
+
+    Looked for in `$FLATOUT_DATA`, then in the user's data folder; else downloaded there.
+
+    Raises:
+        UsageError: unknown-data-set.
+        RunFailed: damaged-data, download-failed.
+    """
+    if datasets.find(name) is None:
+        _fetch(name)
+    return datasets.require(name)
+
+
+@contextlib.contextmanager
+def downloads_told_to(folder: RunFolder) -> Iterator[None]:
+    """Downloads are told as events of that run, instead of on standard error."""
+    token = _told_to.set(folder)
+    try:
+        yield
+    finally:
+        _told_to.reset(token)
+
+
+def _fetch(name: str) -> None:
+    folder = _told_to.get()
+    lines = store.Lines(folder.events) if folder is not None else None
+    told_s = 0.0
+    progress = None
+    for progress in datasets.fetch(name):
+        if elapsed_s() - told_s >= _TOLD_EVERY_S:
+            told_s = elapsed_s()
+            _tell(name, progress, lines)
+    if progress is not None:
+        _tell(name, progress, lines)
+    if lines is not None:
+        lines.close()
+
+
+def _tell(name: str, progress: datasets.Fetching, lines: store.Lines | None) -> None:
+    if lines is None:
+        done, total = bytes_text(progress.done_bytes), bytes_text(progress.total_bytes)
+        print(f"{name}: {done} of {total}", file=sys.stderr)
+        return
+    lines.append(
+        Fetched(
+            at=now_s(),
+            step=0,
+            name=name,
+            done_bytes=progress.done_bytes,
+            total_bytes=progress.total_bytes,
+        )
+    )

@@ -1,0 +1,195 @@
+"""The recipe before anything was measured: each field with its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from flatout.engine.facts import Facts
+from flatout.errors import UsageError
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.recipe import Choice, Recipe, check_field
+from flatout.nouns.units import bytes_text
+
+# Of the GPU's free memory, for data that stays there; the rest is for the model and its batches.
+_RESIDENT_SHARE = 0.25
+
+# Below this many multiplications in a forward pass, threads that wait for each other cost more
+# than they do: nothing on an idle machine, several times the step on a busy one (LOG.md).
+_SHARED_PRODUCTS = 4_000_000
+
+
+def chosen_recipe(facts: Facts, fixed: dict[str, Any]) -> Recipe:
+    """The recipe for these facts: what the person fixed, and for the rest the defaults.
+
+    Args:
+        facts: of the experiment and the device.
+        fixed: recipe fields by name, with the values the person wants.
+    """
+    recipe = Recipe(
+        **_of_the_step(facts),
+        **_of_the_data(facts),
+        clip_norm=Choice(value=facts.clip_norm, why="as the experiment says", origin="yours")
+        if facts.clip_norm
+        else Choice(value=None, why="the experiment asks for none"),
+        nonfinite_loss=Choice(value="stop", why="a NaN spreads to every weight in one update"),
+        checkpoint_every=Choice(
+            value=None, why="by measured cost: standing still and slowdown together under 2 %"
+        ),
+    )
+    return changed_recipe(recipe, fixed)
+
+
+def changed_recipe(recipe: Recipe, fixed: dict[str, Any]) -> Recipe:
+    """The recipe with some fields set by the person."""
+    changes = {
+        name: Choice(value=check_field(name, value), why="set by you", origin="yours")
+        for name, value in fixed.items()
+    }
+    return msgspec.structs.replace(recipe, **changes)
+
+
+def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
+    is_cpu = facts.device.type == "cpu"
+    if facts.can_be_fused:
+        optimizer = Choice(value="fused", why="one kernel call instead of several per parameter")
+    else:
+        optimizer = Choice(value="own", why="torch has no fused kernel for it; left as it is")
+    return {
+        "device": Choice(
+            value=str(facts.device),
+            why="no GPU that torch can use" if is_cpu else "the GPU that torch offers first",
+        ),
+        "precision": Choice(
+            value="fp32", why="exact; lower ones are chosen by you or by measuring"
+        ),
+        "optimizer_implementation": optimizer,
+        "memory_format": Choice(value="contiguous", why="as the model was built"),
+        "micro_batch_size": Choice(value=facts.batch_size, why="the whole batch at once"),
+        "num_threads": _num_threads(facts),
+        "deterministic": Choice(
+            value=is_cpu,
+            why="on a CPU, repeating bit for bit costs nothing measurable"
+            if is_cpu
+            else "on a GPU it is slower, and some operations have no such kernel",
+        ),
+    }
+
+
+def _num_threads(facts: Facts) -> Choice[int]:
+    products = facts.num_parameters * facts.batch_size
+    if facts.device.type == "cpu" and not facts.has_convolutions and products < _SHARED_PRODUCTS:
+        return Choice(
+            value=1,
+            why="too little work per operation to share out",
+            origin="estimated",
+            evidence=f"about {products:,} multiplications per forward pass",
+        )
+    return Choice(
+        value=facts.num_threads, why=f"torch's choice for {facts.num_cores} physical cores"
+    )
+
+
+def _of_the_data(facts: Facts) -> dict[str, Choice[Any]]:
+    is_tensors = facts.data_kind == "tensors"
+    no_loader = "no DataLoader is used"
+    num_workers = 0 if is_tensors else min(2, max(0, facts.num_cores - 1))
+    if facts.data_kind == "iterable":
+        # Several workers each read the whole iterable, unless it divides itself among them.
+        num_workers = 0
+    has_workers = num_workers > 0
+    is_pinned = facts.device.type == "cuda" and not is_tensors
+    return {
+        "data_path": _data_path(facts),
+        "loader_workers": Choice(
+            value=num_workers,
+            why=no_loader
+            if is_tensors
+            else "an iterable would be read by each worker in full"
+            if facts.data_kind == "iterable"
+            else f"leaves a core of {facts.num_cores} to the step",
+        ),
+        "loader_prefetch": Choice(value=2, why="two batches ahead per worker, as torch does"),
+        "loader_pin_memory": Choice(
+            value=is_pinned,
+            why="copies to the GPU run beside the step"
+            if is_pinned
+            else no_loader
+            if is_tensors
+            else "no GPU to copy to",
+        ),
+        "loader_persistent": Choice(
+            value=has_workers,
+            why="workers need not start anew each epoch" if has_workers else "no workers",
+        ),
+    }
+
+
+def _data_path(facts: Facts) -> Choice[str]:
+    if facts.data_kind != "tensors":
+        return Choice(value="loader", why="the data is read sample by sample")
+    assert facts.data_bytes is not None
+    size = bytes_text(facts.data_bytes)
+    if facts.free_device_bytes is None:
+        return Choice(value="sliced", why=f"tensors of {size}, already in memory")
+    if facts.data_bytes <= _RESIDENT_SHARE * facts.free_device_bytes:
+        free = bytes_text(facts.free_device_bytes)
+        return Choice(value="resident", why=f"{size} of data, {free} free on the GPU")
+    return Choice(value="sliced", why=f"{size} of data would fill too much of the GPU")
+
+
+def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
+    """Refuses a recipe that cannot run here; warns of settings that have no effect or a price.
+
+    Raises:
+        UsageError: recipe-does-not-fit.
+    """
+    is_tensors = facts.data_kind == "tensors"
+    path = recipe.data_path.value
+    if (path == "loader") == is_tensors:
+        raise UsageError(
+            "recipe-does-not-fit",
+            f"`data_path={path}` does not go with this data.",
+            because="tensors are sliced in memory"
+            if is_tensors
+            else f"this data is {facts.data_kind}: only a loader can read it",
+            fix="use sliced or resident" if is_tensors else "use loader, or leave it out",
+        )
+    findings = []
+    if is_tensors:
+        names = ("loader_workers", "loader_prefetch", "loader_pin_memory", "loader_persistent")
+        findings += [
+            _without_effect(name, "tensors are sliced without a DataLoader")
+            for name in names
+            if getattr(recipe, name).origin == "yours"
+        ]
+    if path == "resident" and facts.device.type == "cpu":
+        findings.append(_without_effect("data_path", "on a CPU, sliced and resident are the same"))
+    if recipe.micro_batch_size.value > facts.batch_size:
+        reason = f"the batch has only {facts.batch_size} samples"
+        findings.append(_without_effect("micro_batch_size", reason))
+    if recipe.memory_format.value == "channels_last" and not facts.has_convolutions:
+        findings.append(_without_effect("memory_format", "the model has no 2-d convolution"))
+    if recipe.micro_batch_size.value < facts.batch_size and facts.has_batch_norm:
+        findings.append(
+            Finding(
+                rule="batch-norm-sees-micro-batches",
+                severity="warning",
+                problem="BatchNorm computes its statistics over micro-batches, not whole batches.",
+                because=f"micro-batches of {recipe.micro_batch_size.value} are accumulated to "
+                f"batches of {facts.batch_size}",
+                fixes=(Fix(text="leave micro_batch_size out if the batch fits into memory"),),
+            )
+        )
+    return findings
+
+
+def _without_effect(name: str, because: str) -> Finding:
+    return Finding(
+        rule="setting-without-effect",
+        severity="warning",
+        problem=f"`{name}` has no effect here.",
+        because=because,
+        fixes=(Fix(text=f"leave --use {name} out"),),
+    )

@@ -1,0 +1,121 @@
+"""What the choice of a recipe needs to know about an experiment, looked up once it is built."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import psutil
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from flatout.engine.batches import tensors_in
+from flatout.engine.experiment import Experiment
+from flatout.engine.feed import is_in_memory, is_map_style
+from flatout.engine.optim import can_be_fused
+from flatout.errors import UsageError
+
+DataKind = Literal["tensors", "map-style", "iterable"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Facts about experiment and device that decide between recipes.
+
+    data_bytes: size of in-memory tensors, None for other kinds of data.
+    free_device_bytes: free memory of the GPU, None on a CPU.
+    """
+
+    device: torch.device
+    data_kind: DataKind
+    data_bytes: int | None
+    free_device_bytes: int | None
+    batch_size: int
+    clip_norm: float | None
+    can_be_fused: bool
+    num_parameters: int
+    has_convolutions: bool
+    has_batch_norm: bool
+    num_cores: int
+    num_threads: int
+
+
+def data_kind(data: Any) -> DataKind:
+    """What kind of data a factory returned.
+
+    Raises:
+        UsageError: data-of-unknown-kind.
+    """
+    if is_in_memory(data):
+        return "tensors"
+    if isinstance(data, torch.utils.data.DataLoader):
+        raise UsageError(
+            "data-of-unknown-kind",
+            "the data is a DataLoader.",
+            because="flatout makes the loader itself: workers and batches belong to the recipe",
+            fix="return the loader's dataset, and its collate_fn as `collate`",
+        )
+    if is_map_style(data) and not isinstance(data, torch.utils.data.IterableDataset | dict):
+        return "map-style"
+    if hasattr(data, "__iter__") and not isinstance(data, dict | str | bytes):
+        return "iterable"
+    raise UsageError(
+        "data-of-unknown-kind",
+        f"the data is a {type(data).__name__}: neither tensors, nor a dataset, nor an iterable.",
+        because="tensors must share their first dimension; a dataset has __len__ and __getitem__",
+        fix="return one of the three kinds; see docs/experiments.md",
+    )
+
+
+def chosen_device(text: str | None) -> torch.device:
+    """The device asked for, or the best one here.
+
+    Raises:
+        UsageError: device-not-here.
+    """
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = torch.device(text or ("cuda" if num_gpus else "cpu"))
+    if device.type == "cuda" and (device.index or 0) >= num_gpus:
+        build = f"torch {torch.__version__} sees {num_gpus} GPUs"
+        raise UsageError(
+            "device-not-here",
+            f"`--device {text}`: there is no such device here.",
+            because=build,
+            fix="use --device cpu, or leave it out"
+            if not num_gpus
+            else f"use cuda:0{'' if num_gpus == 1 else f' to cuda:{num_gpus - 1}'}",
+        )
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def experiment_facts(
+    experiment: Experiment,
+    model: nn.Module,
+    optimizer: Optimizer,
+    train_data: Any,
+    device: torch.device,
+) -> Facts:
+    """Looks up the facts on a built model, optimizer and data."""
+    kind = data_kind(train_data)
+    data_bytes = None
+    if kind == "tensors":
+        data_bytes = sum(t.numel() * t.element_size() for t in tensors_in(train_data))
+    modules = list(model.modules())
+    return Facts(
+        device=device,
+        data_kind=kind,
+        data_bytes=data_bytes,
+        free_device_bytes=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None,
+        batch_size=experiment.batch_size,
+        clip_norm=experiment.clip_norm,
+        can_be_fused=can_be_fused(optimizer),
+        num_parameters=sum(p.numel() for p in model.parameters()),
+        has_convolutions=any(isinstance(module, nn.Conv2d) for module in modules),
+        has_batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+        num_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        num_threads=torch.get_num_threads(),
+    )

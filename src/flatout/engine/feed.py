@@ -1,0 +1,142 @@
+"""Where the micro-batches of each update come from, in an order that repeats exactly.
+
+Three sources, one form: `updates(epoch, first)` yields, for each optimizer update of the epoch
+from the given one on, its micro-batches with their numbers of samples. The last partial batch is
+an update like the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from flatout.engine.batches import is_all_tensors, tensors_in, with_tensors
+from flatout.engine.randomness import sample_order
+from flatout.errors import UsageError
+
+MicroBatch = tuple[Any, int]
+
+# Gathering shuffled samples for several batches at once costs one call instead of many; as much
+# memory as this is used for it at most. (One batch is gathered even where it is larger.)
+_GATHERED_BYTES = 16 * 2**20
+
+
+class Feed(Protocol):
+    """A source of micro-batches."""
+
+    num_samples: int | None
+    updates_per_epoch: int | None
+
+    def updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
+        """Micro-batches of each update of that epoch, from update number `first` on."""
+        ...
+
+    def state(self) -> Any:
+        """What a resume needs besides epoch and update; None where these two are enough."""
+        ...
+
+    def load_state(self, state: Any) -> None:
+        """Takes what `state` gave; the next call of `updates` goes on from there."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slicing:
+    """How an epoch's samples become updates and micro-batches."""
+
+    batch_size: int
+    micro_batch_size: int
+    seed: int
+    is_shuffled: bool
+
+    def updates_per_epoch(self, num_samples: int) -> int:
+        """Optimizer updates in an epoch, the last partial batch included."""
+        return math.ceil(num_samples / self.batch_size)
+
+
+class TensorFeed:
+    """Tensors in memory, on the CPU or already on the device, gathered and sliced.
+
+    Args:
+        data: nested tensors with one first dimension.
+        device: where the tensors are to be; on a CUDA device they stay there ("resident").
+    """
+
+    def __init__(self, data: Any, slicing: Slicing, device: torch.device) -> None:
+        self._nesting = data
+        self._tensors = [tensor.to(device) for tensor in tensors_in(data)]
+        self._slicing = slicing
+        self._device = device
+        self.num_samples: int | None = len(self._tensors[0])
+        self.updates_per_epoch: int | None = slicing.updates_per_epoch(self.num_samples)
+        batch_bytes = slicing.batch_size * sum(_row_bytes(tensor) for tensor in self._tensors)
+        self._batches_per_gather = max(1, _GATHERED_BYTES // max(1, batch_bytes))
+
+    def updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
+        """See Feed."""
+        slicing = self._slicing
+        order = sample_order(len(self._tensors[0]), slicing.seed, epoch, slicing.is_shuffled)
+        # Gathers begin at the same samples whether resumed or not, so that every batch has the
+        # same alignment in memory: vectorised kernels may round differently otherwise.
+        start = first // self._batches_per_gather
+        skipped = first - start * self._batches_per_gather
+        parts = order.split(self._batches_per_gather * slicing.batch_size)
+        for part in parts[start:]:
+            indices = part.to(self._device)
+            gathered = [tensor.index_select(0, indices) for tensor in self._tensors]
+            yield from self._sliced(gathered, skipped)
+            skipped = 0
+
+    def _sliced(self, gathered: list[Tensor], skipped: int) -> Iterator[list[MicroBatch]]:
+        batch_size, micro_size = self._slicing.batch_size, self._slicing.micro_batch_size
+        columns = [tensor.split(batch_size) for tensor in gathered]
+        is_tuple = type(self._nesting) is tuple and len(self._nesting) == len(columns)
+        for row in list(zip(*columns, strict=True))[skipped:]:
+            num_samples = len(row[0])
+            if num_samples <= micro_size:
+                batch = row if is_tuple else with_tensors(self._nesting, iter(row))
+                yield [(batch, num_samples)]
+            else:
+                pieces = zip(*(tensor.split(micro_size) for tensor in row), strict=True)
+                yield [
+                    (with_tensors(self._nesting, iter(piece)), len(piece[0])) for piece in pieces
+                ]
+
+    def state(self) -> None:
+        """See Feed: the order is a function of the epoch."""
+
+    def load_state(self, state: Any) -> None:
+        """See Feed."""
+
+
+def _row_bytes(tensor: Tensor) -> int:
+    return tensor[:1].numel() * tensor.element_size()
+
+
+def check_size(num_samples: int, batch_size: int, name: str) -> None:
+    """Refuses data that cannot fill a single batch: that is a mistake, not a small data set."""
+    if num_samples == 0:
+        raise UsageError(
+            "no-data", f"the {name} data is empty.", fix=f"check what `{name}_data()` returns"
+        )
+    if batch_size > num_samples:
+        raise UsageError(
+            "batch-larger-than-data",
+            f"`batch_size` is {batch_size:,}; the {name} data has {num_samples:,} samples.",
+            fix=f"use a batch size of at most {num_samples:,}",
+        )
+
+
+def is_map_style(data: Any) -> bool:
+    """Whether samples are got by index."""
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def is_in_memory(data: Any) -> bool:
+    """Whether it is nothing but tensors, which are sliced without a DataLoader."""
+    return is_all_tensors(data)

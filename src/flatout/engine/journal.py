@@ -1,0 +1,58 @@
+"""What the engine tells: lines appended to the run's folder, read by everybody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flatout.errors import FlatoutError
+from flatout.nouns.finding import Finding, Severity, finding_from
+from flatout.nouns.lines import Event, Metric, Warned
+from flatout.system import store
+from flatout.system.clock import now_s
+from flatout.system.runs import RunFolder
+
+
+class Journal:
+    """Appends to events.jsonl and metrics.jsonl.
+
+    Args:
+        folder: the run's folder, whose lock the caller holds.
+        metrics_bytes: size of metrics.jsonl to cut back to: what came later is computed again.
+    """
+
+    def __init__(self, folder: RunFolder, metrics_bytes: int = 0) -> None:
+        store.cut_back(folder.metrics, metrics_bytes)
+        self._folder = folder
+        self._events = store.Lines(folder.events)
+        self._metrics = store.Lines(folder.metrics)
+
+    def event(self, line: Event, *, is_synced: bool = False) -> None:
+        """Adds to the run's history; with is_synced it is on the disk when this returns."""
+        self._events.append(line, is_synced=is_synced)
+
+    def metric(self, line: Metric) -> None:
+        """Adds a metric."""
+        self._metrics.append(line)
+
+    def warn(self, step: int, finding: Finding) -> None:
+        """Tells something worth knowing."""
+        self.event(Warned(at=now_s(), step=step, finding=finding))
+
+    def warn_of(self, step: int, error: FlatoutError, severity: Severity = "warning") -> None:
+        """Tells bad news that does not end the run."""
+        self.warn(step, finding_from(error, severity))
+
+    def metrics_bytes(self) -> int:
+        """Size of metrics.jsonl now, for a checkpoint to come back to."""
+        return self._metrics.size_bytes()
+
+    def keep_samples(self, step: int, epoch: int, indices: list[int]) -> Path:
+        """Keeps which samples a step that went wrong was made of; gives the file."""
+        path = self._folder.path / "nonfinite.json"
+        store.write_json(path, {"step": step, "epoch": epoch, "indices": indices})
+        return path
+
+    def close(self) -> None:
+        """Syncs and closes both files."""
+        self._metrics.close()
+        self._events.close()

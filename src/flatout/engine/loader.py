@@ -1,0 +1,259 @@
+"""Datasets read sample by sample: with a DataLoader's workers, and still in an exact order.
+
+Each sample is fetched under generators seeded by (seed, epoch, index), so its augmentation is the
+same in whichever process it is fetched. An iterable has no index: its generators are seeded once
+an epoch and worker, and kept apart from the model's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from flatout.engine import randomness
+from flatout.engine.batches import num_samples_in
+from flatout.engine.feed import MicroBatch, Slicing
+from flatout.errors import UsageError
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """How a DataLoader is to be run; see the recipe's fields of the same names."""
+
+    num_workers: int
+    prefetch: int
+    pin_memory: bool
+    persistent: bool
+    collate: Callable[[list[Any]], Any] | None
+
+    def arguments(self) -> dict[str, Any]:
+        """As keyword arguments of torch's DataLoader, which refuses some without workers."""
+        arguments: dict[str, Any] = {
+            "num_workers": self.num_workers,
+            "pin_memory": self.pin_memory,
+            "collate_fn": self.collate,
+            # A DataLoader draws a number whenever it is iterated: not from the model's generator,
+            # or a resume in the middle of an epoch would draw once more than an unbroken run.
+            "generator": torch.Generator().manual_seed(0),
+        }
+        if self.num_workers:
+            arguments["prefetch_factor"] = self.prefetch
+            arguments["persistent_workers"] = self.persistent
+            arguments["worker_init_fn"] = _prepare_worker
+        return arguments
+
+
+def _prepare_worker(worker: int) -> None:
+    # Samples are made one by one; threads would only fight with the step for the cores.
+    torch.set_num_threads(1)
+
+
+class LoaderFeed:
+    """A map-style dataset, fetched by a DataLoader.
+
+    Args:
+        dataset: has `__len__` and `__getitem__(index)`.
+    """
+
+    def __init__(self, dataset: Any, slicing: Slicing, loading: Loading) -> None:
+        self._slicing = slicing
+        self.num_samples: int | None = len(dataset)
+        self.updates_per_epoch: int | None = slicing.updates_per_epoch(len(dataset))
+        self._sampler = _KeySampler(len(dataset), slicing)
+        self._loader: DataLoader[Any] = DataLoader(
+            _SeededDataset(dataset, slicing.seed),
+            batch_sampler=self._sampler,
+            **loading.arguments(),
+        )
+
+    def updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
+        """See Feed."""
+        self._sampler.begin(epoch, first)
+        batches = iter(self._loader)
+        for sizes in self._sampler.update_sizes(first):
+            yield [(next(batches), size) for size in sizes]
+
+    def state(self) -> None:
+        """See Feed: order and augmentation are functions of the epoch."""
+
+    def load_state(self, state: Any) -> None:
+        """See Feed."""
+
+
+class _SeededDataset(torch.utils.data.Dataset[Any]):
+    """Samples by (epoch, index), each fetched under its own seed."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+
+    def __getitems__(self, keys: list[Key]) -> list[Any]:
+        # In the training process itself the generators are the model's: they are put back.
+        states = None if get_worker_info() else randomness.host_generator_states()
+        samples = []
+        for epoch, index in keys:
+            seed = randomness.mixed_seed(self._seed, "sample", epoch, index)
+            randomness.seed_host_generators(seed)
+            samples.append(self._dataset[index])
+        if states is not None:
+            randomness.restore_host_generators(states)
+        return samples
+
+    def __getitem__(self, key: Key) -> Any:
+        return self.__getitems__([key])[0]
+
+
+class _KeySampler:
+    """The keys of each micro-batch of an epoch; set to an epoch before it is iterated."""
+
+    def __init__(self, num_samples: int, slicing: Slicing) -> None:
+        self._num_samples = num_samples
+        self._slicing = slicing
+        self._epoch = 0
+        self._first = 0
+
+    def begin(self, epoch: int, first: int) -> None:
+        """The next iteration gives that epoch, from update number `first` on."""
+        self._epoch = epoch
+        self._first = first
+
+    def update_sizes(self, first: int) -> Iterator[list[int]]:
+        """Sizes of the micro-batches of each update from number `first` on."""
+        batch_size, micro_size = self._slicing.batch_size, self._slicing.micro_batch_size
+        for start in range(first * batch_size, self._num_samples, batch_size):
+            num = min(batch_size, self._num_samples - start)
+            yield [min(micro_size, num - done) for done in range(0, num, micro_size)]
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        slicing = self._slicing
+        order = randomness.sample_order(
+            self._num_samples, slicing.seed, self._epoch, slicing.is_shuffled
+        )
+        indices = iter(order[self._first * slicing.batch_size :].tolist())
+        for sizes in self.update_sizes(self._first):
+            for size in sizes:
+                yield [(self._epoch, index) for index in itertools.islice(indices, size)]
+
+
+class StreamFeed:
+    """An iterable of samples without an index.
+
+    Exact on resume if the iterable has `state_dict` and `load_state_dict` (without workers), or if
+    it gives the same samples again each time it is iterated for the same epoch (then it is
+    replayed up to where it was). `set_epoch(epoch)` is called if it has it.
+
+    Args:
+        source: `iter(source)` begins an epoch; `len(source)`, if any, is its number of samples.
+    """
+
+    def __init__(self, source: Any, slicing: Slicing, loading: Loading) -> None:
+        if isinstance(source, Iterator):
+            raise UsageError(
+                "data-can-be-read-only-once",
+                f"the training data is a {type(source).__name__}: it is empty after one epoch.",
+                fix="return an object whose __iter__ begins again each time",
+            )
+        self._source = source
+        self._slicing = slicing
+        self._is_in_process = loading.num_workers == 0
+        self.has_state = self._is_in_process and hasattr(source, "state_dict")
+        self.num_samples: int | None = len(source) if hasattr(source, "__len__") else None
+        self.updates_per_epoch: int | None = (
+            slicing.updates_per_epoch(self.num_samples) if self.num_samples else None
+        )
+        self._stream = _Stream(source, slicing.seed)
+        # Workers that outlive the epoch would keep the stream of the epoch they began with.
+        arguments = replace(loading, persistent=False).arguments()
+        self._loader: DataLoader[Any] = DataLoader(
+            self._stream, batch_size=slicing.micro_batch_size, **arguments
+        )
+        self._generators: dict[str, Any] | None = None
+        self._is_restored = False
+
+    def updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
+        """See Feed."""
+        is_continued, self._is_restored = self._is_restored, False
+        if not is_continued:
+            self._stream.epoch = epoch
+            self._generators = None
+            if hasattr(self._source, "set_epoch"):
+                self._source.set_epoch(epoch)
+        self._stream.is_seeded = not is_continued
+        batches = self._own_generators(iter(self._loader))
+        if not is_continued:
+            for _ in range(first):
+                if not self._update(batches):
+                    return
+        while update := self._update(batches):
+            yield update
+
+    def _update(self, batches: Iterator[Any]) -> list[MicroBatch]:
+        """As many micro-batches as make a batch; fewer, or none, at the end of the epoch."""
+        update: list[MicroBatch] = []
+        while sum(size for _, size in update) < self._slicing.batch_size:
+            batch = next(batches, None)
+            if batch is None:
+                break
+            update.append((batch, num_samples_in(batch)))
+        return update
+
+    def _own_generators(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Keeps what the iterable draws apart from what the model draws, where they share a process.
+
+        So the iterable draws the same numbers when it is replayed without a model beside it.
+        """
+        if not self._is_in_process:
+            yield from batches
+            return
+        while True:
+            outer = randomness.host_generator_states()
+            if self._generators is not None:
+                randomness.restore_host_generators(self._generators)
+            try:
+                batch = next(batches, None)
+            finally:
+                self._generators = randomness.host_generator_states()
+                randomness.restore_host_generators(outer)
+            if batch is None:
+                return
+            yield batch
+
+    def state(self) -> Any:
+        """See Feed."""
+        if not self.has_state:
+            return None
+        return {"source": self._source.state_dict(), "generators": self._generators}
+
+    def load_state(self, state: Any) -> None:
+        """See Feed."""
+        if state is None or not self.has_state:
+            return
+        self._source.load_state_dict(state["source"])
+        self._generators = state["generators"]
+        self._is_restored = True
+
+
+class _Stream(IterableDataset[Any]):
+    """An iterable whose draws are a function of (seed, epoch, worker)."""
+
+    def __init__(self, source: Any, seed: int) -> None:
+        self._source = source
+        self._seed = seed
+        self.epoch = 0
+        self.is_seeded = True
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        if self.is_seeded:
+            worker = info.id if info else 0
+            randomness.seed_host_generators(
+                randomness.mixed_seed(self._seed, "stream", self.epoch, worker)
+            )
+        yield from self._source

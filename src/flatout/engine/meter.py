@@ -1,0 +1,158 @@
+"""Where the time goes, and how training fares, without making it wait.
+
+On a CPU an operation is done when it returns, so the clock is read between the parts of a step.
+On a GPU the host runs ahead: every so many steps events are recorded between the parts, read when
+the device has passed them, and the measured time is shared out as they say.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from flatout.system.clock import elapsed_s
+
+PARTS = ("data", "copy", "forward", "backward", "optimizer", "checkpoint", "validation", "other")
+_ON_DEVICE = ("copy", "forward", "backward", "optimizer", "other")
+_SAMPLED_EVERY = 16
+
+
+class Meter:
+    """Splits the time of a training into its parts.
+
+    Args:
+        device: where the step runs.
+        split_s: seconds of earlier sessions of the same run, to go on from.
+    """
+
+    def __init__(self, device: torch.device, split_s: dict[str, float] | None = None) -> None:
+        self._split_s = dict.fromkeys(PARTS, 0.0) | (split_s or {})
+        self._last_s = elapsed_s()
+        self._events = _DeviceEvents() if device.type == "cuda" else None
+
+    def mark(self, part: str) -> None:
+        """The time since the last mark was spent on that part."""
+        now_s = elapsed_s()
+        self._split_s[part] += now_s - self._last_s
+        self._last_s = now_s
+        if self._events is not None:
+            self._events.mark(part)
+
+    def begin_step(self) -> None:
+        """An update begins: on a GPU, one in so many is looked at."""
+        if self._events is not None:
+            self._events.begin_step()
+
+    def split_s(self) -> dict[str, float]:
+        """Seconds in each part so far; on a GPU the device's parts share what the host measured."""
+        split = dict(self._split_s)
+        shares = self._events.shares() if self._events is not None else None
+        if shares:
+            total_s = sum(split[part] for part in _ON_DEVICE)
+            split |= {part: total_s * shares.get(part, 0.0) for part in _ON_DEVICE}
+        return split
+
+
+class _DeviceEvents:
+    """CUDA events between the parts of sampled steps, summed when the device has passed them."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._current: list[tuple[str, Any]] | None = None
+        self._pending: deque[list[tuple[str, Any]]] = deque()
+        self._sums_s: dict[str, float] = {}
+
+    def begin_step(self) -> None:
+        if self._current:
+            self._pending.append(self._current)
+        is_sampled = self._num_steps % _SAMPLED_EVERY == 0
+        self._current = [("", _recorded_event())] if is_sampled else None
+        self._num_steps += 1
+
+    def mark(self, part: str) -> None:
+        if self._current is not None and part in _ON_DEVICE:
+            self._current.append((part, _recorded_event()))
+
+    def shares(self) -> dict[str, float]:
+        while self._pending and self._pending[0][-1][1].query():
+            marks = self._pending.popleft()
+            for (_, before), (part, after) in zip(marks, marks[1:], strict=False):
+                seconds = before.elapsed_time(after) / 1e3
+                self._sums_s[part] = self._sums_s.get(part, 0.0) + seconds
+        total_s = sum(self._sums_s.values())
+        return {part: s / total_s for part, s in self._sums_s.items()} if total_s > 0 else {}
+
+
+def _recorded_event() -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+@dataclass
+class Losses:
+    """Losses of the last updates, read late: the step never waits for its own loss.
+
+    On a GPU they are copied to pinned memory beside the training and taken a moment later.
+    """
+
+    device: torch.device
+    _waiting: list[tuple[Tensor, int]] = field(default_factory=list)
+    _copied: deque[tuple[Tensor, list[int], Any]] = field(default_factory=deque)
+
+    def add(self, loss: Tensor, num_samples: int) -> None:
+        """Keeps an update's mean loss, a scalar on the device."""
+        self._waiting.append((loss, num_samples))
+
+    def num_pending(self) -> int:
+        """How many have been added and not yet taken."""
+        return len(self._waiting) + sum(len(sizes) for _, sizes, _ in self._copied)
+
+    def take(self, *, is_waiting: bool = False) -> list[tuple[float, int]]:
+        """Losses that are there, oldest first, each with its number of samples.
+
+        Args:
+            is_waiting: waits for all of them, rather than leave the newest for the next time.
+        """
+        if self._waiting:
+            losses = torch.stack([loss.float() for loss, _ in self._waiting])
+            sizes = [size for _, size in self._waiting]
+            self._waiting.clear()
+            if self.device.type != "cuda":
+                return list(zip(losses.tolist(), sizes, strict=True))
+            host = torch.empty(losses.shape, pin_memory=True)
+            host.copy_(losses, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._copied.append((host, sizes, event))
+        taken: list[tuple[float, int]] = []
+        while self._copied and (is_waiting or self._copied[0][2].query()):
+            host, sizes, event = self._copied.popleft()
+            event.synchronize()
+            taken += zip(host.tolist(), sizes, strict=True)
+        return taken
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Memory that the training holds now: on the GPU by its allocator, else by this process."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory that the training has held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,156 @@
+"""How an optimizer's update is carried out; what it computes stays the optimizer's.
+
+torch's `Optimizer.step` spends about 70 us a step in Python around the kernel (LOG.md, 2026-11-21).
+For Adam, AdamW and SGD in their fused form the kernel is called here with lists prepared once; the
+state stays in the optimizer, so checkpoints are the same as without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from flatout.errors import UsageError
+from flatout.nouns.recipe import OptimizerImplementation
+
+
+def can_be_fused(optimizer: Optimizer) -> bool:
+    """Whether torch has a fused kernel for it and every parameter is of a kind it takes."""
+    return "fused" in optimizer.defaults and all(
+        parameter.dtype == torch.float32 and not parameter.is_sparse
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
+
+
+def set_implementation(optimizer: Optimizer, implementation: OptimizerImplementation) -> None:
+    """Switches an optimizer to that implementation; also after its state has been loaded.
+
+    Raises:
+        UsageError: optimizer-has-no-such-implementation.
+    """
+    if implementation == "own":
+        return
+    is_fused, is_foreach = implementation == "fused", implementation == "foreach"
+    needed = "fused" if is_fused else "foreach"
+    if needed not in optimizer.defaults or (is_fused and not can_be_fused(optimizer)):
+        raise UsageError(
+            "optimizer-has-no-such-implementation",
+            f"{type(optimizer).__name__} has no `{implementation}` implementation here.",
+            because="torch offers it only for some optimizers, and fused only for fp32 parameters",
+            fix="leave `optimizer_implementation` out, or use `own`",
+        )
+    for group in optimizer.param_groups:
+        group["foreach"] = is_foreach
+        if "fused" in group:
+            group["fused"] = is_fused
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if is_fused and state and isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].to(parameter.device, torch.float32)
+    # What torch's constructors do for fused=True: its kernels take the scaler's scale themselves.
+    if is_fused:
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+
+
+def prepared_step(optimizer: Optimizer) -> Callable[[], None] | None:
+    """The fused kernel of an optimizer whose state exists, as a call without detours.
+
+    None where the optimizer is not exactly torch's Adam, AdamW or SGD in fused form, where
+    somebody listens to its steps, or where parameters differ in device.
+    """
+    kernel = _KERNELS.get(type(optimizer))
+    listeners = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    )
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if kernel is None or any(listeners) or len({p.device for p in parameters}) != 1:
+        return None
+    if any(not group["fused"] or group["differentiable"] for group in optimizer.param_groups):
+        return None
+    trained = [
+        [p for p in group["params"] if p.grad is not None] for group in optimizer.param_groups
+    ]
+    others = [p for p in parameters if p.grad is None]
+    calls = [
+        kernel(optimizer, group, members)
+        for group, members in zip(optimizer.param_groups, trained, strict=True)
+        if members
+    ]
+    members_by_call = [members for members in trained if members]
+
+    @torch.no_grad()
+    def step() -> None:
+        gradients = [[p.grad for p in members] for members in members_by_call]
+        is_missing = any(gradient is None for row in gradients for gradient in row)
+        if is_missing or any(parameter.grad is not None for parameter in others):
+            # Not the same parameters as when this was prepared: torch's own way sorts that out.
+            optimizer.step()
+            return
+        for call, row in zip(calls, gradients, strict=True):
+            call(row)
+
+    return step
+
+
+Call = Callable[[list[Any]], None]
+
+
+def _adam_call(optimizer: Optimizer, group: dict[str, Any], members: list[Tensor]) -> Call:
+    states = [optimizer.state[parameter] for parameter in members]
+    averages = [state["exp_avg"] for state in states]
+    squares = [state["exp_avg_sq"] for state in states]
+    largest = [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else []
+    counts = [state["step"] for state in states]
+    kernel = torch._fused_adamw_ if isinstance(optimizer, AdamW) else torch._fused_adam_
+
+    def call(gradients: list[Tensor]) -> None:
+        beta1, beta2 = group["betas"]
+        torch._foreach_add_(counts, 1)
+        kernel(
+            members, gradients, averages, squares, largest, counts,
+            amsgrad=group["amsgrad"], lr=group["lr"], beta1=beta1, beta2=beta2,
+            weight_decay=group["weight_decay"], eps=group["eps"], maximize=group["maximize"],
+            grad_scale=None, found_inf=None,
+        )  # fmt: skip
+
+    return call
+
+
+def _sgd_call(optimizer: Optimizer, group: dict[str, Any], members: list[Tensor]) -> Call:
+    has_momentum = group["momentum"] != 0
+    buffers = [optimizer.state[p]["momentum_buffer"] for p in members] if has_momentum else []
+
+    def call(gradients: list[Tensor]) -> None:
+        torch._fused_sgd_(
+            members, gradients, buffers,
+            weight_decay=group["weight_decay"], momentum=group["momentum"], lr=group["lr"],
+            dampening=group["dampening"], nesterov=group["nesterov"],
+            maximize=group["maximize"], is_first_step=False, grad_scale=None, found_inf=None,
+        )  # fmt: skip
+
+    return call
+
+
+_KERNELS = {Adam: _adam_call, AdamW: _adam_call, SGD: _sgd_call}
+
+
+def match_layout(optimizer: Optimizer) -> None:
+    """Gives loaded moments the strides of their parameters, which fused kernels take for granted.
+
+    They differ only when a state comes from a session with another memory format.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if not isinstance(value, Tensor) or value.shape != parameter.shape:
+                continue
+            if value.stride() != parameter.stride():
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -1,0 +1,68 @@
+"""Number formats of the step: what runs in fewer bits, and what keeps small gradients alive."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from flatout.errors import UsageError
+from flatout.nouns.recipe import Precision
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def set_matmul_precision(precision: Precision) -> None:
+    """tf32 lets CUDA's matrix products and convolutions round fp32 inputs to 10 bits; fp32 not."""
+    is_tf32 = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = is_tf32
+
+
+def autocast(
+    precision: Precision, device: torch.device
+) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes the context in which the forward pass and the loss are computed."""
+    dtype = _AUTOCAST.get(precision)
+    if dtype is None:
+        return contextlib.nullcontext
+    return lambda: torch.autocast(device.type, dtype=dtype)
+
+
+def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:
+    """fp16 flushes small gradients to zero; scaling the loss keeps them. None where not needed."""
+    return torch.amp.GradScaler(device.type) if precision == "fp16" else None
+
+
+def check_precision(precision: Precision, device: torch.device) -> None:
+    """Refuses what the device cannot do, rather than train in something else.
+
+    Raises:
+        UsageError: precision-not-here.
+    """
+    if device.type == "cpu":
+        if precision in ("fp32", "bf16"):
+            return
+        raise _not_here(
+            precision,
+            "CPUs have no tf32"
+            if precision == "tf32"
+            else "on a CPU, fp16 is slower than fp32 and loses range",
+            "fp32 or bf16",
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if precision in ("bf16", "tf32") and capability < (8, 0):
+        text = f"compute capability {capability[0]}.{capability[1]}; {precision} needs 8.0"
+        raise _not_here(precision, text, "fp16 or fp32")
+
+
+def _not_here(precision: str, because: str, instead: str) -> UsageError:
+    return UsageError(
+        "precision-not-here",
+        f"`precision={precision}` does not go on this device.",
+        because=because,
+        fix=f"use {instead}, or leave it out",
+    )

@@ -1,0 +1,128 @@
+"""Lines about the training, ten a second at most, from losses that are read late."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flatout.engine.journal import Journal
+from flatout.engine.meter import Losses, Meter, memory_bytes
+from flatout.engine.randomness import sample_order
+from flatout.engine.session import Session
+from flatout.errors import RunFailed
+from flatout.nouns.lines import EpochEnded, Progress
+from flatout.system.clock import elapsed_s, now_s
+
+_LINES_PER_S = 10
+_SKIPS_TOLD = 10
+
+
+class Reporter:
+    """Gathers what the updates give and writes it down now and then.
+
+    Args:
+        session: what is trained.
+        journal: where it is told.
+        meter: knows where the time went.
+    """
+
+    def __init__(self, session: Session, journal: Journal, meter: Meter) -> None:
+        self._session = session
+        self._journal = journal
+        self._meter = meter
+        self._losses = Losses(session.device)
+        self._line_s = elapsed_s()
+        self._line_samples = 0
+        self._num_skips = 0
+
+    def add(self, loss: Tensor, num_samples: int) -> None:
+        """Takes note of an update."""
+        self._losses.add(loss, num_samples)
+        self._line_samples += num_samples
+        if elapsed_s() - self._line_s >= 1 / _LINES_PER_S:
+            self.tell()
+
+    def tell(self, *, is_waiting: bool = False) -> None:
+        """Writes a line about the updates since the last one.
+
+        Args:
+            is_waiting: waits for the losses of all updates made so far.
+
+        Raises:
+            RunFailed: nonfinite-loss.
+        """
+        position = self._session.position
+        losses = self._losses.take(is_waiting=is_waiting)
+        finite = []
+        for index, (loss, num_samples) in enumerate(losses):
+            if loss - loss != 0.0:  # true for NaN and the infinities
+                self._nonfinite(loss, len(losses) - index + self._losses.num_pending())
+            else:
+                finite.append((loss, num_samples))
+                position.epoch_loss_sum += loss * num_samples
+                position.epoch_loss_samples += num_samples
+        if self._line_samples:
+            self._write_line(finite)
+
+    def end_epoch(self) -> None:
+        """Writes the epoch's mean loss."""
+        position = self._session.position
+        self.tell(is_waiting=True)
+        if position.epoch_loss_samples:
+            loss = position.epoch_loss_sum / position.epoch_loss_samples
+            self._journal.metric(
+                EpochEnded(at=now_s(), step=position.step, epoch=position.epoch, loss=loss)
+            )
+        position.epoch_loss_sum = 0.0
+        position.epoch_loss_samples = 0
+
+    def _write_line(self, losses: list[tuple[float, int]]) -> None:
+        session = self._session
+        now = elapsed_s()
+        num_samples = sum(size for _, size in losses)
+        seconds = now - self._line_s
+        self._journal.metric(
+            Progress(
+                at=now_s(),
+                step=session.position.step,
+                epoch=session.position.epoch,
+                loss=sum(loss * size for loss, size in losses) / num_samples if losses else None,
+                samples_per_s=self._line_samples / seconds if seconds > 0 else None,
+                learning_rate=float(session.optimizer.param_groups[0]["lr"]),
+                memory_bytes=memory_bytes(session.device),
+                split_s=self._meter.split_s(),
+            )
+        )
+        self._line_s, self._line_samples = now, 0
+
+    def _nonfinite(self, loss: float, num_later: int) -> None:
+        """A NaN or infinite loss, of the update that is the num_later-th from the newest."""
+        session = self._session
+        position = session.position
+        step, update = position.step - num_later + 1, position.update - num_later
+        indices = _sample_indices(session, update)
+        place = self._journal.keep_samples(step, position.epoch, indices) if indices else None
+        error = RunFailed(
+            "nonfinite-loss",
+            f"the loss of step {step:,} (epoch {position.epoch + 1}) is {loss}.",
+            because=f"the indices of its samples are in {place}" if place else None,
+            fix="lower the learning rate, set clip_norm, look at these samples; or skip such "
+            "batches with --use nonfinite_loss=skip",
+        )
+        if session.recipe.nonfinite_loss.value == "stop":
+            raise error
+        self._num_skips += 1
+        if self._num_skips <= _SKIPS_TOLD:
+            self._journal.warn_of(step, error)
+
+
+def _sample_indices(session: Session, update: int) -> list[int]:
+    """Indices of the samples of that update of this epoch; none where the data has no index."""
+    num_samples = session.feed.num_samples
+    if num_samples is None or session.facts.data_kind == "iterable":
+        return []
+    batch_size = session.experiment.batch_size
+    order = sample_order(
+        num_samples, session.seed, session.position.epoch, session.experiment.shuffle
+    )
+    indices: list[int] = order[update * batch_size : (update + 1) * batch_size].tolist()
+    return indices

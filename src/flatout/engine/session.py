@@ -1,0 +1,251 @@
+"""Everything one stretch of training works with, built from an experiment under one recipe.
+
+A change of recipe ends a stretch: the state is taken out of one session and put into the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from flatout.engine import precision, randomness
+from flatout.engine.batches import placer
+from flatout.engine.defaults import chosen_recipe
+from flatout.engine.ema import WeightAverage
+from flatout.engine.experiment import Experiment
+from flatout.engine.facts import DataKind, Facts, chosen_device, data_kind, experiment_facts
+from flatout.engine.feed import Feed, Slicing, TensorFeed, check_size
+from flatout.engine.loader import LoaderFeed, Loading, StreamFeed
+from flatout.engine.optim import match_layout, set_implementation
+from flatout.engine.step import StepParts
+from flatout.nouns.recipe import Recipe
+
+
+@dataclass
+class Position:
+    """How far a training has come. update: updates done in this epoch; step: in all."""
+
+    epoch: int = 0
+    update: int = 0
+    step: int = 0
+    num_samples_seen: int = 0
+    epoch_loss_sum: float = 0.0
+    epoch_loss_samples: int = 0
+    validated_step: int = -1
+    best_value: float | None = None
+    best_step: int = -1
+    num_worse: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """An experiment's live objects before a recipe is applied to them."""
+
+    experiment: Experiment
+    seed: int
+    device: torch.device
+    model: nn.Module
+    optimizer: Optimizer
+    train_data: Any
+    facts: Facts
+
+    def recipe(self, fixed: dict[str, Any]) -> Recipe:
+        """The recipe for it: what the person fixed, and defaults."""
+        return chosen_recipe(self.facts, fixed)
+
+
+def build(experiment: Experiment, seed: int, device_name: str | None) -> Built:
+    """Builds model, optimizer and training data, the same ones whenever the seed is the same."""
+    device = chosen_device(device_name)
+    randomness.seed_generators(randomness.mixed_seed(seed, "model"))
+    model = experiment.model().to(device)
+    parameters = model.named_parameters() if experiment.named_parameters else model.parameters()
+    optimizer = experiment.optimizer(parameters)
+    train_data = experiment.train_data()
+    return Built(
+        experiment=experiment,
+        seed=seed,
+        device=device,
+        model=model,
+        optimizer=optimizer,
+        train_data=train_data,
+        facts=experiment_facts(experiment, model, optimizer, train_data, device),
+    )
+
+
+@contextlib.contextmanager
+def process_settings(recipe: Recipe) -> Iterator[None]:
+    """Sets what torch keeps per process, and puts it back: a notebook goes on as it was."""
+    threads = torch.get_num_threads()
+    matmul = torch.get_float32_matmul_precision()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    try:
+        torch.set_num_threads(recipe.num_threads.value)
+        precision.set_matmul_precision(recipe.precision.value)
+        torch.use_deterministic_algorithms(recipe.deterministic.value)
+        # Filling every new tensor guards code that reads memory nobody wrote; it costs a pass
+        # over memory for each operation, and a model that does so is wrong in any mode.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = not recipe.deterministic.value
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(matmul)
+        torch.use_deterministic_algorithms(is_deterministic)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = cudnn
+
+
+class Session:
+    """Live objects under one recipe, with the state that goes from session to session.
+
+    Args:
+        built: the experiment's objects; they belong to this session from now on.
+        recipe: how steps are executed.
+    """
+
+    def __init__(self, built: Built, recipe: Recipe) -> None:
+        self.experiment = built.experiment
+        self.recipe = recipe
+        self.seed = built.seed
+        self.device = built.device
+        self.facts = built.facts
+        self.model = built.model
+        self.optimizer = built.optimizer
+        precision.check_precision(recipe.precision.value, self.device)
+        is_channels_last = recipe.memory_format.value == "channels_last"
+        if is_channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        set_implementation(self.optimizer, recipe.optimizer_implementation.value)
+        schedule = built.experiment.schedule
+        self.schedule: Any = schedule(self.optimizer) if schedule is not None else None
+        # Schedulers warn if they do not see the optimizer's own step, which is not always called.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)
+        decay = built.experiment.ema
+        self.average = WeightAverage(self.model, decay) if decay is not None else None
+        self.position = Position()
+        self.feed = _feed(built, recipe)
+        self.validation_feed = _validation_feed(built, recipe)
+        self.place = placer(self.device, is_channels_last)
+        randomness.seed_generators(randomness.mixed_seed(built.seed, "training"))
+
+    def step_parts(self) -> StepParts:
+        """What updates are made of."""
+        precision_name = self.recipe.precision.value
+        return StepParts(
+            model=self.model,
+            optimizer=self.optimizer,
+            loss=self.experiment.loss,
+            autocast=precision.autocast(precision_name, self.device),
+            scaler=self.scaler,
+            average=self.average,
+            place=self.place,
+            clip_norm=self.recipe.clip_norm.value,
+            skips_nonfinite=self.recipe.nonfinite_loss.value == "skip",
+        )
+
+    def state(self) -> dict[str, Any]:
+        """All that a session after this one needs to go on exactly; tensors are live ones."""
+        weights = self.model.state_dict()
+        return {
+            "model": dict(weights),
+            # Buffers kept out of the state_dict still change while training.
+            "buffers": {
+                name: value for name, value in self.model.named_buffers() if name not in weights
+            },
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict() if self.schedule is not None else None,
+            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
+            "average": self.average.state_dict() if self.average is not None else None,
+            "generators": randomness.generator_states(self.device),
+            "feed": self.feed.state(),
+            "position": asdict(self.position),
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes a state over, also from a session under another recipe."""
+        self.model.load_state_dict(state["model"])
+        buffers = dict(self.model.named_buffers())
+        for name, value in state["buffers"].items():
+            buffers[name].copy_(value)
+        self.optimizer.load_state_dict(state["optimizer"])
+        set_implementation(self.optimizer, self.recipe.optimizer_implementation.value)
+        match_layout(self.optimizer)
+        for part, name in (
+            (self.schedule, "schedule"),
+            (self.scaler, "scaler"),
+            (self.average, "average"),
+        ):
+            if part is not None and state[name] is not None:
+                part.load_state_dict(state[name])
+        self.feed.load_state(state["feed"])
+        self.position = Position(**state["position"])
+        randomness.restore_generators(state["generators"], self.device)
+
+    @contextlib.contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
+        """The model as it is validated and kept: averaged weights if there are, evaluation mode."""
+        was_training = self.model.training
+        with self.average.swapped_in() if self.average else contextlib.nullcontext():
+            self.model.eval()
+            try:
+                yield self.model
+            finally:
+                self.model.train(was_training)
+
+
+def _feed(built: Built, recipe: Recipe) -> Feed:
+    slicing = Slicing(
+        batch_size=built.experiment.batch_size,
+        micro_batch_size=min(recipe.micro_batch_size.value, built.experiment.batch_size),
+        seed=built.seed,
+        is_shuffled=built.experiment.shuffle,
+    )
+    return _feed_of(built.train_data, built, recipe, slicing)
+
+
+def _validation_feed(built: Built, recipe: Recipe) -> Feed | None:
+    make = built.experiment.validation_data
+    if make is None:
+        return None
+    data = make()
+    batch_size = built.experiment.batch_size
+    slicing = Slicing(
+        batch_size=batch_size,
+        micro_batch_size=min(recipe.micro_batch_size.value, batch_size),
+        seed=built.seed,
+        is_shuffled=False,
+    )
+    return _feed_of(data, built, recipe, slicing)
+
+
+def _feed_of(data: Any, built: Built, recipe: Recipe, slicing: Slicing) -> Feed:
+    kind: DataKind = data_kind(data)
+    is_training = data is built.train_data
+    if kind == "tensors":
+        is_resident = recipe.data_path.value == "resident"
+        feed: Feed = TensorFeed(data, slicing, built.device if is_resident else torch.device("cpu"))
+    else:
+        loading = Loading(
+            num_workers=recipe.loader_workers.value,
+            prefetch=recipe.loader_prefetch.value,
+            pin_memory=recipe.loader_pin_memory.value,
+            persistent=recipe.loader_persistent.value and recipe.loader_workers.value > 0,
+            collate=built.experiment.collate,
+        )
+        make = LoaderFeed if kind == "map-style" else StreamFeed
+        feed = make(data, slicing, loading)
+    if feed.num_samples is not None:
+        name = "train" if is_training else "validation"
+        check_size(feed.num_samples, slicing.batch_size if is_training else 1, name)
+    return feed

@@ -1,0 +1,170 @@
+"""Any state a training has, as tensors by name and a tree of plain JSON: nothing is pickled.
+
+A tree holds None, bool, int, float, str and lists as JSON has them. What JSON has not is a dict
+with one key that says what it is: {"dict": [[key, value], ...]}, {"counter": [[key, n], ...]}
+(MultiStepLR has one), {"tuple": [...]}, {"float": "nan"}, {"array": tensor} for NumPy, and {"tensor": name, "stride": [...]}. Two tensors
+that are the same memory get the same name, so that ties survive.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.errors import RunFailed, UsageError
+
+Tree = Any
+
+
+@dataclass
+class Packed:
+    """A state taken apart: a JSON tree, and its tensors as contiguous copies on the CPU."""
+
+    tree: Tree = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensors in bytes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+
+def pack(state: Any, *, is_copied: bool = True) -> Packed:
+    """Takes a state apart, copying its tensors; the state may change afterwards.
+
+    Args:
+        state: nested dicts, lists and tuples of tensors, arrays, numbers, texts and None.
+        is_copied: False takes the tensors as they are: to find out whether it can be stored.
+
+    Raises:
+        UsageError: state-cannot-be-stored, with the path to what cannot.
+    """
+    packed = Packed()
+    packed.tree = _Packer(packed.tensors, is_copied).tree(state, "")
+    return packed
+
+
+class _Packer:
+    def __init__(self, tensors: dict[str, Tensor], is_copied: bool) -> None:
+        self._tensors = tensors
+        self._is_copied = is_copied
+        self._name_by_memory: dict[tuple[Any, ...], str] = {}
+
+    def tree(self, value: Any, path: str) -> Tree:
+        if value is None or isinstance(value, bool | str):
+            return value
+        if type(value) is int or type(value) is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if isinstance(value, Tensor):
+            return self._tensor(value, path)
+        if isinstance(value, dict):
+            kind = "counter" if isinstance(value, Counter) else "dict"
+            pairs = [
+                [self.tree(key, f"{path}.key"), self.tree(item, _join(path, key))]
+                for key, item in value.items()
+            ]
+            return {kind: pairs}
+        if type(value) is list:
+            return [self.tree(item, _join(path, index)) for index, item in enumerate(value)]
+        if type(value) is tuple:
+            return {"tuple": [self.tree(item, _join(path, i)) for i, item in enumerate(value)]}
+        return self._foreign(value, path)
+
+    def _tensor(self, tensor: Tensor, path: str) -> Tree:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise _cannot_store(path, f"a {tensor.layout} tensor", "a dense one")
+        if tensor.dtype in (torch.complex64, torch.complex128):
+            raise _cannot_store(path, f"a tensor of {tensor.dtype}", "torch.view_as_real(tensor)")
+        memory = (
+            tensor.untyped_storage().data_ptr(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        )
+        known = self._name_by_memory.get(memory) if tensor.numel() else None
+        name = known or path or "tensor"
+        if known is None:
+            self._name_by_memory[memory] = name
+            self._tensors[name] = _host_copy(tensor) if self._is_copied else tensor
+        stride = None if tensor.is_contiguous() else list(tensor.stride())
+        return {"tensor": name} if stride is None else {"tensor": name, "stride": stride}
+
+    def _foreign(self, value: Any, path: str) -> Tree:
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biuf":
+            return {"array": self._tensor(torch.from_numpy(value.copy()), path)}
+        if numpy is not None and isinstance(value, numpy.generic):
+            return self.tree(value.item(), path)
+        if isinstance(value, int | float | list | tuple):  # enums, named tuples: their plain form
+            plain = next(kind for kind in (int, float, list, tuple) if isinstance(value, kind))
+            return self.tree(plain(value), path)
+        raise _cannot_store(path, f"a {type(value).__qualname__}", "tensors, numbers and texts")
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    return copy.copy_(tensor.detach())
+
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _cannot_store(path: str, what: str, instead: str) -> UsageError:
+    return UsageError(
+        "state-cannot-be-stored",
+        f"`{path}` is {what}; it cannot be stored in a checkpoint.",
+        because="checkpoints hold tensors and plain JSON, so that loading one never runs code",
+        fix=f"let its state_dict() give {instead}",
+    )
+
+
+def unpack(tree: Tree, tensors: dict[str, Tensor]) -> Any:
+    """Puts a state together again: ties are one tensor, strides are as they were."""
+    try:
+        return _unpacked(tree, tensors, {})
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFailed(
+            "damaged-file",
+            "a checkpoint's description does not fit its tensors.",
+            because=repr(error),
+            fix="remove that checkpoint's folder; the one before is used then",
+        ) from error
+
+
+def _unpacked(tree: Tree, tensors: dict[str, Tensor], known: dict[str, Tensor]) -> Any:
+    if isinstance(tree, list):
+        return [_unpacked(item, tensors, known) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "dict" in tree:
+        return {
+            _unpacked(key, tensors, known): _unpacked(item, tensors, known)
+            for key, item in tree["dict"]
+        }
+    if "counter" in tree:
+        return Counter(dict(tree["counter"]))
+    if "tuple" in tree:
+        return tuple(_unpacked(item, tensors, known) for item in tree["tuple"])
+    if "float" in tree:
+        return float(tree["float"])
+    if "array" in tree:
+        return _unpacked(tree["array"], tensors, known).numpy()
+    name = tree["tensor"]
+    if name not in known:
+        known[name] = _with_stride(tensors[name], tree.get("stride"))
+    return known[name]
+
+
+def _with_stride(tensor: Tensor, stride: list[int] | None) -> Tensor:
+    if stride is None:
+        return tensor
+    shaped = torch.empty_strided(tuple(tensor.shape), tuple(stride), dtype=tensor.dtype)
+    return shaped.copy_(tensor)

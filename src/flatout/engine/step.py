@@ -1,0 +1,157 @@
+"""One optimizer update: forward, backward, clipping, optimizer, without waiting for the device.
+
+Gradients of an accumulated batch are those of the whole batch: a mean over samples is weighted by
+each micro-batch's share of them; a sum is divided once, by the count over the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from flatout.engine.ema import WeightAverage
+from flatout.engine.feed import MicroBatch
+from flatout.engine.meter import Meter
+from flatout.engine.optim import prepared_step
+from flatout.errors import UsageError
+
+Place = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepParts:
+    """What an update is made of; see the recipe's fields for those that are choices."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    loss: Callable[[nn.Module, Any], Any]
+    autocast: Callable[[], Any]
+    scaler: torch.amp.GradScaler | None
+    average: WeightAverage | None
+    place: Place | None
+    clip_norm: float | None
+    skips_nonfinite: bool
+
+
+class Step:
+    """Carries out updates.
+
+    Args:
+        parts: what an update is made of.
+        meter: told when each part of the update ends.
+    """
+
+    def __init__(self, parts: StepParts, meter: Meter) -> None:
+        self._parts = parts
+        self._meter = meter
+        self._parameters = [
+            parameter for group in parts.optimizer.param_groups for parameter in group["params"]
+        ]
+        self._prepared: Callable[[], None] | None = None
+        self._num_plain_steps = 0
+        self.num_skipped = 0
+
+    def run(self, update: list[MicroBatch]) -> Tensor:
+        """Makes one update from the micro-batches of one batch.
+
+        Returns:
+            The batch's mean loss: a scalar on the device, detached, not waited for.
+        """
+        loss = self._accumulate(update)
+        parts = self._parts
+        if parts.skips_nonfinite and not bool(loss.isfinite()):
+            self.num_skipped += 1
+        else:
+            self._optimize()
+            if parts.average is not None:
+                parts.average.update()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._meter.mark("optimizer")
+        return loss
+
+    def _accumulate(self, update: list[MicroBatch]) -> Tensor:
+        if len(update) == 1:
+            batch, _ = update[0]
+            value, count = self._forward(batch)
+            if count is not None:
+                value = value / _at_least_one(count)
+            self._backward(value)
+            return value.detach()
+        num_samples = sum(size for _, size in update)
+        total: Tensor | None = None
+        total_count: Any = None
+        for batch, size in update:
+            value, count = self._forward(batch)
+            # Sums are divided by the number of samples here, only to stay in a format's range,
+            # and put right below, when the whole batch's count is known.
+            value = value * (size / num_samples) if count is None else value / num_samples
+            self._backward(value)
+            detached = value.detach()
+            total = detached if total is None else total + detached
+            if count is not None:
+                total_count = count if total_count is None else total_count + count
+        assert total is not None
+        if total_count is None:
+            return total
+        correction = num_samples / _at_least_one(total_count)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, correction)
+        return total * correction
+
+    def _forward(self, batch: Any) -> tuple[Tensor, Any]:
+        parts = self._parts
+        if parts.place is not None:
+            batch = parts.place(batch)
+            self._meter.mark("copy")
+        with parts.autocast():
+            result = parts.loss(parts.model, batch)
+        value, count = result if isinstance(result, tuple) else (result, None)
+        if not isinstance(value, Tensor) or value.dim() != 0:
+            raise _bad_loss(value)
+        self._meter.mark("forward")
+        return value, count
+
+    def _backward(self, value: Tensor) -> None:
+        scaler = self._parts.scaler
+        (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
+        self._meter.mark("backward")
+
+    def _optimize(self) -> None:
+        parts = self._parts
+        if parts.clip_norm is not None:
+            if parts.scaler is not None:
+                parts.scaler.unscale_(parts.optimizer)
+            torch.nn.utils.clip_grad_norm_(self._parameters, parts.clip_norm)
+        if parts.scaler is not None:
+            parts.scaler.step(parts.optimizer)
+            parts.scaler.update()
+        elif self._prepared is not None:
+            self._prepared()
+        else:
+            # The first update makes the optimizer's state; only then can its call be prepared.
+            parts.optimizer.step()
+            if self._num_plain_steps == 0:
+                self._prepared = prepared_step(parts.optimizer)
+            self._num_plain_steps += 1
+
+
+def _at_least_one(count: Any) -> Any:
+    """A batch without a single counted token has a sum of zero: 0 / 1, not 0 / 0."""
+    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+
+
+def _bad_loss(value: Any) -> UsageError:
+    is_tensor = isinstance(value, Tensor)
+    what = f"a tensor of shape {tuple(value.shape)}" if is_tensor else f"a {type(value).__name__}"
+    return UsageError(
+        "loss-is-not-a-scalar",
+        f"`loss(model, batch)` returned {what}.",
+        because="an update needs one number: the mean over the batch, or a sum and its count",
+        fix="return loss.mean(), or (loss.sum(), count)",
+    )

@@ -1,0 +1,165 @@
+"""Training in this process: for notebooks and scripts, and for the worker.
+
+`train` makes a run like any other; `train_in` takes up a run that is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from flatout import __version__
+from flatout.engine.checkpoint import read_checkpoint
+from flatout.engine.course import Change, Course, Task
+from flatout.engine.experiment import Experiment
+from flatout.engine.failures import bad_news
+from flatout.engine.journal import Journal
+from flatout.engine.watch import StopRequest, signals_as_requests, watched_file
+from flatout.errors import FlatoutError, UsageError, nearest
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.finding import Finding, finding_from
+from flatout.nouns.lines import Failed, Stopped
+from flatout.nouns.recipe import recipe_fields
+from flatout.nouns.run import Run, RunHeader
+from flatout.system.clock import now_s
+from flatout.system.runs import check_id, create_run, find_run, free_id, read_run
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training in this process gives back.
+
+    Args:
+        run: the run as its folder tells.
+        model: the trained model, with its last weights, on the device it was trained on.
+    """
+
+    run: Run
+    model: nn.Module
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the last validation; empty without validation data."""
+        return self.run.validations[-1].metrics if self.run.validations else {}
+
+
+def train(
+    experiment: Experiment,
+    *,
+    use: dict[str, Any] | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    resume: str | None = None,
+) -> Trained:
+    """Trains an experiment in this process, in a run folder like any other run.
+
+    Args:
+        experiment: what to train.
+        use: recipe fields by name, with the values to fix; see docs/recipe.md.
+        seed: of weights, order and augmentation. On resume the run's own seed is used.
+        name: the run's id; by default notebook-0001, notebook-0002 ...
+        resume: id or folder of a run of the same experiment to go on with.
+
+    Returns:
+        The run and the trained model.
+
+    Raises:
+        UsageError: what was asked for cannot be.
+        RunFailed: the run could not go on; its last checkpoint is as it was.
+    """
+    fields = recipe_fields()
+    for field in use or {}:
+        if field not in fields:
+            raise UsageError(
+                "unknown-recipe-field",
+                f"a recipe has no field `{field}`.",
+                fix=nearest(field, fields),
+            )
+    if resume is not None:
+        folder = find_run(resume)
+        spec, change = read_run(folder).header.spec, Change(fixed=use or {})
+    else:
+        spec = ExperimentSpec(name="notebook", seed=seed, fixed=use or {})
+        header = RunHeader(
+            id=check_id(name) if name else free_id(spec.name),
+            created_at=now_s(),
+            flatout_version=__version__,
+            python=sys.executable,
+            spec=spec,
+        )
+        folder, change = create_run(header), Change()
+    request = StopRequest()
+    with signals_as_requests(request):
+        model = train_in(Task(folder, spec, change, request), lambda: experiment)
+    return Trained(run=read_run(folder), model=model)
+
+
+def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:
+    """Takes up a run where it was left; every ending is told in its folder.
+
+    Args:
+        task: which run, what is changed, and who may stop it.
+        load: gives the experiment; what it raises is told like any other failure.
+
+    Raises:
+        UsageError: run-in-use, and what was asked for cannot be.
+        RunFailed: the run could not go on.
+    """
+    folder = task.folder
+    lock = folder.lock()
+    if not lock.acquire():
+        raise UsageError(
+            "run-in-use",
+            f"the run {folder.path.name} is being trained by another process.",
+            fix=f"wait for it, or stop it: flatout runs stop {folder.path.name}",
+        )
+    try:
+        with watched_file(folder.stop, task.request):
+            return _told(task, load)
+    finally:
+        lock.release()
+
+
+def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
+    """Trains with the run's journal open, and tells there what goes wrong."""
+    checkpoint, damaged = read_checkpoint(task.folder)
+    state = checkpoint.state if checkpoint is not None else None
+    journal = Journal(task.folder, state["metrics_bytes"] if state else 0)
+    course: Course | None = None
+    step = checkpoint.step if checkpoint is not None else 0
+    try:
+        for finding in damaged:
+            journal.warn(step, finding)
+        course = Course(task, load(), journal, state)
+        return course.train()
+    except BaseException as error:
+        _tell_failure(journal, course.step if course is not None else step, error)
+        raise
+    finally:
+        # A full disk cannot take the last lines either; the failure itself is already on its way.
+        with contextlib.suppress(FlatoutError):
+            journal.close()
+
+
+def _tell_failure(journal: Journal, step: int, error: BaseException) -> None:
+    news = bad_news(error)
+    with contextlib.suppress(FlatoutError):
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            journal.event(Stopped(at=now_s(), step=step, reason="stopped at once"))
+        else:
+            finding = finding_from(news) if news is not None else _own_fault(error)
+            journal.event(Failed(at=now_s(), step=step, finding=finding), is_synced=True)
+
+
+def _own_fault(error: BaseException) -> Finding:
+    return Finding(
+        rule="internal-error",
+        severity="error",
+        problem=f"flatout itself failed: {type(error).__name__}: {error}",
+        because="the traceback is in the run's worker.log",
+    )

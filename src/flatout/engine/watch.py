@@ -1,0 +1,80 @@
+"""Requests to stop: a file in the run's folder, the end of a pipe, or a signal."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_POLLED_EVERY_S = 0.2
+
+
+class StopRequest:
+    """Whether somebody wants the training to end after its step; asked once a step."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+    def make(self, reason: str) -> None:
+        """Asks; the first reason is the one that is told."""
+        self.reason = self.reason or reason
+
+
+@contextlib.contextmanager
+def watched_file(path: Path, request: StopRequest) -> Iterator[None]:
+    """Asks for a stop when the file appears. A file left from before is removed first."""
+    path.unlink(missing_ok=True)
+    is_over = threading.Event()
+
+    def poll() -> None:
+        while not is_over.wait(_POLLED_EVERY_S):
+            if path.exists():
+                request.make("asked to stop")
+                return
+
+    thread = threading.Thread(target=poll, name="stop request", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        path.unlink(missing_ok=True)
+
+
+def watch_pipe(request: StopRequest) -> None:
+    """Asks for a stop when standard input ends: the command line at its other end has died."""
+
+    def read() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while sys.stdin.buffer.read(1):
+                pass
+        request.make("the command line has gone")
+
+    threading.Thread(target=read, name="command line", daemon=True).start()
+
+
+@contextlib.contextmanager
+def signals_as_requests(request: StopRequest) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks for a stop, a second one acts as ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
+
+    def ask(number: int, frame: Any) -> None:
+        request.make("interrupted" if number == signal.SIGINT else "terminated")
+        signal.signal(number, before[number] or signal.SIG_DFL)
+
+    for number in numbers:
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number] or signal.SIG_DFL)

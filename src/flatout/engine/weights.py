@@ -1,0 +1,69 @@
+"""Weights in a file of their own: kept by a run, and taken to begin another with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.session import Session
+from flatout.engine.state import Packed
+from flatout.errors import UsageError
+
+
+def weights_metadata(session: Session, weights: Packed) -> dict[str, str]:
+    """What is told beside the tensors: from which step, by which metric, and which are tied."""
+    position = session.position
+    is_best = session.validation_feed is not None
+    ties = {
+        name: tree["tensor"]
+        for name, tree in weights.tree["dict"]
+        if isinstance(tree, dict) and tree.get("tensor", name) != name
+    }
+    metadata = {
+        "step": str(position.best_step if is_best else position.step),
+        "ties": json.dumps(ties),
+    }
+    if is_best:
+        metadata[session.experiment.best] = repr(position.best_value)
+    return metadata
+
+
+@torch.no_grad()
+def init_weights(model: nn.Module, path: Path) -> None:
+    """Gives a model the weights of a safetensors file.
+
+    Raises:
+        UsageError: weights-not-readable, weights-do-not-fit.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}
+            ties = json.loads((file.metadata() or {}).get("ties", "{}"))
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UsageError(
+            "weights-not-readable",
+            f"cannot read weights from {path}.",
+            because=str(error),
+            fix="give a .safetensors file, or a run that has weights",
+        ) from error
+    tensors |= {name: tensors[source] for name, source in ties.items() if source in tensors}
+    wanted = model.state_dict()
+    problems = [f"{name} is missing" for name in wanted if name not in tensors]
+    problems += [f"{name} is not in the model" for name in tensors if name not in wanted]
+    problems += [
+        f"{name} is {tuple(tensors[name].shape)}, not {tuple(value.shape)}"
+        for name, value in wanted.items()
+        if name in tensors and tensors[name].shape != value.shape
+    ]
+    if problems:
+        raise UsageError(
+            "weights-do-not-fit",
+            f"the weights in {path} do not fit the model.",
+            because="; ".join(problems[:4]) + (" ..." if len(problems) > 4 else ""),
+            fix="use the experiment and parameters these weights were trained with",
+        )
+    model.load_state_dict(tensors)
