@@ -139,9 +139,12 @@ def reopen(request: TrainRequest) -> RunFolder:
     return folder
 
 
-def is_stopping(text: str) -> bool:
-    """Whether a run has been asked to stop and has not stopped yet."""
-    folder = runs.find_run(text)
+def is_stopping(request: TrainRequest) -> bool:
+    """Whether the run to go on with has been asked to stop and has not stopped yet."""
+    request.check()
+    if request.resume is None:
+        return False
+    folder = runs.find_run(request.resume)
     return folder.stop.exists() and folder.lock().is_taken()
 
 

@@ -15,7 +15,7 @@ from flatout.cli import show, wording
 from flatout.cli.progress import TrainingState
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import (
-    EpochEnded, Fetched, Finished, Line, RecipeSet, Started, Validated, Warned,
+    EpochEnded, Fetched, Line, RecipeSet, Started, Validated, Warned,
 )  # fmt: skip
 from flatout.nouns.machine import Machine
 from flatout.nouns.run import Run
@@ -30,14 +30,15 @@ class Display:
 
     Args:
         is_quiet: everything goes to stderr, since stdout carries a document.
+        is_still: nothing moves, since only the beginning is watched.
     """
 
-    def __init__(self, *, is_quiet: bool = False) -> None:
+    def __init__(self, *, is_quiet: bool = False, is_still: bool = False) -> None:
         self._console = show.make_console(is_error=is_quiet)
         self._state = TrainingState()
         self._last_plain_s = 0.0
         stream = self._console.file
-        is_alive = stream.isatty() and not self._console.is_dumb_terminal
+        is_alive = stream.isatty() and not self._console.is_dumb_terminal and not is_still
         self._live = Live(console=self._console, auto_refresh=False) if is_alive else None
 
     def __enter__(self) -> Display:
@@ -67,8 +68,6 @@ class Display:
             self._state.take(line)
             self._announce(line)
             is_milestone |= isinstance(line, EpochEnded | Validated | Started)
-            if isinstance(line, Finished):
-                is_milestone = False
         if self._live:
             if self._state.started or self._state.fetched:
                 self._live.start()
@@ -108,13 +107,14 @@ class Display:
         if state.started is None and state.fetched:
             done = state.fetched
             return Group(_download_row(done.name, done.done_bytes, done.total_bytes))
+        width = max(_LABEL_WIDTH, len(state.place))
         row = Table.grid(padding=(0, 2))
         row.add_row(
-            Text(f"{state.place:<{_LABEL_WIDTH}}", "bold"),
+            Text(f"{state.place:<{width}}", "bold"),
             ProgressBar(total=1.0, completed=state.share or 0.0, width=24),
             Text(state.quality),
         )
-        return Group(Text(""), row, Text(f"{'':{_LABEL_WIDTH}}  {state.speed}"))
+        return Group(Text(""), row, Text(f"{'':{width}}  {state.speed}"))
 
     def _print_plainly(self, is_milestone: bool) -> None:
         state = self._state
@@ -158,10 +158,9 @@ def _download_text(done_bytes: int, total_bytes: int) -> str:
 
 def _closing_lines(run: Run, split: dict[str, float]) -> Iterable[tuple[str, str]]:
     yield run.status, wording.closing_text(run)
-    if split:
+    if split and run.status != "running":
         whole = seconds_text(sum(split.values()))
         parts = [f"{name} {share}" for name, _, share in wording.shares(split)]
         yield "time", wording.DOT.join([whole, *parts[:5]])
     yield "kept in", wording.home_text(run.folder)
-    for number, text in enumerate(wording.next_texts(run)):
-        yield "" if number else "next", text
+    yield from wording.next_lines(run)

@@ -90,14 +90,15 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _report(_from_click(error), arguments)
     except (KeyboardInterrupt, click.Abort):
-        print("stopped", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # Whoever read our output, `head` perhaps, has seen enough. Python would complain once more
         # when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception:
+    # Whatever else escapes is our own fault, and is written down.
+    except Exception:  # noqa: BLE001
         return _own_fault()
 
 

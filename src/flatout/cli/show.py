@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,9 @@ _STATUS_STYLES = {
 }  # fmt: skip
 _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 # Wide enough that nothing is broken in two for whoever reads a pipe.
-_PIPE_WIDTH = 240
+_PIPE_WIDTH = 1000
 _NUM_VALIDATIONS = 12
+_LABEL_WIDTH = 12
 
 
 def make_console(*, is_error: bool = False) -> Console:
@@ -61,24 +63,37 @@ def print_note(text: str) -> None:
 
 def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
     """Lines that begin with a label; long ones go on under their beginning."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True, min_width=10)
-    grid.add_column(overflow="fold")
     for label, text in lines:
-        grid.add_row(Text(label, "bold"), text)
-    console.print(grid)
+        room = max(20, console.width - _LABEL_WIDTH)
+        parts = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
+        for part in parts:
+            console.print(Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), part), soft_wrap=True)
+            label = ""
 
 
 def print_finding(finding: Finding, console: Console | None = None) -> None:
     """Bad news on stderr, in the one shape that all bad news has."""
     console = console or make_console(is_error=True)
-    style = _SEVERITY_STYLES[finding.severity]
-    console.print(Text.assemble((f"{finding.severity}: ", style), finding.problem), soft_wrap=True)
-    details = [("because", finding.because)] if finding.because else []
-    details += [("", line) for line in finding.evidence]
-    details += [("fix", fix.text) for fix in finding.fixes]
-    for label, text in [*details, ("see", finding.rule)]:
-        console.print(f"  {label}: {text}" if label else f"    {text}", soft_wrap=True)
+    first = Text.assemble((f"{finding.severity}: ", _SEVERITY_STYLES[finding.severity]))
+    _print_wrapped(console, first, finding.problem)
+    if finding.because:
+        _print_wrapped(console, Text("  because: "), finding.because)
+    # What is to be copied, and lines of somebody else's, are never broken.
+    for text in finding.evidence:
+        console.print(f"    {text}", soft_wrap=True)
+    for fix in finding.fixes:
+        is_prose = ", " in fix.text or "; " in fix.text
+        if is_prose:
+            _print_wrapped(console, Text("  fix: "), fix.text)
+        else:
+            console.print(f"  fix: {fix.text}", soft_wrap=True)
+    console.print(f"  see: {finding.rule}", soft_wrap=True)
+
+
+def _print_wrapped(console: Console, first: Text, text: str) -> None:
+    parts = textwrap.wrap(text, max(20, console.width - len(first)), break_on_hyphens=False)
+    for number, part in enumerate(parts):
+        console.print((Text(" " * 4) if number else first) + part, soft_wrap=True)
 
 
 def print_next_step(command: str, why: str) -> None:
@@ -97,14 +112,14 @@ def print_runs(runs: Sequence[Run]) -> None:
     if not runs:
         print_note("no runs yet. Make one: flatout train digits")
         return
-    table = _table("run", "experiment", "status", "progress", "best", "made")
+    table = _table("run", "experiment", "status", "epochs", "best", "made")
     for run in runs:
         best = run.best_validation or (run.validations[-1] if run.validations else None)
         table.add_row(
             run.id,
             run.header.spec.name,
             Text(run.status, _STATUS_STYLES[run.status]),
-            wording.progress_text(run),
+            wording.progress_text(run).removeprefix("epoch "),
             wording.headline(best.metrics) if best else "",
             wording.time_text(run.header.created_at),
         )
@@ -122,9 +137,9 @@ def print_run(
     )  # fmt: skip
     console.print(head, soft_wrap=True)
     print_lines(console, [
+        *machine_lines(run.header.machine),
         ("experiment", wording.experiment_text(run.header.spec)),
         *([("data", wording.data_text(run.started))] if run.started else []),
-        *machine_lines(run.header.machine),
         ("kept in", wording.home_text(run.folder)),
         ("checkpoint", wording.checkpoints_text(checkpoints)),
     ])  # fmt: skip
@@ -138,7 +153,7 @@ def print_run(
         console.print()
         print_finding(finding, console)
     console.print()
-    print_lines(console, [("next", text) for text in wording.next_texts(run)])
+    print_lines(console, wording.next_lines(run, is_shown=True))
 
 
 def machine_lines(machine: Machine | None) -> list[tuple[str, str]]:
@@ -184,7 +199,9 @@ def ask(question: str) -> bool:
     """A yes or no from the terminal, no where there is nobody to answer."""
     if not sys.stdin.isatty():
         return False
-    return make_console(is_error=True).input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    return make_console(is_error=True).input(
+        f"{question} [y/N] ", markup=False
+    ).strip().lower() in ("y", "yes")
 
 
 def _print_section(console: Console, title: str, table: Table) -> None:
@@ -208,7 +225,8 @@ def _metrics_table(metrics: Sequence[Metric]) -> Table:
     losses = {line.step: line for line in metrics if isinstance(line, EpochEnded)}
     validations = {line.step: line for line in metrics if isinstance(line, Validated)}
     names = list(dict.fromkeys(name for line in validations.values() for name in line.metrics))
-    table = _table("  epoch", "step", "train loss", *names, "")
+    titles = ["validation loss" if name == "loss" else name for name in names]
+    table = _table("  epoch", "step", "train loss", *titles, "")
     best = max((line.step for line in validations.values() if line.is_best), default=None)
     steps = sorted({*losses, *validations})
     left_out = set(steps[:-_NUM_VALIDATIONS]) - {best}

@@ -18,8 +18,10 @@ DOT = " · "
 
 
 def time_text(at: float) -> str:
-    """A time of day where the person is."""
-    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M")
+    """A time of day where the person is: "21 Nov 04:17", with the year if it is not this one."""
+    moment = datetime.fromtimestamp(at)
+    is_this_year = moment.year == datetime.now().year
+    return moment.strftime("%d %b %H:%M" if is_this_year else "%d %b %Y")
 
 
 def home_text(path: str) -> str:
@@ -28,6 +30,14 @@ def home_text(path: str) -> str:
         return str(Path("~") / Path(path).relative_to(Path.home()))
     except ValueError:
         return path
+
+
+def near_text(path: str) -> str:
+    """A path as short as it can be typed here."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return home_text(path)
 
 
 def metric_text(name: str, value: float | None) -> str:
@@ -51,20 +61,20 @@ def metrics_text(metrics: Mapping[str, float | None]) -> str:
 
 
 def progress_text(run: Run) -> str:
-    """How far a run has come."""
+    """How far a run has come: "epoch 3/14"."""
     started = run.started
     if started is None:
-        return "not begun" if run.status != "running" else "beginning"
+        return "beginning" if run.status == "running" else "not begun"
     if started.steps_per_epoch and started.num_epochs:
-        return f"epoch {run.step / started.steps_per_epoch:.3g} of {started.num_epochs}"
-    if started.num_steps:
-        return f"step {count_text(run.step)} of {count_text(started.num_steps)}"
-    return f"step {count_text(run.step)}"
+        return f"epoch {run.step / started.steps_per_epoch:.3g}/{started.num_epochs}"
+    return f"step {count_text(run.step)}" + (
+        f"/{count_text(started.num_steps)}" if started.num_steps else ""
+    )
 
 
 def experiment_text(spec: ExperimentSpec) -> str:
     """An experiment with what was set by the person."""
-    parts = [home_text(spec.file) if spec.file else spec.name]
+    parts = [near_text(spec.file) if spec.file else spec.name]
     parts += [f"{name}={value}" for name, value in spec.parameters.items()]
     parts.append(f"seed {spec.seed}")
     if spec.init:
@@ -158,7 +168,7 @@ def closing_text(run: Run) -> str:
         parts.insert(0, f"{metrics_text(best.metrics)} (best, at step {count_text(best.step)})")
     elif run.validations:
         parts.insert(0, metrics_text(run.validations[-1].metrics))
-    if run.status != "finished":
+    if run.status not in ("finished", "running"):
         parts.append("checkpoint " + (
             f"at step {count_text(run.checkpoint_step)}" if run.checkpoint_step is not None
             else "none yet: a resume begins anew"
@@ -166,19 +176,33 @@ def closing_text(run: Run) -> str:
     return DOT.join(parts)
 
 
-def next_texts(run: Run) -> list[str]:
-    """What to try with a run, by how it stands."""
-    longer = f"flatout train --resume {run.id}"
+def next_lines(run: Run, *, is_shown: bool = False) -> list[tuple[str, str]]:
+    """What to try with a run, by how it stands: labelled lines of commands with their use.
+
+    is_shown: `flatout show` itself is not to be suggested.
+    """
+    show = f"flatout show {run.id}"
+    steps = [step for step in _next_steps(run) if not (is_shown and step[0] == show)]
+    width = max(len(command) for command, _ in steps)
+    lines = [f"{command:<{width}}   {use}" for command, use in steps]
+    return [("" if number else "next", line) for number, line in enumerate(lines)]
+
+
+def _next_steps(run: Run) -> list[tuple[str, str]]:
+    show = (f"flatout show {run.id}", "recipe and metrics")
+    resume = f"flatout train --resume {run.id}"
     if run.status == "running":
-        return [f"flatout show {run.id} --follow", f"flatout runs stop {run.id}"]
+        return [(f"flatout show {run.id} --follow", "watch it"),
+                (f"flatout runs stop {run.id}", "stop it, with a checkpoint")]  # fmt: skip
     if run.status != "finished":
-        return [longer, f"flatout show {run.id}"]
+        return [(resume, "go on"), show]
     epochs = run.started.num_epochs if run.started else None
+    spec = run.header.spec
+    again = f"flatout train {near_text(spec.file) if spec.file else spec.name}"
     return [
-        f"flatout show {run.id}",
-        f"{longer} --epochs {2 * epochs if epochs else 'N'}",
-        f"flatout train {run.header.spec.file or run.header.spec.name} --seed "
-        f"{run.header.spec.seed + 1}",
+        show,
+        (f"{resume} --epochs {2 * epochs if epochs else 'N'}", "train it longer"),
+        (f"{again} --seed {spec.seed + 1}", "see how much is luck"),
     ]
 
 

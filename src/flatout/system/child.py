@@ -107,7 +107,7 @@ def _last_lines(log: Path) -> list[str]:
     with mapped_os_errors(log), open(log, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
         text = file.read().decode(errors="replace")
-    return [line for line in text.splitlines() if line.strip()][-3:]
+    return [f"worker.log: {line}" for line in text.splitlines() if line.strip()][-3:]
 
 
 def ending_text(exit_code: int) -> str:

@@ -10,7 +10,7 @@ import click
 @click.option("--follow", is_flag=True, help="Watch it train; Ctrl-C ends only the watching.")
 @click.option("--tensorboard", metavar="DIR", help="Write TensorBoard event files into DIR/RUN.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
-def command(run: str, follow: bool, tensorboard: str | None, is_json: bool) -> None:
+def command(run: str, follow: bool, tensorboard: str | None, is_json: bool) -> int:
     """A run: recipe with reasons, metrics, where the time went.
 
     RUN is an id, the beginning of one, a folder, or `last`.
@@ -22,25 +22,29 @@ def command(run: str, follow: bool, tensorboard: str | None, is_json: bool) -> N
         folder = flow.export_tensorboard(run, tensorboard, is_following=follow)
         show.print_note(f"written to {folder}; look at it: tensorboard --logdir {tensorboard}")
         if not is_json:
-            return
-    elif follow:
-        _watch(run, is_quiet=is_json)
+            return 0
+    elif follow and not _watch(run, is_quiet=is_json):
+        return 130
     found = flow.read(run)
     metrics, checkpoints = flow.read_metrics(found), flow.checkpoint_steps(found)
     if is_json:
         show.print_json({"run": found, "checkpoints": checkpoints, "metrics": metrics})
     elif not follow:
         show.print_run(found, metrics, checkpoints, flow.split_of(found))
+    return 0
 
 
-def _watch(text: str, *, is_quiet: bool) -> None:
+def _watch(text: str, *, is_quiet: bool) -> bool:
     from flatout import flow
     from flatout.cli.live import Display
 
-    with Display(is_quiet=is_quiet) as display:
+    with flow.interrupts() as interrupts, Display(is_quiet=is_quiet) as display:
         run = flow.read(text)
         display.open(run, run.header.machine)
         for lines in flow.watch(text):
             display.take(lines)
-        ended = flow.read(text)
-        display.close(ended, flow.split_of(ended))
+            if interrupts.count:
+                break
+        now = flow.read(text)
+        display.close(now, flow.split_of(now))
+    return not interrupts.count

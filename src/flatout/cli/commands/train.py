@@ -35,8 +35,9 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     from flatout.nouns.train_request import TrainRequest
 
     request = TrainRequest(**options)
-    with flow.interrupts() as interrupts, Display(is_quiet=is_json) as display:
-        if request.resume and flow.is_stopping(request.resume):
+    screen = Display(is_quiet=is_json, is_still=detach)
+    with flow.interrupts() as interrupts, screen as display:
+        if flow.is_stopping(request):
             display.say(f"{request.resume} has been asked to stop: waiting for it, at most 30 s")
         session = flow.begin(request, is_attached=not detach)
         display.open(flow.read(session.folder.path.name), session.machine)

@@ -1,0 +1,74 @@
+"""Stands in for `flatout.engine.worker` where only the outside is tried: writes lines, no more.
+
+It runs as a real child process, so that starting, stopping, killing and following are tried as
+they happen. Parameter `mode`: finish, fail, die, warn, stubborn.
+"""
+
+import json, os, signal, sys, threading, time
+folder = sys.argv[1]
+is_orphan = threading.Event()
+if "--attached" in sys.argv:
+    threading.Thread(target=lambda: (sys.stdin.read(), is_orphan.set()), daemon=True).start()
+lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT)
+if sys.platform == "win32":
+    import msvcrt
+    msvcrt.locking(lock, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+with open(os.path.join(folder, "run.json")) as file:
+    told = {"mode": "finish", "steps": 6, "pause": 0.02}
+    told.update(json.load(file)["spec"]["parameters"])
+change = json.loads(sys.argv[sys.argv.index("--change") + 1]) if "--change" in sys.argv else {}
+steps = 2 * change["epochs"] if "epochs" in change else told["steps"]
+marks = os.path.join(folder, "checkpoints")
+done = max(map(int, os.listdir(marks)), default=0) if os.path.isdir(marks) else 0
+
+def write(name, **line):
+    with open(os.path.join(folder, name), "a") as file:
+        file.write(json.dumps({"at": time.time(), **line}) + "\n")
+
+def end(**line):
+    if line["kind"] in ("finished", "stopped"):
+        os.makedirs(os.path.join(marks, f"{step:06d}"), exist_ok=True)
+        open(os.path.join(marks, f"{step:06d}", "rank0.json"), "w").close()
+    write("events.jsonl", step=step, **line)
+    raise SystemExit(1 if line["kind"] == "failed" else 0)
+
+def choice(value, origin="default"):
+    return {"value": value, "why": "the fake says so", "origin": origin}
+
+step = done
+split = {"data": 0.1, "forward": 0.5, "backward": 0.4}
+finding = {"rule": "experiment-raised", "severity": "error", "problem": "the experiment raised.",
+           "evidence": ["line 7, in model", "ValueError: no"], "fixes": [{"text": "mend it"}]}
+recipe = dict(device="cpu", precision="fp32", data_path="sliced", loader_workers=0,
+              loader_prefetch=2, loader_pin_memory=False, loader_persistent=True,
+              optimizer_implementation="own", memory_format="contiguous", micro_batch_size=8,
+              clip_norm=None, num_threads=2, deterministic=True, nonfinite_loss="stop",
+              checkpoint_every=None)
+if told["mode"] == "fail":
+    end(kind="failed", finding=finding)
+write("events.jsonl", kind="recipeset", step=step,
+      recipe={name: choice(value) for name, value in recipe.items()})
+write("events.jsonl", kind="started", step=step, pid=os.getpid(), num_steps=steps,
+      num_epochs=steps // 2, steps_per_epoch=2, num_parameters=10, num_samples=16,
+      unit="images", resumed=done > 0, versions={"torch": "2.13.0"})
+if told["mode"] == "warn":
+    write("events.jsonl", kind="warned", step=step, finding=dict(finding, severity="warning"))
+while step < steps:
+    time.sleep(told["pause"])
+    step += 1
+    write("metrics.jsonl", kind="progress", step=step, epoch=(step + 1) // 2, loss=1 / step,
+          samples_per_s=1000.0, learning_rate=0.1, memory_bytes=2**20, split_s=split)
+    if step % 2 == 0:
+        write("metrics.jsonl", kind="epochended", step=step, epoch=step // 2, loss=1 / step)
+        write("metrics.jsonl", kind="validated", step=step, epoch=step // 2, is_best=True,
+              metrics={"loss": 1 / step, "accuracy": 1 - 1 / step})
+    if told["mode"] == "die" and step == 3:
+        print("about to die", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL) if sys.platform != "win32" else os._exit(9)
+    is_asked = os.path.exists(os.path.join(folder, "stop"))
+    if told["mode"] != "stubborn" and (is_asked or is_orphan.is_set()):
+        end(kind="stopped", reason="asked to" if is_asked else "the command line has died")
+end(kind="finished", train_s=1.0, split_s=split, num_samples_seen=8 * steps)

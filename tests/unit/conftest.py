@@ -1,0 +1,88 @@
+"""A command line with an engine that only writes lines, for tests of the outside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from flatout import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = ROOT / "tests" / "cases" / "cli"
+IS_WINDOWS = sys.platform == "win32"
+
+# From this checkout, whatever is installed.
+START = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); import flatout.__main__ as m; m.main()"
+
+
+class CommandLine:
+    """`flatout`, as a process, with runs in a folder of its own.
+
+    python: an interpreter that says it holds torch and this flatout; its engine is the fake one.
+    experiment: a file whose parameters tell the fake engine what to do.
+    """
+
+    def __init__(self, folder: Path, python: str) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.runs = self.state / "runs"
+        self.python = python
+        self.experiment = str(folder / "mine.py")
+        shutil.copy(CASES / "mine.py", self.experiment)
+
+    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
+        """Starts a command line."""
+        # PYTHONPATH would put the real engine in the place of the fake one.
+        dropped = ("PYTHONPATH", "NO_COLOR", "FORCE_COLOR")
+        kept = {name: value for name, value in os.environ.items() if name not in dropped}
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", START, *arguments],
+            env={**kept, "FLATOUT_STATE": str(self.state), "FLATOUT_DATA": "", **more},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            cwd=self.folder,
+        )  # fmt: skip
+
+    def run(self, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command line to its end."""
+        process = self.start(*arguments, **more)
+        try:
+            stdout, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
+
+    def train(self, *arguments: str, **parameters: object) -> list[str]:
+        """Arguments that train the experiment with the fake engine."""
+        settings = [word for name, value in parameters.items() for word in ("-s", f"{name}={value}")]
+        return ["train", self.experiment, "--python", self.python, *settings, *arguments]
+
+
+@pytest.fixture(scope="session")
+def fake_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An environment without torch that says it has it, and an engine that only writes lines."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=not IS_WINDOWS)
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = folder / ("Lib" if IS_WINDOWS else f"lib/{version}") / "site-packages"
+    for name, number in (("torch", "2.13.0+cpu"), ("flatout", __version__)):
+        info = packages / f"{name}-{number}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+    engine = packages / "flatout" / "engine"
+    engine.mkdir(parents=True)
+    (packages / "flatout" / "__init__.py").write_text(f'__version__ = "{__version__}"\n')
+    (engine / "__init__.py").write_text("")
+    shutil.copy(CASES / "fake_worker.py", engine / "worker.py")
+    return str(folder / ("Scripts/python.exe" if IS_WINDOWS else "bin/python"))
+
+
+@pytest.fixture
+def cli(tmp_path: Path, fake_python: str) -> CommandLine:
+    """A command line without any runs yet."""
+    return CommandLine(tmp_path, fake_python)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flatout import __version__
+from flatout.errors import UsageError
+from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
+from flatout.system import child, environments
+from flatout.system.runs import RunFolder
+
+NOT_ON_WINDOWS = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
+
+
+@pytest.fixture(autouse=True)
+def no_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake engine stands in the environment; PYTHONPATH would put the real one before it."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+
+
+def run_folder(cli: Any) -> RunFolder:
+    """A run's folder as the fake engine needs it."""
+    path = cli.runs / "mine-0001"
+    path.mkdir(parents=True)
+    (path / "run.json").write_text('{"spec": {"parameters": {"steps": 2000, "pause": 0.01}}}')
+    return RunFolder(path)
+
+
+def wait_for(condition: Any, limit_s: float = 10.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def start(cli: Any, folder: RunFolder, *, is_attached: bool = True) -> child.Worker:
+    return child.start_worker(cli.python, folder, change=None, is_attached=is_attached)
+
+
+def test_start_worker_gives_it_a_group_of_its_own(cli: Any) -> None:
+    folder = run_folder(cli)
+    worker = start(cli, folder)
+    try:
+        if sys.platform != "win32":
+            assert os.getpgid(worker.pid) == worker.pid != os.getpgid(0)
+        wait_for(folder.metrics.exists)
+        assert folder.lock().is_taken()
+    finally:
+        worker.kill()
+    wait_for(lambda: not folder.lock().is_taken())
+
+
+def test_start_worker_forgets_an_old_request_to_stop(cli: Any) -> None:
+    folder = run_folder(cli)
+    folder.request_stop()
+    worker = start(cli, folder)
+    try:
+        assert not folder.stop.exists()
+    finally:
+        worker.kill()
+
+
+@NOT_ON_WINDOWS
+def test_kill_takes_what_the_worker_has_started(cli: Any, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/pid\nsleep 60\n")
+    script.chmod(0o755)
+    worker = child.start_worker(str(script), folder, change=None, is_attached=True)
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
+    pid = int((tmp_path / "pid").read_text())
+    worker.kill()
+    assert worker.exit_code() == -signal.SIGKILL
+    wait_for(lambda: not psutil.pid_exists(pid)
+             or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (-9, "was killed by SIGKILL"),
+        (-11, "was killed by SIGSEGV"),
+        (-99, "was killed by signal 99"),
+        (0xC0000005, "was ended by an access violation"),
+        (7, "ended with exit code 7"),
+    ],
+)
+def test_ending_text_names_how_it_ended(code: int, text: str) -> None:
+    assert child.ending_text(code) == text
+
+
+def test_worker_died_says_where_to_look_and_how_to_go_on(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "mine-0001")
+    folder.path.mkdir()
+    folder.log.write_text("one\n\ntwo\nthree\nfour\n")
+    finding = child.worker_died(folder, -9)
+    assert finding.evidence == tuple(f"worker.log: {word}" for word in ("two", "three", "four"))
+    assert "memory ran out" in str(finding.because)
+    fixes = [fix.text for fix in finding.fixes]
+    assert str(folder.log) in fixes[0]
+    assert fixes[1].endswith("flatout train --resume mine-0001")
+
+
+def test_check_interpreter_when_it_holds_the_same_flatout(cli: Any) -> None:
+    assert environments.check_interpreter(cli.python, __version__) == sys.version_info[:2]
+
+
+def test_check_interpreter_when_it_holds_another_flatout(cli: Any) -> None:
+    with pytest.raises(UsageError, match=r"has flatout 0\.1\.0, this is 9\.9") as caught:
+        environments.check_interpreter(cli.python, "9.9")
+    assert caught.value.fix == f"{cli.python} -m pip install flatout==9.9"
+
+
+@NOT_ON_WINDOWS
+@pytest.mark.parametrize("text", ["exit 3", "echo hello", "echo 3"])
+def test_check_interpreter_when_it_is_no_python(tmp_path: Path, text: str) -> None:
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{text}\n")
+    script.chmod(0o755)
+    with pytest.raises(UsageError) as caught:
+        environments.check_interpreter(str(script), "0.1.0")
+    assert caught.value.rule == "python-not-found"
+
+
+def test_find_interpreter_when_there_is_none(tmp_path: Path) -> None:
+    assert environments.find_interpreter(None) == sys.executable
+    with pytest.raises(UsageError) as caught:
+        environments.find_interpreter(str(tmp_path / "python"))
+    assert caught.value.rule == "python-not-found"
+
+
+def machine(**facts: Any) -> Machine:
+    return Machine(
+        read_at="", host=Host(os="linux", python="3.11.7"), cpu=Cpu(num_threads=2),
+        memory=Memory(), python="/venv/bin/python", **facts,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("facts", "build"),
+    [
+        ({}, "+cpu"),
+        ({"driver": "581.42", "gpus": (Gpu(index=0, compute_capability="8.6"),)}, "+cu130"),
+        ({"driver": None, "gpus": (Gpu(index=0, compute_capability="8.6"),)}, "+cpu"),
+    ],
+)
+def test_require_torch_when_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], build: str
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(UsageError) as caught:
+        environments.require_torch(machine(**facts), (3, 12))
+    assert caught.value.rule == "torch-not-installed"
+    assert caught.value.fix.startswith("/venv/bin/python -m pip install torch==")
+    assert build in caught.value.fix

@@ -1,0 +1,220 @@
+"""Training as seen from outside, with real processes and an engine that only writes lines."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.errors import UsageError
+from flatout.nouns.train_request import TrainRequest
+
+NOT_ON_WINDOWS = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
+SLOW = {"steps": 2000, "pause": 0.02}
+
+
+def wait_for_line(path: Path, text: str, limit_s: float = 20.0) -> None:
+    end = time.monotonic() + limit_s
+    while not (path.exists() and text in path.read_text()):
+        assert time.monotonic() < end, f"no {text} in {path}"
+        time.sleep(0.01)
+
+
+def wait_for_end(cli: Any, name: str, limit_s: float = 20.0) -> str:
+    """Status of a run once nobody trains in it."""
+    end = time.monotonic() + limit_s
+    while (status := read(cli, name)["status"]) == "running":
+        assert time.monotonic() < end, "still running"
+        time.sleep(0.05)
+    return status
+
+
+def read(cli: Any, name: str) -> dict[str, Any]:
+    found = json.loads(cli.run("show", name, "--json").stdout)["run"]
+    assert isinstance(found, dict)
+    return found
+
+
+def begin(cli: Any, *arguments: str, **parameters: object) -> subprocess.Popen[str]:
+    """A command line whose worker has made its first steps."""
+    process = cli.start(*cli.train(*arguments, **{**SLOW, **parameters}))
+    wait_for_line(cli.runs / "mine-0001" / "metrics.jsonl", '"step": 3')
+    assert isinstance(process, subprocess.Popen)
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    stdout, stderr = process.communicate(timeout=20)
+    return process.returncode, stdout, stderr
+
+
+def test_train_to_the_end(cli: Any) -> None:
+    done = cli.run(*cli.train("--seed", "7", "--use", "precision=bf16", "--epochs", "3", lr=0.5))
+    assert done.returncode == 0, done.stderr
+    for text in ("machine", "experiment", "lr=0.5", "seed 7", "recipe", "epoch 3/3", "finished",
+                 "accuracy 83.3 %", "kept in", "flatout show mine-0001"):  # fmt: skip
+        assert text in done.stdout
+    spec = read(cli, "last")["header"]["spec"]
+    assert spec["parameters"] == {"lr": 0.5}
+    assert spec["fixed"] == {"precision": "bf16"}
+    assert (spec["seed"], spec["epochs"]) == (7, 3)
+    kept = cli.runs / "mine-0001" / "experiment.py"
+    assert kept.read_text() == Path(cli.experiment).read_text()
+
+
+def test_train_with_json_prints_one_document(cli: Any) -> None:
+    done = cli.run(*cli.train("--json"))
+    document = json.loads(done.stdout)
+    assert document["run"]["status"] == "finished"
+    assert "epoch 3/3" in done.stderr
+
+
+def test_train_when_the_experiment_raises(cli: Any) -> None:
+    done = cli.run(*cli.train(mode="fail"))
+    assert done.returncode == 1
+    assert "error: the experiment raised.\n    line 7, in model\n" in done.stderr
+    assert "fix: mend it\n  see: experiment-raised" in done.stderr
+    assert read(cli, "last")["status"] == "failed"
+
+
+def test_train_when_something_is_worth_a_warning(cli: Any) -> None:
+    done = cli.run(*cli.train(mode="warn"))
+    assert done.returncode == 0
+    assert "warning: the experiment raised." in done.stdout
+
+
+@NOT_ON_WINDOWS
+def test_train_when_the_worker_is_killed(cli: Any) -> None:
+    done = cli.run(*cli.train(mode="die"))
+    assert done.returncode == 1
+    assert "killed by SIGKILL" in done.stderr
+    assert "worker.log: about to die" in done.stderr
+    assert "flatout train --resume mine-0001" in done.stderr
+    assert read(cli, "last")["status"] == "interrupted"
+
+
+@NOT_ON_WINDOWS
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_train_when_interrupted_once(cli: Any, number: signal.Signals) -> None:
+    process = begin(cli)
+    process.send_signal(number)
+    code, stdout, _ = end(process)
+    assert code == 130
+    assert "stopping after this step; Ctrl-C again stops at once" in stdout
+    assert "flatout train --resume mine-0001" in stdout
+    run = read(cli, "last")
+    assert run["status"] == "stopped"
+    assert run["checkpoint_step"] == run["step"]
+
+
+@NOT_ON_WINDOWS
+def test_train_when_interrupted_twice(cli: Any) -> None:
+    process = begin(cli, mode="stubborn")
+    process.send_signal(signal.SIGINT)
+    wait_for_line(cli.runs / "mine-0001" / "stop", "")
+    process.send_signal(signal.SIGINT)
+    code, stdout, _ = end(process)
+    assert code == 130
+    assert "flatout train --resume mine-0001" in stdout
+    assert read(cli, "last")["status"] == "interrupted"
+
+
+@NOT_ON_WINDOWS
+def test_train_when_the_command_line_is_killed(cli: Any) -> None:
+    process = begin(cli)
+    process.kill()
+    end(process)
+    assert wait_for_end(cli, "last") == "stopped"
+
+
+@NOT_ON_WINDOWS
+def test_train_detached_outlives_the_command_line_until_it_is_stopped(cli: Any) -> None:
+    code, stdout, _ = end(cli.start(*cli.train("--detach", **SLOW)))
+    assert code == 0
+    assert "flatout show mine-0001 --follow" in stdout
+    assert read(cli, "last")["status"] == "running"
+    resumed = cli.run("train", "--resume", "last")
+    assert resumed.returncode == 2
+    assert "see: run-in-use" in resumed.stderr
+    stopped = cli.run("runs", "stop", "last", "--json")
+    assert json.loads(stopped.stdout)["status"] == "stopped"
+
+
+@NOT_ON_WINDOWS
+def test_show_follow_when_interrupted_leaves_the_run_alone(cli: Any) -> None:
+    end(cli.start(*cli.train("--detach", **SLOW)))
+    watcher = cli.start("show", "last", "--follow")
+    wait_for_line(cli.runs / "mine-0001" / "metrics.jsonl", '"step": 9')
+    time.sleep(0.3)
+    watcher.send_signal(signal.SIGINT)
+    assert end(watcher)[0] == 130
+    assert read(cli, "last")["status"] == "running"
+    assert cli.run("runs", "stop", "last").returncode == 0
+
+
+@NOT_ON_WINDOWS
+def test_resume_goes_on_from_the_checkpoint(cli: Any) -> None:
+    process = begin(cli)
+    process.send_signal(signal.SIGINT)
+    end(process)
+    step = read(cli, "last")["step"]
+    epochs = str(step // 2 + 5)
+    done = cli.run("train", "--resume", "last", "--epochs", epochs)
+    assert done.returncode == 0, done.stderr
+    assert f"resumed     from step {step:,}" in done.stdout
+    # What was shown before the stop is not shown again.
+    assert f"epoch 1/{epochs}" not in done.stdout
+    assert read(cli, "last")["step"] == 2 * int(epochs)
+
+
+def test_resume_when_finished_needs_more_epochs(cli: Any) -> None:
+    cli.run(*cli.train())
+    refused = cli.run("train", "--resume", "last")
+    assert refused.returncode == 2
+    assert "flatout train --resume mine-0001 --epochs N" in refused.stderr
+    assert cli.run("train", "--resume", "last", "--epochs", "6").returncode == 0
+    assert read(cli, "last")["step"] == 12
+
+
+@NOT_ON_WINDOWS
+def test_resume_waits_for_a_run_that_is_stopping(cli: Any) -> None:
+    end(cli.start(*cli.train("--detach", steps=2000, pause=1.5)))
+    (cli.runs / "mine-0001" / "stop").touch()
+    done = cli.run("train", "--resume", "last", "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    assert "has been asked to stop: waiting for it" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"experiment": "digits"}, "the experiment `digits`"),
+        ({"settings": ("lr=1",)}, "`-s`"),
+        ({"seed": 0}, "`--seed`"),
+        ({"init": "last"}, "`--init`"),
+        ({"run_id": "x"}, "`--name`"),
+    ],
+)
+def test_resume_when_a_run_would_become_another(given: dict[str, Any], refused: str) -> None:
+    with pytest.raises(UsageError, match=f"{refused} cannot be given with --resume"):
+        TrainRequest(resume="last", **given).check()
+
+
+def test_resume_says_what_it_changes() -> None:
+    request = TrainRequest(resume="last", device="cuda:1", uses=("num_threads=3",), epochs=9)
+    request.check()
+    assert request.change == {"fixed": {"num_threads": 3, "device": "cuda:1"}, "epochs": 9}
+    assert TrainRequest(resume="last").change == {}
+
+
+def test_train_under_a_name_that_is_taken(cli: Any) -> None:
+    assert cli.run(*cli.train("--name", "best")).returncode == 0
+    again = cli.run(*cli.train("--name", "best"))
+    assert again.returncode == 2
+    assert "see: run-exists" in again.stderr
