@@ -61,9 +61,7 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
             value=str(facts.device),
             why="no GPU that torch can use" if is_cpu else "the GPU that torch offers first",
         ),
-        "precision": Choice(
-            value="fp32", why="exact; lower ones are chosen by you or by measuring"
-        ),
+        "precision": Choice(value="fp32", why="exact; fewer bits only if you say so"),
         "optimizer_implementation": optimizer,
         "memory_format": Choice(value="contiguous", why="as the model was built"),
         "micro_batch_size": Choice(value=facts.batch_size, why="the whole batch at once"),

@@ -19,7 +19,7 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._parameters = [p for p in model.parameters() if p.is_floating_point()]
+        self._parameters: list[Tensor] = [p for p in model.parameters() if p.is_floating_point()]
         self._decay = decay
         # clone() keeps the strides, which a swap with the live weights needs.
         self._averages: list[Tensor] = [p.detach().clone() for p in self._parameters]

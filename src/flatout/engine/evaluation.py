@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import torch
@@ -51,7 +52,9 @@ class Validator:
                 at=now_s(),
                 step=position.step,
                 epoch=position.epoch,
-                metrics=metrics,
+                metrics={
+                    name: value if isfinite(value) else None for name, value in metrics.items()
+                },
                 is_best=is_best,
             )
         )

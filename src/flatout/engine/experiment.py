@@ -26,8 +26,8 @@ class Experiment:
 
     Args:
         model: builds the model, on the CPU, in fp32.
-        optimizer: builds the optimizer from the model's parameters (as `model.parameters()` gives
-            them); for parameter groups take `named_parameters=True` and get (name, parameter) pairs.
+        optimizer: builds the optimizer from the model's parameters, as `model.parameters()` gives
+            them; with `named_parameters=True` from (name, parameter) pairs, to make groups of.
         loss: `loss(model, batch)` returns the mean over the batch's samples (a scalar), or a sum
             and its count, for means over tokens that must stay exact when a batch is accumulated
             from micro-batches of unequal counts.

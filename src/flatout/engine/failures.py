@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -76,15 +77,12 @@ def _one_line(error: BaseException) -> str:
 
 def _person_frames(trace: TracebackType | None) -> list[str]:
     """The innermost frames in code that is neither ours nor installed, as `file:line in name`."""
+    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
     frames = []
     for frame in traceback.extract_tb(trace):
         path = Path(frame.filename)
         is_own = _OWN in path.parents and _EXPERIMENTS not in path.parents
-        is_installed = "site-packages" in path.parts or "dist-packages" in path.parts
-        is_library = (
-            "lib" in path.parts
-            and f"python{frame.filename.partition('python')[2][:4]}" in path.parts
-        )
-        if not (is_own or is_installed or is_library) and path.exists():
+        is_installed = any(folder in path.parents for folder in installed)
+        if not (is_own or is_installed) and path.exists():
             frames.append(f"{path.name}:{frame.lineno} in {frame.name}")
     return frames[-_SHOWN_FRAMES:]

@@ -205,7 +205,7 @@ class StreamFeed:
         return update
 
     def _own_generators(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Keeps what the iterable draws apart from what the model draws, where they share a process.
+        """Keeps the iterable's draws apart from the model's, where they share a process.
 
         So the iterable draws the same numbers when it is replayed without a model beside it.
         """

@@ -111,7 +111,7 @@ class Saver:
             if taken.weights is not None:
                 write_tensors(self._folder.weights, taken.weights.tensors, taken.weights_metadata)
             size_bytes = write_checkpoint(self._folder, taken.step, taken.packed)
-        except BaseException as error:  # raised again in the training's thread, by check()
+        except BaseException as error:  # noqa: BLE001 - raised again in the training's thread, by check()
             self._error = error
             return
         write_s = elapsed_s() - began_s

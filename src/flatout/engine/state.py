@@ -1,9 +1,10 @@
 """Any state a training has, as tensors by name and a tree of plain JSON: nothing is pickled.
 
 A tree holds None, bool, int, float, str and lists as JSON has them. What JSON has not is a dict
-with one key that says what it is: {"dict": [[key, value], ...]}, {"counter": [[key, n], ...]}
-(MultiStepLR has one), {"tuple": [...]}, {"float": "nan"}, {"array": tensor} for NumPy, and {"tensor": name, "stride": [...]}. Two tensors
-that are the same memory get the same name, so that ties survive.
+with one key that says what it is: {"dict": [[key, value], ...]}, {"counter": ...} likewise
+(MultiStepLR has one), {"tuple": [...]}, {"float": "nan"}, {"array": tensor} for NumPy, and
+{"tensor": name, "stride": [...]}. Two tensors that are the same memory get the same name, so that
+ties survive.
 """
 
 from __future__ import annotations
@@ -102,9 +103,11 @@ class _Packer:
             return {"array": self._tensor(torch.from_numpy(value.copy()), path)}
         if numpy is not None and isinstance(value, numpy.generic):
             return self.tree(value.item(), path)
-        if isinstance(value, int | float | list | tuple):  # enums, named tuples: their plain form
-            plain = next(kind for kind in (int, float, list, tuple) if isinstance(value, kind))
-            return self.tree(plain(value), path)
+        # Enums and named tuples: their plain form.
+        if isinstance(value, int | float):
+            return self.tree(int(value) if isinstance(value, int) else float(value), path)
+        if isinstance(value, list | tuple):
+            return self.tree(list(value) if isinstance(value, list) else tuple(value), path)
         raise _cannot_store(path, f"a {type(value).__qualname__}", "tensors, numbers and texts")
 
 

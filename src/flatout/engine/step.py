@@ -99,10 +99,11 @@ class Step:
         assert total is not None
         if total_count is None:
             return total
-        correction = num_samples / _at_least_one(total_count)
+        correction: Any = num_samples / _at_least_one(total_count)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         torch._foreach_mul_(gradients, correction)
-        return total * correction
+        corrected: Tensor = total * correction
+        return corrected
 
     def _forward(self, batch: Any) -> tuple[Tensor, Any]:
         parts = self._parts
@@ -119,7 +120,7 @@ class Step:
 
     def _backward(self, value: Tensor) -> None:
         scaler = self._parts.scaler
-        (value if scaler is None else scaler.scale(value)).backward()  # type: ignore[no-untyped-call]
+        (value if scaler is None else scaler.scale(value)).backward()
         self._meter.mark("backward")
 
     def _optimize(self) -> None:

@@ -43,8 +43,8 @@ class Trained:
     model: nn.Module
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the last validation; empty without validation data."""
+    def metrics(self) -> dict[str, float | None]:
+        """Metrics of the last validation (None: not finite); empty without validation data."""
         return self.run.validations[-1].metrics if self.run.validations else {}
 
 

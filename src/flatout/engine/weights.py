@@ -41,7 +41,7 @@ def init_weights(model: nn.Module, path: Path) -> None:
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             ties = json.loads((file.metadata() or {}).get("ties", "{}"))
     except (OSError, safetensors.SafetensorError) as error:
         raise UsageError(

@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
             train_in(Task(folder, spec, change, request), lambda: load_experiment(spec))
     except KeyboardInterrupt:
         return 130
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told and logged
         # The folder's Failed event tells the person; this goes to worker.log for us.
         traceback.print_exc()
         news = bad_news(error)
