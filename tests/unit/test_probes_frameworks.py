@@ -21,8 +21,8 @@ from flatout.probes.frameworks import parse_build_text, parse_report, parse_requ
         ("cuda = None\nhip = '6.4.43482'", "rocm6.4"),
         ("cuda_version  = '12.6'", "cu126"),
         ("cuda_version  = 'False'", "cpu"),
-        ("build_info = OrderedDict([('cuda_version', '12.5.1'), ('is_cuda_build', True)])", "cu125"),
-        ("build_info = OrderedDict([('is_cuda_build', False), ('is_rocm_build', False)])", "cpu"),
+        ("OrderedDict([('cuda_version', '12.5.1'), ('is_cuda_build', True)])", "cu125"),
+        ("OrderedDict([('is_cuda_build', False), ('is_rocm_build', False)])", "cpu"),
         ("debug = False", None),
         ("", None),
     ],
@@ -46,7 +46,8 @@ def test_parse_requirements_when_written_so(line: str, build: str | None) -> Non
 
 
 @pytest.mark.parametrize(
-    ("version", "build"), [("2.13.0+cpu", "cpu"), ("2.13.0+cu130", "cu130"), ("2.9+rocm6.4", "rocm6.4")]
+    ("version", "build"),
+    [("2.13.0+cpu", "cpu"), ("2.13.0+cu130", "cu130"), ("2.9+rocm6.4", "rocm6.4")],
 )
 def test_parse_report_when_the_version_tells_the_build(version: str, build: str) -> None:
     report = json.dumps({"packages": {"torch": {"version": version}}})
@@ -54,13 +55,15 @@ def test_parse_report_when_the_version_tells_the_build(version: str, build: str)
 
 
 def test_parse_report_when_nothing_tells_the_build() -> None:
-    (torch,), unread = parse_report(json.dumps({"packages": {"torch": {"version": "2.13.0a0+git1"}}}))
+    report = json.dumps({"packages": {"torch": {"version": "2.13.0a0+git1"}}})
+    (torch,), unread = parse_report(report)
     assert torch.build is None
     assert unread.keys() == {"frameworks.torch.build"}
 
 
 def test_parse_report_when_the_environment_prints_before_it() -> None:
-    (torch,), _ = parse_report('hello from site\n{"packages": {"torch": {"version": "2.9.1+cpu"}}}\n')
+    report = '{"packages": {"torch": {"version": "2.9.1+cpu"}}}'
+    (torch,), _ = parse_report(f"hello from site\n{report}\n")
     assert torch.version == "2.9.1+cpu"
 
 

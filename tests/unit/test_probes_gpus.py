@@ -61,7 +61,10 @@ def test_probe_gpus_starts_no_process_when_there_is_nothing_to_ask() -> None:
 
 @pytest.mark.parametrize(
     ("path", "told"),
-    [("/dev/dxg", "WSL passes a GPU through"), ("/dev/nvidiactl", "the kernel has NVIDIA's driver")],
+    [
+        ("/dev/dxg", "WSL passes a GPU through"),
+        ("/dev/nvidiactl", "the kernel has NVIDIA's driver"),
+    ],
 )
 def test_probe_gpus_when_only_the_kernel_knows_of_one(path: str, told: str) -> None:
     recording = Recording(platform="linux", calls=CALLS, files={path: None})

@@ -102,10 +102,11 @@ def test_calls_when_here() -> None:
 
 def test_packages_are_the_same_when_read_by_a_child() -> None:
     system = LocalSystem()
-    here = system.packages(PYTHON, ["msgspec", "torch", "no-such-package"])
+    names = ["msgspec", "torch", "no-such-package"]
+    here = system.packages(PYTHON, names)
     # The same interpreter under another spelling is not known to be this one.
     folder, name = os.path.split(PYTHON)
-    there = system.packages(os.path.join(folder, ".", name), ["msgspec", "torch", "no-such-package"])
+    there = system.packages(os.path.join(folder, ".", name), names)
     assert isinstance(here, str)
     assert isinstance(there, str)
     assert json.loads(there) == json.loads(here)
