@@ -68,7 +68,9 @@ def pip_version(python: str | Path) -> tuple[int, ...] | None:
 
 
 def _bring_pip(pip: Sequence[str | Path]) -> Done:
-    return run(".venv", "pip", [*pip, "--python", venv_python(), "install", "pip"])
+    # A zipapp takes itself for an installed pip.
+    install = ["install", "--ignore-installed", "pip"]
+    return run(".venv", "pip", [*pip, "--python", venv_python(), *install])
 
 
 def _zipapp() -> Path:

@@ -11,8 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
-import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +19,9 @@ from typing import Any
 
 import bare_venv
 from checkout import LOG, ROOT, VENV, lock, pip_install, venv_python
+from disk import show_and_check
 from nvidia import Gpus, os_name, read_gpus
-from progress import Problem, bytes_text, say
+from progress import Problem, say
 from torch_install import chosen_torch, install_torch, prove_torch, visible_gpus
 
 from flatout.hardware.torch_builds import TorchChoice
@@ -109,15 +108,6 @@ def work_left(
     return tuple(todo)
 
 
-def shortages(needs: Sequence[tuple[str, int, int]]) -> list[str]:
-    """Of (place, bytes needed, bytes free), the places that are too full, told in words."""
-    return [
-        f"{place} has {bytes_text(free)} free; about {bytes_text(needed)} are needed"
-        for place, needed, free in needs
-        if free < needed
-    ]
-
-
 def _show_plan(gpus: Gpus, choice: TorchChoice, todo: Sequence[str]) -> None:
     system = f"{platform.system()}{' (WSL)' if os_name() == 'wsl' else ''} {platform.machine()}"
     found = f"{', '.join(gpus.names)} · driver {gpus.driver}" if gpus.names else "no GPU in use"
@@ -132,25 +122,7 @@ def _check_disk(choice: TorchChoice, todo: Sequence[str], extras: Sequence[str])
     parts = [_OWN_BYTES, *([_DEV_BYTES] if extras else [])] if "flatout" in todo else []
     if "torch" in todo:
         parts.append((choice.download_bytes, choice.disk_bytes))
-    download, disk = sum(part[0] for part in parts), sum(part[1] for part in parts)
-    free = shutil.disk_usage(ROOT).free
-    say(
-        "download",
-        f"at most about {bytes_text(download)}; {bytes_text(disk)} of disk, "
-        f"{bytes_text(free)} are free",
-    )
-    needs = [(str(ROOT), disk, free)]
-    # pip unpacks in the temporary folder, which is often small and on a device of its own.
-    temporary = tempfile.gettempdir()
-    if os.stat(temporary).st_dev != os.stat(ROOT).st_dev:
-        needs.append((temporary, download, shutil.disk_usage(temporary).free))
-    if short := shortages(needs):
-        raise Problem(
-            "there is not enough free disk space.",
-            because="; ".join(short),
-            fix="free some; or move this checkout, or the temporary folder (TMPDIR, under Windows "
-            "TEMP), to a larger disk",
-        )
+    show_and_check(sum(part[0] for part in parts), sum(part[1] for part in parts))
 
 
 def _make(
@@ -160,10 +132,15 @@ def _make(
     _STAMP.unlink(missing_ok=True)
     is_adopted = "venv" in todo and bare_venv.make_or_adopt()
     extras = sorted({*wanted.extras, *held.get("extras", ())})
-    if "flatout" in todo:
-        _install_flatout(f"[{','.join(extras)}]" if extras else "")
-    if "torch" in todo:
-        _provide_torch(choice, wanted, is_one_there=is_adopted)
+    try:
+        if "flatout" in todo:
+            _install_flatout(f"[{','.join(extras)}]" if extras else "")
+        if "torch" in todo:
+            _provide_torch(choice, wanted, is_one_there=is_adopted)
+    except Problem:
+        # pip ended in good order: the next attempt can go on with what is there.
+        bare_venv.UNFINISHED.unlink(missing_ok=True)
+        raise
     is_new = "torch" in todo
     stamp = {
         "own": _own_hash(),

@@ -44,6 +44,11 @@ class Done:
 
     def last_error(self) -> str:
         """The line that most likely tells why it failed."""
+        # pip goes on without an index it cannot reach, and then finds no distribution.
+        _, broken, after = self.output.rpartition("connection broken by ")
+        if broken:
+            reason = after.splitlines()[0].rpartition(">: ")[2]
+            return "no connection: " + reason.partition("')")[0]
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         errors = [line for line in lines if line.lower().startswith("error")]
         return (errors or lines or [f"exit code {self.exit_code}"])[-1]

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import checkout
+from disk import show_and_check
 from nvidia import Gpus, os_name
 from progress import Problem, say
 
-from flatout.hardware.torch_builds import Place, TorchChoice, choose_build, cpu_build, plain_cuda
+from flatout.hardware.torch_builds import Place, TorchChoice, choose_build, cpu_build, plain_build
 
 _PROOF = """
 import torch
@@ -65,7 +66,8 @@ def torch_ways(choice: TorchChoice, place: Place) -> list[tuple[str, list[str]]]
             ("PyTorch's own index", [choice.requirement, f"--extra-index-url={choice.index_url}"])
         )
     plain = _plain(choice)
-    if plain != choice.requirement and plain_cuda(place) == choice.cuda:
+    held = plain_build(place)
+    if plain != choice.requirement and (held.cuda if held else None) == choice.cuda:
         ways.append(("Python's package index (the same build)", [plain]))
     return ways
 
@@ -85,14 +87,16 @@ def install_torch(choice: TorchChoice, *, is_cuda_build_allowed: bool) -> None:
         say("install", f"{arguments[0]} cannot be had from {where}")
     because = "; ".join(said)
     plain = _plain(choice)
-    if choice.cuda is not None or plain_cuda(this_place()) is None:
+    large = plain_build(this_place())
+    if choice.cuda is not None or large is None:
         raise Problem(
             f"{choice.requirement} could not be installed.",
             because=because,
             fix="check the network and run this again"
             + ("" if choice.cuda is None else ", or take torch for the CPU: --cpu"),
         )
-    say("torch", f"the only other build, {plain}, brings 2 to 3 GB of CUDA packages")
+    say("torch", f"the only other build, {plain}, comes with gigabytes of CUDA packages")
+    show_and_check(large.download_bytes, large.disk_bytes)
     if not (is_cuda_build_allowed or _is_confirmed("Take it all the same? [y/N] ")):
         raise Problem(
             "torch for the CPU could not be installed.",

@@ -14,9 +14,10 @@ from types import ModuleType
 
 import pytest
 from bare_venv import pip_ways
-from environment import shortages, work_left
+from disk import shortages
+from environment import work_left
 from nvidia import Gpus, parse_gpus
-from progress import Problem, bytes_text, pip_environment
+from progress import Done, Problem, bytes_text, pip_environment
 from torch_install import torch_ways, visible_gpus
 
 from flatout.hardware.torch_builds import Place, choose_build, cpu_build
@@ -182,6 +183,23 @@ def test_pip_environment_when_it_points_elsewhere() -> None:
     assert "PYTHONPATH" not in kept
     assert "PIP_TARGET" not in kept
     assert kept["PIP_FIND_LINKS"] == "/z"
+
+
+def test_last_error_when_an_index_cannot_be_reached() -> None:
+    output = (
+        "WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('"
+        "<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f1e>: Failed to establish a "
+        "new connection: [Errno -2] Name or service not known')': /whl/cpu/torch/\n"
+        "ERROR: No matching distribution found for torch==2.13.0+cpu\n"
+    )
+    text = Done(1, output, 1.0).last_error()
+    assert text.startswith("no connection: Failed to establish a new connection")
+    assert text.endswith("Name or service not known")
+
+
+def test_last_error_when_pip_tells_it() -> None:
+    assert Done(1, "a\nERROR: first\nERROR: last\nb\n", 1.0).last_error() == "ERROR: last"
+    assert Done(1, "", 1.0).last_error() == "exit code 1"
 
 
 def test_problem_text_when_shown() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.hardware.torch_builds import BUILDS, Place, choose_build, cpu_build, plain_cuda
+from flatout.hardware.torch_builds import BUILDS, Place, choose_build, cpu_build, plain_build
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
@@ -115,9 +115,16 @@ def test_cpu_build_when_macos_has_only_one() -> None:
     assert cpu_build(place("windows"), "").requirement == "torch==2.13.0+cpu"
 
 
-def test_plain_cuda_when_it_is_large() -> None:
-    assert plain_cuda(place("linux")) == "cu130"
-    assert plain_cuda(place("windows")) is None
+@pytest.mark.parametrize(("os", "machine"), [("linux", "x86_64"), ("wsl", "x86_64")])
+def test_plain_build_when_it_is_large(os: str, machine: str) -> None:
+    build = plain_build(place(os, machine))
+    assert build is not None
+    assert (build.torch, build.cuda, build.machine) == ("2.13.0", "cu130", machine)
+
+
+@pytest.mark.parametrize("os", ["windows", "macos"])
+def test_plain_build_when_it_is_for_the_cpu(os: str) -> None:
+    assert plain_build(place(os)) is None
 
 
 def test_builds_have_sources_and_plausible_sizes() -> None:

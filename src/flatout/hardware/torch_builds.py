@@ -49,6 +49,11 @@ class TorchBuild:
     download_bytes: int
     source: str
 
+    @property
+    def disk_bytes(self) -> int:
+        """The wheels, which pip keeps, and twice their size once unpacked."""
+        return 3 * self.download_bytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class TorchChoice:
@@ -193,8 +198,7 @@ def choose_build(place: Place, driver: str, capabilities: Sequence[str]) -> Torc
         index_url=_INDEX + build.cuda,
         cuda=build.cuda,
         download_bytes=build.download_bytes,
-        # Wheels kept by pip, and twice their size once unpacked.
-        disk_bytes=3 * build.download_bytes,
+        disk_bytes=build.disk_bytes,
         why=why,
         usable=usable,
         advice=_better_driver(place, [gpus[i] for i in usable], build),
@@ -217,12 +221,12 @@ def cpu_build(place: Place, why: str, advice: str | None = None) -> TorchChoice:
     )
 
 
-def plain_cuda(place: Place) -> str | None:
-    """CUDA of `torch==TORCH_VERSION` in Python's own package index; None where it has none.
+def plain_build(place: Place) -> TorchBuild | None:
+    """The CUDA build that Python's own package index has as TORCH_VERSION; None: it has the CPU's.
 
     Source: the requirements of torch in that index; for Windows and macOS, uv's PyTorch guide.
     """
-    return "cu130" if place.os in ("linux", "wsl") else None
+    return None if place.os == "windows" else _best_build(place, None, [(12, 0)])
 
 
 def _best_build(place: Place, driver: str | None, gpus: Sequence[Capability]) -> TorchBuild | None:
