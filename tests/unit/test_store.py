@@ -98,6 +98,7 @@ def test_write_atomically_when_the_folder_is_gone(tmp_path: Path) -> None:
     ("number", "kind", "rule"),
     [
         (errno.ENOSPC, RunFailed, "disk-full"),
+        (errno.EFBIG, RunFailed, "disk-full"),
         (errno.EROFS, UsageError, "folder-not-writable"),
         (errno.EACCES, UsageError, "folder-not-writable"),
         (errno.EIO, RunFailed, "file-not-accessible"),

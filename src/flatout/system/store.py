@@ -290,7 +290,7 @@ def mapped_os_errors(path: Path) -> Iterator[None]:
 
 def _bad_news(error: OSError, path: Path) -> FlatoutError:
     reason = error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return RunFailed(
             "disk-full",
             f"no space left to write {path}.",
