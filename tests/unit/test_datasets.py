@@ -195,6 +195,15 @@ def test_fetch_when(server: Server, data: Path, faults: list[str], left: int) ->
     assert_whole(folder)
 
 
+def test_fetch_begins_again_when_the_server_gives_no_ranges(server: Server, data: Path) -> None:
+    (data / "tiny").mkdir(parents=True)
+    (data / "tiny" / "images.gz.part").write_bytes(SERVED["images.gz"][:1000])
+    server.faults = ["no-ranges"]
+    fetch(table(server.mirror))
+    assert_whole(data / "tiny")
+    assert [asked for name, asked in server.asked if name == "images.gz"] == ["bytes=1000-"]
+
+
 def test_fetch_begins_again_when_what_was_left_is_of_another_file(
     server: Server, data: Path
 ) -> None:

@@ -277,6 +277,16 @@ def test_lock_when_asked_before_it_was_ever_taken(tmp_path: Path) -> None:
     assert not (tmp_path / "lock").exists(), "asking must not change the folder"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no shared locks here")
+def test_lock_is_not_taken_when_somebody_else_is_asking_too(tmp_path: Path) -> None:
+    import fcntl
+
+    with open(tmp_path / "lock", "wb") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        assert not store.Lock(tmp_path / "lock").is_taken()
+        assert not store.Lock(tmp_path / "lock").acquire()
+
+
 def test_lock_when_others_keep_asking(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
