@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from flatout import __version__
-from flatout.errors import UsageError
+from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.comparison import Comparison, compare_runs
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
@@ -150,12 +150,11 @@ def is_stopping(request: TrainRequest) -> bool:
 
 def follow(session: Session, interrupts: Interrupts) -> Iterator[list[Line]]:
     """New lines until the worker has ended; Ctrl-C once asks it to stop, twice kills it."""
-    has_asked = False
     for lines in tail.follow_lines(session.tail, session.worker.is_running):
         if interrupts.count > 1:
             session.worker.kill()
-        elif interrupts.count == 1 and not has_asked:
-            has_asked = True
+        elif interrupts.count == 1 and session.ending is None and not session.folder.stop.exists():
+            # Asked again if it vanishes: a worker that is only beginning clears an old request.
             session.folder.request_stop()
         session.has_begun |= any(isinstance(line, Started | Fetched) for line in lines)
         endings = [line for line in lines if isinstance(line, Finished | Stopped | Failed)]
@@ -168,7 +167,9 @@ def conclude(session: Session) -> Outcome:
     run = runs.read_run(session.folder)
     code = session.worker.exit_code()
     if isinstance(session.ending, Failed):
-        return Outcome(run=run, finding=session.ending.finding, exit_code=code or 1)
+        # The worker may also have been killed while it ended, after it had told why.
+        exit_code = code if code in (1, 2, 3) else 1
+        return Outcome(run=run, finding=session.ending.finding, exit_code=exit_code)
     if session.ending is None and code is not None:
         finding = child.worker_died(session.folder, code)
         return Outcome(run=run, finding=finding, exit_code=3 if code == 3 else 1)
@@ -297,6 +298,12 @@ def list_data() -> list[DataState]:
 
 def fetch_data(name: str) -> Iterator[tuple[str, int, int]]:
     """Downloads what a data set lacks: each file with the bytes done and to do in all."""
+    try:
+        datasets.require(name)
+        return
+    except FlatoutError as error:
+        if error.rule not in ("data-missing", "damaged-data"):
+            raise
     for fetching in datasets.fetch(name):
         yield fetching.file, fetching.done_bytes, fetching.total_bytes
 

@@ -50,8 +50,7 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._live:
-            self._live.stop()
+        self._stop_moving()
 
     def open(self, run: Run, machine: Machine | None) -> None:
         """The first lines: which machine, which experiment, which run."""
@@ -59,6 +58,7 @@ class Display:
             *show.machine_lines(machine),
             ("experiment", wording.experiment_text(run.header.spec)),
             ("run", f"{run.id}{wording.DOT}{wording.home_text(run.folder)}"),
+            *([("recipe", wording.recipe_text(run.recipe))] if run.recipe else []),
         ])  # fmt: skip
 
     def take(self, lines: Iterable[Line]) -> None:
@@ -67,11 +67,12 @@ class Display:
         for line in lines:
             self._state.take(line)
             self._announce(line)
-            is_milestone |= isinstance(line, EpochEnded | Validated | Started)
+            # Where epochs end with a validation, one line tells both.
+            is_milestone |= isinstance(line, Validated)
+            is_milestone |= isinstance(line, EpochEnded) and not self._state.metrics
         if self._live:
-            if self._state.started or self._state.fetched:
-                self._live.start()
-                self._live.update(self._picture(), refresh=True)
+            self._live.start()
+            self._live.update(self._picture(), refresh=True)
         else:
             self._print_plainly(is_milestone)
 
@@ -81,16 +82,21 @@ class Display:
 
     def fail(self, finding: Finding) -> None:
         """The last lines of a training that could not go on."""
-        if self._live:
-            self._live.stop()
+        self._stop_moving()
         show.print_finding(finding)
 
     def close(self, run: Run, split: dict[str, float]) -> None:
         """The last lines: what came out, where the time went, where it is kept, what to try."""
-        if self._live:
-            self._live.stop()
+        self._stop_moving()
         self._console.print()
         show.print_lines(self._console, list(_closing_lines(run, split)))
+
+    def _stop_moving(self) -> None:
+        if self._live:
+            # What is left standing is the last picture, not that something is being loaded.
+            if self._state.started is None:
+                self._live.update(Group(), refresh=True)
+            self._live.stop()
 
     def _announce(self, line: Line) -> None:
         if isinstance(line, RecipeSet):
@@ -107,6 +113,8 @@ class Display:
         if state.started is None and state.fetched:
             done = state.fetched
             return Group(_download_row(done.name, done.done_bytes, done.total_bytes))
+        if state.started is None:
+            return Group(Text(f"{'':{_LABEL_WIDTH}}  loading torch and the experiment", "dim"))
         width = max(_LABEL_WIDTH, len(state.place))
         row = Table.grid(padding=(0, 2))
         row.add_row(

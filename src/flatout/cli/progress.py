@@ -67,9 +67,8 @@ class TrainingState:
         """Training loss and the last validation's metrics."""
         parts = [f"loss {metric_text('loss', self.loss)}"] if self.loss is not None else []
         others = {name: value for name, value in self.metrics.items() if name != "loss"}
-        if "loss" in self.metrics and not others:
-            others = {"validation loss": self.metrics["loss"]}
-        return DOT.join(parts + ([metrics_text(others)] if others else []))
+        shown = others or self.metrics
+        return DOT.join(parts + ([metrics_text(shown)] if shown else []))
 
     @property
     def speed(self) -> str:

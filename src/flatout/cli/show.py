@@ -63,11 +63,12 @@ def print_note(text: str) -> None:
 
 def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
     """Lines that begin with a label; long ones go on under their beginning."""
+    lines = list(lines)
+    indent = max([_LABEL_WIDTH, *(len(label) + 1 for label, _ in lines)])
     for label, text in lines:
-        room = max(20, console.width - _LABEL_WIDTH)
-        parts = textwrap.wrap(text, room, break_on_hyphens=False) or [""]
-        for part in parts:
-            console.print(Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), part), soft_wrap=True)
+        room = max(20, console.width - indent)
+        for part in _wrapped(text, room):
+            console.print(Text.assemble((f"{label:<{indent}}", "bold"), part), soft_wrap=True)
             label = ""
 
 
@@ -91,8 +92,7 @@ def print_finding(finding: Finding, console: Console | None = None) -> None:
 
 
 def _print_wrapped(console: Console, first: Text, text: str) -> None:
-    parts = textwrap.wrap(text, max(20, console.width - len(first)), break_on_hyphens=False)
-    for number, part in enumerate(parts):
+    for number, part in enumerate(_wrapped(text, max(20, console.width - len(first)))):
         console.print((Text(" " * 4) if number else first) + part, soft_wrap=True)
 
 
@@ -119,8 +119,8 @@ def print_runs(runs: Sequence[Run]) -> None:
             run.id,
             run.header.spec.name,
             Text(run.status, _STATUS_STYLES[run.status]),
-            wording.progress_text(run).removeprefix("epoch "),
-            wording.headline(best.metrics) if best else "",
+            wording.epochs_text(run),
+            wording.headline(best.metrics).removeprefix("validation ") if best else "",
             wording.time_text(run.header.created_at),
         )
     make_console().print(table)
@@ -204,6 +204,13 @@ def ask(question: str) -> bool:
     ).strip().lower() in ("y", "yes")
 
 
+def _wrapped(text: str, width: int) -> list[str]:
+    # A line may end in the dot between two parts; beginning with it would look like a list.
+    bound = text.replace(wording.DOT, f"\u00a0{wording.DOT[1:]}")
+    lines = textwrap.wrap(bound, width, break_on_hyphens=False, break_long_words=False) or [""]
+    return [line.replace("\u00a0", " ") for line in lines]
+
+
 def _print_section(console: Console, title: str, table: Table) -> None:
     console.print()
     console.print(title, style="bold")
@@ -225,7 +232,7 @@ def _metrics_table(metrics: Sequence[Metric]) -> Table:
     losses = {line.step: line for line in metrics if isinstance(line, EpochEnded)}
     validations = {line.step: line for line in metrics if isinstance(line, Validated)}
     names = list(dict.fromkeys(name for line in validations.values() for name in line.metrics))
-    titles = ["validation loss" if name == "loss" else name for name in names]
+    titles = [wording.validated_name(name) for name in names]
     table = _table("  epoch", "step", "train loss", *titles, "")
     best = max((line.step for line in validations.values() if line.is_best), default=None)
     steps = sorted({*losses, *validations})
@@ -238,7 +245,7 @@ def _metrics_table(metrics: Sequence[Metric]) -> Table:
         values = validations[step].metrics if step in validations else {}
         line = losses.get(step) or validations[step]
         table.add_row(
-            f"  {line.epoch}",
+            f"  {line.epoch + 1}",
             f"{step:,}",
             wording.metric_text("loss", losses[step].loss) if step in losses else "",
             *(wording.metric_text(name, values[name]) if name in values else "" for name in names),

@@ -50,26 +50,39 @@ def metric_text(name: str, value: float | None) -> str:
 
 def headline(metrics: Mapping[str, float | None]) -> str:
     """The metric that says most: the first that is not a loss."""
-    names = sorted(metrics, key=lambda name: name.endswith("loss"))
-    return f"{names[0]} {metric_text(names[0], metrics[names[0]])}" if names else ""
+    return metrics_text(metrics).partition(DOT)[0]
 
 
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
-    """All metrics on one line, losses last."""
+    """The metrics of a validation on one line, losses last."""
     names = sorted(metrics, key=lambda name: name.endswith("loss"))
-    return DOT.join(f"{name} {metric_text(name, metrics[name])}" for name in names)
+    return DOT.join(f"{validated_name(name)} {metric_text(name, metrics[name])}" for name in names)
+
+
+def validated_name(name: str) -> str:
+    """A validation's metric, told apart from the training loss."""
+    return "validation loss" if name == "loss" else name
 
 
 def progress_text(run: Run) -> str:
-    """How far a run has come: "epoch 3/14"."""
+    """How far a run has come: "epoch 3/14", and within an epoch "step 690/3,220"."""
     started = run.started
     if started is None:
         return "beginning" if run.status == "running" else "not begun"
-    if started.steps_per_epoch and started.num_epochs:
-        return f"epoch {run.step / started.steps_per_epoch:.3g}/{started.num_epochs}"
+    if started.steps_per_epoch and started.num_epochs and run.step % started.steps_per_epoch == 0:
+        return f"epoch {run.step // started.steps_per_epoch}/{started.num_epochs}"
     return f"step {count_text(run.step)}" + (
         f"/{count_text(started.num_steps)}" if started.num_steps else ""
     )
+
+
+def epochs_text(run: Run) -> str:
+    """How far a run has come, for a column of epochs: "3/14", "2.4/14"."""
+    started = run.started
+    if started is None or not started.steps_per_epoch or not started.num_epochs:
+        return progress_text(run)
+    done = f"{run.step / started.steps_per_epoch:.1f}".removesuffix(".0")
+    return f"{done}/{started.num_epochs}"
 
 
 def experiment_text(spec: ExperimentSpec) -> str:

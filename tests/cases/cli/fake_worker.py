@@ -8,7 +8,7 @@ import json, os, signal, sys, threading, time
 folder = sys.argv[1]
 is_orphan = threading.Event()
 if "--attached" in sys.argv:
-    threading.Thread(target=lambda: (sys.stdin.read(), is_orphan.set()), daemon=True).start()
+    threading.Thread(target=lambda: (os.read(0, 1), is_orphan.set()), daemon=True).start()
 lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT)
 if sys.platform == "win32":
     import msvcrt
@@ -59,11 +59,11 @@ if told["mode"] == "warn":
 while step < steps:
     time.sleep(told["pause"])
     step += 1
-    write("metrics.jsonl", kind="progress", step=step, epoch=(step + 1) // 2, loss=1 / step,
+    write("metrics.jsonl", kind="progress", step=step, epoch=(step - 1) // 2, loss=1 / step,
           samples_per_s=1000.0, learning_rate=0.1, memory_bytes=2**20, split_s=split)
     if step % 2 == 0:
-        write("metrics.jsonl", kind="epochended", step=step, epoch=step // 2, loss=1 / step)
-        write("metrics.jsonl", kind="validated", step=step, epoch=step // 2, is_best=True,
+        write("metrics.jsonl", kind="epochended", step=step, epoch=step // 2 - 1, loss=1 / step)
+        write("metrics.jsonl", kind="validated", step=step, epoch=step // 2 - 1, is_best=True,
               metrics={"loss": 1 / step, "accuracy": 1 - 1 / step})
     if told["mode"] == "die" and step == 3:
         print("about to die", flush=True)

@@ -1,0 +1,203 @@
+"""What the command line promises whatever the command: options, exit codes, errors, JSON, colour."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from flatout.cli import main
+
+OPTIONS = Path(__file__).resolve().parents[1] / "cases" / "cli" / "options.txt"
+
+
+def commands(group: click.Command, words: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command below a group, itself included."""
+    yield words, group
+    if isinstance(group, click.Group):
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            yield from commands(command, f"{words} {name}")
+
+
+def all_commands() -> dict[str, click.Command]:
+    return dict(commands(main.main, "flatout"))
+
+
+def option_lines() -> list[str]:
+    lines = []
+    for words, command in all_commands().items():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                shown = "" if parameter.is_flag else f" {parameter.make_metavar(click.Context(command))}"
+                lines.append(f"{words} {' '.join(parameter.opts)}{shown}")
+            else:
+                lines.append(f"{words} {parameter.make_metavar(click.Context(command))}")
+        lines.append(words)
+    return sorted(lines)
+
+
+def test_options_are_those_that_were_agreed_on() -> None:
+    # A new option: ask which one goes, then write it into the file.
+    assert option_lines() == OPTIONS.read_text(encoding="utf-8").splitlines()
+
+
+def test_every_command_prints_json() -> None:
+    leaves = {words: one for words, one in all_commands().items() if not isinstance(one, click.Group)}
+    leaves["flatout runs"] = all_commands()["flatout runs"]
+    without = [
+        words for words, one in leaves.items()
+        if not any("--json" in parameter.opts for parameter in one.params)
+    ]
+    assert without == []
+
+
+def test_every_command_says_what_it_does() -> None:
+    assert [words for words, one in all_commands().items() if not one.help] == []
+
+
+def test_short_help_of_the_table_has_a_module_each() -> None:
+    for name, group, text in main.COMMANDS:
+        assert name in all_commands()[f"flatout {name}"].name
+        assert group and text.endswith(".")
+
+
+def test_bare_flatout_says_the_next_step(cli: Any) -> None:
+    done = cli.run()
+    assert done.returncode == 0
+    # What it is depends on whether this environment holds torch.
+    assert re.search(r"^    (flatout train digits|\S+ -m pip install torch==.*)$", done.stdout, re.M)
+
+
+def test_bare_flatout_when_a_run_was_stopped(cli: Any) -> None:
+    if "pip install" in cli.run().stdout:
+        pytest.skip("needs torch's metadata in this environment: it suggests to install torch")
+    cli.run(*cli.train())
+    assert "    flatout show last\n" in cli.run().stdout
+    events = cli.runs / "mine-0001" / "events.jsonl"
+    lines = events.read_text().splitlines()
+    events.write_text("\n".join(lines[:-1]) + "\n")
+    assert "    flatout train --resume mine-0001\n" in cli.run().stdout
+
+
+def test_version(cli: Any) -> None:
+    done = cli.run("--version")
+    assert (done.returncode, done.stdout) == (0, "flatout 0.1.0\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule", "hint"),
+    [
+        (["trian"], "unknown-command", "did you mean `train`?"),
+        (["train"], "experiment-missing", "flatout train digits"),
+        (["train", "digit"], "unknown-experiment", "did you mean `digits`?"),
+        (["train", "digits", "-s", "lrr=1"], "unknown-parameter", "did you mean `lr`?"),
+        (["train", "digits", "-s", "lr=x"], "bad-parameter-value", "give a number"),
+        (["train", "digits", "--use", "precison=bf16"], "unknown-recipe-field", "`precision`"),
+        (["train", "digits", "--device", "gpu"], "bad-recipe-value", "cuda:N"),
+        (["train", "digits", "--python", "no/python"], "python-not-found", "give the path"),
+        (["train", "digits", "--epochs", "0"], "wrong-usage", "flatout train --help"),
+        (["train", "digits", "--sed", "1"], "wrong-usage", "--seed"),
+        (["train", "digits", "--init", "no.safetensors"], "weights-not-found", "safetensors"),
+        (["show", "nothing"], "unknown-run", "flatout train digits"),
+        (["runs", "rm", "nothing"], "unknown-run", "flatout train digits"),
+        (["compare", "one"], "too-few-runs", "flatout runs"),
+        (["data", "get", "mnits"], "unknown-data-set", "did you mean `mnist`?"),
+    ],
+)
+def test_wrong_use_is_told_in_one_shape(
+    cli: Any, arguments: list[str], rule: str, hint: str
+) -> None:
+    done = cli.run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert f"  see: {rule}\n" in done.stderr
+    assert "  fix: " in done.stderr and hint in done.stderr
+    assert "Traceback" not in done.stderr
+    # Nothing is left behind by what could not be begun.
+    assert not cli.runs.exists()
+
+
+def test_wrong_use_with_json_is_a_document_too(cli: Any) -> None:
+    done = cli.run("train", "digit", "--json")
+    assert json.loads(done.stdout)["error"]["rule"] == "unknown-experiment"
+
+
+def test_own_fault_is_kept_in_a_file(cli: Any) -> None:
+    script = (
+        "import sys, types, click; import flatout.cli.main as main\n"
+        "module = types.ModuleType('boom'); module.command = click.command()(lambda: 1 / 0)\n"
+        "sys.modules['flatout.cli.commands.boom'] = module\n"
+        "main.COMMANDS += (('boom', 'Train', 'Divides by zero.'),)\n"
+        "sys.exit(main.run(['boom']))"
+    )
+    src = str(Path(main.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": src, "FLATOUT_STATE": str(cli.state)},
+    )
+    assert done.returncode == 3
+    assert len(done.stderr.splitlines()) == 1
+    (kept,) = (cli.state / "crashes").iterdir()
+    assert str(kept) in done.stderr
+    assert "ZeroDivisionError" in kept.read_text()
+
+
+def test_runs_rm_asks_first(cli: Any) -> None:
+    cli.run(*cli.train())
+    refused = cli.run("runs", "rm", "last")
+    assert refused.returncode == 1
+    assert (cli.runs / "mine-0001").exists()
+    done = cli.run("runs", "rm", "last", "--yes", "--json")
+    assert json.loads(done.stdout) == {"deleted": ["mine-0001"]}
+    assert not (cli.runs / "mine-0001").exists()
+
+
+def test_runs_and_compare_as_tables_and_as_json(cli: Any) -> None:
+    cli.run(*cli.train(lr=0.1))
+    cli.run(*cli.train("--seed", "3", lr=0.2))
+    table = cli.run("runs").stdout
+    assert re.search(r"mine-0002 +mine +finished +3/3 +accuracy 83.3 %", table)
+    assert [run["header"]["id"] for run in json.loads(cli.run("runs", "--json").stdout)] == [
+        "mine-0001", "mine-0002",
+    ]  # fmt: skip
+    compared = cli.run("compare", "mine-0001", "last").stdout
+    assert re.search(r"lr +0.1 +0.2", compared)
+    assert re.search(r"seed +0 +3", compared)
+    assert "precision" not in compared
+    document = json.loads(cli.run("compare", "mine-0001", "last", "--json").stdout)
+    assert document["runs"] == ["mine-0001", "mine-0002"]
+
+
+def test_data_list_as_text_and_as_json(cli: Any) -> None:
+    folder = cli.folder / "data" / "tinyshakespeare"
+    folder.mkdir(parents=True)
+    (folder / "input.txt").write_text("To be")
+    place = {"FLATOUT_DATA": str(folder.parent), "XDG_DATA_HOME": str(cli.folder / "none")}
+    assert "flatout data get mnist" in cli.run("data", "list", **place).stdout
+    found = {one["name"]: one for one in json.loads(cli.run("data", "list", "--json", **place).stdout)}
+    assert found["tinyshakespeare"]["folder"] == str(folder)
+    damaged = cli.run("data", "verify", **place)
+    assert damaged.returncode == 1
+    assert "see: damaged-data" in damaged.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "is_coloured"),
+    [({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+     ({"FORCE_COLOR": "1", "TERM": "dumb"}, False), ({"FORCE_COLOR": "1", "NO_COLOR": ""}, True)],
+)  # fmt: skip
+def test_colour_when_it_is_wanted(cli: Any, more: dict[str, str], is_coloured: bool) -> None:
+    done = cli.run("trian", **{"TERM": "xterm-256color", **more})
+    assert ("\x1b[" in done.stderr) is is_coloured
