@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -48,10 +49,14 @@ def watched_file(path: Path, request: StopRequest) -> Iterator[None]:
 
 def watch_pipe(request: StopRequest) -> None:
     """Asks for a stop when standard input ends: the command line at its other end has died."""
+    # Read below Python's file object: that one's lock, held by a waiting reader, would be held for
+    # ever in a loader worker that is forked meanwhile and closes its standard input.
+    descriptor = os.dup(sys.stdin.fileno())
+    sys.stdin = open(os.devnull)
 
     def read() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while sys.stdin.buffer.read(1):
+        with contextlib.suppress(OSError):
+            while os.read(descriptor, 1):
                 pass
         request.make("the command line has gone")
 
