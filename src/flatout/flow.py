@@ -20,7 +20,15 @@ from flatout.nouns.parameters import parse_parameters, parse_settings
 from flatout.nouns.run import Run, RunHeader
 from flatout.nouns.train_request import TrainRequest
 from flatout.system import (
-    child, clock, datasets, environments, folders, runs, sources, store, tail,
+    child,
+    clock,
+    datasets,
+    environments,
+    folders,
+    runs,
+    sources,
+    store,
+    tail,
 )  # fmt: skip
 from flatout.system.interrupts import Interrupts
 from flatout.system.runs import RunFolder

@@ -18,7 +18,8 @@ CASES = ROOT / "tests" / "cases" / "cli"
 IS_WINDOWS = sys.platform == "win32"
 
 # From this checkout, whatever is installed.
-START = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); import flatout.__main__ as m; m.main()"
+SRC = str(ROOT / "src")
+START = f"import sys; sys.path.insert(0, {SRC!r}); import flatout.__main__ as m; m.main()"
 
 
 class CommandLine:
@@ -59,7 +60,8 @@ class CommandLine:
 
     def train(self, *arguments: str, **parameters: object) -> list[str]:
         """Arguments that train the experiment with the fake engine."""
-        settings = [word for name, value in parameters.items() for word in ("-s", f"{name}={value}")]
+        pairs = [f"{name}={value}" for name, value in parameters.items()]
+        settings = [word for pair in pairs for word in ("-s", pair)]
         return ["train", self.experiment, "--python", self.python, *settings, *arguments]
 
 
@@ -73,7 +75,8 @@ def fake_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     for name, number in (("torch", "2.13.0+cpu"), ("flatout", __version__)):
         info = packages / f"{name}-{number}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+        text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n"
+        (info / "METADATA").write_text(text)
     engine = packages / "flatout" / "engine"
     engine.mkdir(parents=True)
     (packages / "flatout" / "__init__.py").write_text(f'__version__ = "{__version__}"\n')

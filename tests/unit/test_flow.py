@@ -89,6 +89,13 @@ def test_train_when_something_is_worth_a_warning(cli: Any) -> None:
     assert "warning: the experiment raised." in done.stdout
 
 
+def test_train_when_data_is_downloaded(cli: Any) -> None:
+    done = cli.run(*cli.train(mode="fetch"))
+    assert done.returncode == 0
+    assert "downloading mnist · 1.0 MiB of 2.0 MiB" in done.stdout
+    assert "epoch 3/3" in done.stdout
+
+
 @NOT_ON_WINDOWS
 def test_train_when_the_worker_is_killed(cli: Any) -> None:
     done = cli.run(*cli.train(mode="die"))

@@ -1,4 +1,4 @@
-"""A training while it goes on: a display that moves on a terminal, a line now and then elsewhere."""
+"""A training as it goes on: a display that moves on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from flatout.cli import show, wording
 from flatout.cli.progress import TrainingState
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import (
-    EpochEnded, Fetched, Line, RecipeSet, Started, Validated, Warned,
+    EpochEnded,
+    Fetched,
+    Line,
+    RecipeSet,
+    Started,
+    Validated,
+    Warned,
 )  # fmt: skip
 from flatout.nouns.machine import Machine
 from flatout.nouns.run import Run

@@ -85,7 +85,7 @@ class TrainingState:
         return DOT.join(parts)
 
     def left_s(self) -> float | None:
-        """Seconds to the end, by the pace of the last lines, validation and all; None if unknown."""
+        """Seconds to the end, by the pace of the last lines, validations too; None if unknown."""
         if len(self._recent) < 2 or self.started is None or not self.started.num_steps:
             return None
         (begin_s, begin_step), (end_s, end_step) = self._recent[0], self._recent[-1]

@@ -36,7 +36,7 @@ _ALWAYS = ("result", "time")
 
 
 def compare_runs(runs: Sequence[Run]) -> Comparison:
-    """What differs between runs, by section: experiment, parameters, recipe, machine, result, time."""
+    """What differs between runs, and what came out, by section."""
     sections = {
         "experiment": [_experiment(run) for run in runs],
         "parameters": [run.header.spec.parameters for run in runs],

@@ -232,11 +232,11 @@ def _read_annotation(node: ast.expr, names: set[str], choices: list[Value]) -> b
         inner = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         outer = _last_name(node.value)
         if outer == "Literal":
-            return all([_read_choice(item, names, choices) for item in inner])
+            return all(_read_choice(item, names, choices) for item in inner)
         if outer == "Optional":
             names.add("None")
         if outer in ("Optional", "Union"):
-            return all([_read_annotation(item, names, choices) for item in inner])
+            return all(_read_annotation(item, names, choices) for item in inner)
         return False
     name = "None" if isinstance(node, ast.Constant) and node.value is None else _last_name(node)
     names.add(name)

@@ -1,10 +1,18 @@
 """Stands in for `flatout.engine.worker` where only the outside is tried: writes lines, no more.
 
 It runs as a real child process, so that starting, stopping, killing and following are tried as
-they happen. Parameter `mode`: finish, fail, die, warn, stubborn.
+they happen. Parameter `mode`: finish, fail, die, warn, stubborn, fetch.
 """
 
-import json, os, signal, sys, threading, time
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
 folder = sys.argv[1]
 is_orphan = threading.Event()
 if "--attached" in sys.argv:
@@ -42,15 +50,22 @@ step = done
 split = {"data": 0.1, "forward": 0.5, "backward": 0.4}
 finding = {"rule": "experiment-raised", "severity": "error", "problem": "the experiment raised.",
            "evidence": ["line 7, in model", "ValueError: no"], "fixes": [{"text": "mend it"}]}
-recipe = dict(device="cpu", precision="fp32", data_path="sliced", loader_workers=0,
-              loader_prefetch=2, loader_pin_memory=False, loader_persistent=True,
-              optimizer_implementation="own", memory_format="contiguous", micro_batch_size=8,
-              clip_norm=None, num_threads=2, deterministic=True, nonfinite_loss="stop",
-              checkpoint_every=None)
+recipe = {
+    "device": "cpu", "precision": "fp32", "data_path": "sliced", "loader_workers": 0,
+    "loader_prefetch": 2, "loader_pin_memory": False, "loader_persistent": True,
+    "optimizer_implementation": "own", "memory_format": "contiguous", "micro_batch_size": 8,
+    "clip_norm": None, "num_threads": 2, "deterministic": True, "nonfinite_loss": "stop",
+    "checkpoint_every": None,
+}
 if told["mode"] == "fail":
     end(kind="failed", finding=finding)
 write("events.jsonl", kind="recipeset", step=step,
       recipe={name: choice(value) for name, value in recipe.items()})
+if told["mode"] == "fetch":
+    for part in (1, 2):
+        write("events.jsonl", kind="fetched", step=0, name="mnist", done_bytes=part * 2**20,
+              total_bytes=2**21)
+        time.sleep(0.5)
 write("events.jsonl", kind="started", step=step, pid=os.getpid(), num_steps=steps,
       num_epochs=steps // 2, steps_per_epoch=2, num_parameters=10, num_samples=16,
       unit="images", resumed=done > 0, versions={"torch": "2.13.0"})

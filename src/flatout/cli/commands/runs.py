@@ -55,6 +55,7 @@ def stop(run: str, is_json: bool) -> None:
 
     show.print_note(f"asking {run} to stop after its step; Ctrl-C ends only the waiting")
     stopped = flow.stop(run)
-    show.print_note(f"{stopped.id} has {stopped.status}; go on: flatout train --resume {stopped.id}")
+    again = f"flatout train --resume {stopped.id}"
+    show.print_note(f"{stopped.id} has {stopped.status}; go on: {again}")
     if is_json:
         show.print_json(stopped)

@@ -1,0 +1,197 @@
+"""What is shown of a run: words, the state of a training, and lines that fit 80 columns."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.cli import wording
+from flatout.cli.progress import TrainingState
+from flatout.nouns.comparison import compare_runs
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.lines import EpochEnded, Finished, Progress, Started, Validated
+from flatout.nouns.run import Run, RunHeader
+
+LENGTHS = ("num_steps", "num_epochs", "steps_per_epoch")
+
+
+def started(**facts: Any) -> Started:
+    told = {"num_steps": 100, "num_epochs": 10, "steps_per_epoch": 10, "num_samples": 80, **facts}
+    return Started(at=0.0, step=facts.pop("step", 0), pid=1, num_parameters=5, unit="images", **{
+        name: value for name, value in told.items() if name != "step"
+    })  # fmt: skip
+
+
+def progress(at: float, step: int, **facts: Any) -> Progress:
+    told = {"loss": 0.5, "samples_per_s": 1234.0, "memory_bytes": 3 * 2**30, **facts}
+    return Progress(at=at, step=step, epoch=0, learning_rate=0.1, split_s={}, **told)
+
+
+def state_of(*lines: Any) -> TrainingState:
+    state = TrainingState()
+    for line in lines:
+        state.take(line)
+    return state
+
+
+def run(run_id: str = "digits-0001", **facts: Any) -> Run:
+    spec = facts.pop("spec", ExperimentSpec(name="digits"))
+    header = RunHeader(
+        id=run_id, created_at=0.0, flatout_version="0.1.0", python="/bin/python", spec=spec
+    )
+    told: dict[str, Any] = {
+        "status": "finished", "step": 100, "recipe": None, "started": started(), "finished": None,
+        "validations": (), "findings": (), "checkpoint_step": None, **facts,
+    }  # fmt: skip
+    return Run(folder="/runs/x", header=header, **told)
+
+
+def validated(step: int, accuracy: float, *, is_best: bool = False) -> Validated:
+    metrics = {"loss": 0.25, "accuracy": accuracy}
+    return Validated(at=0.0, step=step, epoch=0, metrics=metrics, is_best=is_best)
+
+
+def test_state_tells_time_left_by_the_pace() -> None:
+    state = state_of(started(), progress(10.0, 10), progress(12.0, 20))
+    assert state.left_s() == pytest.approx(16.0)
+    assert state.speed == "1,234 images/s · 3.0 GiB · 16 s left"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [progress(10.0, 10), progress(12.0, 20)],
+        [started(num_steps=None), progress(10.0, 10), progress(12.0, 20)],
+        [started(), progress(10.0, 10)],
+        [started(), progress(10.0, 10), progress(10.0, 20)],
+        [started(), progress(10.0, 90), progress(12.0, 100)],
+        # What an earlier session took says nothing about this one.
+        [started(), progress(10.0, 10), progress(12.0, 20), started(step=20), progress(90.0, 30)],
+    ],
+)
+def test_state_says_nothing_of_time_left_where_it_cannot_know(lines: list[Any]) -> None:
+    assert state_of(*lines).left_s() is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "place"),
+    [
+        ([started()], "epoch 1/10"),
+        ([started(), progress(0.0, 10)], "epoch 1/10"),
+        ([started(), progress(0.0, 11)], "epoch 2/10"),
+        ([started(num_epochs=None, steps_per_epoch=None), progress(0.0, 7)], "step 7/100"),
+        ([started(**dict.fromkeys(LENGTHS)), progress(0.0, 7)], "step 7"),
+        ([], ""),
+    ],
+)
+def test_state_tells_the_place(lines: list[Any], place: str) -> None:
+    assert state_of(*lines).place == place
+
+
+def test_state_tells_training_loss_apart_from_validation() -> None:
+    state = state_of(started(), EpochEnded(at=0.0, step=10, epoch=0, loss=0.125))
+    assert state.quality == "loss 0.125"
+    state.take(Validated(at=0.0, step=10, epoch=0, metrics={"loss": 0.5}, is_best=True))
+    assert state.quality == "loss 0.125 · validation loss 0.5"
+    state.take(validated(20, 0.987))
+    assert state.quality == "loss 0.125 · accuracy 98.7 %"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("accuracy", 0.987, "98.7 %"),
+        ("top5_accuracy", 1.0, "100.0 %"),
+        ("accuracy", 98.7, "98.7"),
+        ("loss", 0.0123456, "0.01235"),
+        ("loss", None, "not finite"),
+    ],
+)
+def test_metric_text(name: str, value: float | None, text: str) -> None:
+    assert wording.metric_text(name, value) == text
+
+
+def test_shares_are_of_the_whole_and_the_longest_first() -> None:
+    split = {"data": 1.0, "forward": 3.0, "copy": 0.0}
+    assert wording.shares(split) == [("forward", "3 s", "75.0 %"), ("data", "1 s", "25.0 %")]
+    assert wording.shares({}) == []
+
+
+def test_closing_text_names_the_best_and_what_a_resume_begins_with() -> None:
+    stopped = run(
+        status="stopped", step=95, checkpoint_step=90,
+        validations=(validated(10, 0.9, is_best=True), validated(20, 0.8)),
+    )  # fmt: skip
+    assert wording.closing_text(stopped) == (
+        "accuracy 90.0 % · validation loss 0.25 (best, at step 10) · step 95/100 · "
+        "checkpoint at step 90"
+    )
+    assert "a resume begins anew" in wording.closing_text(run(status="interrupted"))
+
+
+@pytest.mark.parametrize(
+    ("status", "first"),
+    [
+        ("finished", "flatout show digits-0001"),
+        ("stopped", "flatout train --resume digits-0001"),
+        ("failed", "flatout train --resume digits-0001"),
+        ("running", "flatout show digits-0001 --follow"),
+    ],
+)
+def test_next_lines_fit_how_a_run_stands(status: str, first: str) -> None:
+    (label, text), *_ = wording.next_lines(run(status=status))
+    assert label == "next"
+    assert text.split("   ")[0] == first
+
+
+def test_compare_runs_tells_only_what_differs_and_all_that_came_out() -> None:
+    ended = Finished(
+        at=0.0, step=100, train_s=2.0, split_s={"forward": 1.5}, num_samples_seen=1000
+    )
+    one = run("a", spec=ExperimentSpec(name="digits", parameters={"lr": 0.1}), finished=ended)
+    other = run("b", spec=ExperimentSpec(name="digits", seed=1), step=50)
+    rows = {(row.section, row.name): row.values for row in compare_runs([one, other]).rows}
+    assert rows["parameters", "lr"] == (0.1, None)
+    assert rows["experiment", "seed"] == (0, 1)
+    assert rows["result", "status"] == ("finished", "finished")
+    assert rows["time", "samples_per_s"] == (500.0, None)
+    assert rows["time", "forward_s"] == (1.5, None)
+    assert ("experiment", "name") not in rows
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
+def test_train_on_a_terminal_moves_and_stays_within_80_columns(cli: Any) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "FLATOUT_STATE": str(cli.state), "TERM": "xterm", "COLUMNS": "80"}
+    for name in ("PYTHONPATH", "NO_COLOR", "FORCE_COLOR"):
+        environment.pop(name, None)
+    src = str(Path(wording.__file__).parents[2])
+    start = f"import sys; sys.path.insert(0, {src!r}); import flatout.__main__ as m; m.main()"
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", start, *cli.train(steps=20)],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=cli.folder,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 4096):
+            shown += part
+    except OSError:
+        # Linux tells the end of a terminal so.
+        pass
+    os.close(ours)
+    assert process.wait(timeout=20) == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    assert "━━━" in text
+    assert "epoch 10/10" in text
+    long = [line for line in re.split(r"[\r\n]+", text) if len(line) > 80]
+    # The folder of a test is longer than a line, and is not broken.
+    assert [line for line in long if str(cli.folder) not in line] == []
