@@ -32,8 +32,8 @@ steps = 2 * change["epochs"] if "epochs" in change else told["steps"]
 marks = os.path.join(folder, "checkpoints")
 done = max(map(int, os.listdir(marks)), default=0) if os.path.isdir(marks) else 0
 
-def write(name, **line):
-    with open(os.path.join(folder, name), "a") as file:
+def write(file_name, **line):
+    with open(os.path.join(folder, file_name), "a") as file:
         file.write(json.dumps({"at": time.time(), **line}) + "\n")
 
 def end(**line):

@@ -19,11 +19,7 @@ def list_(is_json: bool) -> None:
     from flatout import flow
     from flatout.cli import show
 
-    found = flow.list_data()
-    if is_json:
-        show.print_json(found)
-    else:
-        show.print_data(found)
+    (show.print_json if is_json else show.print_data)(flow.list_data())
 
 
 @command.command("get")

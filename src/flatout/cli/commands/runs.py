@@ -10,18 +10,14 @@ import click
 @click.pass_context
 def command(context: click.Context, is_json: bool) -> None:
     """List runs; `rm` and `stop` take their ids."""
-    if context.invoked_subcommand is not None:
-        if is_json:
-            raise click.UsageError(f"--json belongs behind `{context.invoked_subcommand}`")
+    if context.invoked_subcommand and is_json:
+        raise click.UsageError(f"--json belongs behind `{context.invoked_subcommand}`")
+    if context.invoked_subcommand:
         return
     from flatout import flow
     from flatout.cli import show
 
-    found = flow.list_runs()
-    if is_json:
-        show.print_json(found)
-    else:
-        show.print_runs(found)
+    (show.print_json if is_json else show.print_runs)(flow.list_runs())
 
 
 @command.command("rm")
@@ -55,7 +51,6 @@ def stop(run: str, is_json: bool) -> None:
 
     show.print_note(f"asking {run} to stop after its step; Ctrl-C ends only the waiting")
     stopped = flow.stop(run)
-    again = f"flatout train --resume {stopped.id}"
-    show.print_note(f"{stopped.id} has {stopped.status}; go on: {again}")
+    show.print_note(f"{stopped.id}: {stopped.status}; go on: flatout train --resume {stopped.id}")
     if is_json:
         show.print_json(stopped)

@@ -17,7 +17,7 @@ import click
               help="Where to train.")
 @click.option("--epochs", type=click.IntRange(1), metavar="N",
               help="Epochs in all, instead of its own number.")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of weights, order, augmentation.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of weights and order.")
 @click.option("--init", metavar="WEIGHTS", help="Begin with a safetensors file or a run's weights.")
 @click.option("--name", "run_id", metavar="ID", help="Name of the run, else NAME-0001 and so on.")
 @click.option("--resume", metavar="RUN", help="Go on with a run; `last` is the newest.")
