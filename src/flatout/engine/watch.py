@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -52,7 +53,7 @@ def watch_pipe(request: StopRequest) -> None:
     # Read below Python's file object: that one's lock, held by a waiting reader, would be held for
     # ever in a loader worker that is forked meanwhile and closes its standard input.
     descriptor = os.dup(sys.stdin.fileno())
-    sys.stdin = open(os.devnull)
+    sys.stdin = io.StringIO()
 
     def read() -> None:
         with contextlib.suppress(OSError):

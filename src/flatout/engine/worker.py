@@ -6,7 +6,6 @@ Started by the command line; speaks through the run's folder alone (docs/archite
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -32,8 +31,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--attached", action="store_true", help="stop when stdin ends")
     parser.add_argument("--change", default="{}", help="JSON: recipe fields and epochs")
     arguments = parser.parse_args(argv)
-    # Deterministic matrix products on CUDA need this before CUDA is first used.
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     request = StopRequest()
     if arguments.attached:
         watch_pipe(request)

@@ -18,6 +18,14 @@ from flatout.system.store import mapped_os_errors
 _WINDOWS_CODES = {0xC0000005: "an access violation", 0xC00000FD: "a stack overflow",
                   0xC0000409: "a failed security check", 0xC0000017: "no memory left"}
 
+_ENVIRONMENT = {
+    # So that cuda:1 is the second GPU as nvidia-smi and flatout's probe count them.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    # Without it cuBLAS does not repeat bit for bit; it is read when CUDA is first used.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+
+
 class Worker:
     """A worker that was started here: the leader of a process group of its own."""
 
@@ -73,8 +81,7 @@ def start_worker(
         folder.stop.unlink(missing_ok=True)
         process = subprocess.Popen(
             command,
-            # So that cuda:1 is the second GPU as nvidia-smi and flatout's probe count them.
-            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ},
+            env={**_ENVIRONMENT, **os.environ},
             stdin=subprocess.PIPE if is_attached else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
