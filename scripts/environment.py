@@ -29,8 +29,8 @@ from flatout.hardware.torch_builds import TorchChoice
 _STAMP = VENV / "flatout.json"
 # (download, disk) of flatout with what it depends on; of the `dev` extra's tools. Measured with
 # Python 3.11 on Linux, 2026-11-21, and rounded up.
-_OWN_BYTES = (10_000_000, 60_000_000)
-_DEV_BYTES = (80_000_000, 300_000_000)
+_OWN_BYTES = (30_000_000, 130_000_000)
+_DEV_BYTES = (70_000_000, 250_000_000)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -59,11 +59,20 @@ def say(label: str, text: str) -> None:
     print(f"{label:<10}{text}", flush=True)
 
 
-def prepare_output() -> None:
-    """Lets a console that cannot show a sign show another one instead of failing."""
+def guarded(main: Callable[[list[str]], int]) -> int:
+    """Runs a script's main function; bad news and Ctrl-C end it without a traceback."""
     for stream in (sys.stdout, sys.stderr):
+        # A console that cannot show a sign shows another one instead of failing.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace", line_buffering=True)
+    try:
+        return main(sys.argv[1:])
+    except Problem as problem:
+        print(problem.text(), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted; run it again to go on", file=sys.stderr)
+        return 130
 
 
 def bytes_text(num_bytes: float) -> str:
