@@ -6,7 +6,7 @@ import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import msgspec
 import torch
@@ -44,12 +44,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Task:
-    """Which run is trained, as whom, with what changed, and who may stop it."""
+    """Which run is trained, as whom, with what changed, who may stop it, who reads along."""
 
     folder: RunFolder
     spec: ExperimentSpec
     change: Change
     request: StopRequest
+    echo: TextIO | None = None
 
 
 class Course:

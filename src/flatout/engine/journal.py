@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from flatout.errors import FlatoutError
 from flatout.nouns.finding import Finding, Severity, finding_from
-from flatout.nouns.lines import Event, Metric, Warned
+from flatout.nouns.lines import Event, Metric, Validated, Warned
 from flatout.system import store
 from flatout.system.clock import now_s
 from flatout.system.runs import RunFolder
@@ -18,9 +20,13 @@ class Journal:
     Args:
         folder: the run's folder, whose lock the caller holds.
         metrics_bytes: size of metrics.jsonl to cut back to: what came later is computed again.
+        echo: where validations are told as they come: in a notebook nobody reads the files.
     """
 
-    def __init__(self, folder: RunFolder, metrics_bytes: int = 0) -> None:
+    def __init__(
+        self, folder: RunFolder, metrics_bytes: int = 0, echo: TextIO | None = None
+    ) -> None:
+        self._echo = echo
         store.cut_back(folder.metrics, metrics_bytes)
         self._folder = folder
         self._events = store.Lines(folder.events)
@@ -33,6 +39,9 @@ class Journal:
     def metric(self, line: Metric) -> None:
         """Adds a metric."""
         self._metrics.append(line)
+        if self._echo is not None and isinstance(line, Validated):
+            numbers = "  ".join(f"{name} {value:.4g}" for name, value in _finite(line))
+            print(f"epoch {line.epoch + 1}  step {line.step}  {numbers}", file=self._echo)
 
     def warn(self, step: int, finding: Finding) -> None:
         """Tells something worth knowing."""
@@ -56,3 +65,7 @@ class Journal:
         """Syncs and closes both files."""
         self._metrics.close()
         self._events.close()
+
+
+def _finite(line: Validated) -> Iterator[tuple[str, float]]:
+    return ((name, value) for name, value in line.metrics.items() if value is not None)

@@ -55,6 +55,7 @@ def train(
     seed: int = 0,
     name: str | None = None,
     resume: str | None = None,
+    is_quiet: bool = False,
 ) -> Trained:
     """Trains an experiment in this process, in a run folder like any other run.
 
@@ -64,6 +65,7 @@ def train(
         seed: of weights, order and augmentation. On resume the run's own seed is used.
         name: the run's id; by default notebook-0001, notebook-0002 ...
         resume: id or folder of a run of the same experiment to go on with.
+        is_quiet: does not print the validations as they come.
 
     Returns:
         The run and the trained model.
@@ -95,7 +97,8 @@ def train(
         folder, change = create_run(header), Change()
     request = StopRequest()
     with signals_as_requests(request):
-        model = train_in(Task(folder, spec, change, request), lambda: experiment)
+        echo = None if is_quiet else sys.stdout
+        model = train_in(Task(folder, spec, change, request, echo), lambda: experiment)
     return Trained(run=read_run(folder), model=model)
 
 
@@ -129,7 +132,7 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
     """Trains with the run's journal open, and tells there what goes wrong."""
     checkpoint, damaged = read_checkpoint(task.folder)
     state = checkpoint.state if checkpoint is not None else None
-    journal = Journal(task.folder, state["metrics_bytes"] if state else 0)
+    journal = Journal(task.folder, state["metrics_bytes"] if state else 0, task.echo)
     course: Course | None = None
     step = checkpoint.step if checkpoint is not None else 0
     try:
