@@ -1,0 +1,77 @@
+"""A run read while somebody else writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flatout.nouns.lines import EpochEnded, Line, Started, Stopped
+from flatout.system import store
+from flatout.system.runs import RunFolder
+from flatout.system.tail import Tail, follow_lines
+
+
+def started(step: int, *, is_resumed: bool) -> Started:
+    return Started(
+        at=float(step), step=step, pid=1, num_steps=9, num_epochs=9, steps_per_epoch=1,
+        num_parameters=1, num_samples=1, resumed=is_resumed,
+    )  # fmt: skip
+
+
+def ended(step: int) -> EpochEnded:
+    return EpochEnded(at=step + 0.5, step=step, epoch=step, loss=0.5)
+
+
+def append(path: Path, *lines: Line) -> None:
+    file = store.Lines(path)
+    for line in lines:
+        file.append(line)
+    file.close()
+
+
+def earlier_session(tmp_path: Path) -> RunFolder:
+    """Five steps, of which a checkpoint holds three."""
+    folder = RunFolder(tmp_path)
+    append(folder.events, started(0, is_resumed=False), Stopped(at=6.0, step=5, reason="asked"))
+    append(folder.metrics, *(ended(step) for step in range(1, 6)))
+    return folder
+
+
+def test_tail_reads_everything_in_the_order_of_time(tmp_path: Path) -> None:
+    tail = Tail(earlier_session(tmp_path))
+    assert [line.step for line in tail.new_lines()] == [0, 1, 2, 3, 4, 5, 5]
+    assert tail.new_lines() == []
+
+
+def test_tail_from_the_end_tells_only_the_new_session(tmp_path: Path) -> None:
+    folder = earlier_session(tmp_path)
+    tail = Tail(folder, is_from_end=True)
+    assert tail.new_lines() == []
+    # The worker cuts its metrics back to the checkpoint, then says that it has started.
+    store.cut_lines(folder.metrics, EpochEnded, last_step=3)
+    assert tail.new_lines() == []
+    append(folder.events, started(3, is_resumed=True))
+    append(folder.metrics, ended(4))
+    assert [(type(line), line.step) for line in tail.new_lines()] == [(Started, 3), (EpochEnded, 4)]
+    append(folder.metrics, ended(5))
+    assert [line.step for line in tail.new_lines()] == [5]
+
+
+def test_tail_from_the_end_when_a_resume_begins_anew(tmp_path: Path) -> None:
+    folder = earlier_session(tmp_path)
+    tail = Tail(folder, is_from_end=True)
+    folder.metrics.write_bytes(b"")
+    append(folder.events, started(0, is_resumed=False))
+    append(folder.metrics, ended(1))
+    assert [line.step for line in tail.new_lines()] == [0, 1]
+
+
+def test_follow_lines_reads_what_was_written_last(tmp_path: Path) -> None:
+    folder = earlier_session(tmp_path)
+
+    def is_working() -> bool:
+        # Its last line comes after the reader has asked, and before it has read.
+        append(folder.metrics, ended(6))
+        return False
+
+    (lines,) = follow_lines(Tail(folder), is_working)
+    assert lines[-1].step == 6
