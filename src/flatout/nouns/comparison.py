@@ -42,6 +42,7 @@ def compare_runs(runs: Sequence[Run]) -> Comparison:
         "parameters": [run.header.spec.parameters for run in runs],
         "recipe": [_recipe(run) for run in runs],
         "machine": [_machine(run.header.machine, run) for run in runs],
+        "versions": [run.started.versions if run.started else {} for run in runs],
         "result": [_result(run) for run in runs],
         "time": [_time(run) for run in runs],
     }
@@ -82,7 +83,7 @@ def _machine(machine: Machine | None, run: Run) -> dict[str, Any]:
             "os": machine.host.os,
             "release": machine.host.release,
         }
-    return facts | (run.started.versions if run.started else {})
+    return facts
 
 
 def _result(run: Run) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _time(run: Run) -> dict[str, Any]:
     if run.finished is None:
         return {}
     done = run.finished
-    split = {f"{name}_s": seconds for name, seconds in done.split_s.items()}
+    split = {f"{name}_s": seconds for name, seconds in done.split_s.items() if seconds > 0}
     rate = done.num_samples_seen / done.train_s if done.train_s > 0 else None
     return {
         "train_s": done.train_s, "samples_per_s": rate, **split,
