@@ -63,9 +63,13 @@ def headings_of(text: str) -> list[str]:
 
 
 def sections_of(text: str) -> dict[str, str]:
-    """Heading -> the text below it, up to the next heading of any level."""
-    parts = re.split(r"^#+ (.+)$", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    """Heading -> the text below it, with the sections that belong to it."""
+    bare = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    sections = {}
+    for match in re.finditer(r"^(#+) (.+)$", bare, re.MULTILINE):
+        following = re.search(rf"^#{{1,{len(match[1])}}} ", bare[match.end() :], re.MULTILINE)
+        sections[match[2]] = bare[match.end() :][: following.start() if following else None]
+    return sections
 
 
 def name(path: Path) -> str:
