@@ -116,10 +116,8 @@ class Course:
         self._session = session
         if self._saver is None:
             # What cannot be stored is refused before the first step, not at the first save.
-            packed = pack(session.state(), is_copied=False)
-            self._saver = Saver(
-                self._task.folder, session.recipe.checkpoint_every.value, packed.num_bytes
-            )
+            pack(session.state(), is_copied=False)
+            self._saver = Saver(self._task.folder, session.recipe.checkpoint_every.value)
             self._tell_start(session, limits)
         around = Surroundings(
             journal=self._journal, saver=self._saver, meter=meter, request=self._task.request

@@ -129,7 +129,7 @@ class Loop:
             session.schedule.step()
         if self._is_first_update:
             # By now the optimizer has its state: what cannot be stored is refused at once.
-            pack(session.state(), is_copied=False)
+            self._saver.expect_size(pack(session.state(), is_copied=False).num_bytes)
             self._is_first_update = False
         self._reporter.add(loss, num_samples)
 

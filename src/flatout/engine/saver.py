@@ -38,28 +38,32 @@ class Saver:
     Args:
         folder: the run's folder.
         every: steps between checkpoints; None chooses the interval by cost.
-        num_bytes: size of the state, for the first interval, before any cost was measured.
     """
 
-    def __init__(self, folder: RunFolder, every: int | None, num_bytes: int) -> None:
+    def __init__(self, folder: RunFolder, every: int | None) -> None:
         self._folder = folder
         self._every = every
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._writing: _Writing | None = None
         self._written: list[Checkpointed] = []
-        self._interval_s = max(_LEAST_INTERVAL_S, num_bytes / _ASSUMED_BYTES_PER_S / _SHARE)
+        self._interval_s = _LEAST_INTERVAL_S
         self._last_save_s = elapsed_s()
         self._step = 0
         # When, and at which step, training was last without a write beside it.
         self._undisturbed: tuple[float, int] | None = None
-        self._is_waited_for = False
         self.cost_s = 0.0
 
+    def expect_size(self, num_bytes: int) -> None:
+        """Chooses the first interval by the state's size, before any cost was measured."""
+        cost_s = num_bytes / _ASSUMED_BYTES_PER_S
+        self._interval_s = max(_LEAST_INTERVAL_S, cost_s / _SHARE)
+
     def is_due(self, step: int) -> bool:
-        """Whether the state after this step is to be saved."""
+        """Whether the state after this step is to be saved; to be asked after each step."""
         self._step = step
         if self._undisturbed is None:
             self._undisturbed = (elapsed_s(), step)
+        if self._writing is not None and not self._writing.thread.is_alive():
+            self._account(self._writing, is_beside=True)
         if self._every is not None:
             return step % self._every == 0
         return elapsed_s() - self._last_save_s >= self._interval_s
@@ -70,29 +74,20 @@ class Saver:
         Waits for the one before, if that is still being written.
         """
         began_s = elapsed_s()
-        self.finish()
         step_s = self._undisturbed_step_s(began_s)
+        self.finish()
         taken = snapshot()
         self._last_save_s = began_s
-        self._is_waited_for = False
-        self._thread = threading.Thread(
-            target=self._write, args=(taken, elapsed_s() - began_s, step_s), name="checkpoint"
-        )
-        self._thread.start()
+        now = elapsed_s()
+        self._writing = _Writing(self._folder, taken, now - began_s, step_s, now)
+        self._writing.thread.start()
 
     def finish(self) -> None:
         """Waits until nothing is being written; raises what went wrong with it."""
-        if self._thread is not None:
-            self._is_waited_for = self._thread.is_alive()
-            self._thread.join()
-            self._thread = None
-        self.check()
-
-    def check(self) -> None:
-        """Raises, in the training's thread, what went wrong in the writing one."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        if self._writing is not None:
+            is_beside = not self._writing.thread.is_alive()
+            self._writing.thread.join()
+            self._account(self._writing, is_beside=is_beside)
 
     def take_written(self) -> list[Checkpointed]:
         """Lines about checkpoints that have reached the disk since the last call."""
@@ -100,34 +95,64 @@ class Saver:
         return written
 
     def _undisturbed_step_s(self, now: float) -> float | None:
-        if self._undisturbed is None or self._step <= self._undisturbed[1]:
+        """How long a step takes without a write beside it; None before there were any."""
+        if self._writing is not None or self._undisturbed is None:
             return None
         since_s, step = self._undisturbed
-        return (now - since_s) / (self._step - step)
+        return (now - since_s) / (self._step - step) if self._step > step else None
 
-    def _write(self, taken: Snapshot, stall_s: float, step_s: float | None) -> None:
-        began_s, first_step = elapsed_s(), self._step
-        try:
-            if taken.weights is not None:
-                write_tensors(self._folder.weights, taken.weights.tensors, taken.weights_metadata)
-            size_bytes = write_checkpoint(self._folder, taken.step, taken.packed)
-        except BaseException as error:  # noqa: BLE001 - raised again in the training's thread, by check()
-            self._error = error
-            return
-        write_s = elapsed_s() - began_s
+    def _account(self, done: _Writing, *, is_beside: bool) -> None:
+        """Adds up what a checkpoint has cost, from step to step, and sets the interval by it."""
+        self._writing = None
+        now = elapsed_s()
+        self._undisturbed = (now, self._step)
+        if done.error is not None:
+            raise done.error
         slowdown_s = 0.0
-        if step_s is not None and not self._is_waited_for:
-            slowdown_s = max(0.0, write_s - (self._step - first_step) * step_s)
-        self.cost_s += stall_s + slowdown_s
-        self._interval_s = max(_LEAST_INTERVAL_S, (stall_s + slowdown_s) / _SHARE)
-        self._undisturbed = (elapsed_s(), self._step)
+        if is_beside and done.step_s is not None:
+            steps_s = (self._step - done.taken.step) * done.step_s
+            slowdown_s = max(0.0, now - done.began_s - steps_s)
+        self.cost_s += done.stall_s + slowdown_s
+        self._interval_s = max(_LEAST_INTERVAL_S, (done.stall_s + slowdown_s) / _SHARE)
         self._written.append(
             Checkpointed(
                 at=now_s(),
-                step=taken.step,
-                stall_s=stall_s,
-                write_s=write_s,
+                step=done.taken.step,
+                stall_s=done.stall_s,
+                write_s=done.write_s,
                 slowdown_s=slowdown_s,
-                size_bytes=size_bytes,
+                size_bytes=done.size_bytes,
             )
         )
+
+
+class _Writing:
+    """One checkpoint on its way to the disk, in a thread of its own."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        taken: Snapshot,
+        stall_s: float,
+        step_s: float | None,
+        began_s: float,
+    ) -> None:
+        self.taken = taken
+        self.stall_s = stall_s
+        self.step_s = step_s
+        self.began_s = began_s
+        self.write_s = 0.0
+        self.size_bytes = 0
+        self.error: BaseException | None = None
+        self._folder = folder
+        self.thread = threading.Thread(target=self._write, name="checkpoint")
+
+    def _write(self) -> None:
+        taken = self.taken
+        try:
+            if taken.weights is not None:
+                write_tensors(self._folder.weights, taken.weights.tensors, taken.weights_metadata)
+            self.size_bytes = write_checkpoint(self._folder, taken.step, taken.packed)
+        except BaseException as error:  # noqa: BLE001 - raised again where training goes on
+            self.error = error
+        self.write_s = elapsed_s() - self.began_s

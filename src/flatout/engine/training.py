@@ -85,6 +85,8 @@ def train(
     if resume is not None:
         folder = find_run(resume)
         spec, change = read_run(folder).header.spec, Change(fixed=use or {})
+        # A request to stop from before was meant for an earlier session.
+        folder.stop.unlink(missing_ok=True)
     else:
         spec = ExperimentSpec(name="notebook", seed=seed, fixed=use or {})
         header = RunHeader(

@@ -28,8 +28,7 @@ class StopRequest:
 
 @contextlib.contextmanager
 def watched_file(path: Path, request: StopRequest) -> Iterator[None]:
-    """Asks for a stop when the file appears. A file left from before is removed first."""
-    path.unlink(missing_ok=True)
+    """Asks for a stop when the file appears; removes it when it is over."""
     is_over = threading.Event()
 
     def poll() -> None:
