@@ -39,10 +39,12 @@ def read_machine() -> Machine:
 def machine_text(machine: Machine) -> str:
     """The machine on one line, as it stands above a table."""
     cores = machine.cpu.num_cores or machine.cpu.num_threads
-    parts = [machine.cpu.name or "unknown CPU", f"{cores} cores"]
-    parts += [gpu.name for gpu in machine.gpus]
-    parts += [f"{machine.host.os} {machine.host.release or ''}".strip()]
-    return " · ".join(part for part in parts if part)
+    parts = [machine.cpu.name, f"{cores} cores", *(gpu.name for gpu in machine.gpus)]
+    return " · ".join([part for part in parts if part] + [_system_text(machine)])
+
+
+def _system_text(machine: Machine) -> str:
+    return f"{machine.host.os} {machine.host.release or ''}".strip()
 
 
 def versions(*packages: str) -> dict[str, str]:
@@ -61,14 +63,14 @@ def write_result(
     machine: Machine,
     measurements: list[Measurement],
     details: dict[str, Any],
-    out: Path | None = None,
+    folder: Path,
 ) -> Path:
-    """Writes results/DATE-BENCHMARK-MACHINE.json, or the file that `out` names; gives its path."""
+    """Writes DATE-BENCHMARK-MACHINE.json into a folder; gives its path."""
     at = clock.now_text()
     name = (machine.gpus[0].name if machine.gpus else machine.cpu.name) or "unknown"
     cores = machine.cpu.num_cores or machine.cpu.num_threads
     slug = re.sub(r"[^a-z0-9]+", "-", f"{name} {cores} cores".lower()).strip("-")
-    path = out or RESULTS / f"{at[:10]}-{benchmark}-{slug}.json"
+    path = folder / f"{at[:10]}-{benchmark}-{slug}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     result = Result(
         benchmark=benchmark,

@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import dated
+
 from flatout.nouns.measurement import Measurement
 
 GOAL, STRETCH = 0.45, 0.38
@@ -52,7 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--only", help="some of the contestants, with commas between")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, help="the result's file, instead of results/DATE-...")
+    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -78,8 +80,7 @@ def run_child(name: str, options: argparse.Namespace) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name} failed:\n{done.stdout}{done.stderr}")
-    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return measured
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def time_one(name: str, epochs: int, device: str) -> dict[str, float]:
@@ -90,7 +91,7 @@ def time_one(name: str, epochs: int, device: str) -> dict[str, float]:
     from flatout.experiments import mlp
 
     if name == "flatout":
-        importlib.import_module("flatout.engine").train  # noqa: B018  (loads it)
+        importlib.import_module("flatout.engine.training")
     elif name in NEEDS:
         importlib.import_module(NEEDS[name])
     warm_up(device)
@@ -101,6 +102,7 @@ def time_one(name: str, epochs: int, device: str) -> dict[str, float]:
         os.environ["FLATOUT_STATE"] = folder
         task = Task(
             experiment=experiment,
+            loss=mlp.loss,
             model=model,
             optimizer=experiment.optimizer(model.parameters()),
             data=experiment.train_data(),
@@ -131,8 +133,6 @@ def report(
     names: list[str], rounds: list[dict[str, dict[str, float]]], options: argparse.Namespace
 ) -> int:
     """Prints the table and writes the result; 1 if somebody did not do the same training."""
-    import dated
-
     machine = dated.read_machine()
     peers = ("torch", "lightning", "accelerate")
     print(f"machine   {dated.machine_text(machine)}")

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class Task:
     """What everybody trains: live objects on the CPU, and a folder to write to."""
 
     experiment: Experiment
+    loss: Callable[[nn.Module, Any], Tensor]
     model: nn.Module
     optimizer: torch.optim.Optimizer
     data: tuple[Tensor, Tensor]
@@ -59,7 +61,7 @@ class MetricsFile:
 
 def run_plain(task: Task) -> float:
     """The loop of the tutorials: DataLoader, zero_grad, backward, step, loss.item()."""
-    model, optimizer, loss_of = task.model, task.optimizer, task.experiment.loss
+    model, optimizer, loss_of = task.model, task.optimizer, task.loss
     loader, metrics = task.loader(), MetricsFile(task.folder)
     mean = 0.0
     for epoch in range(task.epochs):
@@ -80,7 +82,7 @@ def run_plain(task: Task) -> float:
 
 def run_bare(task: Task) -> float:
     """The floor: sliced tensors, one fused optimizer, losses read once an epoch."""
-    model, loss_of = task.model, task.experiment.loss
+    model, loss_of = task.model, task.loss
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     data = [tensor.to(task.device) for tensor in task.data]
     metrics, batch_size = MetricsFile(task.folder), task.experiment.batch_size
@@ -103,11 +105,9 @@ def run_bare(task: Task) -> float:
 
 def run_accelerate(task: Task) -> float:
     """The plain loop with Accelerate's three changes."""
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=task.device == "cpu")
+    accelerator = import_module("accelerate").Accelerator(cpu=task.device == "cpu")
     model, optimizer, loader = accelerator.prepare(task.model, task.optimizer, task.loader())
-    loss_of, metrics = task.experiment.loss, MetricsFile(task.folder)
+    loss_of, metrics = task.loss, MetricsFile(task.folder)
     mean = 0.0
     for epoch in range(task.epochs):
         total, count = 0.0, 0
@@ -139,16 +139,16 @@ def run_lightning_default(task: Task) -> float:
 
 
 def _fit(task: Task, tell: Callable[[int, float], None], **options: Any) -> float:
-    import lightning
+    lightning = import_module("lightning")
 
-    class Module(lightning.LightningModule):
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.model = task.model
             self.total, self.count, self.mean = 0.0, 0, 0.0
 
         def training_step(self, batch: Any, index: int) -> Tensor:
-            loss = task.experiment.loss(self.model, batch)
+            loss = task.loss(self.model, batch)
             if options:
                 self.total += loss.item() * len(batch[0])
                 self.count += len(batch[0])
@@ -187,7 +187,7 @@ def run_flatout(task: Task) -> float:
     experiment = replace(task.experiment, epochs=task.epochs, validation_data=None)
     trained = engine.train(experiment, use={"device": task.device})
     lines = store.read_lines(Path(trained.run.folder) / "metrics.jsonl", Metric)
-    return [line.loss for line in lines if isinstance(line, EpochEnded)][-1]
+    return [line.loss for line in lines if isinstance(line, EpochEnded) and line.loss][-1]
 
 
 LOOPS: dict[str, Callable[[Task], float]] = {

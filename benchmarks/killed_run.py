@@ -1,0 +1,266 @@
+"""One run that is killed, resumed, and compared with the same run that nobody killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import psutil
+import safetensors
+
+from flatout.nouns.lines import EpochEnded, Metric, Validated
+from flatout.system import store, tail
+from flatout.system.runs import RunFolder, read_run
+
+EXPERIMENT = Path(__file__).with_name("hard_to_resume.py")
+DATA = ("tensors", "samples", "stream")
+LIMIT_S = 180.0
+# 24 samples in 10 + 10 + 4: nearly every moment is inside an accumulation.
+RECIPE = {
+    "checkpoint_every": "20", "micro_batch_size": "10", "num_threads": "1", "deterministic": "true",
+}  # fmt: skip
+
+Target = Literal["worker", "command line", "loader worker", "tree"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """When to kill: after this share of the target's life; if so, in the next write after that."""
+
+    share: float
+    is_in_write: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Killed:
+    """What came of a kill.
+
+    problem: None if all was equal. step: of the last line before the kill. wait_s: how long the
+    run was still held by what the kill had left over. num_resumes: 0 where the run ended by itself.
+    """
+
+    problem: str | None
+    is_in_write: bool = False
+    step: int = 0
+    wait_s: float = 0.0
+    num_resumes: int = 0
+
+
+@dataclass
+class Runs:
+    """A state folder; the runs in it that nobody kills, and how long their processes live."""
+
+    state: Path
+    device: str
+    references: dict[str, RunFolder] = field(default_factory=dict)
+    lives_s: dict[tuple[str, Target], float] = field(default_factory=dict)
+
+    def folder(self, name: str) -> RunFolder:
+        """The folder of the run of that name."""
+        return RunFolder(self.state / "runs" / name)
+
+    def begin(self, name: str, data: str) -> subprocess.Popen[bytes]:
+        """Starts `flatout train` on a new run."""
+        recipe = RECIPE | ({"loader_workers": "2"} if data == "samples" else {})
+        uses = [f"--use={key}={value}" for key, value in recipe.items()]
+        arguments = [str(EXPERIMENT), f"-sdata={data}", f"--name={name}"]
+        return self.start(name, [*arguments, f"--device={self.device}", *uses])
+
+    def start(self, name: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+        """Starts `flatout train`; what it prints goes to a file beside the runs."""
+        self.state.mkdir(parents=True, exist_ok=True)
+        with open(self.state / f"{name}.log", "ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "flatout", "train", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "FLATOUT_STATE": str(self.state), "PYTHONUTF8": "1"},
+            )
+
+    def output(self, name: str) -> str:
+        """What the command lines of that run have printed."""
+        return (self.state / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def make_reference(self, data: str) -> float:
+        """Trains without a kill; gives the seconds that took."""
+        name = f"reference-{data}"
+        began_s = time.perf_counter()
+        process = self.begin(name, data)
+        seen_s: dict[Target, float] = {"command line": began_s, "tree": began_s}
+        wanted: list[Target] = ["worker", "loader worker"] if data == "samples" else ["worker"]
+        while process.poll() is None:
+            for target in wanted:
+                if target not in seen_s and victims_of(process.pid, target):
+                    seen_s[target] = time.perf_counter()
+            time.sleep(0.02)
+        if process.returncode:
+            raise SystemExit(f"the run to compare with failed:\n{self.output(name)}")
+        ended_s = time.perf_counter()
+        self.references[data] = self.folder(name)
+        self.lives_s |= {(data, target): ended_s - at_s for target, at_s in seen_s.items()}
+        return ended_s - began_s
+
+
+def kill_and_resume(
+    runs: Runs, name: str, target: Target, data: str, moment: Moment
+) -> Killed | None:
+    """Begins a run, kills, resumes until done, compares; None if the kill came too late."""
+    folder = runs.folder(name)
+    process = runs.begin(name, data)
+    began = psutil.Process(process.pid)
+    try:
+        after_s = moment.share * runs.lives_s[data, target]
+        is_in_write = _kill(process, folder, target, after_s, is_in_write=moment.is_in_write)
+        if is_in_write is None or (moment.is_in_write and not is_in_write):
+            return None
+        process.wait(LIMIT_S)
+        if not folder.header.exists():
+            # Killed before there was a run: nothing is there to be lost, nor to be resumed.
+            return None
+        waited_from_s = time.perf_counter()
+        tail.wait_until_free(folder, LIMIT_S)
+        wait_s = time.perf_counter() - waited_from_s
+        history = _whole_lines(folder.events)
+        step = read_run(folder).step
+        num_resumes = 0
+        if read_run(folder).status != "finished":
+            num_resumes = 1
+            process = runs.start(name, ["--resume", name])
+            process.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return Killed(problem=f"hung: {runs.output(name)[-2000:]}")
+    finally:
+        end_tree(began.pid)
+        end_tree(process.pid)
+    problem = difference(folder, runs.references[data], history)
+    if process.returncode and num_resumes:
+        problem = f"resume ended with {process.returncode}: {runs.output(name)[-2000:]}"
+    elif "Traceback" in runs.output(name):
+        problem = f"a traceback on the screen: {runs.output(name)[-2000:]}"
+    return Killed(
+        problem=problem, is_in_write=is_in_write, step=step, wait_s=wait_s, num_resumes=num_resumes
+    )
+
+
+def _kill(
+    process: subprocess.Popen[bytes],
+    folder: RunFolder,
+    target: Target,
+    after_s: float,
+    *,
+    is_in_write: bool,
+) -> bool | None:
+    """Kills at the moment; gives whether a checkpoint was being written, None if too late."""
+    while not victims_of(process.pid, target):
+        if process.poll() is not None:
+            return None
+        time.sleep(0.002)
+    try:
+        process.wait(after_s)
+        return None
+    except subprocess.TimeoutExpired:
+        pass
+    victims = victims_of(process.pid, target)
+    while not victims or (is_in_write and not parts_of(folder)):
+        if process.poll() is not None:
+            return None
+        # Between two epochs there are no loader workers; the next ones will do.
+        victims = victims or victims_of(process.pid, target)
+    for victim in victims:
+        try:
+            victim.kill()
+        except psutil.NoSuchProcess:
+            if len(victims) == 1:
+                return None
+    # A worker's file stays half-written; beside the others the write goes on, so: look at once.
+    if target in ("worker", "tree"):
+        psutil.wait_procs(victims, timeout=LIMIT_S)
+    return bool(parts_of(folder))
+
+
+def victims_of(pid: int, target: Target) -> list[psutil.Process]:
+    """The processes of a command line that a kill is meant for; none if they are not there yet."""
+    try:
+        line = psutil.Process(pid)
+        if target == "command line":
+            return [line]
+        if target == "tree":
+            return [line, *line.children(recursive=True)]
+        worker = next((p for p in line.children() if _is_worker(p)), None)
+        if worker is None or target == "worker":
+            return [worker] if worker else []
+        # The leaves: a server that forks the loaders, where there is one, is none of them.
+        below = [p for p in worker.children(recursive=True) if not p.children()]
+        return [p for p in below if "resource_tracker" not in " ".join(p.cmdline())][:1]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "flatout.engine.worker" in process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+
+
+def parts_of(folder: RunFolder) -> list[Path]:
+    """Files of a checkpoint that are being written now."""
+    try:
+        return list(folder.checkpoints.glob("*/*.part"))
+    except FileNotFoundError:
+        # An old checkpoint was removed while this looked at it.
+        return []
+
+
+def end_tree(pid: int) -> None:
+    """Ends what is left of a command line, so that a failure leaves nothing running."""
+    for process in victims_of(pid, "tree"):
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def difference(folder: RunFolder, reference: RunFolder, history: bytes) -> str | None:
+    """What differs between a resumed run and the one that nobody killed; None if nothing does."""
+    if not folder.events.read_bytes().startswith(history):
+        return "events.jsonl does not begin with what it held at the kill"
+    lines = store.read_lines(folder.metrics, Metric)
+    steps = [line.step for line in lines]
+    if steps != sorted(steps):
+        return "steps go back in metrics.jsonl"
+    if _results(lines) != _results(store.read_lines(reference.metrics, Metric)):
+        return "losses or metrics differ"
+    if _tensors(folder.weights) != _tensors(reference.weights):
+        return "the weights differ"
+    last, expected = folder.checkpoint_steps()[-1], reference.checkpoint_steps()[-1]
+    tensors = [
+        _tensors(place.checkpoints / f"{step:06d}" / "rank0.safetensors")
+        for place, step in ((folder, last), (reference, expected))
+    ]
+    return "the last checkpoint differs" if last != expected or tensors[0] != tensors[1] else None
+
+
+def _tensors(path: Path) -> dict[str, dict[str, Any]]:
+    """Shape, type and bytes of each tensor in a file; its metadata has no fixed order."""
+    return dict(safetensors.deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
+
+
+def _results(lines: list[Metric]) -> list[Metric]:
+    return [
+        msgspec.structs.replace(line, at=0.0)
+        for line in lines
+        if isinstance(line, EpochEnded | Validated)
+    ]
+
+
+def _whole_lines(path: Path) -> bytes:
+    content = path.read_bytes() if path.exists() else b""
+    return content[: content.rfind(b"\n") + 1]
