@@ -22,6 +22,13 @@ from flatout.errors import RunFailed, UsageError
 
 Tree = Any
 
+# What a safetensors file holds.
+_STORED = {
+    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16,
+    torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.float8_e4m3fn, torch.float8_e5m2,
+}  # fmt: skip
+
 
 @dataclass
 class Packed:
@@ -56,11 +63,14 @@ class _Packer:
         self._tensors = tensors
         self._is_copied = is_copied
         self._name_by_memory: dict[tuple[Any, ...], str] = {}
+        self._arrays: list[Tensor] = []
 
     def tree(self, value: Any, path: str) -> Tree:
         if value is None or isinstance(value, bool | str):
             return value
-        if type(value) is int or type(value) is float:
+        if type(value) is int:
+            return value
+        if type(value) is float:
             return value if math.isfinite(value) else {"float": repr(value)}
         if isinstance(value, Tensor):
             return self._tensor(value, path)
@@ -80,8 +90,13 @@ class _Packer:
     def _tensor(self, tensor: Tensor, path: str) -> Tree:
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             raise _cannot_store(path, f"a {tensor.layout} tensor", "a dense one")
-        if tensor.dtype in (torch.complex64, torch.complex128):
+        if tensor.dtype.is_complex:
             raise _cannot_store(path, f"a tensor of {tensor.dtype}", "torch.view_as_real(tensor)")
+        if tensor.dtype not in _STORED:
+            raise _cannot_store(path, f"a tensor of {tensor.dtype}", "one of a whole-byte type")
+        # Read back, there would be nothing to copy into: each element stands for several.
+        if tensor.numel() and 0 in tensor.stride() and not tensor.is_contiguous():
+            raise _cannot_store(path, "an expanded tensor", "tensor.clone()")
         memory = (
             tensor.untyped_storage().data_ptr(),
             tensor.storage_offset(),
@@ -90,25 +105,42 @@ class _Packer:
             tensor.dtype,
         )
         known = self._name_by_memory.get(memory) if tensor.numel() else None
-        name = known or path or "tensor"
+        name = known or self._free_name(path or "tensor")
         if known is None:
             self._name_by_memory[memory] = name
             self._tensors[name] = _host_copy(tensor) if self._is_copied else tensor
         stride = None if tensor.is_contiguous() else list(tensor.stride())
         return {"tensor": name} if stride is None else {"tensor": name, "stride": stride}
 
+    def _free_name(self, name: str) -> str:
+        """Paths are no names yet: {"a.b": 1} and {"a": {"b": 1}} have the same."""
+        while name in self._tensors or name == "__metadata__":
+            name += "'"
+        return name
+
     def _foreign(self, value: Any, path: str) -> Tree:
         numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biuf":
-            return {"array": self._tensor(torch.from_numpy(value.copy()), path)}
+        if numpy is not None and isinstance(value, numpy.ndarray):
+            return {"array": self._tensor(self._array(value, path), path)}
         if numpy is not None and isinstance(value, numpy.generic):
-            return self.tree(value.item(), path)
+            plain = value.item()
+            if not isinstance(plain, numpy.generic):
+                return self.tree(plain, path)
         # Enums and named tuples: their plain form.
         if isinstance(value, int | float):
             return self.tree(int(value) if isinstance(value, int) else float(value), path)
         if isinstance(value, list | tuple):
             return self.tree(list(value) if isinstance(value, list) else tuple(value), path)
         raise _cannot_store(path, f"a {type(value).__qualname__}", "tensors, numbers and texts")
+
+    def _array(self, array: Any, path: str) -> Tensor:
+        try:
+            tensor = torch.from_numpy(array.copy())
+        except (TypeError, ValueError) as error:
+            raise _cannot_store(path, f"an array of {array.dtype}", "one of numbers") from error
+        # Tensors are told apart by their memory: it must not be given to the next array.
+        self._arrays.append(tensor)
+        return tensor
 
 
 def _host_copy(tensor: Tensor) -> Tensor:
@@ -153,7 +185,7 @@ def _unpacked(tree: Tree, tensors: dict[str, Tensor], known: dict[str, Tensor]) 
             for key, item in tree["dict"]
         }
     if "counter" in tree:
-        return Counter(dict(tree["counter"]))
+        return Counter(_unpacked({"dict": tree["counter"]}, tensors, known))
     if "tuple" in tree:
         return tuple(_unpacked(item, tensors, known) for item in tree["tuple"])
     if "float" in tree:

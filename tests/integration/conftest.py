@@ -1,0 +1,236 @@
+"""Real trainings of small models, in run folders of the test's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatout.engine import Experiment
+from flatout.engine.checkpoint import read_checkpoint
+from flatout.engine.course import Change, Task
+from flatout.engine.state import pack
+from flatout.engine.training import train_in
+from flatout.engine.watch import StopRequest
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.finding import Finding
+from flatout.nouns.lines import EpochEnded, Event, Failed, Metric, Stopped, Validated, Warned
+from flatout.nouns.run import RunHeader
+from flatout.system import store
+from flatout.system.runs import RunFolder, create_run, free_id
+
+# Times differ between equal runs, and with them where a line begins.
+_OF_THE_CLOCK = ("split_s", "metrics_bytes")
+
+
+class Crash(BaseException):
+    """Ends a training as a power cut would: nothing more is saved."""
+
+
+class Lab:
+    """Makes runs, interrupts them, and tells what they left.
+
+    use: recipe fields that every new run of this lab fixes.
+    """
+
+    Crash = Crash
+
+    def __init__(self) -> None:
+        self.use: dict[str, Any] = {"num_threads": 1}
+
+    def new(self, **use: Any) -> RunFolder:
+        """The folder of a new run; `seed` is one of the names."""
+        seed = use.pop("seed", 0)
+        init = use.pop("init", None)
+        spec = ExperimentSpec(name="lab", seed=seed, fixed=self.use | use, init=init)
+        return create_run(
+            RunHeader(id=free_id("lab"), created_at=0.0, flatout_version="0", python="", spec=spec)
+        )
+
+    def go_on(
+        self,
+        folder: RunFolder,
+        experiment: Experiment,
+        *,
+        stop_after: int | None = None,
+        epochs: int | None = None,
+        **use: Any,
+    ) -> nn.Module:
+        """Trains a run from where it is; stop_after: forward passes of training until the stop."""
+        spec = store.read_json(folder.header, RunHeader).spec
+        request = StopRequest()
+        if stop_after is not None:
+            experiment = calling(experiment, stop_after, lambda: request.make("test"))
+        task = Task(folder, spec, Change(fixed=use, epochs=epochs), request)
+        return train_in(task, lambda: experiment)
+
+    def run(self, experiment: Experiment, **use: Any) -> RunFolder:
+        """A run trained without interruption."""
+        folder = self.new(**use)
+        self.go_on(folder, experiment)
+        return folder
+
+    def crash(self, folder: RunFolder, experiment: Experiment, after: int) -> None:
+        """Trains on until that many forward passes were made, and ends without saving."""
+
+        def fall() -> None:
+            raise Crash
+
+        with pytest.raises(Crash):
+            self.go_on(folder, calling(experiment, after, fall))
+
+    def copied_at(
+        self, folder: RunFolder, experiment: Experiment, after: int, to: Path
+    ) -> RunFolder:
+        """The run's folder as it was in the middle of its training."""
+        self.go_on(folder, calling(experiment, after, lambda: _copy_living(folder.path, to)))
+        return RunFolder(to)
+
+
+def calling(experiment: Experiment, after: int, action: Callable[[], None]) -> Experiment:
+    """The same experiment, whose loss does something in its so-many-th call in training."""
+    calls = 0
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        nonlocal calls
+        calls += model.training
+        if model.training and calls == after:
+            action()
+        return experiment.loss(model, batch)
+
+    return dataclasses.replace(experiment, loss=loss)
+
+
+def _copy_living(source: Path, to: Path) -> None:
+    # Files may vanish while they are copied: a checkpoint is being written at the same time.
+    shutil.copytree(source, to, ignore=lambda _, names: [n for n in names if n.endswith(".part")])
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """A lab with a state folder of its own."""
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+    return Lab()
+
+
+@pytest.fixture
+def plain() -> Callable[..., Experiment]:
+    """Makes a small classifier of made-up points; fields by name replace its own."""
+    return plain_experiment
+
+
+def plain_experiment(**fields: Any) -> Experiment:
+    """Dropout and BatchNorm, 50 samples in batches of 8: the last one has 2."""
+    chosen: dict[str, Any] = {
+        "model": plain_model,
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+        "loss": plain_loss,
+        "train_data": lambda: points(50, seed=1),
+        "validation_data": lambda: points(20, seed=2),
+        "batch_size": 8,
+        "epochs": 3,
+    }
+    return Experiment(**(chosen | fields))
+
+
+def plain_model() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3)
+    )
+
+
+def plain_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def points(count: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Points (count, 6) and their classes (count,)."""
+    dice = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 6, generator=dice)
+    return inputs, inputs[:, :3].argmax(dim=1)
+
+
+@pytest.fixture
+def tell() -> type[Tell]:
+    """Reads what a run has left."""
+    return Tell
+
+
+class Tell:
+    """What is in a run's folder."""
+
+    @staticmethod
+    def events(folder: RunFolder, kind: type | None = None) -> list[Any]:
+        """Events, of one kind or all."""
+        lines = store.read_lines(folder.events, Event)
+        return [line for line in lines if kind is None or isinstance(line, kind)]
+
+    @staticmethod
+    def metrics(folder: RunFolder, kind: type | None = None) -> list[Any]:
+        """Metrics, of one kind or all."""
+        lines = store.read_lines(folder.metrics, Metric)
+        return [line for line in lines if kind is None or isinstance(line, kind)]
+
+    @staticmethod
+    def findings(folder: RunFolder) -> list[Finding]:
+        """Findings of all events."""
+        lines = store.read_lines(folder.events, Event)
+        found = [line.finding for line in lines if isinstance(line, Warned | Failed | Stopped)]
+        return [finding for finding in found if finding is not None]
+
+    @classmethod
+    def failure(cls, folder: RunFolder) -> Finding:
+        """What ended the run."""
+        finding: Finding = cls.events(folder, Failed)[-1].finding
+        return finding
+
+    @classmethod
+    def rules(cls, folder: RunFolder) -> set[str]:
+        """Rule ids of all findings."""
+        return {finding.rule for finding in cls.findings(folder)}
+
+    @staticmethod
+    def state(folder: RunFolder) -> Any:
+        """The state in the last checkpoint."""
+        checkpoint, damaged = read_checkpoint(folder)
+        assert checkpoint is not None and not damaged
+        return checkpoint.state
+
+    @classmethod
+    def traces(cls, folder: RunFolder) -> dict[str, Any]:
+        """All that must be equal in runs that are to be equal, as comparable values."""
+        state = {name: part for name, part in cls.state(folder).items()
+                 if name not in _OF_THE_CLOCK}  # fmt: skip
+        packed = pack(state)
+        told = cls.metrics(folder, Validated | EpochEnded)  # type: ignore[arg-type]
+        return {
+            "weights": folder.weights.read_bytes(),
+            "tree": packed.tree,
+            "tensors": {name: _as_bytes(tensor) for name, tensor in packed.tensors.items()},
+            "lines": [dataclass_free(line) for line in told],
+        }
+
+
+def _as_bytes(tensor: Tensor) -> bytes:
+    return bytes(tensor.contiguous().flatten().view(torch.uint8).tolist())
+
+
+def dataclass_free(line: Any) -> tuple[Any, ...]:
+    """A line without the time of day."""
+    return tuple(getattr(line, name) for name in line.__struct_fields__ if name != "at")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models on busy cores: threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
