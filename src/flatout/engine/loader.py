@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from flatout.engine import randomness
 from flatout.engine.batches import num_samples_in
@@ -168,68 +168,67 @@ class StreamFeed:
         self.updates_per_epoch: int | None = (
             slicing.updates_per_epoch(self.num_samples) if self.num_samples else None
         )
-        self._stream = _Stream(source, slicing.seed)
+        self._stream = _Stream(source, slicing)
         # Workers that outlive the epoch would keep the stream of the epoch they began with.
         arguments = replace(loading, persistent=False).arguments()
-        self._loader: DataLoader[Any] = DataLoader(
-            self._stream, batch_size=slicing.micro_batch_size, **arguments
-        )
+        arguments["collate_fn"] = _UpdateCollate(loading.collate or default_collate)
+        # The stream itself makes the batches: a DataLoader's would all be of one size, and
+        # micro-batches of 10 would then make batches of 30 where 24 were asked for.
+        self._loader: DataLoader[Any] = DataLoader(self._stream, batch_size=None, **arguments)
         self._generators: dict[str, Any] | None = None
         self._is_restored = False
+        self._is_at_end = False
 
     def updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
         """See Feed."""
-        is_continued, self._is_restored = self._is_restored, False
+        # At the beginning of an epoch there is nothing to go on with.
+        is_continued, self._is_restored = self._is_restored and first > 0, False
+        if is_continued and self._is_at_end:
+            return
         if not is_continued:
             self._stream.epoch = epoch
             self._generators = None
             if hasattr(self._source, "set_epoch"):
                 self._source.set_epoch(epoch)
         self._stream.is_seeded = not is_continued
-        batches = self._own_generators(iter(self._loader))
-        if not is_continued:
-            for _ in range(first):
-                if not self._update(batches):
-                    return
-        while update := self._update(batches):
+        updates = self._own_generators(iter(self._loader))
+        num_replayed = 0 if is_continued else first
+        for collated in itertools.islice(updates, num_replayed, None):
+            update = [(batch, num_samples_in(batch)) for batch in collated]
+            # The source knows that it has ended, and may be back at its beginning.
+            self._is_at_end = sum(size for _, size in update) < self._slicing.batch_size
             yield update
 
-    def _update(self, batches: Iterator[Any]) -> list[MicroBatch]:
-        """As many micro-batches as make a batch; fewer, or none, at the end of the epoch."""
-        update: list[MicroBatch] = []
-        while sum(size for _, size in update) < self._slicing.batch_size:
-            batch = next(batches, None)
-            if batch is None:
-                break
-            update.append((batch, num_samples_in(batch)))
-        return update
-
-    def _own_generators(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _own_generators(self, updates: Iterator[Any]) -> Iterator[Any]:
         """Keeps the iterable's draws apart from the model's, where they share a process.
 
         So the iterable draws the same numbers when it is replayed without a model beside it.
         """
         if not self._is_in_process:
-            yield from batches
+            yield from updates
             return
         while True:
             outer = randomness.host_generator_states()
             if self._generators is not None:
                 randomness.restore_host_generators(self._generators)
             try:
-                batch = next(batches, None)
+                update = next(updates, None)
             finally:
                 self._generators = randomness.host_generator_states()
                 randomness.restore_host_generators(outer)
-            if batch is None:
+            if update is None:
                 return
-            yield batch
+            yield update
 
     def state(self) -> Any:
         """See Feed."""
         if not self.has_state:
             return None
-        return {"source": self._source.state_dict(), "generators": self._generators}
+        return {
+            "source": self._source.state_dict(),
+            "generators": self._generators,
+            "is_at_end": self._is_at_end,
+        }
 
     def load_state(self, state: Any) -> None:
         """See Feed."""
@@ -237,23 +236,38 @@ class StreamFeed:
             return
         self._source.load_state_dict(state["source"])
         self._generators = state["generators"]
+        self._is_at_end = state["is_at_end"]
         self._is_restored = True
 
 
 class _Stream(IterableDataset[Any]):
-    """An iterable whose draws are a function of (seed, epoch, worker)."""
+    """An iterable cut into updates; its draws are a function of (seed, epoch, worker)."""
 
-    def __init__(self, source: Any, seed: int) -> None:
+    def __init__(self, source: Any, slicing: Slicing) -> None:
         self._source = source
-        self._seed = seed
+        self._slicing = slicing
         self.epoch = 0
         self.is_seeded = True
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[list[list[Any]]]:
         info = get_worker_info()
+        slicing = self._slicing
         if self.is_seeded:
             worker = info.id if info else 0
             randomness.seed_host_generators(
-                randomness.mixed_seed(self._seed, "stream", self.epoch, worker)
+                randomness.mixed_seed(slicing.seed, "stream", self.epoch, worker)
             )
-        yield from self._source
+        samples = iter(self._source)
+        while update := list(itertools.islice(samples, slicing.batch_size)):
+            size = slicing.micro_batch_size
+            yield [update[start : start + size] for start in range(0, len(update), size)]
+
+
+@dataclass(frozen=True)
+class _UpdateCollate:
+    """Makes a batch of each of an update's lists of samples."""
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, update: list[list[Any]]) -> list[Any]:
+        return [self.collate(samples) for samples in update]
