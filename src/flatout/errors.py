@@ -33,6 +33,11 @@ class FlatoutError(Exception):
         self.because = because
         self.fix = fix
 
+    def __str__(self) -> str:
+        """All of it, for whoever meets it as a traceback: in a notebook, say."""
+        because = f"\n  because: {self.because}" if self.because else ""
+        return f"{self.problem}{because}\n  fix: {self.fix}\n  see: {self.rule}"
+
 
 class UsageError(FlatoutError):
     """What was asked for cannot be done: a wrong name, value or file."""

@@ -142,7 +142,8 @@ def recipe_text(recipe: Recipe) -> str:
     parts = [f"{device} with {threads} thread{'s' * (threads > 1)}" if device == "cpu" else device]
     parts.append(recipe.precision.value)
     paths = {"sliced": "data sliced in memory", "resident": f"data held on {device}"}
-    workers = f"DataLoader with {recipe.loader_workers.value} workers"
+    num_workers = recipe.loader_workers.value
+    workers = f"DataLoader with {num_workers} worker{'' if num_workers == 1 else 's'}"
     parts.append(paths.get(recipe.data_path.value, workers))
     if recipe.optimizer_implementation.value != "own":
         parts.append(f"{recipe.optimizer_implementation.value} optimizer")
