@@ -15,7 +15,7 @@ import psutil
 import safetensors
 
 from flatout.nouns.lines import EpochEnded, Metric, Validated
-from flatout.system import store, tail
+from flatout.system import store
 from flatout.system.runs import RunFolder, read_run
 
 EXPERIMENT = Path(__file__).with_name("hard_to_resume.py")
@@ -42,7 +42,8 @@ class Killed:
     """What came of a kill.
 
     problem: None if all was equal. step: of the last line before the kill. wait_s: how long the
-    run was still held by what the kill had left over. num_resumes: 0 where the run ended by itself.
+    run was still held by what the kill had left over. num_resumes: how often `--resume` was given;
+    0 where the run came to its end all the same.
     """
 
     problem: str | None
@@ -114,7 +115,6 @@ def kill_and_resume(
     """Begins a run, kills, resumes until done, compares; None if the kill came too late."""
     folder = runs.folder(name)
     process = runs.begin(name, data)
-    began = psutil.Process(process.pid)
     try:
         after_s = moment.share * runs.lives_s[data, target]
         is_in_write = _kill(process, folder, target, after_s, is_in_write=moment.is_in_write)
@@ -124,29 +124,46 @@ def kill_and_resume(
         if not folder.header.exists():
             # Killed before there was a run: nothing is there to be lost, nor to be resumed.
             return None
-        waited_from_s = time.perf_counter()
-        tail.wait_until_free(folder, LIMIT_S)
-        wait_s = time.perf_counter() - waited_from_s
-        history = _whole_lines(folder.events)
-        step = read_run(folder).step
-        num_resumes = 0
-        if read_run(folder).status != "finished":
-            num_resumes = 1
-            process = runs.start(name, ["--resume", name])
-            process.wait(LIMIT_S)
+        wait_s = wait_until_left(folder)
+        history, run = _whole_lines(folder.events), read_run(folder)
+        num_resumes, code = resume_until_done(runs, name)
     except subprocess.TimeoutExpired:
         return Killed(problem=f"hung: {runs.output(name)[-2000:]}")
     finally:
-        end_tree(began.pid)
-        end_tree(process.pid)
+        end(victims_of(process.pid, "tree") + workers_of(folder))
     problem = difference(folder, runs.references[data], history)
-    if process.returncode and num_resumes:
-        problem = f"resume ended with {process.returncode}: {runs.output(name)[-2000:]}"
-    elif "Traceback" in runs.output(name):
-        problem = f"a traceback on the screen: {runs.output(name)[-2000:]}"
+    if code or "Traceback" in runs.output(name):
+        problem = f"ended with {code}: {runs.output(name)[-2000:]}"
     return Killed(
-        problem=problem, is_in_write=is_in_write, step=step, wait_s=wait_s, num_resumes=num_resumes
+        problem=problem,
+        is_in_write=is_in_write,
+        step=run.step,
+        wait_s=wait_s,
+        num_resumes=num_resumes,
     )
+
+
+def wait_until_left(folder: RunFolder) -> float:
+    """Waits until nobody works on a run any more; gives the seconds that took."""
+    began_s = time.perf_counter()
+    while workers_of(folder) or folder.lock().is_taken():
+        if time.perf_counter() - began_s > LIMIT_S:
+            raise subprocess.TimeoutExpired("what was left of the run", LIMIT_S)
+        time.sleep(0.02)
+    return time.perf_counter() - began_s
+
+
+def resume_until_done(runs: Runs, name: str) -> tuple[int, int]:
+    """Gives how often the run had to be resumed, and the exit code of the last time."""
+    num_resumes, code = 0, 0
+    while code == 0 and read_run(runs.folder(name)).status != "finished":
+        num_resumes += 1
+        process = runs.start(name, ["--resume", name])
+        try:
+            code = process.wait(LIMIT_S)
+        finally:
+            end(victims_of(process.pid, "tree"))
+    return num_resumes, code
 
 
 def _kill(
@@ -173,12 +190,7 @@ def _kill(
             return None
         # Between two epochs there are no loader workers; the next ones will do.
         victims = victims or victims_of(process.pid, target)
-    for victim in victims:
-        try:
-            victim.kill()
-        except psutil.NoSuchProcess:
-            if len(victims) == 1:
-                return None
+    end(victims)
     # A worker's file stays half-written; beside the others the write goes on, so: look at once.
     if target in ("worker", "tree"):
         psutil.wait_procs(victims, timeout=LIMIT_S)
@@ -210,6 +222,15 @@ def _is_worker(process: psutil.Process) -> bool:
         return False
 
 
+def workers_of(folder: RunFolder) -> list[psutil.Process]:
+    """Workers on that run, also those whose command line has died."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if str(folder.path) in (process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
 def parts_of(folder: RunFolder) -> list[Path]:
     """Files of a checkpoint that are being written now."""
     try:
@@ -219,9 +240,9 @@ def parts_of(folder: RunFolder) -> list[Path]:
         return []
 
 
-def end_tree(pid: int) -> None:
-    """Ends what is left of a command line, so that a failure leaves nothing running."""
-    for process in victims_of(pid, "tree"):
+def end(processes: list[psutil.Process]) -> None:
+    """Kills what is still there of them."""
+    for process in processes:
         try:
             process.kill()
         except psutil.NoSuchProcess:
