@@ -135,7 +135,7 @@ def _set_aside(place: Path, because: str) -> Finding:
     return Finding(
         rule="damaged-checkpoint",
         severity="warning",
-        problem=f"the checkpoint of step {int(place.name)} is damaged; the one before it is used.",
+        problem=f"the checkpoint of step {int(place.name)} is damaged and is passed over.",
         because=because,
         evidence=(f"set aside as {aside}",),
         fixes=(Fix(text="check the disk if this happens again"),),

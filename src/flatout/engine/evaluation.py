@@ -29,7 +29,6 @@ class Validator:
         self._session = session
         self._journal = journal
         self._best: Packed | None = None
-        self.last_value: float | None = None
 
     def validate(self) -> None:
         """Computes and tells the metrics; the generators are left as they were."""
@@ -40,7 +39,7 @@ class Validator:
             metrics = validation_metrics(session)
         name = session.experiment.best
         _check_best(name, metrics)
-        value = self.last_value = metrics[name]
+        value = position.last_value = metrics[name]
         is_best = _is_better(name, value, position.best_value)
         position.validated_step = position.step
         position.num_worse = 0 if is_best else position.num_worse + 1

@@ -186,11 +186,8 @@ class StreamFeed:
         if is_continued and self._is_at_end:
             return
         if not is_continued:
-            self._stream.epoch = epoch
             self._generators = None
-            if hasattr(self._source, "set_epoch"):
-                self._source.set_epoch(epoch)
-        self._stream.is_seeded = not is_continued
+        self._begin_epoch(epoch, is_continued)
         updates = self._own_generators(iter(self._loader))
         num_replayed = 0 if is_continued else first
         for collated in itertools.islice(updates, num_replayed, None):
@@ -198,6 +195,16 @@ class StreamFeed:
             # The source knows that it has ended, and may be back at its beginning.
             self._is_at_end = sum(size for _, size in update) < self._slicing.batch_size
             yield update
+
+    def _begin_epoch(self, epoch: int, is_continued: bool) -> None:
+        where = self._source.state_dict() if is_continued else None
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(epoch)
+        if is_continued:
+            # set_epoch may have brought it back to the epoch's beginning.
+            self._source.load_state_dict(where)
+        self._stream.epoch = epoch
+        self._stream.is_seeded = not is_continued
 
     def _own_generators(self, updates: Iterator[Any]) -> Iterator[Any]:
         """Keeps the iterable's draws apart from the model's, where they share a process.

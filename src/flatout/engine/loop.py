@@ -162,8 +162,8 @@ class Loop:
         if session.schedule is not None and not self._schedules_steps:
             if not isinstance(session.schedule, ReduceLROnPlateau):
                 session.schedule.step()
-            elif self._validator.last_value is not None:
-                session.schedule.step(self._validator.last_value)
+            elif position.last_value is not None:
+                session.schedule.step(position.last_value)
         position.epoch += 1
         position.update = 0
         self._meter.mark("other")

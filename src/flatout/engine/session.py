@@ -38,6 +38,7 @@ class Position:
     epoch_loss_sum: float = 0.0
     epoch_loss_samples: int = 0
     validated_step: int = -1
+    last_value: float | None = None
     best_value: float | None = None
     best_step: int = -1
     num_worse: int = 0
