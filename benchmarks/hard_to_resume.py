@@ -19,14 +19,14 @@ from torch.nn.functional import cross_entropy
 import flatout
 
 NUM_FEATURES, NUM_CLASSES = 256, 10
-NUM_SAMPLES, BATCH_SIZE, EPOCHS = 1_294, 24, 4
+NUM_SAMPLES, BATCH_SIZE, EPOCHS = 1_294, 24, 3
 NUM_STEPS = -(-NUM_SAMPLES // BATCH_SIZE) * EPOCHS
 
 Sample = tuple[Tensor, Tensor]
 
 
 def experiment(
-    data: Literal["tensors", "samples", "stream"] = "tensors", width: int = 896
+    data: Literal["tensors", "samples", "stream"] = "tensors", width: int = 640
 ) -> flatout.Experiment:
     """A classifier of made-up points.
 

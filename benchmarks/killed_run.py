@@ -42,8 +42,7 @@ class Killed:
     """What came of a kill.
 
     problem: None if all was equal. step: of the last line before the kill. wait_s: how long the
-    run was still held by what the kill had left over. num_resumes: how often `--resume` was given;
-    0 where the run came to its end all the same.
+    run was still held by what the kill had left over. num_resumes: how often `--resume` was given.
     """
 
     problem: str | None
@@ -100,7 +99,7 @@ class Runs:
             for target in wanted:
                 if target not in seen_s and victims_of(process.pid, target):
                     seen_s[target] = time.perf_counter()
-            time.sleep(0.02)
+            time.sleep(0.05)
         if process.returncode:
             raise SystemExit(f"the run to compare with failed:\n{self.output(name)}")
         ended_s = time.perf_counter()
@@ -127,6 +126,9 @@ def kill_and_resume(
         wait_s = wait_until_left(folder)
         history, run = _whole_lines(folder.events), read_run(folder)
         num_resumes, code = resume_until_done(runs, name)
+        if num_resumes == 0:
+            # The kill came when all was done.
+            return None
     except subprocess.TimeoutExpired:
         return Killed(problem=f"hung: {runs.output(name)[-2000:]}")
     finally:
@@ -149,7 +151,7 @@ def wait_until_left(folder: RunFolder) -> float:
     while workers_of(folder) or folder.lock().is_taken():
         if time.perf_counter() - began_s > LIMIT_S:
             raise subprocess.TimeoutExpired("what was left of the run", LIMIT_S)
-        time.sleep(0.02)
+        time.sleep(0.1)
     return time.perf_counter() - began_s
 
 
@@ -178,7 +180,7 @@ def _kill(
     while not victims_of(process.pid, target):
         if process.poll() is not None:
             return None
-        time.sleep(0.002)
+        time.sleep(0.02)
     try:
         process.wait(after_s)
         return None
@@ -188,8 +190,8 @@ def _kill(
     while not victims or (is_in_write and not parts_of(folder)):
         if process.poll() is not None:
             return None
-        # Between two epochs there are no loader workers; the next ones will do.
-        victims = victims or victims_of(process.pid, target)
+        # A loader's workers end with each epoch; the next ones will do.
+        victims = [v for v in victims if v.is_running()] or victims_of(process.pid, target)
     end(victims)
     # A worker's file stays half-written; beside the others the write goes on, so: look at once.
     if target in ("worker", "tree"):
