@@ -41,8 +41,6 @@ class Lab:
     use: recipe fields that every new run of this lab fixes.
     """
 
-    Crash = Crash
-
     def __init__(self) -> None:
         self.use: dict[str, Any] = {"num_threads": 1}
 
@@ -78,14 +76,14 @@ class Lab:
         self.go_on(folder, experiment)
         return folder
 
-    def crash(self, folder: RunFolder, experiment: Experiment, after: int) -> None:
+    def crash(self, folder: RunFolder, experiment: Experiment, after: int, **use: Any) -> None:
         """Trains on until that many forward passes were made, and ends without saving."""
 
         def fall() -> None:
             raise Crash
 
         with pytest.raises(Crash):
-            self.go_on(folder, calling(experiment, after, fall))
+            self.go_on(folder, calling(experiment, after, fall), **use)
 
     def copied_at(
         self, folder: RunFolder, experiment: Experiment, after: int, to: Path

@@ -134,7 +134,9 @@ def warmed_up(optimizer: torch.optim.Optimizer) -> Any:
 CASES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "samples without workers": {"train_data": Augmented, "use": {"loader_workers": 0}},
-    "samples with 2 workers": {"train_data": Augmented, "use": {"loader_workers": 2}, "stops": (9,)},
+    "samples with 2 workers": {
+        "train_data": Augmented, "use": {"loader_workers": 2}, "stops": (9,),
+    },
     "samples accumulated": {
         "train_data": Augmented, "use": {"loader_workers": 0, "micro_batch_size": 3},
     },

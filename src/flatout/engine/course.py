@@ -21,6 +21,8 @@ from flatout.engine.history import read_history
 from flatout.engine.journal import Journal
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
 from flatout.engine.meter import Meter, peak_memory_bytes
+from flatout.engine.optim import check_implementation
+from flatout.engine.precision import check_precision
 from flatout.engine.saver import Saver
 from flatout.engine.session import Built, Session, build, process_settings
 from flatout.engine.state import pack, unpack
@@ -160,9 +162,17 @@ class Course:
             recipe = built.recipe(self._task.spec.fixed | fixed)
         else:
             recipe = changed_recipe(held, fixed)
+        # What is refused must not be in the history, or every resume would be refused.
+        check_precision(recipe.precision.value, built.device)
+        check_implementation(
+            built.optimizer,
+            recipe.optimizer_implementation.value,
+            can_be_fused=built.facts.can_be_fused,
+        )
         for finding in check_recipe(recipe, built.facts):
             self._journal.warn(self.step, finding)
         self._journal.event(RecipeSet(at=now_s(), step=self.step, recipe=recipe), is_synced=True)
+        self._history = read_history(self._task.folder)
         return recipe
 
     def _tell_start(self, session: Session, limits: Limits) -> None:

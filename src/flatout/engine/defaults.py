@@ -155,13 +155,7 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             fix="use sliced or resident" if is_tensors else "use loader, or leave it out",
         )
     findings = []
-    if is_tensors:
-        names = ("loader_workers", "loader_prefetch", "loader_pin_memory", "loader_persistent")
-        findings += [
-            _without_effect(name, "tensors are sliced without a DataLoader")
-            for name in names
-            if getattr(recipe, name).origin == "yours"
-        ]
+    findings += _loader_findings(recipe, facts)
     if path == "resident" and facts.device.type == "cpu":
         findings.append(_without_effect("data_path", "on a CPU, sliced and resident are the same"))
     if recipe.micro_batch_size.value > facts.batch_size:
@@ -181,6 +175,30 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             )
         )
     return findings
+
+
+def _loader_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
+    """Settings of the DataLoader that change nothing here."""
+    reasons: dict[str, str] = {}
+    if recipe.loader_workers.value == 0:
+        reasons = dict.fromkeys(("loader_prefetch", "loader_persistent"), "there are no workers")
+    elif facts.data_kind == "iterable":
+        reasons["loader_persistent"] = "workers of an iterable start anew in each epoch"
+    if facts.device.type == "cpu":
+        reasons["loader_pin_memory"] = "there is no GPU to copy to"
+    if facts.data_kind == "tensors":
+        names = ("loader_workers", "loader_prefetch", "loader_pin_memory", "loader_persistent")
+        reasons = dict.fromkeys(names, "tensors are sliced without a DataLoader")
+    return [
+        _without_effect(name, because)
+        for name, because in reasons.items()
+        if getattr(recipe, name).origin == "yours" and _is_asked_for(getattr(recipe, name).value)
+    ]
+
+
+def _is_asked_for(value: bool | int) -> bool:
+    """To switch off what is off anyway needs no warning."""
+    return value is not False
 
 
 def _without_effect(name: str, because: str) -> Finding:

@@ -112,7 +112,9 @@ def experiment_facts(
         free_device_bytes=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None,
         batch_size=experiment.batch_size,
         clip_norm=experiment.clip_norm,
-        can_be_fused=can_be_fused(optimizer),
+        can_be_fused=can_be_fused(optimizer)
+        # Embeddings may be told to have sparse gradients, which fused kernels do not take.
+        and not any(getattr(module, "sparse", False) for module in modules),
         num_parameters=sum(p.numel() for p in model.parameters()),
         has_convolutions=any(isinstance(module, nn.Conv2d) for module in modules),
         has_batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),

@@ -38,11 +38,17 @@ class History:
 def read_history(folder: RunFolder) -> History:
     """Reads a run's decisions from its events."""
     events = store.read_lines(folder.events, Event)
+    recipes: list[tuple[int, Recipe]] = []
+    for line in events:
+        if isinstance(line, RecipeSet):
+            # Decided after the run went back: what an earlier session decided for later is void.
+            recipes = [made for made in recipes if made[0] < line.step]
+            recipes.append((line.step, line.recipe))
     extended = [line.epochs for line in events if isinstance(line, Extended)]
     started = [line.versions for line in events if isinstance(line, Started)]
     turns = [line for line in events if isinstance(line, Started | Finished)]
     return History(
-        recipes=tuple((line.step, line.recipe) for line in events if isinstance(line, RecipeSet)),
+        recipes=tuple(recipes),
         epochs=extended[-1] if extended else None,
         versions=started[-1] if started else None,
         is_finished=bool(turns) and isinstance(turns[-1], Finished),

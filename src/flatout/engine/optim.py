@@ -22,40 +22,87 @@ from flatout.nouns.recipe import OptimizerImplementation
 def can_be_fused(optimizer: Optimizer) -> bool:
     """Whether torch has a fused kernel for it and every parameter is of a kind it takes."""
     return "fused" in optimizer.defaults and all(
-        parameter.dtype == torch.float32 and not parameter.is_sparse
+        parameter.dtype == torch.float32 and not parameter.is_sparse and _is_dense(parameter)
         for group in optimizer.param_groups
         for parameter in group["params"]
     )
 
 
-def set_implementation(optimizer: Optimizer, implementation: OptimizerImplementation) -> None:
-    """Switches an optimizer to that implementation; also after its state has been loaded.
+def _is_dense(parameter: Tensor) -> bool:
+    """Whether its memory has no gaps: torch's fused kernels compute something else if it has."""
+    return parameter.stride() == torch.empty_like(parameter, device="meta").stride()
+
+
+def check_implementation(
+    optimizer: Optimizer, implementation: OptimizerImplementation, *, can_be_fused: bool
+) -> None:
+    """Refuses what torch does not have for this optimizer.
 
     Raises:
         UsageError: optimizer-has-no-such-implementation.
     """
-    if implementation == "own":
-        return
-    is_fused, is_foreach = implementation == "fused", implementation == "foreach"
+    is_fused = implementation == "fused"
     needed = "fused" if is_fused else "foreach"
-    if needed not in optimizer.defaults or (is_fused and not can_be_fused(optimizer)):
-        raise UsageError(
-            "optimizer-has-no-such-implementation",
-            f"{type(optimizer).__name__} has no `{implementation}` implementation here.",
-            because="torch offers it only for some optimizers, and fused only for fp32 parameters",
-            fix="leave `optimizer_implementation` out, or use `own`",
-        )
+    if implementation == "own" or (needed in optimizer.defaults and (can_be_fused or not is_fused)):
+        return
+    raise UsageError(
+        "optimizer-has-no-such-implementation",
+        f"{type(optimizer).__name__} has no `{implementation}` implementation here.",
+        because="torch offers it only for some optimizers, and fused only for fp32 parameters "
+        "without gaps in memory whose gradients are not sparse",
+        fix="leave `optimizer_implementation` out, or use `own`",
+    )
+
+
+def set_implementation(optimizer: Optimizer, implementation: OptimizerImplementation) -> None:
+    """Switches an optimizer to that implementation; also after its state has been loaded."""
     for group in optimizer.param_groups:
-        group["foreach"] = is_foreach
-        if "fused" in group:
-            group["fused"] = is_fused
+        if implementation != "own":
+            group["foreach"] = implementation == "foreach"
+        if "fused" not in group:
+            continue
+        if implementation != "own":
+            group["fused"] = implementation == "fused"
+        is_on_device = group["fused"] or group.get("capturable")
         for parameter in group["params"]:
             state = optimizer.state.get(parameter)
-            if is_fused and state and isinstance(state.get("step"), Tensor):
-                state["step"] = state["step"].to(parameter.device, torch.float32)
+            if state and isinstance(state.get("step"), Tensor):
+                device = parameter.device if is_on_device else "cpu"
+                state["step"] = state["step"].to(device, torch.float32)
     # What torch's constructors do for fused=True: its kernels take the scaler's scale themselves.
-    if is_fused:
+    if implementation == "fused":
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+
+
+def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Loads a state, of whatever implementation; the optimizer keeps its own."""
+    names = ("foreach", "fused")
+    kept = [{n: group[n] for n in names if n in group} for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, flags in zip(optimizer.param_groups, kept, strict=True):
+        group.update(flags)
+
+
+def own_step(optimizer: Optimizer) -> None:
+    """The optimizer's own step.
+
+    torch's fused SGD has no way to begin the momentum of some parameters only: a step that brings
+    some of them their first gradient is made without it.
+    """
+    begun = [group for group in optimizer.param_groups if _begins_some(optimizer, group)]
+    for group in begun:
+        group["fused"] = False
+    optimizer.step()
+    for group in begun:
+        group["fused"] = True
+
+
+def _begins_some(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    if not isinstance(optimizer, SGD) or not group["fused"] or group["momentum"] == 0:
+        return False
+    trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+    momenta = [optimizer.state.get(p, {}).get("momentum_buffer") for p in trained]
+    return len({momentum is None for momentum in momenta}) == 2
 
 
 def prepared_step(optimizer: Optimizer) -> Callable[[], None] | None:
@@ -93,7 +140,7 @@ def prepared_step(optimizer: Optimizer) -> Callable[[], None] | None:
         is_missing = any(gradient is None for row in gradients for gradient in row)
         if is_missing or any(parameter.grad is not None for parameter in others):
             # Not the same parameters as when this was prepared: torch's own way sorts that out.
-            optimizer.step()
+            own_step(optimizer)
             return
         for call, row in zip(calls, gradients, strict=True):
             call(row)
@@ -110,7 +157,9 @@ def _adam_call(optimizer: Optimizer, group: dict[str, Any], members: list[Tensor
     squares = [state["exp_avg_sq"] for state in states]
     largest = [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else []
     counts = [state["step"] for state in states]
-    kernel = torch._fused_adamw_ if isinstance(optimizer, AdamW) else torch._fused_adam_
+    # An Adam can be told to decay as AdamW does, by this field that older versions do not have.
+    is_decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, AdamW))
+    kernel = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
 
     def call(gradients: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]

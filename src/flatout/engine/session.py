@@ -22,7 +22,7 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.facts import DataKind, Facts, chosen_device, data_kind, experiment_facts
 from flatout.engine.feed import Feed, Slicing, TensorFeed, check_size
 from flatout.engine.loader import LoaderFeed, Loading, StreamFeed
-from flatout.engine.optim import match_layout, set_implementation
+from flatout.engine.optim import load_optimizer, match_layout, set_implementation
 from flatout.engine.step import StepParts
 from flatout.nouns.recipe import Recipe
 
@@ -179,7 +179,7 @@ class Session:
         buffers = dict(self.model.named_buffers())
         for name, value in state["buffers"].items():
             buffers[name].copy_(value)
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"])
         set_implementation(self.optimizer, self.recipe.optimizer_implementation.value)
         match_layout(self.optimizer)
         for part, name in (

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from flatout.engine.ema import WeightAverage
 from flatout.engine.feed import MicroBatch
 from flatout.engine.meter import Meter
-from flatout.engine.optim import prepared_step
+from flatout.engine.optim import own_step, prepared_step
 from flatout.errors import UsageError
 
 Place = Callable[[Any], Any]
@@ -136,7 +136,7 @@ class Step:
             self._prepared()
         else:
             # The first update makes the optimizer's state; only then can its call be prepared.
-            parts.optimizer.step()
+            own_step(parts.optimizer)
             if self._num_plain_steps == 0:
                 self._prepared = prepared_step(parts.optimizer)
             self._num_plain_steps += 1
