@@ -98,7 +98,7 @@ def validation_metrics(session: Session) -> dict[str, float]:
                 )
                 before = sums.get(name, (0, 0))
                 sums[name] = (before[0] + total, before[1] + count)
-    return {name: float(total) / max(float(count), 1.0) for name, (total, count) in sums.items()}
+    return {name: float(total) / (float(count) or 1.0) for name, (total, count) in sums.items()}
 
 
 def _values(session: Session, model: nn.Module, batch: Any) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Step:
             batch, _ = update[0]
             value, count = self._forward(batch)
             if count is not None:
-                value = value / _at_least_one(count)
+                value = value / _or_one(count)
             self._backward(value)
             return value.detach()
         num_samples = sum(size for _, size in update)
@@ -99,7 +99,7 @@ class Step:
         assert total is not None
         if total_count is None:
             return total
-        correction: Any = num_samples / _at_least_one(total_count)
+        correction: Any = num_samples / _or_one(total_count)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         torch._foreach_mul_(gradients, correction)
         corrected: Tensor = total * correction
@@ -142,9 +142,9 @@ class Step:
             self._num_plain_steps += 1
 
 
-def _at_least_one(count: Any) -> Any:
+def _or_one(count: Any) -> Any:
     """A batch without a single counted token has a sum of zero: 0 / 1, not 0 / 0."""
-    return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)
+    return count + (count == 0) if isinstance(count, Tensor) else count or 1
 
 
 def _bad_loss(value: Any) -> UsageError:
