@@ -85,6 +85,16 @@ class Experiment:
         ):
             if value is not None and value < 1:
                 raise _bad(f"`{name}` is {value}; it must be at least 1.")
+        if self.validate_every != "epoch" and not (
+            isinstance(self.validate_every, int) and self.validate_every >= 1
+        ):
+            raise _bad(f"`validate_every` is {self.validate_every!r}; use `epoch` or a number.")
+        if self.schedule_every not in ("epoch", "step"):
+            raise _bad(f"`schedule_every` is {self.schedule_every!r}; use `epoch` or `step`.")
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise _bad(f"`clip_norm` is {self.clip_norm}; it must be above 0.")
+        if self.early_stop is not None and self.validation_data is None:
+            raise _bad("`early_stop` needs `validation_data` to judge by.")
         if (self.epochs is None) == (self.steps is None):
             raise _bad("an experiment needs either `epochs` or `steps`, and not both.")
         if self.ema is not None and not 0 < self.ema < 1:

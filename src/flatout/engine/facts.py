@@ -57,7 +57,8 @@ def data_kind(data: Any) -> DataKind:
             because="flatout makes the loader itself: workers and batches belong to the recipe",
             fix="return the loader's dataset, and its collate_fn as `collate`",
         )
-    if is_map_style(data) and not isinstance(data, torch.utils.data.IterableDataset | dict):
+    no_dataset = (torch.utils.data.IterableDataset, dict, str, bytes)
+    if is_map_style(data) and not isinstance(data, no_dataset):
         return "map-style"
     if hasattr(data, "__iter__") and not isinstance(data, dict | str | bytes):
         return "iterable"

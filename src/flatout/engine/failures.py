@@ -21,6 +21,8 @@ def bad_news(error: BaseException) -> FlatoutError | None:
     """What a person should read about this exception; None if it is our own fault."""
     if isinstance(error, FlatoutError):
         return error
+    if not isinstance(error, Exception):
+        return None
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text:
         return RunFailed(

@@ -23,7 +23,7 @@ from flatout.engine.state import pack
 from flatout.engine.step import Step
 from flatout.engine.watch import StopRequest
 from flatout.engine.weights import weights_metadata
-from flatout.errors import UsageError
+from flatout.errors import RunFailed, UsageError
 
 Ending = Literal["finished", "early", "stopped", "recipe"]
 
@@ -177,6 +177,8 @@ class Loop:
     def _save(self, *, is_last: bool = False) -> None:
         """Saves the state after the last update, in the background; never one with NaN in it."""
         self._reporter.tell(is_waiting=True)
+        if not self._session.has_finite_weights():
+            raise _nonfinite_weights(self._session.position.step)
         for line in self._saver.take_written():
             self._journal.event(line)
         self._meter.mark("other")
@@ -196,3 +198,13 @@ class Loop:
             weights=weights,
             weights_metadata=weights_metadata(self._session, weights) if weights else {},
         )
+
+
+def _nonfinite_weights(step: int) -> RunFailed:
+    return RunFailed(
+        "nonfinite-weights",
+        f"after step {step:,} some weights are NaN or infinite.",
+        because="a gradient was, although the loss was a finite number",
+        fix="lower the learning rate or set clip_norm, and look for divisions, roots and "
+        "logarithms near 0; the last checkpoint is from before",
+    )

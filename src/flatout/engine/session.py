@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flatout.engine import precision, randomness
@@ -24,6 +24,7 @@ from flatout.engine.feed import Feed, Slicing, TensorFeed, check_size
 from flatout.engine.loader import LoaderFeed, Loading, StreamFeed
 from flatout.engine.optim import load_optimizer, match_layout, set_implementation
 from flatout.engine.step import StepParts
+from flatout.errors import UsageError
 from flatout.nouns.recipe import Recipe
 
 
@@ -172,9 +173,27 @@ class Session:
             "position": asdict(self.position),
         }
 
-    @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes a state over, also from a session under another recipe."""
+        """Takes a state over, also from a session under another recipe.
+
+        Raises:
+            UsageError: experiment-changed, where it is the state of something else.
+        """
+        try:
+            self._load_state(state)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                "experiment-changed",
+                "the run's checkpoint does not fit what the experiment builds now.",
+                because=str(error),
+                fix="go on with the experiment this run was begun with, or begin a new run from "
+                "its weights with --init",
+            ) from error
+
+    @torch.no_grad()
+    def _load_state(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         buffers = dict(self.model.named_buffers())
         for name, value in state["buffers"].items():
@@ -192,6 +211,17 @@ class Session:
         self.feed.load_state(state["feed"])
         self.position = Position(**state["position"])
         randomness.restore_generators(state["generators"], self.device)
+
+    @torch.no_grad()
+    def has_finite_weights(self) -> bool:
+        """Whether no weight is NaN or infinite: a gradient may be where the loss is not."""
+        trained: list[Tensor] = [
+            p for p in self.model.parameters() if p.requires_grad and p.numel()
+        ]
+        if not trained:
+            return True
+        largest = torch._foreach_norm(trained, float("inf"))
+        return bool(torch.stack([one.float() for one in largest]).isfinite().all())
 
     @contextlib.contextmanager
     def evaluated(self) -> Iterator[nn.Module]:

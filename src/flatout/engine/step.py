@@ -54,7 +54,8 @@ class Step:
         ]
         self._prepared: Callable[[], None] | None = None
         self._num_plain_steps = 0
-        self.num_skipped = 0
+        # The forward pass of a batch that is skipped has moved BatchNorm's averages, too.
+        self._buffers = list(parts.model.buffers()) if parts.skips_nonfinite else []
 
     def run(self, update: list[MicroBatch]) -> Tensor:
         """Makes one update from the micro-batches of one batch.
@@ -62,10 +63,12 @@ class Step:
         Returns:
             The batch's mean loss: a scalar on the device, detached, not waited for.
         """
-        loss = self._accumulate(update)
         parts = self._parts
+        buffers = [buffer.clone() for buffer in self._buffers]
+        loss = self._accumulate(update)
         if parts.skips_nonfinite and not bool(loss.isfinite()):
-            self.num_skipped += 1
+            for buffer, kept in zip(self._buffers, buffers, strict=True):
+                buffer.copy_(kept)
         else:
             self._optimize()
             if parts.average is not None:
@@ -113,7 +116,7 @@ class Step:
         with parts.autocast():
             result = parts.loss(parts.model, batch)
         value, count = result if isinstance(result, tuple) else (result, None)
-        if not isinstance(value, Tensor) or value.dim() != 0:
+        if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
             raise _bad_loss(value)
         self._meter.mark("forward")
         return value, count
@@ -149,7 +152,11 @@ def _or_one(count: Any) -> Any:
 
 def _bad_loss(value: Any) -> UsageError:
     is_tensor = isinstance(value, Tensor)
-    what = f"a tensor of shape {tuple(value.shape)}" if is_tensor else f"a {type(value).__name__}"
+    what = f"a {type(value).__name__}"
+    if is_tensor:
+        is_cut_off = value.dim() == 0
+        shape = f"of shape {tuple(value.shape)}"
+        what = f"a tensor {'that does not depend on any weight' if is_cut_off else shape}"
     return UsageError(
         "loss-is-not-a-scalar",
         f"`loss(model, batch)` returned {what}.",

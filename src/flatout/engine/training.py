@@ -142,23 +142,29 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
             journal.warn(step, finding)
         course = Course(task, load(), journal, state)
         return course.train()
-    except BaseException as error:
-        _tell_failure(journal, course.step if course is not None else step, error)
+    except (KeyboardInterrupt, SystemExit):
+        stopped = Stopped(at=now_s(), step=_step(course, step), reason="stopped at once")
+        with contextlib.suppress(FlatoutError):
+            journal.event(stopped)
         raise
+    except BaseException as error:
+        news = bad_news(error)
+        finding = finding_from(news) if news is not None else _own_fault(error)
+        # A full disk cannot take this line; the failure itself is told by what is raised.
+        with contextlib.suppress(FlatoutError):
+            failed = Failed(at=now_s(), step=_step(course, step), finding=finding)
+            journal.event(failed, is_synced=True)
+        if news is None or news is error:
+            raise
+        raise news from error
     finally:
         # A full disk cannot take the last lines either; the failure itself is already on its way.
         with contextlib.suppress(FlatoutError):
             journal.close()
 
 
-def _tell_failure(journal: Journal, step: int, error: BaseException) -> None:
-    news = bad_news(error)
-    with contextlib.suppress(FlatoutError):
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            journal.event(Stopped(at=now_s(), step=step, reason="stopped at once"))
-        else:
-            finding = finding_from(news) if news is not None else _own_fault(error)
-            journal.event(Failed(at=now_s(), step=step, finding=finding), is_synced=True)
+def _step(course: Course | None, before: int) -> int:
+    return course.step if course is not None else before
 
 
 def _own_fault(error: BaseException) -> Finding:
