@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import sysconfig
 import traceback
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -15,6 +16,8 @@ from flatout.errors import FlatoutError, RunFailed
 _OWN = Path(flatout.__file__).parent
 _EXPERIMENTS = _OWN / "experiments"
 _SHOWN_FRAMES = 4
+# Our files that call what the experiment has built: backward, step, a loader's iteration.
+_AT_WORK = ("step.py", "optim.py", "loop.py", "loader.py")
 
 
 def bad_news(error: BaseException) -> FlatoutError | None:
@@ -45,29 +48,42 @@ def bad_news(error: BaseException) -> FlatoutError | None:
             because=text.splitlines()[0],
             fix="resume the run; if it happens again, look for memory: --use loader_workers=0",
         )
+    if isinstance(error, AttributeError | TypeError | pickle.PicklingError) and "pickle" in text:
+        return RunFailed(
+            "data-cannot-be-sent",
+            f"the data cannot be sent to the processes that read it: {_one_line(error)}",
+            because="they are started anew here, and are given the data set and `collate`",
+            fix="define their classes and functions at the top of the file; or read the data in "
+            "this process: --use loader_workers=0",
+        )
     return _of_the_experiment(error)
 
 
 def _of_the_experiment(error: BaseException) -> FlatoutError | None:
-    """An exception from the person's own code, with where it was raised there."""
-    is_from_loader = str(error).startswith("Caught ")
-    frames = _person_frames(error.__traceback__)
-    if not frames and not is_from_loader:
-        return None
+    """An exception from the person's own code, or from a library that it has set to work."""
+    trace = list(traceback.extract_tb(error.__traceback__))
     # A loader worker's exception carries its own traceback as text, the cause on its last line.
+    is_from_loader = str(error).startswith("Caught ")
     lines = [line for line in str(error).splitlines() if line.strip()]
     message = lines[-1].strip() if is_from_loader and lines else _one_line(error)
+    places = _person_places(_frames_in(lines) if is_from_loader else trace)
+    if not places and not is_from_loader and not _is_raised_by_a_library(trace):
+        return None
+    because = "; ".join(places)
     if isinstance(error, OSError):
         return RunFailed(
             "data-not-readable",
             f"the experiment could not read a file: {message}",
-            because="; ".join(frames) or None,
+            because=because or None,
             fix="check that the data is still there and readable, then resume the run",
         )
+    if not because:
+        line = trace[-1]
+        because = f"raised in {Path(line.filename).name}:{line.lineno} by what it has built"
     return RunFailed(
         "experiment-raised",
         f"your experiment raised {message}",
-        because="; ".join(frames) or "raised in a loader worker; see worker.log",
+        because=because,
         fix="correct it; the whole traceback is in the run's worker.log",
     )
 
@@ -77,14 +93,29 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
-def _person_frames(trace: TracebackType | None) -> list[str]:
+def _frames_in(lines: list[str]) -> list[traceback.FrameSummary]:
+    """The frames of a traceback that was printed."""
+    found = [re.match(r'\s*File "(.+)", line (\d+), in (.+)', line) for line in lines]
+    return [traceback.FrameSummary(one[1], int(one[2]), one[3]) for one in found if one]
+
+
+def _person_places(trace: list[traceback.FrameSummary]) -> list[str]:
     """The innermost frames in code that is neither ours nor installed, as `file:line in name`."""
     installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-    frames = []
-    for frame in traceback.extract_tb(trace):
+    places = []
+    for frame in trace:
         path = Path(frame.filename)
-        is_own = _OWN in path.parents and _EXPERIMENTS not in path.parents
         is_installed = any(folder in path.parents for folder in installed)
-        if not (is_own or is_installed) and path.exists():
-            frames.append(f"{path.name}:{frame.lineno} in {frame.name}")
-    return frames[-_SHOWN_FRAMES:]
+        if not (_is_own(path) or is_installed) and path.exists():
+            places.append(f"{path.name}:{frame.lineno} in {frame.name}")
+    return places[-_SHOWN_FRAMES:]
+
+
+def _is_own(path: Path) -> bool:
+    return _OWN in path.parents and _EXPERIMENTS not in path.parents
+
+
+def _is_raised_by_a_library(trace: list[traceback.FrameSummary]) -> bool:
+    """Whether a library raised it at work on the experiment's loss, optimizer, schedule or data."""
+    own = [frame for frame in trace if _is_own(Path(frame.filename))]
+    return bool(own) and own[-1] is not trace[-1] and Path(own[-1].filename).name in _AT_WORK
