@@ -32,17 +32,20 @@ from flatout.nouns.measurement import Measurement
 
 TARGETS: tuple[Target, ...] = ("worker", "command line", "loader worker", "tree")
 WRITE_SHARE = 0.2
+# Some kills come while processes start: before there is a run, or anything to go on with.
+START_SHARE = 0.1
 # A run can end, or a write can, just before the kill arrives; then another run is tried.
 TRIES = 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """One kill to be made: whom, when, and on which kind of data."""
 
     number: int
     target: Target
     data: str
+    is_in_start: bool
     is_in_write: bool
     seed: int
 
@@ -82,13 +85,22 @@ def _options() -> argparse.Namespace:
 def plan(num_kills: int, seed: int) -> list[Plan]:
     """Kills spread evenly over targets, moments and kinds of data, in a random order."""
     dice = random.Random(seed)
-    num_writes = round(WRITE_SHARE * num_kills)
+    num_writes, num_starts = round(WRITE_SHARE * num_kills), round(START_SHARE * num_kills)
     plans = []
     for number in range(num_kills):
         target = TARGETS[number % len(TARGETS)]
         # Only samples that are read one by one have a loader with workers to kill.
         data = "samples" if target == "loader worker" else DATA[number // len(TARGETS) % len(DATA)]
-        plans.append(Plan(number, target, data, number < num_writes, dice.getrandbits(32)))
+        plans.append(
+            Plan(
+                number=number,
+                target=target,
+                data=data,
+                is_in_start=num_writes <= number < num_writes + num_starts,
+                is_in_write=number < num_writes,
+                seed=dice.getrandbits(32),
+            )
+        )
     dice.shuffle(plans)
     return plans
 
@@ -97,7 +109,9 @@ def carry_out(runs: Runs, made: Plan) -> Killed:
     """One kill as planned, and the resume; a run that was missed is thrown away."""
     dice = random.Random(made.seed)
     for number in range(TRIES):
-        moment = Moment(share=dice.random(), is_in_write=made.is_in_write)
+        moment = Moment(
+            share=dice.random(), is_in_start=made.is_in_start, is_in_write=made.is_in_write
+        )
         name = f"kill-{made.number:03d}-{number}"
         killed = kill_and_resume(runs, name, made.target, made.data, moment)
         if killed is not None and killed.problem is None:
@@ -126,13 +140,17 @@ def report(
     machine = dated.read_machine()
     print(f"\nmachine   {dated.machine_text(machine)}")
     print("killed    " + ", ".join(f"{target} {by_target[target]}" for target in TARGETS))
+    num_restored = sum(one.checkpoint_step is not None for one in killed)
     print(f"inside    a checkpoint write {num_writes}, elsewhere {len(killed) - num_writes}")
+    print(f"resumed   from a checkpoint {num_restored}, from the beginning "
+          f"{len(killed) - num_restored}")  # fmt: skip
     print(f"result    {num_identical} of {len(killed)} bit-identical, in {seconds:.0f} s")
     kills: list[dict[str, Any]] = [
         {
             "target": made.target,
             "data": made.data,
             "step": one.step,
+            "checkpoint_step": one.checkpoint_step,
             "in_write": one.is_in_write,
             "resumes": one.num_resumes,
             "wait_s": one.wait_s,
@@ -143,6 +161,7 @@ def report(
     measurements = [
         Measurement(name="kills", value=len(killed), unit="1"),
         Measurement(name="kills inside a checkpoint write", value=num_writes, unit="1"),
+        Measurement(name="resumed from a checkpoint", value=num_restored, unit="1"),
         Measurement(name="bit-identical after resume", value=num_identical, unit="1"),
         Measurement(name="duration", value=seconds, unit="s"),
     ]

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import safetensors
 
-from flatout.nouns.lines import EpochEnded, Metric, Validated
+from flatout.nouns.lines import EpochEnded, Event, Metric, Started, Validated
 from flatout.system import store
 from flatout.system.runs import RunFolder, read_run
 
@@ -31,9 +31,15 @@ Target = Literal["worker", "command line", "loader worker", "tree"]
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """When to kill: after this share of the target's life; if so, in the next write after that."""
+    """When to kill.
+
+    share: of the time from the beginning to the end of the run.
+    is_in_start: the run begins when its target is there, else with the first update.
+    is_in_write: wait for the next checkpoint that is being written.
+    """
 
     share: float
+    is_in_start: bool
     is_in_write: bool
 
 
@@ -41,25 +47,28 @@ class Moment:
 class Killed:
     """What came of a kill.
 
-    problem: None if all was equal. step: of the last line before the kill. wait_s: how long the
+    problem: None if all was equal. step: of the last line before the kill. checkpoint_step: of the
+    last whole checkpoint then, None if there was none. wait_s: how long the
     run was still held by what the kill had left over. num_resumes: how often `--resume` was given.
     """
 
     problem: str | None
     is_in_write: bool = False
     step: int = 0
+    checkpoint_step: int | None = None
     wait_s: float = 0.0
     num_resumes: int = 0
 
 
 @dataclass
 class Runs:
-    """A state folder; the runs in it that nobody kills, and how long their processes live."""
+    """A state folder; the runs in it that nobody kills, and how long they take, by their data."""
 
     state: Path
     device: str
     references: dict[str, RunFolder] = field(default_factory=dict)
-    lives_s: dict[tuple[str, Target], float] = field(default_factory=dict)
+    whole_s: dict[str, float] = field(default_factory=dict)
+    training_s: dict[str, float] = field(default_factory=dict)
 
     def folder(self, name: str) -> RunFolder:
         """The folder of the run of that name."""
@@ -93,19 +102,15 @@ class Runs:
         name = f"reference-{data}"
         began_s = time.perf_counter()
         process = self.begin(name, data)
-        seen_s: dict[Target, float] = {"command line": began_s, "tree": began_s}
-        wanted: list[Target] = ["worker", "loader worker"] if data == "samples" else ["worker"]
-        while process.poll() is None:
-            for target in wanted:
-                if target not in seen_s and victims_of(process.pid, target):
-                    seen_s[target] = time.perf_counter()
-            time.sleep(0.05)
-        if process.returncode:
+        while process.poll() is None and not has_begun(self.folder(name)):
+            time.sleep(0.02)
+        trained_s = time.perf_counter()
+        if process.wait(LIMIT_S):
             raise SystemExit(f"the run to compare with failed:\n{self.output(name)}")
-        ended_s = time.perf_counter()
         self.references[data] = self.folder(name)
-        self.lives_s |= {(data, target): ended_s - at_s for target, at_s in seen_s.items()}
-        return ended_s - began_s
+        self.whole_s[data] = time.perf_counter() - began_s
+        self.training_s[data] = time.perf_counter() - trained_s
+        return self.whole_s[data]
 
 
 def kill_and_resume(
@@ -115,8 +120,8 @@ def kill_and_resume(
     folder = runs.folder(name)
     process = runs.begin(name, data)
     try:
-        after_s = moment.share * runs.lives_s[data, target]
-        is_in_write = _kill(process, folder, target, after_s, is_in_write=moment.is_in_write)
+        length_s = (runs.whole_s if moment.is_in_start else runs.training_s)[data]
+        is_in_write = _kill(process, folder, target, moment, moment.share * length_s)
         if is_in_write is None or (moment.is_in_write and not is_in_write):
             return None
         process.wait(LIMIT_S)
@@ -140,6 +145,7 @@ def kill_and_resume(
         problem=problem,
         is_in_write=is_in_write,
         step=run.step,
+        checkpoint_step=run.checkpoint_step,
         wait_s=wait_s,
         num_resumes=num_resumes,
     )
@@ -172,12 +178,11 @@ def _kill(
     process: subprocess.Popen[bytes],
     folder: RunFolder,
     target: Target,
+    moment: Moment,
     after_s: float,
-    *,
-    is_in_write: bool,
 ) -> bool | None:
     """Kills at the moment; gives whether a checkpoint was being written, None if too late."""
-    while not victims_of(process.pid, target):
+    while not (moment.is_in_start or has_begun(folder)) or not victims_of(process.pid, target):
         if process.poll() is not None:
             return None
         time.sleep(0.02)
@@ -187,7 +192,7 @@ def _kill(
     except subprocess.TimeoutExpired:
         pass
     victims = victims_of(process.pid, target)
-    while not victims or (is_in_write and not parts_of(folder)):
+    while not victims or (moment.is_in_write and not parts_of(folder)):
         if process.poll() is not None:
             return None
         # A loader's workers end with each epoch; the next ones will do.
@@ -231,6 +236,11 @@ def workers_of(folder: RunFolder) -> list[psutil.Process]:
         if str(folder.path) in (process.info["cmdline"] or []):
             found.append(process)
     return found
+
+
+def has_begun(folder: RunFolder) -> bool:
+    """Whether the run's first update is under way."""
+    return any(isinstance(line, Started) for line in store.read_lines(folder.events, Event))
 
 
 def parts_of(folder: RunFolder) -> list[Path]:
