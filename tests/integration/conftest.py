@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from flatout.engine import Experiment
 from flatout.engine.checkpoint import read_checkpoint
-from flatout.engine.course import Change, Task
+from flatout.engine.course import Task
 from flatout.engine.state import pack
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest
+from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import EpochEnded, Event, Failed, Metric, Stopped, Validated, Warned

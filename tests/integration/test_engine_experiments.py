@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flatout.engine.course import Change, Task
+from flatout.engine.course import Task
 from flatout.engine.loading import load_experiment
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest
 from flatout.errors import FlatoutError, UsageError
+from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.run import RunHeader
 from flatout.system import store
@@ -235,11 +236,12 @@ def test_experiment_that_returns_something_else_is_refused(tmp_path: Path) -> No
 
 SPAWNED = """
 import multiprocessing, sys
-from flatout.engine.course import Change, Task
+from flatout.engine.course import Task
 from flatout.engine.loading import load_experiment
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest
 from flatout.errors import FlatoutError
+from flatout.nouns.change import Change
 from flatout.nouns.run import RunHeader
 from flatout.system import store
 from flatout.system.runs import RunFolder

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from flatout.errors import UsageError
+from flatout.nouns.change import Change
 from flatout.nouns.train_request import TrainRequest
 
 NOT_ON_WINDOWS = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
@@ -216,8 +217,8 @@ def test_resume_when_a_run_would_become_another(given: dict[str, Any], refused: 
 def test_resume_says_what_it_changes() -> None:
     request = TrainRequest(resume="last", device="cuda:1", uses=("num_threads=3",), epochs=9)
     request.check()
-    assert request.change == {"fixed": {"num_threads": 3, "device": "cuda:1"}, "epochs": 9}
-    assert TrainRequest(resume="last").change == {}
+    assert request.change == Change(fixed={"num_threads": 3, "device": "cuda:1"}, epochs=9)
+    assert TrainRequest(resume="last").change == Change()
 
 
 def test_train_under_a_name_that_is_taken(cli: Any) -> None:

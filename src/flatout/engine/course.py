@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import msgspec
 import torch
 from torch import nn
 
@@ -29,19 +28,13 @@ from flatout.engine.state import pack, unpack
 from flatout.engine.watch import StopRequest
 from flatout.engine.weights import init_weights
 from flatout.errors import UsageError
+from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import Extended, Finished, RecipeSet, Started, Stopped
 from flatout.nouns.recipe import Recipe
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.runs import RunFolder
-
-
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person changes when a run is taken up again: recipe fields, and its length."""
-
-    fixed: dict[str, Any] = {}
-    epochs: int | None = None
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,13 @@ from torch import nn
 
 from flatout import __version__
 from flatout.engine.checkpoint import read_checkpoint
-from flatout.engine.course import Change, Course, Task
+from flatout.engine.course import Course, Task
 from flatout.engine.experiment import Experiment
 from flatout.engine.failures import bad_news
 from flatout.engine.journal import Journal
 from flatout.engine.watch import StopRequest, signals_as_requests, watched_file
 from flatout.errors import FlatoutError, UsageError, nearest
+from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, finding_from
 from flatout.nouns.lines import Failed, Stopped

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.engine.course import Change, Task
+from flatout.engine.course import Task
 from flatout.engine.datasets import downloads_told_to
 from flatout.engine.failures import bad_news
 from flatout.engine.loading import load_experiment
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest, signals_as_requests, watch_pipe
 from flatout.errors import FlatoutError
+from flatout.nouns.change import Change
 from flatout.nouns.run import RunHeader
 from flatout.system import store
 from flatout.system.runs import RunFolder

@@ -2,7 +2,8 @@
 
 `events.jsonl` is the run's history and is never cut. `metrics.jsonl` follows the training; on
 resume it is cut back to the checkpoint, since what came after is computed again.
-Epochs are counted from 0. Times are seconds since the epoch, UTC. `step` counts optimizer updates from the run's beginning.
+Epochs are counted from 0. Times are seconds since the epoch, UTC. `step` counts optimizer updates
+from the run's beginning.
 """
 
 from __future__ import annotations

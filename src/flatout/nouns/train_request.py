@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from flatout.errors import UsageError
+from flatout.nouns.change import Change
 from flatout.nouns.parameters import split_pairs
 from flatout.nouns.recipe import parse_field
 
@@ -42,10 +43,9 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
         return {name: parse_field(name, text) for name, text in pairs}
 
     @property
-    def change(self) -> dict[str, Any]:
-        """What a resume changes, as the worker is told it; empty where nothing is changed."""
-        asked: dict[str, Any] = {"fixed": self.fixed, "epochs": self.epochs}
-        return {name: value for name, value in asked.items() if value}
+    def change(self) -> Change:
+        """What a resume changes, as the worker is told it."""
+        return Change(fixed=self.fixed, epochs=self.epochs)
 
     def check(self) -> None:
         """Refuses what cannot go together.

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.nouns.change import Change
 from flatout.nouns.finding import Finding, Fix
 from flatout.system.runs import RunFolder
 from flatout.system.store import mapped_os_errors
@@ -58,14 +59,14 @@ class Worker:
 
 
 def start_worker(
-    python: str, folder: RunFolder, *, change: dict[str, object] | None, is_attached: bool
+    python: str, folder: RunFolder, *, change: Change | None, is_attached: bool
 ) -> Worker:
     """Starts the engine on a run's folder, in a process group of its own.
 
     Args:
         python: the interpreter that trains.
         folder: the run.
-        change: what a resume changes: {"fixed": {...}, "epochs": N}.
+        change: what a resume changes.
         is_attached: the worker stops in good order when this process dies (its stdin ends);
             otherwise it goes on without it.
     """
@@ -74,7 +75,7 @@ def start_worker(
     command = [python, "-P", "-X", "faulthandler", "-m", "flatout.engine.worker", str(folder.path)]
     if is_attached:
         command.append("--attached")
-    if change:
+    if change is not None and change != Change():
         command += ["--change", msgspec.json.encode(change).decode()]
     # A request to stop from before was meant for an earlier session.
     with mapped_os_errors(folder.log), open(folder.log, "ab") as log:
