@@ -78,8 +78,9 @@ def test_kill_takes_what_the_worker_has_started(cli: Any, tmp_path: Path) -> Non
     pid = int((tmp_path / "pid").read_text())
     worker.kill()
     assert worker.exit_code() == -signal.SIGKILL
-    wait_for(lambda: not psutil.pid_exists(pid)
-             or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    wait_for(
+        lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    )
 
 
 @pytest.mark.parametrize(

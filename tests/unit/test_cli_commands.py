@@ -55,7 +55,8 @@ def test_options_are_those_that_were_agreed_on() -> None:
 
 def test_every_command_prints_json() -> None:
     without = [
-        words for words, one in all_commands().items()
+        words
+        for words, one in all_commands().items()
         if not any("--json" in parameter.opts for parameter in one.params)
     ]
     # These two print nothing of their own that a program could want.
@@ -146,7 +147,11 @@ def test_own_fault_is_kept_in_a_file(cli: Any) -> None:
     )
     src = str(Path(main.__file__).parents[2])
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False,
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
         env={**os.environ, "PYTHONPATH": src, "FLATOUT_STATE": str(cli.state)},
     )
     assert done.returncode == 3

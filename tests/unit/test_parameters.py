@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flatout.errors import UsageError
 from flatout.nouns.parameters import Parameter, parse_parameters, parse_settings
 
-SOURCE = '''
+SOURCE = """
 import torch
 from typing import Literal, Optional
 WIDTH = 64
@@ -28,7 +28,7 @@ def experiment(
     data: str,
 ) -> "flatout.Experiment":
     raise RuntimeError("is not run")
-'''
+"""
 
 
 def parameters() -> tuple[Parameter, ...]:

@@ -79,9 +79,7 @@ def test_probe_gpus_finds_the_program_when_it_is_in_path_only() -> None:
         files={"/opt/here/nvidia-smi": None},
     )
     reason = probe_gpus(RecordedSystem(recording)).unread["gpus"]
-    assert reason == (
-        "NVML: there is no libnvidia-ml.so.1; nvidia-smi: No such file or directory"
-    )
+    assert reason == ("NVML: there is no libnvidia-ml.so.1; nvidia-smi: No such file or directory")
 
 
 def test_probe_gpus_asks_smi_once_when_it_fails_for_another_reason() -> None:

@@ -151,9 +151,7 @@ def test_next_lines_fit_how_a_run_stands(status: str, first: str) -> None:
 
 
 def test_compare_runs_tells_only_what_differs_and_all_that_came_out() -> None:
-    ended = Finished(
-        at=0.0, step=100, train_s=2.0, split_s={"forward": 1.5}, num_samples_seen=1000
-    )
+    ended = Finished(at=0.0, step=100, train_s=2.0, split_s={"forward": 1.5}, num_samples_seen=1000)
     one = run("a", spec=ExperimentSpec(name="digits", parameters={"lr": 0.1}), finished=ended)
     other = run("b", spec=ExperimentSpec(name="digits", seed=1), step=50)
     rows = {(row.section, row.name): row.values for row in compare_runs([one, other]).rows}

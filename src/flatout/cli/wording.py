@@ -183,10 +183,14 @@ def closing_text(run: Run) -> str:
     elif run.validations:
         parts.insert(0, metrics_text(run.validations[-1].metrics))
     if run.status not in ("finished", "running"):
-        parts.append("checkpoint " + (
-            f"at step {count_text(run.checkpoint_step)}" if run.checkpoint_step is not None
-            else "none yet: a resume begins anew"
-        ))
+        parts.append(
+            "checkpoint "
+            + (
+                f"at step {count_text(run.checkpoint_step)}"
+                if run.checkpoint_step is not None
+                else "none yet: a resume begins anew"
+            )
+        )
     return DOT.join(parts)
 
 

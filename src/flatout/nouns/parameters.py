@@ -26,8 +26,16 @@ _EXPECTED = {
     "float": "a number",
     "str": "a text",
 }
-_BOOLS = {"true": True, "yes": True, "on": True, "1": True,
-          "false": False, "no": False, "off": False, "0": False}
+_BOOLS = {
+    "true": True,
+    "yes": True,
+    "on": True,
+    "1": True,
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +71,8 @@ def parse_parameters(text: str, file: str) -> tuple[Parameter, ...]:
     except (SyntaxError, ValueError) as error:
         raise _syntax_error(error, file) from error
     found = [
-        node for node in module.body
+        node
+        for node in module.body
         if isinstance(node, ast.FunctionDef) and node.name == "experiment"
     ]
     if not found:
@@ -162,7 +171,8 @@ def convert(parameter: Parameter, text: str) -> Value:
         "bad-parameter-value",
         f"`{parameter.name}={text}` is not a value this parameter can have.",
         because=f"`{parameter.name}` is written as `{parameter.annotation}`"
-        if parameter.annotation else f"its default is {parameter.default}",
+        if parameter.annotation
+        else f"its default is {parameter.default}",
         fix=f"give {parameter.expected}",
     )
 
@@ -198,7 +208,11 @@ def _float(text: str) -> float:
 
 
 _CONVERTERS: dict[str, Callable[[str], Value]] = {
-    "None": _none, "bool": _bool, "int": _int, "float": _float, "str": str,
+    "None": _none,
+    "bool": _bool,
+    "int": _int,
+    "float": _float,
+    "str": str,
 }
 
 
@@ -278,8 +292,9 @@ def _last_name(node: ast.expr) -> str:
 
 def _lookalike(module: ast.Module) -> str | None:
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
-    if any(isinstance(node, ast.AsyncFunctionDef) and node.name == "experiment"
-           for node in module.body):
+    if any(
+        isinstance(node, ast.AsyncFunctionDef) and node.name == "experiment" for node in module.body
+    ):
         return "its `experiment` is an async function"
     return f"its functions are: {', '.join(functions)}" if functions else None
 

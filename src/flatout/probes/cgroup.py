@@ -18,7 +18,8 @@ def cpu_quota(system: System) -> float | None:
     quotas = [_ratio(text.split()) for text in _each(system, "", "cpu.max")]
     for folder in _folders(system, "cpu"):
         texts = (
-            system.read(f"{folder}/cpu.cfs_quota_us"), system.read(f"{folder}/cpu.cfs_period_us")
+            system.read(f"{folder}/cpu.cfs_quota_us"),
+            system.read(f"{folder}/cpu.cfs_period_us"),
         )
         quotas.append(_ratio([text.strip() for text in texts if isinstance(text, str)]))
     return min((quota for quota in quotas if quota is not None), default=None)
@@ -26,9 +27,7 @@ def cpu_quota(system: System) -> float | None:
 
 def memory_limit_bytes(system: System, total_bytes: int | None) -> int | None:
     """Memory the process may use, None where nothing limits it below the machine's own."""
-    texts = [
-        *_each(system, "", "memory.max"), *_each(system, "memory", "memory.limit_in_bytes")
-    ]
+    texts = [*_each(system, "", "memory.max"), *_each(system, "memory", "memory.limit_in_bytes")]
     # Version 1 says "no limit" with a number near 2**63.
     bound = total_bytes or 2**60
     limits = [int(text) for text in texts if text.strip().isdigit()]

@@ -30,9 +30,7 @@ class _Report(msgspec.Struct):
     packages: dict[str, _Package]
 
 
-def probe_frameworks(
-    system: System, python: str
-) -> tuple[tuple[Framework, ...], dict[str, str]]:
+def probe_frameworks(system: System, python: str) -> tuple[tuple[Framework, ...], dict[str, str]]:
     """The frameworks of an interpreter: flatout's own in this process, another by a child."""
     text = system.packages(python, _ASKED)
     if isinstance(text, Unread):

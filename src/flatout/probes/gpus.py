@@ -200,9 +200,7 @@ def _ordered(
     order = sorted(range(len(gpus)), key=lambda index: (gpus[index].pci_bus_id or "~", index))
     places = {f"gpus.{old}.": f"gpus.{new}." for new, old in enumerate(order)}
     return Found(
-        gpus=tuple(
-            msgspec.structs.replace(gpus[old], index=new) for new, old in enumerate(order)
-        ),
+        gpus=tuple(msgspec.structs.replace(gpus[old], index=new) for new, old in enumerate(order)),
         driver=driver,
         cuda=cuda,
         unread=dict(_moved(unread, places)),

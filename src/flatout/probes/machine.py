@@ -34,7 +34,5 @@ def probe(system: System, python: str | None = None) -> Machine:
         cuda=found.cuda,
         python=python,
         frameworks=frameworks,
-        unread={
-            **host_unread, **cpu_unread, **memory_unread, **found.unread, **frameworks_unread
-        },
+        unread={**host_unread, **cpu_unread, **memory_unread, **found.unread, **frameworks_unread},
     )

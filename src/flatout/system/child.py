@@ -16,8 +16,12 @@ from flatout.system.runs import RunFolder
 from flatout.system.store import mapped_os_errors
 
 # What Windows reports instead of a signal.
-_WINDOWS_CODES = {0xC0000005: "an access violation", 0xC00000FD: "a stack overflow",
-                  0xC0000409: "a failed security check", 0xC0000017: "no memory left"}
+_WINDOWS_CODES = {
+    0xC0000005: "an access violation",
+    0xC00000FD: "a stack overflow",
+    0xC0000409: "a failed security check",
+    0xC0000017: "no memory left",
+}
 
 _ENVIRONMENT = {
     # So that cuda:1 is the second GPU as nvidia-smi and flatout's probe count them.

@@ -16,7 +16,9 @@ from flatout.nouns.machine import Machine
 from flatout.nouns.units import bytes_text
 
 _OS_NAMES: dict[str, Literal["linux", "wsl", "windows", "macos"]] = {
-    "linux": "linux", "windows": "windows", "macos": "macos",
+    "linux": "linux",
+    "windows": "windows",
+    "macos": "macos",
 }
 
 # Asked of another interpreter. An empty entry of sys.path is the current folder, whose files must
@@ -72,7 +74,8 @@ def check_interpreter(python: str, version: str) -> tuple[int, int]:
     if found != version:
         raise UsageError(
             "flatout-not-in-environment",
-            f"{python} has flatout {found}, this is {version}." if found
+            f"{python} has flatout {found}, this is {version}."
+            if found
             else f"{python} has no flatout.",
             because="both sides must speak the same version",
             fix=f"{python} -m pip install flatout=={version}",
@@ -92,7 +95,8 @@ def require_torch(machine: Machine, python_version: tuple[int, int]) -> None:
     raise UsageError(
         "torch-not-installed",
         f"{machine.python} has no torch.",
-        because=machine.unread.get("frameworks") or f"for this machine: {choice.requirement}, "
+        because=machine.unread.get("frameworks")
+        or f"for this machine: {choice.requirement}, "
         f"{bytes_text(choice.download_bytes)} to download; {choice.why}",
         fix=install_command(machine.python, choice),
     )
@@ -122,7 +126,10 @@ def install_command(python: str, choice: TorchChoice) -> str:
 def _ask_version(python: str) -> tuple[tuple[int, int], str | None]:
     try:
         done = subprocess.run(
-            [python, "-c", _ASK_VERSION], capture_output=True, timeout=60, check=True,
+            [python, "-c", _ASK_VERSION],
+            capture_output=True,
+            timeout=60,
+            check=True,
             stdin=subprocess.DEVNULL,
         )
         found_python, found = json.loads(done.stdout)

@@ -57,9 +57,7 @@ def _read_gpu(nvml: Any, index: int, ask: Callable[..., Any]) -> dict[str, Any]:
     handle = ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index), *at.values())
     if handle is None:
         return {}
-    memory = ask(
-        lambda: nvml.nvmlDeviceGetMemoryInfo(handle), at["memory_bytes"], at["free_bytes"]
-    )
+    memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), at["memory_bytes"], at["free_bytes"])
     capability = ask(
         lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle), at["compute_capability"]
     )

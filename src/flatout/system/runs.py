@@ -1,12 +1,12 @@
 """A run's folder: what lies where, how it is made, found, read and removed.
 
-    run.json            what is fixed: id, experiment, machine (RunHeader)
-    events.jsonl        history: started, recipe, checkpoint, stopped ... (nouns/lines.py)
-    metrics.jsonl       loss, rates and validations by step
-    checkpoints/000790/ rank0.safetensors and, written after it, rank0.json: then it counts
-    weights.safetensors the best weights by validation, else the last
-    worker.log          what the worker printed
-    lock, stop          held while somebody trains; asks them to stop
+run.json            what is fixed: id, experiment, machine (RunHeader)
+events.jsonl        history: started, recipe, checkpoint, stopped ... (nouns/lines.py)
+metrics.jsonl       loss, rates and validations by step
+checkpoints/000790/ rank0.safetensors and, written after it, rank0.json: then it counts
+weights.safetensors the best weights by validation, else the last
+worker.log          what the worker printed
+lock, stop          held while somebody trains; asks them to stop
 """
 
 from __future__ import annotations
@@ -179,7 +179,9 @@ def read_run(folder: RunFolder) -> Run:
         finished=_last(events, Finished),
         validations=tuple(line for line in metrics if isinstance(line, Validated)),
         findings=tuple(
-            line.finding for line in events if isinstance(line, Warned | Failed | Stopped)
+            line.finding
+            for line in events
+            if isinstance(line, Warned | Failed | Stopped)
             if line.finding
         ),
         checkpoint_step=steps[-1] if steps else None,

@@ -59,7 +59,8 @@ def find_source(text: str | None) -> Source:
         "unknown-experiment",
         f"there is no built-in experiment `{text}`.",
         because="a name without `.py` means a built-in",
-        fix=f"for your file: flatout train {text}.py" if beside.is_file()
+        fix=f"for your file: flatout train {text}.py"
+        if beside.is_file()
         else f"{nearest(text, built_in_names())}, or give the path of a .py file",
     )
 
@@ -140,6 +141,7 @@ def _no_such_file(text: str, path: Path) -> UsageError:
         "experiment-file-not-found",
         f"there is no file {text}.",
         because=f"looked in {path.parent}",
-        fix=nearest(path.name, near) if near
+        fix=nearest(path.name, near)
+        if near
         else "give the path of a .py file, or one of: " + ", ".join(built_in_names()),
     )

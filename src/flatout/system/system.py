@@ -227,10 +227,15 @@ def _calls_by_psutil(python_version: str) -> Calls:
         # platform.version() asks WMI from Python 3.13 on, which takes seconds.
         version = sys.getwindowsversion()
         release = f"{version.major}.{version.minor}.{version.build}"
-        name = _registry_value(r"HARDWARE\DESCRIPTION\System\CentralProcessor\0",
-                               "ProcessorNameString") or name
-        display_version = _registry_value(r"SOFTWARE\Microsoft\Windows NT\CurrentVersion",
-                                          "DisplayVersion")
+        name = (
+            _registry_value(
+                r"HARDWARE\DESCRIPTION\System\CentralProcessor\0", "ProcessorNameString"
+            )
+            or name
+        )
+        display_version = _registry_value(
+            r"SOFTWARE\Microsoft\Windows NT\CurrentVersion", "DisplayVersion"
+        )
     return Calls(
         python_version=python_version,
         num_threads=num_threads,

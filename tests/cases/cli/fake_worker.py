@@ -20,9 +20,11 @@ if "--attached" in sys.argv:
 lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT)
 if sys.platform == "win32":
     import msvcrt
+
     msvcrt.locking(lock, msvcrt.LK_NBLCK, 1)
 else:
     import fcntl
+
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 with open(os.path.join(folder, "run.json")) as file:
     told = {"mode": "finish", "steps": 6, "pause": 0.02}
@@ -32,9 +34,11 @@ steps = 2 * change["epochs"] if "epochs" in change else told["steps"]
 marks = os.path.join(folder, "checkpoints")
 done = max(map(int, os.listdir(marks)), default=0) if os.path.isdir(marks) else 0
 
+
 def write(file_name, **line):
     with open(os.path.join(folder, file_name), "a") as file:
         file.write(json.dumps({"at": time.time(), **line}) + "\n")
+
 
 def end(**line):
     if line["kind"] in ("finished", "stopped"):
@@ -43,43 +47,96 @@ def end(**line):
     write("events.jsonl", step=step, **line)
     raise SystemExit(1 if line["kind"] == "failed" else 0)
 
+
 def choice(value, origin="default"):
     return {"value": value, "why": "the fake says so", "origin": origin}
 
+
 step = done
 split = {"data": 0.1, "forward": 0.5, "backward": 0.4}
-finding = {"rule": "experiment-raised", "severity": "error", "problem": "the experiment raised.",
-           "evidence": ["line 7, in model", "ValueError: no"], "fixes": [{"text": "mend it"}]}
+finding = {
+    "rule": "experiment-raised",
+    "severity": "error",
+    "problem": "the experiment raised.",
+    "evidence": ["line 7, in model", "ValueError: no"],
+    "fixes": [{"text": "mend it"}],
+}
 recipe = {
-    "device": "cpu", "precision": "fp32", "data_path": "sliced", "loader_workers": 0,
-    "loader_prefetch": 2, "loader_pin_memory": False, "loader_persistent": True,
-    "optimizer_implementation": "own", "memory_format": "contiguous", "micro_batch_size": 8,
-    "clip_norm": None, "num_threads": 2, "deterministic": True, "nonfinite_loss": "stop",
+    "device": "cpu",
+    "precision": "fp32",
+    "data_path": "sliced",
+    "loader_workers": 0,
+    "loader_prefetch": 2,
+    "loader_pin_memory": False,
+    "loader_persistent": True,
+    "optimizer_implementation": "own",
+    "memory_format": "contiguous",
+    "micro_batch_size": 8,
+    "clip_norm": None,
+    "num_threads": 2,
+    "deterministic": True,
+    "nonfinite_loss": "stop",
     "checkpoint_every": None,
 }
 if told["mode"] == "fail":
     end(kind="failed", finding=finding)
-write("events.jsonl", kind="recipeset", step=step,
-      recipe={name: choice(value) for name, value in recipe.items()})
+write(
+    "events.jsonl",
+    kind="recipeset",
+    step=step,
+    recipe={name: choice(value) for name, value in recipe.items()},
+)
 if told["mode"] == "fetch":
     for part in (1, 2):
-        write("events.jsonl", kind="fetched", step=0, name="mnist", done_bytes=part * 2**20,
-              total_bytes=2**21)
+        write(
+            "events.jsonl",
+            kind="fetched",
+            step=0,
+            name="mnist",
+            done_bytes=part * 2**20,
+            total_bytes=2**21,
+        )
         time.sleep(0.5)
-write("events.jsonl", kind="started", step=step, pid=os.getpid(), num_steps=steps,
-      num_epochs=steps // 2, steps_per_epoch=2, num_parameters=10, num_samples=16,
-      unit="images", resumed=done > 0, versions={"torch": "2.13.0"})
+write(
+    "events.jsonl",
+    kind="started",
+    step=step,
+    pid=os.getpid(),
+    num_steps=steps,
+    num_epochs=steps // 2,
+    steps_per_epoch=2,
+    num_parameters=10,
+    num_samples=16,
+    unit="images",
+    resumed=done > 0,
+    versions={"torch": "2.13.0"},
+)
 if told["mode"] == "warn":
     write("events.jsonl", kind="warned", step=step, finding=dict(finding, severity="warning"))
 while step < steps:
     time.sleep(told["pause"])
     step += 1
-    write("metrics.jsonl", kind="progress", step=step, epoch=(step - 1) // 2, loss=1 / step,
-          samples_per_s=1000.0, learning_rate=0.1, memory_bytes=2**20, split_s=split)
+    write(
+        "metrics.jsonl",
+        kind="progress",
+        step=step,
+        epoch=(step - 1) // 2,
+        loss=1 / step,
+        samples_per_s=1000.0,
+        learning_rate=0.1,
+        memory_bytes=2**20,
+        split_s=split,
+    )
     if step % 2 == 0:
         write("metrics.jsonl", kind="epochended", step=step, epoch=step // 2 - 1, loss=1 / step)
-        write("metrics.jsonl", kind="validated", step=step, epoch=step // 2 - 1, is_best=True,
-              metrics={"loss": 1 / step, "accuracy": 1 - 1 / step})
+        write(
+            "metrics.jsonl",
+            kind="validated",
+            step=step,
+            epoch=step // 2 - 1,
+            is_best=True,
+            metrics={"loss": 1 / step, "accuracy": 1 - 1 / step},
+        )
     if told["mode"] == "die" and step == 3:
         print("about to die", flush=True)
         os.kill(os.getpid(), signal.SIGKILL) if sys.platform != "win32" else os._exit(9)

@@ -9,14 +9,29 @@ import click
 
 @click.command("train")
 @click.argument("experiment", required=False, metavar="NAME|FILE")
-@click.option("-s", "settings", multiple=True, metavar="KEY=VALUE",
-              help="Set a parameter of the experiment.")
-@click.option("--use", "uses", multiple=True, metavar="FIELD=VALUE",
-              help="Fix a field of the recipe: how a step is executed.")
-@click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:N", show_default=True,
-              help="Where to train.")
-@click.option("--epochs", type=click.IntRange(1), metavar="N",
-              help="Epochs in all, instead of its own number.")
+@click.option(
+    "-s", "settings", multiple=True, metavar="KEY=VALUE", help="Set a parameter of the experiment."
+)
+@click.option(
+    "--use",
+    "uses",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Fix a field of the recipe: how a step is executed.",
+)
+@click.option(
+    "--device",
+    default="auto",
+    metavar="auto|cpu|cuda|cuda:N",
+    show_default=True,
+    help="Where to train.",
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Epochs in all, instead of its own number.",
+)
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Of weights and order.")
 @click.option("--init", metavar="WEIGHTS", help="Begin with a safetensors file or a run's weights.")
 @click.option("--name", "run_id", metavar="ID", help="Name of the run, else NAME-0001 and so on.")
