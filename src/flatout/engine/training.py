@@ -20,15 +20,15 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.failures import bad_news
 from flatout.engine.journal import Journal
 from flatout.engine.watch import StopRequest, signals_as_requests, watched_file
-from flatout.errors import FlatoutError, UsageError, nearest
+from flatout.errors import FlatoutError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, finding_from
 from flatout.nouns.lines import Failed, Stopped
-from flatout.nouns.recipe import recipe_fields
+from flatout.nouns.recipe import check_field
 from flatout.nouns.run import Run, RunHeader
 from flatout.system.clock import now_s
-from flatout.system.runs import check_id, create_run, find_run, free_id, read_run
+from flatout.system.runs import check_id, create_run, find_run, free_id, read_run, run_in_use
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,14 @@ def train(
         UsageError: what was asked for cannot be.
         RunFailed: the run could not go on; its last checkpoint is as it was.
     """
-    fields = recipe_fields()
-    for field in use or {}:
-        if field not in fields:
-            raise UsageError(
-                "unknown-recipe-field",
-                f"a recipe has no field `{field}`.",
-                fix=nearest(field, fields),
-            )
+    fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
     if resume is not None:
         folder = find_run(resume)
-        spec, change = read_run(folder).header.spec, Change(fixed=use or {})
+        spec, change = read_run(folder).header.spec, Change(fixed=fixed)
         # A request to stop from before was meant for an earlier session.
         folder.stop.unlink(missing_ok=True)
     else:
-        spec = ExperimentSpec(name="notebook", seed=seed, fixed=use or {})
+        spec = ExperimentSpec(name="notebook", seed=seed, fixed=fixed)
         header = RunHeader(
             id=check_id(name) if name else free_id(spec.name),
             created_at=now_s(),
@@ -119,11 +112,7 @@ def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:
     folder = task.folder
     lock = folder.lock()
     if not lock.acquire():
-        raise UsageError(
-            "run-in-use",
-            f"the run {folder.path.name} is being trained by another process.",
-            fix=f"wait for it, or stop it: flatout runs stop {folder.path.name}",
-        )
+        raise run_in_use(folder)
     try:
         with watched_file(folder.stop, task.request):
             return _told(task, load)

@@ -188,15 +188,21 @@ def read_run(folder: RunFolder) -> Run:
     )
 
 
+def run_in_use(folder: RunFolder) -> UsageError:
+    """What is said to whoever wants a run that somebody else trains in."""
+    name = folder.path.name
+    return UsageError(
+        "run-in-use",
+        f"the run {name} is being trained by another process.",
+        fix=f"watch it: flatout show {name} --follow; stop it: flatout runs stop {name}",
+    )
+
+
 def remove_run(folder: RunFolder) -> None:
     """Deletes a run for good; refused while somebody trains in it."""
     lock = folder.lock()
     if not lock.acquire():
-        raise UsageError(
-            "run-in-use",
-            f"the run {folder.path.name} is being trained.",
-            fix=f"stop it first: flatout runs stop {folder.path.name}",
-        )
+        raise run_in_use(folder)
     # Windows cannot rename a folder in which a file is open, not even the lock.
     if sys.platform == "win32":
         lock.release()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from flatout.errors import UsageError
 from flatout.nouns.lines import Event, Line, Metric, Started
 from flatout.system import store
-from flatout.system.runs import RunFolder
+from flatout.system.runs import RunFolder, run_in_use
 
 _POLL_S = 0.1
 
@@ -71,9 +70,4 @@ def wait_until_free(folder: RunFolder, limit_s: float | None = None) -> bool:
 def refuse_if_taken(folder: RunFolder) -> None:
     """Raises UsageError run-in-use while somebody trains in the run's folder."""
     if folder.lock().is_taken():
-        name = folder.path.name
-        raise UsageError(
-            "run-in-use",
-            f"the run {name} is being trained by another process.",
-            fix=f"watch it: flatout show {name} --follow; stop it: flatout runs stop {name}",
-        )
+        raise run_in_use(folder)
