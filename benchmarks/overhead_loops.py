@@ -81,7 +81,7 @@ def run_plain(task: Task) -> float:
 
 
 def run_bare(task: Task) -> float:
-    """The floor: sliced tensors, one fused optimizer, losses read once an epoch."""
+    """What one writes by hand for speed: sliced tensors, a fused optimizer, losses read late."""
     model, loss_of = task.model, task.loss
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     data = [tensor.to(task.device) for tensor in task.data]
@@ -96,8 +96,9 @@ def run_bare(task: Task) -> float:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(loss.detach() * len(batch[0]))
-        mean = torch.stack(losses).sum().item() / len(order)
+            losses.append(loss.detach())
+        sizes = torch.tensor([len(column) for column in columns[0]], dtype=torch.float32)
+        mean = (torch.stack(losses).cpu() @ sizes).item() / len(order)
         metrics.add(epoch, mean)
     metrics.close()
     return mean
