@@ -23,7 +23,7 @@ from flatout.engine.watch import StopRequest
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
-from flatout.nouns.lines import EpochEnded, Event, Failed, Metric, Stopped, Validated, Warned
+from flatout.nouns.lines import EpochEnded, Event, Failed, Metric, Validated, Warned
 from flatout.nouns.run import RunHeader
 from flatout.system import store
 from flatout.system.runs import RunFolder, create_run, free_id
@@ -184,7 +184,7 @@ class Tell:
     def findings(folder: RunFolder) -> list[Finding]:
         """Findings of all events."""
         lines = store.read_lines(folder.events, Event)
-        found = [line.finding for line in lines if isinstance(line, Warned | Failed | Stopped)]
+        found = [line.finding for line in lines if isinstance(line, Warned | Failed)]
         return [finding for finding in found if finding is not None]
 
     @classmethod

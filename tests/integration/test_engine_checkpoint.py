@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -16,8 +17,9 @@ import pytest
 import torch
 
 from flatout.engine import Experiment
-from flatout.engine.checkpoint import prune, read_checkpoint, write_checkpoint, write_tensors
+from flatout.engine.checkpoint import prune, read_checkpoint, write_checkpoint
 from flatout.engine.state import pack
+from flatout.engine.tensor_file import write_tensors
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.lines import Checkpointed, Failed
 from flatout.system import store
@@ -57,13 +59,20 @@ def change_json(path: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-TENSORS, JSON = "rank0.safetensors", "rank0.json"
+JSON = "rank0.json"
+
+
+def tensors_of(place: Path) -> Path:
+    [path] = place.glob("rank0-*.safetensors")
+    return path
+
+
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "tensors cut": lambda place: cut(place / TENSORS, 0.7),
-    "tensors empty": lambda place: cut(place / TENSORS, 0),
-    "tensors gone": lambda place: (place / TENSORS).unlink(),
-    "bit flipped in tensors": lambda place: flip(place / TENSORS, 0.9),
-    "bit flipped in tensors' header": lambda place: flip(place / TENSORS, 0),
+    "tensors cut": lambda place: cut(tensors_of(place), 0.7),
+    "tensors empty": lambda place: cut(tensors_of(place), 0),
+    "tensors gone": lambda place: tensors_of(place).unlink(),
+    "bit flipped in tensors": lambda place: flip(tensors_of(place), 0.9),
+    "bit flipped in tensors' header": lambda place: flip(tensors_of(place), 0),
     "json cut": lambda place: cut(place / JSON, 0.5),
     "json empty": lambda place: cut(place / JSON, 0),
     "json is another kind": lambda place: (place / JSON).write_text("[1, 2]"),
@@ -71,7 +80,6 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "bit flipped in the state": lambda place: flip(place / JSON, 0.97),
     "another checksum": lambda place: change_json(place / JSON, tensors_sha256="0" * 64),
     "another step": lambda place: change_json(place / JSON, step=19),
-    "another format": lambda place: change_json(place / JSON, format=99),
     "another state": lambda place: change_json(place / JSON, state={"dict": []}),
 }
 
@@ -98,12 +106,38 @@ def test_checkpoint_does_not_count_when_its_json_is_missing(folder: RunFolder) -
     assert checkpoint is not None and checkpoint.step == 10 and not findings
 
 
-def test_no_checkpoint_is_used_when_all_are_damaged(folder: RunFolder) -> None:
+def test_run_is_not_begun_anew_when_all_are_damaged(folder: RunFolder) -> None:
     for step in ("000010", "000020"):
-        cut(folder.checkpoints / step / TENSORS, 0.5)
+        cut(tensors_of(folder.checkpoints / step), 0.5)
+    for _ in range(2):  # nothing was changed by asking
+        with pytest.raises(RunFailed) as caught:
+            read_checkpoint(folder)
+        assert caught.value.rule == "no-whole-checkpoint"
+        assert "step 10" in (caught.value.because or "")
+
+
+def test_checkpoint_of_another_format_is_left_alone(folder: RunFolder) -> None:
+    change_json(folder.checkpoints / "000020" / JSON, format=99)
+    with pytest.raises(RunFailed) as caught:
+        read_checkpoint(folder)
+    assert caught.value.rule == "other-checkpoint-format"
+    assert folder.checkpoint_steps() == [10, 20]
+
+
+def test_checkpoint_stays_whole_when_its_step_is_written_again_and_cut_off(
+    folder: RunFolder,
+) -> None:
+    place = folder.checkpoints / "000020"
+    before = (place / JSON).read_bytes()
+    old = tensors_of(place).read_bytes()
+    write_checkpoint(folder, 20, packed(21))
+    # As a crash would leave it between the two files: the new tensors, the old description.
+    new = tensors_of(place)
+    (place / JSON).write_bytes(before)
+    (place / f"rank0-{hashlib.sha256(old).hexdigest()[:12]}.safetensors").write_bytes(old)
     checkpoint, findings = read_checkpoint(folder)
-    assert checkpoint is None and len(findings) == 2
-    assert "step 10 is damaged and is passed over" in findings[-1].problem
+    assert checkpoint is not None and checkpoint.state["count"] == 20 and not findings
+    assert new.exists()
 
 
 def test_last_two_are_kept(folder: RunFolder) -> None:
@@ -118,8 +152,8 @@ def test_last_two_are_kept(folder: RunFolder) -> None:
 def test_leftovers_of_a_crash_are_harmless(folder: RunFolder) -> None:
     half = folder.checkpoints / "000030"
     half.mkdir()
-    (half / f"{TENSORS}.part").write_bytes(b"half")
-    (half / TENSORS).write_bytes(b"whole, but its json was never written")
+    (half / "tensors.part").write_bytes(b"half")
+    (half / "rank0-0123456789ab.safetensors").write_bytes(b"whole, but its json was never written")
     (folder.checkpoints / "000020" / f"{JSON}.part").write_bytes(b"half")
     checkpoint, findings = read_checkpoint(folder)
     assert checkpoint is not None and checkpoint.step == 20 and not findings
@@ -249,7 +283,7 @@ def test_run_is_as_it_was_when_its_disk_is_read_only(
 
 def test_write_tensors_when_the_place_is_gone(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as caught:
-        write_tensors(tmp_path / "nowhere" / "a.safetensors", packed(1).tensors, {})
+        write_tensors(packed(1).tensors, {}, lambda _: tmp_path / "nowhere" / "a.safetensors")
     assert caught.value.rule == "file-not-accessible"
 
 
@@ -260,7 +294,7 @@ def test_run_goes_on_from_the_one_before_when_the_last_is_damaged(
     folder = lab.new(checkpoint_every=4)
     lab.go_on(folder, plain(), stop_after=10)
     assert folder.checkpoint_steps() == [8, 10]
-    flip(folder.checkpoints / "000010" / TENSORS, 0.5)
+    flip(tensors_of(folder.checkpoints / "000010"), 0.5)
     lab.go_on(folder, plain())
     assert "damaged-checkpoint" in tell.rules(folder)
     assert tell.traces(folder) == tell.traces(whole)

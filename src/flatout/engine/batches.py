@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# A longer list of tensors is a list of samples, not of columns.
+_MOST_COLUMNS = 16
+
 
 def tensors_in(batch: Any) -> Iterator[Tensor]:
     """The tensors of a batch, in a fixed order."""
@@ -26,6 +29,8 @@ def is_all_tensors(batch: Any) -> bool:
     if isinstance(batch, Tensor):
         return batch.dim() > 0
     items = list(batch.values()) if isinstance(batch, dict) else batch
+    if isinstance(items, list) and len(items) > _MOST_COLUMNS and not isinstance(batch, dict):
+        return False
     if not isinstance(items, list | tuple) or not items or not all(map(is_all_tensors, items)):
         return False
     return len({len(tensor) for tensor in tensors_in(batch)}) == 1
@@ -42,12 +47,6 @@ def with_tensors(batch: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(with_tensors(item, tensors) for item in batch)
     return batch
-
-
-def num_samples_in(batch: Any) -> int:
-    """First dimension of the first tensor; 1 where there is none."""
-    first = next((tensor for tensor in tensors_in(batch) if tensor.dim() > 0), None)
-    return 1 if first is None else len(first)
 
 
 def placer(device: torch.device, is_channels_last: bool) -> Callable[[Any], Any] | None:

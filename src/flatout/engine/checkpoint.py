@@ -1,17 +1,19 @@
 """Checkpoints on the disk: written whole, checked on reading, the last few kept.
 
-    checkpoints/000790/rank0.safetensors    the tensors
-                       rank0.json           their checksum and everything else; written last
+    checkpoints/000790/rank0-1f2e3d4c5b6a.safetensors   the tensors, named by their checksum
+                       rank0.json                       which tensors, and everything else
 
-A checkpoint without a valid JSON file does not exist; one whose checksum is wrong is named and
-passed over for the one before it.
+A checkpoint is what its JSON file says, and that is written last and replaced in one go: writing
+the same step again never harms the one that is there. One whose checksum is wrong is named and
+passed over for the one before it; one that cannot be read for another reason is left alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +21,9 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
-from torch import Tensor
 
 from flatout.engine.state import Packed, unpack
+from flatout.engine.tensor_file import write_tensors
 from flatout.errors import RunFailed
 from flatout.nouns.finding import Finding, Fix
 from flatout.system import store
@@ -29,17 +31,18 @@ from flatout.system.runs import RunFolder
 
 FORMAT = 1
 _KEPT = 2
+_NAME_DIGITS = 12
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state read back, and the newer ones that were damaged."""
+    """A state read back from the checkpoint of that step."""
 
     step: int
     state: Any
 
 
-def write_checkpoint(folder: RunFolder, step: int, packed: Packed, *, rank: int = 0) -> int:
+def write_checkpoint(folder: RunFolder, step: int, packed: Packed) -> int:
     """Writes a checkpoint to the disk and removes those that are now too old.
 
     Returns:
@@ -48,7 +51,7 @@ def write_checkpoint(folder: RunFolder, step: int, packed: Packed, *, rank: int 
     place = folder.checkpoints / f"{step:06d}"
     with store.mapped_os_errors(place):
         place.mkdir(parents=True, exist_ok=True)
-        size_bytes, sha256 = write_tensors(place / f"rank{rank}.safetensors", packed.tensors, {})
+    size_bytes, sha256 = write_tensors(packed.tensors, {}, functools.partial(_tensor_path, place))
     tree = json.dumps(packed.tree, separators=(",", ":"))
     document = {
         "format": FORMAT,
@@ -57,73 +60,79 @@ def write_checkpoint(folder: RunFolder, step: int, packed: Packed, *, rank: int 
         "state_sha256": hashlib.sha256(tree.encode()).hexdigest(),
     }
     body = json.dumps(document)[:-1] + ',"state":' + tree + "}\n"
-    store.write_atomically(place / f"rank{rank}.json", body.encode())
+    store.write_atomically(place / "rank0.json", body.encode())
     with store.mapped_os_errors(folder.checkpoints):
         store.sync_folder(folder.checkpoints)
         prune(folder)
+        _remove_others(place, _tensor_path(place, sha256))
     return size_bytes + len(body)
 
 
-def write_tensors(
-    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]
-) -> tuple[int, str]:
-    """Writes a safetensors file atomically; gives its size in bytes and its SHA-256."""
-    part = store.part_path(path)
-    with store.mapped_os_errors(path):
-        try:
-            safetensors.torch.save_file(tensors, part, metadata)
-        except safetensors.SafetensorError as error:
-            raise _as_os_error(error, path) from error
-        # Opened for writing: Windows syncs a file only through a handle that may write.
-        with open(part, "r+b") as file:
-            os.fsync(file.fileno())
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        size_bytes = part.stat().st_size
-        store.move_into_place(part, path)
-    return size_bytes, sha256
+def _tensor_path(place: Path, sha256: str) -> Path:
+    return place / f"rank0-{sha256[:_NAME_DIGITS]}.safetensors"
 
 
-def _as_os_error(error: safetensors.SafetensorError, path: Path) -> Exception:
-    """The library reports a full disk as text; its number is what the seam maps."""
-    text = str(error)
-    number = next((int(n) for n in text.replace(")", " ").split() if n.isdigit()), None)
-    if "os error" in text and number is not None:
-        return OSError(number, os.strerror(number))
-    return RunFailed(
-        "tensors-not-written",
-        f"cannot write {path}.",
-        because=text,
-        fix="report this with the run's folder: it should not happen",
-    )
+def _remove_others(place: Path, kept: Path) -> None:
+    """Removes the tensors of an earlier writing of the same step."""
+    for path in place.glob("rank0-*.safetensors"):
+        if path != kept:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def read_checkpoint(folder: RunFolder) -> tuple[Checkpoint | None, list[Finding]]:
-    """The newest whole checkpoint, or None; and a finding for each newer one that is damaged."""
-    damaged: list[Finding] = []
+    """The newest whole checkpoint, or None; and a finding for each newer one that is damaged.
+
+    Raises:
+        RunFailed: no-whole-checkpoint, other-checkpoint-format; what keeps a file from being read.
+    """
+    damaged: list[tuple[Path, str]] = []
     for step in reversed(folder.checkpoint_steps()):
         place = folder.checkpoints / f"{step:06d}"
         try:
-            return Checkpoint(step=step, state=_read_state(place, step)), damaged
-        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
-            damaged.append(_set_aside(place, str(error)))
-        except RunFailed as error:
-            damaged.append(_set_aside(place, error.because or error.problem))
-    return None, damaged
+            with store.mapped_os_errors(place):
+                state = _read_state(place, step)
+        except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            damaged.append((place, str(error)))
+            continue
+        # Only now is there something to fall back on.
+        findings = [_set_aside(other, because) for other, because in damaged]
+        return Checkpoint(step=step, state=state), findings
+    if damaged:
+        raise RunFailed(
+            "no-whole-checkpoint",
+            f"all checkpoints of the run {folder.path.name} are damaged.",
+            because="; ".join(f"step {int(place.name)}: {because}" for place, because in damaged),
+            fix=f"to train it again from the beginning, delete {folder.checkpoints}",
+        )
+    return None, []
 
 
 def _read_state(place: Path, step: int) -> Any:
     document = json.loads((place / "rank0.json").read_bytes())
     tree = json.dumps(document["state"], separators=(",", ":"))
-    if document["format"] != FORMAT or document["step"] != step:
-        raise ValueError(f"format {document['format']}, step {document['step']} in rank0.json")
+    if document["format"] != FORMAT:
+        raise RunFailed(
+            "other-checkpoint-format",
+            f"{place} was written by another version of flatout.",
+            because=f"it has format {document['format']}, this version reads format {FORMAT}",
+            fix="go on with the version that began the run (see its run.json)",
+        )
+    if document["step"] != step:
+        raise ValueError(f"rank0.json is of step {document['step']}")
     if hashlib.sha256(tree.encode()).hexdigest() != document["state_sha256"]:
         raise ValueError("the checksum of rank0.json is wrong")
-    path = place / "rank0.safetensors"
+    path = _tensor_path(place, document["tensors_sha256"])
+    if not path.exists():
+        raise ValueError(f"{path.name} is missing")
     with open(path, "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if sha256 != document["tensors_sha256"]:
-        raise ValueError("the checksum of rank0.safetensors is wrong")
-    return unpack(document["state"], safetensors.torch.load_file(path))
+        raise ValueError(f"the checksum of {path.name} is wrong")
+    try:
+        return unpack(document["state"], safetensors.torch.load_file(path))
+    except RunFailed as error:
+        raise ValueError(error.because) from error
 
 
 def _set_aside(place: Path, because: str) -> Finding:
@@ -131,7 +140,7 @@ def _set_aside(place: Path, because: str) -> Finding:
     aside = place.with_name(f"{place.name}.damaged")
     with store.mapped_os_errors(place):
         shutil.rmtree(aside, ignore_errors=True)
-        os.replace(place, aside)
+        store.move_into_place(place, aside)
     return Finding(
         rule="damaged-checkpoint",
         severity="warning",
@@ -147,6 +156,8 @@ def prune(folder: RunFolder) -> None:
     kept = folder.checkpoint_steps()[-_KEPT:]
     for place in folder.checkpoints.iterdir():
         if place.name.isdigit() and int(place.name) not in kept:
-            # The JSON goes first: without it the rest does not count, however far this comes.
-            (place / "rank0.json").unlink(missing_ok=True)
-            shutil.rmtree(place)
+            # The JSON goes first: without it the rest does not count, however far this comes. What
+            # is held open by somebody (a virus scanner under Windows) is removed the next time.
+            with contextlib.suppress(OSError):
+                (place / "rank0.json").unlink(missing_ok=True)
+                shutil.rmtree(place)

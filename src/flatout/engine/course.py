@@ -33,6 +33,7 @@ from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import Extended, Finished, RecipeSet, Started, Stopped
 from flatout.nouns.recipe import Recipe
+from flatout.system import store
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.runs import RunFolder
 
@@ -102,7 +103,11 @@ class Course:
     def _build(self, device_name: str | None) -> Built:
         built = build(self._experiment, self._task.spec.seed, device_name)
         if self._state is None and self._task.spec.init is not None:
-            init_weights(built.model, Path(self._task.spec.init))
+            # The run's own copy, once it has one: the weights of a live run may change.
+            given, kept = Path(self._task.spec.init), self._task.folder.path / "init.safetensors"
+            init_weights(built.model, kept if kept.exists() else given)
+            if not kept.exists():
+                store.copy_atomically(given, kept)
         return built
 
     def _stretch(self, session: Session, limits: Limits, meter: Meter) -> Ending:
@@ -112,7 +117,9 @@ class Course:
         if self._saver is None:
             # What cannot be stored is refused before the first step, not at the first save.
             pack(session.state(), is_copied=False)
-            self._saver = Saver(self._task.folder, session.recipe.checkpoint_every.value)
+            self._saver = Saver(self._task.folder, session.recipe.checkpoint_every.value, meter)
+            # From here on nothing is refused any more: the run is taken up.
+            self._journal.cut_metrics(self._state["metrics_bytes"] if self._state else 0)
             self._tell_start(session, limits)
         around = Surroundings(
             journal=self._journal, saver=self._saver, meter=meter, request=self._task.request
@@ -132,7 +139,11 @@ class Course:
         """How long the run is: by the experiment, by --epochs, or by what it was extended to."""
         change = self._task.change.epochs
         epoch = int(self._state["position"]["epoch"]) if self._state else 0
-        if self._history.is_finished and (change is None or change <= epoch):
+        epochs = change or self._history.epochs or self._task.spec.epochs
+        limits = Limits(epochs=epochs, steps=None)
+        if epochs is None:
+            limits = Limits(epochs=self._experiment.epochs, steps=self._experiment.steps)
+        if self._history.is_finished and limits.are_reached(epoch, self.step):
             name = self._task.folder.path.name
             raise UsageError(
                 "run-is-finished",
@@ -141,10 +152,10 @@ class Course:
             )
         if change is not None:
             self._journal.event(Extended(at=now_s(), step=self.step, epochs=change), is_synced=True)
-        epochs = change or self._history.epochs or self._task.spec.epochs
-        if epochs is not None:
-            return Limits(epochs=epochs, steps=None)
-        return Limits(epochs=self._experiment.epochs, steps=self._experiment.steps)
+        if self._history.is_finished and self._state is not None:
+            # Whoever trains a stopped run longer wants to see whether there is more to come.
+            self._state["position"]["num_worse"] = 0
+        return limits
 
     def _decided(self, built: Built, held: Recipe | None) -> Recipe:
         """The recipe that holds now; what is decided anew is on the disk before the first step."""

@@ -16,6 +16,20 @@ from flatout.errors import UsageError
 from flatout.nouns.lines import Validated
 from flatout.system.clock import now_s
 
+# Ends of metrics' names; of all others, larger is better.
+_SMALLER_IS_BETTER = (
+    "loss",
+    "error",
+    "mse",
+    "mae",
+    "perplexity",
+    "ppl",
+    "wer",
+    "cer",
+    "bpc",
+    "nll",
+)
+
 
 class Validator:
     """Validates a session and keeps its best weights until they are taken.
@@ -94,11 +108,16 @@ def validation_metrics(session: Session) -> dict[str, float]:
                 values = _values(session, model, placed)
             for name, value in values.items():
                 total, count = (
-                    value if isinstance(value, tuple) else (value * num_samples, num_samples)
+                    value if isinstance(value, tuple) else (_wide(value) * num_samples, num_samples)
                 )
                 before = sums.get(name, (0, 0))
-                sums[name] = (before[0] + total, before[1] + count)
+                sums[name] = (before[0] + _wide(total), before[1] + _wide(count))
     return {name: float(total) / (float(count) or 1.0) for name, (total, count) in sums.items()}
+
+
+def _wide(number: Any) -> Any:
+    """Sums over many batches are made in fp64, whatever a batch's number came in."""
+    return number.double() if isinstance(number, Tensor) else number
 
 
 def _values(session: Session, model: nn.Module, batch: Any) -> dict[str, Any]:
@@ -120,7 +139,7 @@ def _values(session: Session, model: nn.Module, batch: Any) -> dict[str, Any]:
 def _is_better(name: str, value: float, best: float | None) -> bool:
     if best is None:
         return value == value  # anything but NaN
-    return value < best if name.endswith(("loss", "error")) else value > best
+    return value < best if name.endswith(_SMALLER_IS_BETTER) else value > best
 
 
 def _check_best(name: str, metrics: dict[str, float]) -> None:

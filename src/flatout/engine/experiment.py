@@ -47,7 +47,7 @@ class Experiment:
         shuffle: a new order of the training samples in each epoch.
         validate_every: `epoch`, or a number of steps.
         best: the metric that decides which weights are kept; larger is better unless its name
-            ends in `loss` or `error`.
+            ends in loss, error, mse (and so rmse), mae, perplexity, ppl, wer, cer, bpc or nll.
         early_stop: stop after that many validations without a better one; None never does.
         ema: decay of an exponential moving average of the weights (0.999, say), which is then what
             is validated and kept; None keeps none.

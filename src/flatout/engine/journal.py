@@ -19,15 +19,11 @@ class Journal:
 
     Args:
         folder: the run's folder, whose lock the caller holds.
-        metrics_bytes: size of metrics.jsonl to cut back to: what came later is computed again.
         echo: where validations are told as they come: in a notebook nobody reads the files.
     """
 
-    def __init__(
-        self, folder: RunFolder, metrics_bytes: int = 0, echo: TextIO | None = None
-    ) -> None:
+    def __init__(self, folder: RunFolder, echo: TextIO | None = None) -> None:
         self._echo = echo
-        store.cut_back(folder.metrics, metrics_bytes)
         self._folder = folder
         self._events = store.Lines(folder.events)
         self._metrics = store.Lines(folder.metrics)
@@ -50,6 +46,10 @@ class Journal:
     def warn_of(self, step: int, error: FlatoutError, severity: Severity = "warning") -> None:
         """Tells bad news that does not end the run."""
         self.warn(step, finding_from(error, severity))
+
+    def cut_metrics(self, size_bytes: int) -> None:
+        """Cuts metrics.jsonl back to a checkpoint: what came later is computed again."""
+        store.cut_back(self._folder.metrics, size_bytes)
 
     def metrics_bytes(self) -> int:
         """Size of metrics.jsonl now, for a checkpoint to come back to."""

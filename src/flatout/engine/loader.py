@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from flatout.engine import randomness
-from flatout.engine.batches import num_samples_in
 from flatout.engine.feed import MicroBatch, Slicing
 from flatout.errors import UsageError
 
@@ -190,8 +189,7 @@ class StreamFeed:
         self._begin_epoch(epoch, is_continued)
         updates = self._own_generators(iter(self._loader))
         num_replayed = 0 if is_continued else first
-        for collated in itertools.islice(updates, num_replayed, None):
-            update = [(batch, num_samples_in(batch)) for batch in collated]
+        for update in itertools.islice(updates, num_replayed, None):
             # The source knows that it has ended, and may be back at its beginning.
             self._is_at_end = sum(size for _, size in update) < self._slicing.batch_size
             yield update
@@ -272,9 +270,9 @@ class _Stream(IterableDataset[Any]):
 
 @dataclass(frozen=True)
 class _UpdateCollate:
-    """Makes a batch of each of an update's lists of samples."""
+    """Makes micro-batches of an update's lists of samples, with their numbers of samples."""
 
     collate: Callable[[list[Any]], Any]
 
-    def __call__(self, update: list[list[Any]]) -> list[Any]:
-        return [self.collate(samples) for samples in update]
+    def __call__(self, update: list[list[Any]]) -> list[MicroBatch]:
+        return [(self.collate(samples), len(samples)) for samples in update]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -107,12 +107,16 @@ class Loop:
         return None
 
     def _next(self, updates: Iterator[list[MicroBatch]]) -> list[MicroBatch] | None:
-        """The next update's micro-batches. If reading fails, what was trained is saved first."""
+        """The next update's micro-batches. If reading fails, what was trained is saved first.
+
+        Not where the data has a state of its own: that is already in the midst of what failed.
+        """
         try:
             update = next(updates, None)
         except Exception:
-            self._save()
-            self._saver.finish()
+            if self._session.feed.state() is None:
+                self._save()
+                self._saver.finish()
             raise
         self._meter.mark("data")
         return update
@@ -126,7 +130,7 @@ class Loop:
         position.update += 1
         position.num_samples_seen += num_samples
         if self._schedules_steps:
-            session.schedule.step()
+            _step_schedule(session.schedule)
         if self._is_first_update:
             # By now the optimizer has its state: what cannot be stored is refused at once.
             self._saver.expect_size(pack(session.state(), is_copied=False).num_bytes)
@@ -161,9 +165,9 @@ class Loop:
             self._validate()
         if session.schedule is not None and not self._schedules_steps:
             if not isinstance(session.schedule, ReduceLROnPlateau):
-                session.schedule.step()
+                _step_schedule(session.schedule)
             elif position.last_value is not None:
-                session.schedule.step(position.last_value)
+                _step_schedule(session.schedule, position.last_value)
         position.epoch += 1
         position.update = 0
         self._meter.mark("other")
@@ -176,7 +180,7 @@ class Loop:
 
     def _save(self, *, is_last: bool = False) -> None:
         """Saves the state after the last update, in the background; never one with NaN in it."""
-        self._reporter.tell(is_waiting=True)
+        self._reporter.tell(is_waiting=True, is_last=is_last)
         if not self._session.has_finite_weights():
             raise _nonfinite_weights(self._session.position.step)
         for line in self._saver.take_written():
@@ -198,6 +202,19 @@ class Loop:
             weights=weights,
             weights_metadata=weights_metadata(self._session, weights) if weights else {},
         )
+
+
+def _step_schedule(schedule: Any, *value: float) -> None:
+    """Steps a scheduler; torch's own say so when they were made for fewer steps."""
+    try:
+        schedule.step(*value)
+    except ValueError as error:
+        raise RunFailed(
+            "schedule-is-over",
+            "the learning-rate schedule has come to its end before the training.",
+            because=str(error),
+            fix="make the schedule for as many steps or epochs as are trained",
+        ) from error
 
 
 def _nonfinite_weights(step: int) -> RunFailed:

@@ -20,6 +20,7 @@ from flatout.system.clock import elapsed_s
 
 PARTS = ("data", "copy", "forward", "backward", "optimizer", "checkpoint", "validation", "other")
 _ON_DEVICE = ("copy", "forward", "backward", "optimizer", "other")
+_OF_STEPS = ("data", "copy", "forward", "backward", "optimizer")
 _SAMPLED_EVERY = 16
 
 
@@ -43,6 +44,10 @@ class Meter:
         self._last_s = now_s
         if self._events is not None:
             self._events.mark(part)
+
+    def steps_s(self) -> float:
+        """Seconds the host has spent on steps: without validation, checkpoints and epochs' ends."""
+        return sum(self._split_s[part] for part in _OF_STEPS)
 
     def begin_step(self) -> None:
         """An update begins: on a GPU, one in so many is looked at."""

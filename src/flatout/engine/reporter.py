@@ -1,4 +1,4 @@
-"""Lines about the training, ten a second at most, from losses that are read late."""
+"""Lines about the training, ten a second at most and fewer later, from losses read late."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from flatout.errors import RunFailed
 from flatout.nouns.lines import EpochEnded, Progress
 from flatout.system.clock import elapsed_s, now_s
 
-_LINES_PER_S = 10
+# Until so many seconds after the start, a line every so many seconds.
+_PACE = ((60.0, 0.1), (3600.0, 1.0), (float("inf"), 10.0))
 _SKIPS_TOLD = 10
 
 
@@ -30,38 +31,46 @@ class Reporter:
         self._journal = journal
         self._meter = meter
         self._losses = Losses(session.device)
-        self._line_s = elapsed_s()
+        self._began_s = self._line_s = elapsed_s()
         self._line_samples = 0
+        self._line_losses: list[tuple[float, int]] = []
         self._num_skips = 0
 
     def add(self, loss: Tensor, num_samples: int) -> None:
         """Takes note of an update."""
         self._losses.add(loss, num_samples)
         self._line_samples += num_samples
-        if elapsed_s() - self._line_s >= 1 / _LINES_PER_S:
+        if self._is_due():
             self.tell()
 
-    def tell(self, *, is_waiting: bool = False) -> None:
-        """Writes a line about the updates since the last one.
+    def _is_due(self) -> bool:
+        """Whether it is time for a line: seldomer as a run grows, or a day would fill 300 MB."""
+        now = elapsed_s()
+        every_s = next(every_s for until_s, every_s in _PACE if now - self._began_s < until_s)
+        return now - self._line_s >= every_s
+
+    def tell(self, *, is_waiting: bool = False, is_last: bool = False) -> None:
+        """Takes in the losses of the updates since the last call; writes a line if it is time.
 
         Args:
             is_waiting: waits for the losses of all updates made so far.
+            is_last: writes the line in any case.
 
         Raises:
             RunFailed: nonfinite-loss.
         """
         position = self._session.position
         losses = self._losses.take(is_waiting=is_waiting)
-        finite = []
         for index, (loss, num_samples) in enumerate(losses):
             if loss - loss != 0.0:  # true for NaN and the infinities
                 self._nonfinite(loss, len(losses) - index + self._losses.num_pending())
             else:
-                finite.append((loss, num_samples))
+                self._line_losses.append((loss, num_samples))
                 position.epoch_loss_sum += loss * num_samples
                 position.epoch_loss_samples += num_samples
-        if self._line_samples:
-            self._write_line(finite)
+        if self._line_samples and (is_last or self._is_due()):
+            self._write_line(self._line_losses)
+            self._line_losses = []
 
     def end_epoch(self) -> None:
         """Writes the epoch's mean loss."""

@@ -10,14 +10,19 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flatout.engine.checkpoint import write_checkpoint, write_tensors
+from flatout.engine.checkpoint import write_checkpoint
+from flatout.engine.meter import Meter
 from flatout.engine.state import Packed
+from flatout.engine.tensor_file import write_tensors
 from flatout.nouns.lines import Checkpointed
+from flatout.system import store
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.runs import RunFolder
 
 _SHARE = 0.02
 _LEAST_INTERVAL_S = 5.0
+# However dear a checkpoint: more than this is not to be lost.
+_LARGEST_INTERVAL_S = 1800.0
 # Before the first one was measured: a slow disk, so that the first comes rather late than dear.
 _ASSUMED_BYTES_PER_S = 100e6
 
@@ -38,30 +43,36 @@ class Saver:
     Args:
         folder: the run's folder.
         every: steps between checkpoints; None chooses the interval by cost.
+        meter: knows how long the steps take.
     """
 
-    def __init__(self, folder: RunFolder, every: int | None) -> None:
+    def __init__(self, folder: RunFolder, every: int | None, meter: Meter) -> None:
         self._folder = folder
+        self._meter = meter
         self._every = every
         self._writing: _Writing | None = None
         self._written: list[Checkpointed] = []
         self._interval_s = _LEAST_INTERVAL_S
         self._last_save_s = elapsed_s()
         self._step = 0
-        # When, and at which step, training was last without a write beside it.
+        # Seconds in steps, and the step, when training was last without a write beside it.
         self._undisturbed: tuple[float, int] | None = None
         self.cost_s = 0.0
 
     def expect_size(self, num_bytes: int) -> None:
         """Chooses the first interval by the state's size, before any cost was measured."""
         cost_s = num_bytes / _ASSUMED_BYTES_PER_S
-        self._interval_s = max(_LEAST_INTERVAL_S, cost_s / _SHARE)
+        self._set_interval(cost_s)
+
+    def _set_interval(self, cost_s: float) -> None:
+        fair_s = max(_LEAST_INTERVAL_S, cost_s / _SHARE)
+        self._interval_s = min(fair_s, _LARGEST_INTERVAL_S)
 
     def is_due(self, step: int) -> bool:
         """Whether the state after this step is to be saved; to be asked after each step."""
         self._step = step
         if self._undisturbed is None:
-            self._undisturbed = (elapsed_s(), step)
+            self._undisturbed = (self._meter.steps_s(), step)
         if self._writing is not None and not self._writing.thread.is_alive():
             self._account(self._writing, is_beside=True)
         if self._every is not None:
@@ -74,12 +85,12 @@ class Saver:
         Waits for the one before, if that is still being written.
         """
         began_s = elapsed_s()
-        step_s = self._undisturbed_step_s(began_s)
+        step_s = self._undisturbed_step_s()
         self.finish()
         taken = snapshot()
         self._last_save_s = began_s
-        now = elapsed_s()
-        self._writing = _Writing(self._folder, taken, now - began_s, step_s, now)
+        stall_s = elapsed_s() - began_s
+        self._writing = _Writing(self._folder, taken, stall_s, step_s, self._meter.steps_s())
         self._writing.thread.start()
 
     def finish(self) -> None:
@@ -94,26 +105,28 @@ class Saver:
         written, self._written = self._written, []
         return written
 
-    def _undisturbed_step_s(self, now: float) -> float | None:
+    def _undisturbed_step_s(self) -> float | None:
         """How long a step takes without a write beside it; None before there were any."""
         if self._writing is not None or self._undisturbed is None:
             return None
         since_s, step = self._undisturbed
-        return (now - since_s) / (self._step - step) if self._step > step else None
+        if self._step <= step:
+            return None
+        return (self._meter.steps_s() - since_s) / (self._step - step)
 
     def _account(self, done: _Writing, *, is_beside: bool) -> None:
         """Adds up what a checkpoint has cost, from step to step, and sets the interval by it."""
         self._writing = None
-        now = elapsed_s()
-        self._undisturbed = (now, self._step)
+        steps_s = self._meter.steps_s()
+        self._undisturbed = (steps_s, self._step)
         if done.error is not None:
             raise done.error
         slowdown_s = 0.0
         if is_beside and done.step_s is not None:
-            steps_s = (self._step - done.taken.step) * done.step_s
-            slowdown_s = max(0.0, now - done.began_s - steps_s)
+            undisturbed_s = (self._step - done.taken.step) * done.step_s
+            slowdown_s = max(0.0, steps_s - done.began_steps_s - undisturbed_s)
         self.cost_s += done.stall_s + slowdown_s
-        self._interval_s = max(_LEAST_INTERVAL_S, (done.stall_s + slowdown_s) / _SHARE)
+        self._set_interval(done.stall_s + slowdown_s)
         self._written.append(
             Checkpointed(
                 at=now_s(),
@@ -135,12 +148,12 @@ class _Writing:
         taken: Snapshot,
         stall_s: float,
         step_s: float | None,
-        began_s: float,
+        began_steps_s: float,
     ) -> None:
         self.taken = taken
         self.stall_s = stall_s
         self.step_s = step_s
-        self.began_s = began_s
+        self.began_steps_s = began_steps_s
         self.write_s = 0.0
         self.size_bytes = 0
         self.error: BaseException | None = None
@@ -149,10 +162,16 @@ class _Writing:
 
     def _write(self) -> None:
         taken = self.taken
+        began_s = elapsed_s()
         try:
+            # Before the checkpoint that calls them the best: after it, nobody would write them.
             if taken.weights is not None:
-                write_tensors(self._folder.weights, taken.weights.tensors, taken.weights_metadata)
+                write_tensors(
+                    taken.weights.tensors, taken.weights_metadata, lambda _: self._folder.weights
+                )
+            # The state says how long metrics.jsonl is: that much of it must be there as well.
+            store.sync_file(self._folder.metrics)
             self.size_bytes = write_checkpoint(self._folder, taken.step, taken.packed)
         except BaseException as error:  # noqa: BLE001 - raised again where training goes on
             self.error = error
-        self.write_s = elapsed_s() - self.began_s
+        self.write_s = elapsed_s() - began_s

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flatout.engine import precision, randomness
 from flatout.engine.batches import placer
@@ -87,6 +88,7 @@ def process_settings(recipe: Recipe) -> Iterator[None]:
     threads = torch.get_num_threads()
     matmul = torch.get_float32_matmul_precision()
     is_deterministic = torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
     try:
@@ -101,7 +103,7 @@ def process_settings(recipe: Recipe) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(matmul)
-        torch.use_deterministic_algorithms(is_deterministic)
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = cudnn
 
@@ -128,7 +130,22 @@ class Session:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         set_implementation(self.optimizer, recipe.optimizer_implementation.value)
         schedule = built.experiment.schedule
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            raise UsageError(
+                "bad-experiment",
+                "LBFGS computes the loss several times in each step, which no recipe can do.",
+                fix="use another optimizer",
+            )
         self.schedule: Any = schedule(self.optimizer) if schedule is not None else None
+        if isinstance(self.schedule, ReduceLROnPlateau) and (
+            built.experiment.schedule_every == "step" or built.experiment.validation_data is None
+        ):
+            raise UsageError(
+                "bad-experiment",
+                "ReduceLROnPlateau goes by the metric `best` after each validated epoch.",
+                because="there is no `validation_data`, or `schedule_every` is `step`",
+                fix="give validation data and leave schedule_every at `epoch`",
+            )
         # Schedulers warn if they do not see the optimizer's own step, which is not always called.
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)

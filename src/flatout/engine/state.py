@@ -18,18 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatout.engine.tensor_file import DTYPES
 from flatout.errors import RunFailed, UsageError
 
 Tree = Any
 
+
 # What a safetensors file holds.
-_STORED = {
-    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16,
-    torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    torch.float8_e4m3fn, torch.float8_e5m2,
-}  # fmt: skip
-
-
 @dataclass
 class Packed:
     """A state taken apart: a JSON tree, and its tensors as contiguous copies on the CPU."""
@@ -92,7 +87,7 @@ class _Packer:
             raise _cannot_store(path, f"a {tensor.layout} tensor", "a dense one")
         if tensor.dtype.is_complex:
             raise _cannot_store(path, f"a tensor of {tensor.dtype}", "torch.view_as_real(tensor)")
-        if tensor.dtype not in _STORED:
+        if tensor.dtype not in DTYPES:
             raise _cannot_store(path, f"a tensor of {tensor.dtype}", "one of a whole-byte type")
         # Read back, there would be nothing to copy into: each element stands for several.
         if tensor.numel() and 0 in tensor.stride() and not tensor.is_contiguous():
@@ -200,6 +195,7 @@ def _unpacked(tree: Tree, tensors: dict[str, Tensor], known: dict[str, Tensor]) 
 
 def _with_stride(tensor: Tensor, stride: list[int] | None) -> Tensor:
     if stride is None:
-        return tensor
+        # The library gives the file's memory itself; the file must be free to be deleted.
+        return tensor.clone()
     shaped = torch.empty_strided(tuple(tensor.shape), tuple(stride), dtype=tensor.dtype)
     return shaped.copy_(tensor)

@@ -66,7 +66,8 @@ class Step:
         parts = self._parts
         buffers = [buffer.clone() for buffer in self._buffers]
         loss = self._accumulate(update)
-        if parts.skips_nonfinite and not bool(loss.isfinite()):
+        if parts.skips_nonfinite and not self._is_finite(loss):
+            loss = loss * torch.nan
             for buffer, kept in zip(self._buffers, buffers, strict=True):
                 buffer.copy_(kept)
         else:
@@ -77,6 +78,14 @@ class Step:
             parameter.grad = None
         self._meter.mark("optimizer")
         return loss
+
+    def _is_finite(self, loss: Tensor) -> bool:
+        """Whether the loss and every gradient are finite; a scaler looks at gradients itself."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        if self._parts.scaler is not None or not gradients:
+            return bool(loss.isfinite())
+        norms = torch._foreach_norm(gradients, float("inf"))
+        return bool(torch.stack([loss.float(), *(norm.float() for norm in norms)]).isfinite().all())
 
     def _accumulate(self, update: list[MicroBatch]) -> Tensor:
         if len(update) == 1:

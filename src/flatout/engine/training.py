@@ -79,8 +79,6 @@ def train(
     if resume is not None:
         folder = find_run(resume)
         spec, change = read_run(folder).header.spec, Change(fixed=fixed)
-        # A request to stop from before was meant for an earlier session.
-        folder.stop.unlink(missing_ok=True)
     else:
         spec = ExperimentSpec(name="notebook", seed=seed, fixed=fixed)
         header = RunHeader(
@@ -124,7 +122,7 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
     """Trains with the run's journal open, and tells there what goes wrong."""
     checkpoint, damaged = read_checkpoint(task.folder)
     state = checkpoint.state if checkpoint is not None else None
-    journal = Journal(task.folder, state["metrics_bytes"] if state else 0, task.echo)
+    journal = Journal(task.folder, task.echo)
     course: Course | None = None
     step = checkpoint.step if checkpoint is not None else 0
     try:

@@ -28,7 +28,8 @@ class StopRequest:
 
 @contextlib.contextmanager
 def watched_file(path: Path, request: StopRequest) -> Iterator[None]:
-    """Asks for a stop when the file appears; removes it when it is over."""
+    """Asks for a stop when the file appears. One from before was meant for somebody else."""
+    path.unlink(missing_ok=True)
     is_over = threading.Event()
 
     def poll() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -82,6 +83,21 @@ def move_into_place(part: Path, path: Path) -> None:
                 raise
             time.sleep(_RENAME_PAUSE_S)
     sync_folder(path.parent)
+
+
+def copy_atomically(source: Path, path: Path) -> None:
+    """Copies a file, whole or not at all; when this returns the copy is on the disk."""
+    part = part_path(path)
+    with mapped_os_errors(path):
+        shutil.copyfile(source, part)
+        sync_file(part)
+        move_into_place(part, path)
+
+
+def sync_file(path: Path) -> None:
+    """Puts on the disk what anybody has written to a file."""
+    with mapped_os_errors(path), open(path, "r+b") as file:
+        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -172,7 +188,7 @@ def read_lines_from(path: Path, offset: int, kind: Any) -> tuple[list[Any], int]
             return [], 0
     whole = content[: content.rfind(b"\n") + 1]
     decoder = msgspec.json.Decoder(kind)
-    return [_decode(decoder, line, path) for line in whole.splitlines()], start + len(whole)
+    return [decode_line(decoder, line, path) for line in whole.splitlines()], start + len(whole)
 
 
 def _is_line_end(file: BinaryIO, offset: int) -> bool:
@@ -182,7 +198,8 @@ def _is_line_end(file: BinaryIO, offset: int) -> bool:
     return file.read(1) == b"\n"
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], line: bytes, path: Path) -> Any:
+def decode_line(decoder: msgspec.json.Decoder[Any], line: bytes, path: Path) -> Any:
+    """A line of a JSONL file as a value; a damaged one is named."""
     try:
         return decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

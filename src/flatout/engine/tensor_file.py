@@ -1,0 +1,94 @@
+"""Tensors to a safetensors file: whole, synced, and hashed on the way.
+
+Reading is the library's. Writing is done here, because its writer copies every tensor while no
+other Python code can run (training goes on meanwhile), leaves a file of its own behind when it is
+killed, and needs NumPy. The format is an 8-byte little-endian length, a JSON header, the bytes.
+Source: https://github.com/huggingface/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flatout.system import store
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ALIGNMENT = 8
+
+
+def write_tensors(
+    tensors: dict[str, Tensor], metadata: dict[str, str], path_of: Callable[[str], Path]
+) -> tuple[int, str]:
+    """Writes a safetensors file atomically.
+
+    Args:
+        tensors: contiguous tensors on the CPU, by name.
+        metadata: texts for the header.
+        path_of: gives the file's final path from its SHA-256.
+
+    Returns:
+        Its size in bytes and its SHA-256.
+    """
+    part = store.part_path(path_of("tensors"))
+    digest = hashlib.sha256()
+    with store.mapped_os_errors(part):
+        try:
+            with open(part, "wb") as file:
+                for piece in _pieces(tensors, metadata):
+                    file.write(piece)
+                    digest.update(piece)
+                file.flush()
+                os.fsync(file.fileno())
+                size_bytes = file.tell()
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+        store.move_into_place(part, path_of(digest.hexdigest()))
+    return size_bytes, digest.hexdigest()
+
+
+def _pieces(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
+    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    offset = 0
+    # Widest first, as the library does, so that each tensor's data is aligned for its type.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    for name, tensor in ordered:
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    yield len(text).to_bytes(8, "little") + text
+    for _, tensor in ordered:
+        num_bytes = tensor.numel() * tensor.element_size()
+        if num_bytes:
+            # The tensor's own memory, without a copy; the tensor outlives the write.
+            yield memoryview((ctypes.c_char * num_bytes).from_address(tensor.data_ptr())).cast("B")
