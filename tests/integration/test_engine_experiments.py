@@ -185,7 +185,7 @@ def test_schedule_that_is_too_short_is_not_our_own_fault(write: Any, tell: Tell)
     with pytest.raises(FlatoutError) as caught:
         train(folder, ExperimentSpec(name="mine", file=str(path), fixed=spec.fixed))
     assert caught.value.rule == "schedule-is-over"
-    assert "total number of steps" in (caught.value.because or "")
+    assert "total steps" in (caught.value.because or "")
 
 
 # Loading.
