@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -273,12 +274,17 @@ def difference(folder: RunFolder, reference: RunFolder, history: bytes) -> str |
         return "losses or metrics differ"
     if _tensors(folder.weights) != _tensors(reference.weights):
         return "the weights differ"
-    last, expected = folder.checkpoint_steps()[-1], reference.checkpoint_steps()[-1]
-    tensors = [
-        _tensors(place.checkpoints / f"{step:06d}" / "rank0.safetensors")
-        for place, step in ((folder, last), (reference, expected))
-    ]
-    return "the last checkpoint differs" if last != expected or tensors[0] != tensors[1] else None
+    return "the last checkpoint differs" if _last(folder) != _last(reference) else None
+
+
+def _last(folder: RunFolder) -> tuple[int, Any, Any]:
+    """The last checkpoint: its step, its tensors, and all else but how long things took."""
+    step = folder.checkpoint_steps()[-1]
+    place = folder.checkpoints / f"{step:06d}"
+    [tensors] = place.glob("rank0-*.safetensors")
+    state = json.loads((place / "rank0.json").read_bytes())["state"]["dict"]
+    rest = [[name, tree] for name, tree in state if name not in ("split_s", "metrics_bytes")]
+    return step, _tensors(tensors), rest
 
 
 def _tensors(path: Path) -> dict[str, dict[str, Any]]:

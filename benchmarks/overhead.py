@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import dated
+import psutil
 
 from flatout.nouns.measurement import Measurement
 
@@ -161,7 +162,10 @@ def report(
         found = next(m.value for m in measurements if m.name == "flatout/plain")
         verdict = "reached" if found <= GOAL else "missed"
         print(f"goal      flatout <= {GOAL} x plain: {verdict} ({found:.2f}; stretch {STRETCH})")
-    details: dict[str, Any] = {"losses": losses, "goal": GOAL, "stretch": STRETCH}
+    # What else went on: on a busy machine the ratios spread, and spinning threads cost the most.
+    load = psutil.getloadavg()[1]
+    print(f"load      {load:.1f} over the last five minutes, on {machine.cpu.num_threads} threads")
+    details: dict[str, Any] = {"losses": losses, "goal": GOAL, "stretch": STRETCH, "load": load}
     path = dated.write_result("overhead", machine, measurements, details, options.out)
     print(f"written   {path}")
     return 0 if is_same else 1
