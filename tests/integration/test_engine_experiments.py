@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -296,3 +297,17 @@ def test_what_cannot_be_sent_to_spawned_workers_is_told(
     finding = tell.failure(folder)
     assert finding.rule == "data-cannot-be-sent" and "lambda" in finding.problem
     assert "loader_workers=0" in finding.fixes[0].text
+
+
+@pytest.mark.parametrize("place", ["item", "loss", "nowhere"])
+def test_workers_end_with_the_training(write: Any, place: str) -> None:
+    """Also while somebody, a notebook for example, still holds the error."""
+    before = set(multiprocessing.active_children())
+    folder, spec = write(place=place, action="raise KeyError", loader_workers=2)
+    caught: list[BaseException] = []
+    try:
+        train(folder, spec)
+    except FlatoutError as error:
+        caught.append(error)
+    assert set(multiprocessing.active_children()) <= before
+    assert len(caught) == (place != "nowhere")

@@ -129,6 +129,7 @@ class Course:
         try:
             ending = Loop(session, stretch, around).run()
         finally:
+            session.close()
             # Whatever has happened: what is being written is written to its end.
             self._saver.finish()
             for line in self._saver.take_written():

@@ -44,6 +44,10 @@ class Feed(Protocol):
         """Takes what `state` gave; the next call of `updates` goes on from there."""
         ...
 
+    def close(self) -> None:
+        """Ends what reads ahead: nothing more is asked for."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slicing:
@@ -111,6 +115,9 @@ class TensorFeed:
         """See Feed: the order is a function of the epoch."""
 
     def load_state(self, state: Any) -> None:
+        """See Feed."""
+
+    def close(self) -> None:
         """See Feed."""
 
 

@@ -71,11 +71,12 @@ class LoaderFeed:
             batch_sampler=self._sampler,
             **loading.arguments(),
         )
+        self._batches: Iterator[Any] = iter(())
 
     def updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
         """See Feed."""
         self._sampler.begin(epoch, first)
-        batches = iter(self._loader)
+        batches = self._batches = iter(self._loader)
         for sizes in self._sampler.update_sizes(first):
             yield [(next(batches), size) for size in sizes]
 
@@ -84,6 +85,19 @@ class LoaderFeed:
 
     def load_state(self, state: Any) -> None:
         """See Feed."""
+
+    def close(self) -> None:
+        """See Feed."""
+        _end_workers(self._batches)
+
+
+def _end_workers(batches: Iterator[Any]) -> None:
+    """Ends a loader's workers now. torch does it when nobody holds the loader any more: late, if
+    it is held by the traceback of what ended the training.
+    """
+    end = getattr(batches, "_shutdown_workers", None)
+    if end is not None:
+        end()
 
 
 class _SeededDataset(torch.utils.data.Dataset[Any]):
@@ -174,6 +188,7 @@ class StreamFeed:
         # The stream itself makes the batches: a DataLoader's would all be of one size, and
         # micro-batches of 10 would then make batches of 30 where 24 were asked for.
         self._loader: DataLoader[Any] = DataLoader(self._stream, batch_size=None, **arguments)
+        self._batches: Iterator[Any] = iter(())
         self._generators: dict[str, Any] | None = None
         self._is_restored = False
         self._is_at_end = False
@@ -187,7 +202,8 @@ class StreamFeed:
         if not is_continued:
             self._generators = None
         self._begin_epoch(epoch, is_continued)
-        updates = self._own_generators(iter(self._loader))
+        self._batches = iter(self._loader)
+        updates = self._own_generators(self._batches)
         num_replayed = 0 if is_continued else first
         for update in itertools.islice(updates, num_replayed, None):
             # The source knows that it has ended, and may be back at its beginning.
@@ -243,6 +259,10 @@ class StreamFeed:
         self._generators = state["generators"]
         self._is_at_end = state["is_at_end"]
         self._is_restored = True
+
+    def close(self) -> None:
+        """See Feed."""
+        _end_workers(self._batches)
 
 
 class _Stream(IterableDataset[Any]):

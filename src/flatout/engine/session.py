@@ -229,6 +229,12 @@ class Session:
         self.position = Position(**state["position"])
         randomness.restore_generators(state["generators"], self.device)
 
+    def close(self) -> None:
+        """Ends the processes that read data for it."""
+        for feed in (self.feed, self.validation_feed):
+            if feed is not None:
+                feed.close()
+
     @torch.no_grad()
     def has_finite_weights(self) -> bool:
         """Whether no weight is NaN or infinite: a gradient may be where the loss is not."""
