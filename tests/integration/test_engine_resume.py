@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedules
 
 from flatout.engine import Experiment
+from flatout.errors import FlatoutError
 from flatout.nouns.lines import EpochEnded, Finished, Started, Stopped, Validated
 from flatout.system.runs import RunFolder, read_run
 
@@ -242,6 +243,57 @@ def test_number_of_workers_does_not_change_the_weights(lab: Lab, tell: Tell, pla
     runs = [lab.run(experiment, loader_workers=number) for number in (0, 1, 2)]
     first, *others = map(tell.traces, runs)
     assert all(one == first for one in others)
+
+
+class Unreadable(RuntimeError):
+    """A sample could not be read."""
+
+
+class Interrupted(Augmented):
+    """Cannot give its so-many-th sample, once."""
+
+    def __init__(self, at: list[int]) -> None:
+        self.at = at
+        self.given = 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        sample = super().__getitem__(index)
+        self.given += 1
+        if self.at and self.given == self.at[0]:
+            self.at.pop()
+            raise Unreadable
+        return sample
+
+
+class InterruptedStream(Counted):
+    def __init__(self, at: list[int]) -> None:
+        super().__init__()
+        self.at = at
+        self.given = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        for sample in super().__iter__():
+            self.given += 1
+            if self.at and self.given == self.at[0]:
+                self.at.pop()
+                raise Unreadable
+            yield sample
+
+
+@pytest.mark.parametrize("kind", [Interrupted, InterruptedStream])
+def test_resumed_run_is_identical_when_a_sample_could_not_be_read(
+    lab: Lab, tell: Tell, plain: Plain, kind: Any
+) -> None:
+    whole = lab.run(plain(train_data=lambda: kind([])), loader_workers=0, micro_batch_size=3)
+    # After 10 updates: 50 samples in the first epoch, and three batches of 8.
+    at = [50 + 3 * 8 + 5]
+    parts = lab.new(loader_workers=0, micro_batch_size=3)
+    with pytest.raises(FlatoutError):
+        lab.go_on(parts, plain(train_data=lambda: kind(at)))
+    # What was trained is saved if it can be gone on with exactly; else the run begins again.
+    assert parts.checkpoint_steps() == ([] if kind is InterruptedStream else [10])
+    lab.go_on(parts, plain(train_data=lambda: kind(at)))
+    assert tell.traces(parts) == tell.traces(whole)
 
 
 def test_run_stops_by_its_file_and_goes_on(lab: Lab, tell: Tell, plain: Plain) -> None:

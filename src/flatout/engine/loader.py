@@ -110,14 +110,17 @@ class _SeededDataset(torch.utils.data.Dataset[Any]):
     def __getitems__(self, keys: list[Key]) -> list[Any]:
         # In the training process itself the generators are the model's: they are put back.
         states = None if get_worker_info() else randomness.host_generator_states()
-        samples = []
-        for epoch, index in keys:
-            seed = randomness.mixed_seed(self._seed, "sample", epoch, index)
-            randomness.seed_host_generators(seed)
-            samples.append(self._dataset[index])
-        if states is not None:
-            randomness.restore_host_generators(states)
-        return samples
+        try:
+            return [self._sample(epoch, index) for epoch, index in keys]
+        finally:
+            # Also when a sample cannot be read: then what was trained is saved, generators too.
+            if states is not None:
+                randomness.restore_host_generators(states)
+
+    def _sample(self, epoch: int, index: int) -> Any:
+        seed = randomness.mixed_seed(self._seed, "sample", epoch, index)
+        randomness.seed_host_generators(seed)
+        return self._dataset[index]
 
     def __getitem__(self, key: Key) -> Any:
         return self.__getitems__([key])[0]
