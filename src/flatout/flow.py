@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from flatout import __version__
 from flatout.errors import FlatoutError, UsageError
+from flatout.experiment_text import parse_parameters, parse_settings
 from flatout.nouns.comparison import Comparison, compare_runs
+from flatout.nouns.data_state import DataState
 from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.finding import Finding
-from flatout.nouns.lines import Failed, Fetched, Finished, Line, Metric, Progress, Started, Stopped
+from flatout.nouns.lines import Line
 from flatout.nouns.machine import Machine
-from flatout.nouns.parameters import parse_parameters, parse_settings
 from flatout.nouns.run import Run, RunHeader
 from flatout.nouns.train_request import TrainRequest
 from flatout.system import (
@@ -30,45 +27,25 @@ from flatout.system import (
     store,
     tail,
 )  # fmt: skip
+from flatout.system.attendance import Attendance, conclude, follow
 from flatout.system.interrupts import Interrupts
+from flatout.system.reading import (
+    checkpoint_steps,
+    each_metric,
+    list_runs,
+    milestones,
+    newest_run,
+    split_of,
+)  # fmt: skip
 from flatout.system.runs import RunFolder
+
+# The verbs of which there is nothing to say here but where they are.
+__all__ = [
+    "checkpoint_steps", "conclude", "each_metric", "follow", "list_runs", "milestones", "split_of",
+]  # fmt: skip
 
 # How long a resume waits for a run that has been asked to stop.
 STOP_LIMIT_S = 30.0
-
-
-@dataclass(kw_only=True)
-class Session:
-    """A training under way, seen from outside.
-
-    ending: the line that told its end, once it came. has_begun: it trains, or downloads its data.
-    """
-
-    folder: RunFolder
-    machine: Machine
-    worker: child.Worker
-    tail: tail.Tail
-    ending: Finished | Stopped | Failed | None = None
-    has_begun: bool = False
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a session. finding: why it failed; exit_code: 0 for an end in good order."""
-
-    run: Run
-    finding: Finding | None = None
-    exit_code: int = 0
-
-
-class DataState(msgspec.Struct, frozen=True, kw_only=True):
-    """A data set that flatout knows. folder: where it was found, else None."""
-
-    name: str
-    title: str
-    licence: str
-    source: str
-    size_bytes: int
-    folder: str | None
 
 
 def probe(python: str) -> Machine:
@@ -79,21 +56,26 @@ def probe(python: str) -> Machine:
     return machine.probe(LocalSystem(), python)
 
 
-def begin(request: TrainRequest, *, is_attached: bool = True) -> Session:
-    """Makes a new run, or takes up an old one, and starts a worker on it."""
+def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = True) -> Attendance:
+    """Makes a new run, or takes up an old one, and starts a worker on it.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed before there was a worker.
+    """
     request.check()
-    old = reopen(request) if request.resume else None
+    old = reopen(request, interrupts) if request.resume else None
     header = store.read_json(old.header, RunHeader) if old else None
     spec = header.spec if header else specify(request)
-    change = request.change if old else None
-    python = environments.find_interpreter(request.python or (header.python if header else None))
+    python = choose_interpreter(request, old, header)
     version = environments.check_interpreter(python, __version__)
     machine = probe(python)
     environments.require_torch(machine, version)
+    interrupts.give_way()
     folder = old or prepare(spec, machine, request.run_id)
     end = tail.Tail(folder, is_from_end=True)
+    change = request.change if old else None
     worker = child.start_worker(python, folder, change=change, is_attached=is_attached)
-    return Session(folder=folder, machine=machine, worker=worker, tail=end)
+    return Attendance(folder=folder, machine=machine, worker=worker, tail=end)
 
 
 def specify(request: TrainRequest) -> ExperimentSpec:
@@ -112,6 +94,15 @@ def specify(request: TrainRequest) -> ExperimentSpec:
     )
 
 
+def choose_interpreter(
+    request: TrainRequest, old: RunFolder | None, header: RunHeader | None
+) -> str:
+    """The interpreter that trains: the one asked for, the run's own, or this one."""
+    if old and header and not request.python:
+        environments.require_own(header.python, old.path)
+    return environments.find_interpreter(request.python or (header.python if header else None))
+
+
 def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFolder:
     """Makes the folder of a new run, with a copy of the experiment's file in it."""
     header = RunHeader(
@@ -124,26 +115,28 @@ def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFo
     )
     folder = runs.create_run(header)
     if spec.file:
-        sources.copy_source(Path(spec.file), folder.path / "experiment.py")
+        sources.copy_source(Path(spec.file), folder.experiment)
     return folder
 
 
-def reopen(request: TrainRequest) -> RunFolder:
+def reopen(request: TrainRequest, interrupts: Interrupts) -> RunFolder:
     """The run that a request goes on with, once nobody else trains in it.
 
     Raises:
-        UsageError: unknown-run, run-in-use, run-is-finished.
+        UsageError: unknown-run, run-in-use, run-is-finished, experiment-file-not-found.
     """
     folder = runs.find_run(request.resume or "")
     if folder.stop.exists():
-        tail.wait_until_free(folder, STOP_LIMIT_S)
+        tail.wait_until_free(folder, STOP_LIMIT_S, interrupts)
     tail.refuse_if_taken(folder)
-    if runs.read_run(folder).status == "finished" and request.epochs is None:
+    run = runs.read_run(folder)
+    if run.status == "finished" and request.epochs is None:
         raise UsageError(
             "run-is-finished",
             f"the run {folder.path.name} has reached its end.",
             fix=f"train it longer: flatout train --resume {folder.path.name} --epochs N",
         )
+    sources.require_source(run.header.spec.file, folder.experiment)
     return folder
 
 
@@ -154,34 +147,6 @@ def is_stopping(request: TrainRequest) -> bool:
         return False
     folder = runs.find_run(request.resume)
     return folder.stop.exists() and folder.lock().is_taken()
-
-
-def follow(session: Session, interrupts: Interrupts) -> Iterator[list[Line]]:
-    """New lines until the worker has ended; Ctrl-C once asks it to stop, twice kills it."""
-    for lines in tail.follow_lines(session.tail, session.worker.is_running):
-        if interrupts.count > 1:
-            session.worker.kill()
-        elif interrupts.count == 1 and session.ending is None and not session.folder.stop.exists():
-            # Asked again if it vanishes: a worker that is only beginning clears an old request.
-            session.folder.request_stop()
-        session.has_begun |= any(isinstance(line, Started | Fetched) for line in lines)
-        endings = [line for line in lines if isinstance(line, Finished | Stopped | Failed)]
-        session.ending = endings[-1] if endings else session.ending
-        yield lines
-
-
-def conclude(session: Session) -> Outcome:
-    """What came of a session whose worker has ended."""
-    run = runs.read_run(session.folder)
-    code = session.worker.exit_code()
-    if isinstance(session.ending, Failed):
-        # The worker may also have been killed while it ended, after it had told why.
-        exit_code = code if code in (1, 2, 3) else 1
-        return Outcome(run=run, finding=session.ending.finding, exit_code=exit_code)
-    if session.ending is None and code is not None:
-        finding = child.worker_died(session.folder, code)
-        return Outcome(run=run, finding=finding, exit_code=3 if code == 3 else 1)
-    return Outcome(run=run)
 
 
 def watch(text: str) -> Iterator[list[Line]]:
@@ -204,37 +169,19 @@ def stop(text: str) -> Run:
     return runs.read_run(folder)
 
 
+def find(text: str) -> Path:
+    """The folder of a run, whether it can be read or not."""
+    return runs.find_run(text).path
+
+
 def read(text: str) -> Run:
     """Everything that is known about a run, but its metrics by step."""
     return runs.read_run(runs.find_run(text))
 
 
-def read_metrics(run: Run) -> list[Metric]:
-    """Loss, rates and validations of a run by step."""
-    return store.read_lines(RunFolder(Path(run.folder)).metrics, Metric)
-
-
-def split_of(run: Run) -> dict[str, float]:
-    """Where a run's time went, in seconds: as its end told, else as far as it has come."""
-    if run.finished and run.status == "finished":
-        return run.finished.split_s
-    told = [line.split_s for line in read_metrics(run) if isinstance(line, Progress)]
-    return told[-1] if told else {}
-
-
-def checkpoint_steps(run: Run) -> list[int]:
-    """Steps of the checkpoints that a run has kept."""
-    return RunFolder(Path(run.folder)).checkpoint_steps()
-
-
-def list_runs() -> list[Run]:
-    """All runs, oldest first."""
-    return [runs.read_run(RunFolder(path)) for path in runs.run_paths()]
-
-
-def remove(text: str) -> None:
+def remove(folder: Path) -> None:
     """Deletes a run for good."""
-    runs.remove_run(runs.find_run(text))
+    runs.remove_run(RunFolder(folder))
 
 
 def compare(texts: Sequence[str]) -> Comparison:
@@ -254,7 +201,7 @@ def export_tensorboard(text: str, folder: str, *, is_following: bool) -> Path:
 
     run = read(text)
     with Writer(run.id, Path(folder)) as writer:
-        for lines in watch(text) if is_following else [read_metrics(run)]:
+        for lines in watch(text) if is_following else [each_metric(run)]:
             writer.write(lines)
     return writer.folder
 
@@ -265,15 +212,19 @@ def next_step() -> tuple[str, str]:
     if machine.framework("torch") is None:
         choice = environments.choose_torch(machine, sys.version_info[:2])
         return environments.install_command(machine.python, choice), f"no torch here; {choice.why}"
-    paths = runs.run_paths()
-    if not paths:
+    run = newest_run()
+    if run is None:
         return "flatout train digits", "trains on 1,797 small pictures that are part of flatout"
-    run = runs.read_run(RunFolder(paths[-1]))
     if run.status in ("stopped", "interrupted", "new"):
         return f"flatout train --resume {run.id}", f"{run.id} was {run.status} at step {run.step}"
     if run.status == "running":
         return f"flatout show {run.id} --follow", f"{run.id} is being trained"
-    return "flatout show last", f"{run.id} has {run.status}"
+    return f"flatout show {run.id}", f"{run.id} has {run.status}"
+
+
+def own_command() -> str:
+    """What to type for `flatout` here."""
+    return environments.own_command()
 
 
 def record_crash(text: str) -> Path:

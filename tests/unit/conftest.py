@@ -37,14 +37,23 @@ class CommandLine:
         self.experiment = str(folder / "mine.py")
         shutil.copy(CASES / "mine.py", self.experiment)
 
-    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
-        """Starts a command line."""
+    def environment(self, **more: str) -> dict[str, str]:
+        """What a command line sees: a shell that finds `flatout`, and nothing that is ours."""
+        programs = self.folder / "programs"
+        programs.mkdir(exist_ok=True)
+        (programs / ("flatout.exe" if IS_WINDOWS else "flatout")).touch(0o755)
         # PYTHONPATH would put the real engine in the place of the fake one.
         dropped = ("PYTHONPATH", "NO_COLOR", "FORCE_COLOR")
         kept = {name: value for name, value in os.environ.items() if name not in dropped}
+        path = os.pathsep.join([str(programs), kept.get("PATH", "")])
+        ours = {"FLATOUT_STATE": str(self.state), "FLATOUT_DATA": "", "PATH": path}
+        return {**kept, **ours, **more}
+
+    def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
+        """Starts a command line."""
         return subprocess.Popen(
             [sys.executable, "-P", "-c", START, *arguments],
-            env={**kept, "FLATOUT_STATE": str(self.state), "FLATOUT_DATA": "", **more},
+            env=self.environment(**more),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=self.folder,
         )  # fmt: skip

@@ -57,14 +57,14 @@ def test_start_worker_gives_it_a_group_of_its_own(cli: Any) -> None:
     wait_for(lambda: not folder.lock().is_taken())
 
 
-def test_start_worker_forgets_an_old_request_to_stop(cli: Any) -> None:
-    folder = run_folder(cli)
+def test_start_worker_leaves_a_request_to_stop_to_whoever_takes_the_lock(
+    cli: Any, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
     folder.request_stop()
-    worker = start(cli, folder)
-    try:
-        assert not folder.stop.exists()
-    finally:
-        worker.kill()
+    # The request may be meant for somebody who was quicker to take the run.
+    child.start_worker(cli.python, folder, change=None, is_attached=True).kill()
+    assert folder.stop.exists()
 
 
 @NOT_ON_WINDOWS
@@ -116,7 +116,34 @@ def test_check_interpreter_when_it_holds_the_same_flatout(cli: Any) -> None:
 def test_check_interpreter_when_it_holds_another_flatout(cli: Any) -> None:
     with pytest.raises(UsageError, match=r"has flatout 0\.1\.0, this is 9\.9") as caught:
         environments.check_interpreter(cli.python, "9.9")
-    assert caught.value.fix == f"{cli.python} -m pip install flatout==9.9"
+    # These are sources: nobody has published them.
+    assert caught.value.fix == f'{cli.python} -m pip install "{Path(__file__).parents[2]}"'
+
+
+def test_require_own_when_a_run_is_somebody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+    environments.require_own("/any/python", tmp_path / "state" / "runs" / "mine-0001")
+    environments.require_own(sys.executable, tmp_path / "stick" / "mine-0001")
+    with pytest.raises(UsageError) as caught:
+        environments.require_own("/any/python", tmp_path / "stick" / "mine-0001")
+    assert caught.value.rule == "run-from-elsewhere"
+    assert '--python "/any/python"' in caught.value.fix
+
+
+@NOT_ON_WINDOWS
+def test_own_command_when_the_shell_does_not_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "python"))
+    assert environments.own_command() == f"{tmp_path}/env/python -m flatout"
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "flatout").touch(0o755)
+    assert environments.own_command() == f"{tmp_path}/env/flatout"
+    (tmp_path / "flatout").touch(0o755)
+    assert environments.own_command() == "flatout"
 
 
 @NOT_ON_WINDOWS

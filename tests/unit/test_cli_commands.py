@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,7 +87,7 @@ def test_bare_flatout_when_a_run_was_stopped(cli: Any) -> None:
     if "pip install" in cli.run().stdout:
         pytest.skip("needs torch's metadata in this environment: it suggests to install torch")
     cli.run(*cli.train())
-    assert "    flatout show last\n" in cli.run().stdout
+    assert "    flatout show mine-0001\n" in cli.run().stdout
     events = cli.runs / "mine-0001" / "events.jsonl"
     lines = events.read_text().splitlines()
     events.write_text("\n".join(lines[:-1]) + "\n")
@@ -169,6 +170,49 @@ def test_runs_rm_asks_first(cli: Any) -> None:
     done = cli.run("runs", "rm", "last", "--yes", "--json")
     assert json.loads(done.stdout) == {"deleted": ["mine-0001"]}
     assert not (cli.runs / "mine-0001").exists()
+
+
+def test_runs_when_one_is_damaged(cli: Any) -> None:
+    cli.run(*cli.train())
+    bad = cli.runs / "bad"
+    bad.mkdir()
+    (bad / "run.json").write_text("{")
+    listed = cli.run("runs")
+    assert listed.returncode == 0
+    assert re.search(r"mine-0001 +mine +finished", listed.stdout)
+    assert re.search(r"bad +damaged", listed.stdout)
+    assert "remove it: flatout runs rm bad" in listed.stderr
+    document = json.loads(cli.run("runs", "--json").stdout)
+    assert [run["status"] for run in document] == ["finished", "damaged"]
+    # Neither stands in the way of the next step, nor of being removed.
+    assert "see: damaged-file" in cli.run("show", "bad").stderr
+    assert cli.run().returncode == 0
+    assert cli.run("runs", "rm", "bad", "--yes").returncode == 0
+    assert not bad.exists()
+
+
+def test_runs_rm_when_a_folder_is_named(cli: Any) -> None:
+    cli.run(*cli.train())
+    elsewhere = cli.folder / "mine-0001"
+    shutil.copytree(cli.runs / "mine-0001", elsewhere)
+    assert cli.run("runs", "rm", str(elsewhere), "--yes").returncode == 0
+    assert not elsewhere.exists()
+    assert (cli.runs / "mine-0001").exists()
+
+
+def test_show_with_json_gives_every_line(cli: Any) -> None:
+    cli.run(*cli.train())
+    document = json.loads(cli.run("show", "last", "--json").stdout)
+    assert set(document) == {"run", "checkpoints", "metrics"}
+    kinds = [line["kind"] for line in document["metrics"]]
+    assert kinds.count("progress") == 6 and kinds.count("validated") == 3
+
+
+def test_commands_are_told_as_they_can_be_typed(cli: Any) -> None:
+    cli.run(*cli.train())
+    told = cli.run("show", "last", PATH="").stdout
+    assert " flatout train" not in told
+    assert re.search(r"\S*(/flatout|\\flatout.exe| -m flatout) train --resume mine-0001", told)
 
 
 def test_runs_and_compare_as_tables_and_as_json(cli: Any) -> None:

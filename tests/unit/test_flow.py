@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -188,6 +189,44 @@ def test_resume_when_finished_needs_more_epochs(cli: Any) -> None:
     assert "flatout train --resume mine-0001 --epochs N" in refused.stderr
     assert cli.run("train", "--resume", "last", "--epochs", "6").returncode == 0
     assert read(cli, "last")["step"] == 12
+
+
+@NOT_ON_WINDOWS
+def test_resume_when_interrupted_while_it_waits(cli: Any) -> None:
+    end(cli.start(*cli.train("--detach", **{**SLOW, "mode": "stubborn"})))
+    pid = read(cli, "last")["started"]["pid"]
+    (cli.runs / "mine-0001" / "stop").touch()
+    waiting = cli.start("train", "--resume", "last")
+    assert waiting.stdout is not None
+    assert "waiting for it" in waiting.stdout.readline()
+    waiting.send_signal(signal.SIGINT)
+    code, _, stderr = end(waiting)
+    os.kill(pid, signal.SIGKILL)
+    assert (code, stderr.strip()) == (130, "interrupted")
+
+
+def test_resume_when_the_experiment_was_renamed(cli: Any) -> None:
+    cli.run(*cli.train())
+    Path(cli.experiment).rename(cli.folder / "yours.py")
+    refused = cli.run("train", "--resume", "last", "--epochs", "9")
+    assert refused.returncode == 2
+    kept = cli.runs / "mine-0001" / "experiment.py"
+    assert f'"{kept}" "{cli.experiment}"' in refused.stderr
+    assert "see: experiment-file-not-found" in refused.stderr
+    kept.rename(cli.experiment)
+    assert cli.run("train", "--resume", "last", "--epochs", "9").returncode == 0
+
+
+def test_resume_when_a_folder_from_elsewhere_names_the_interpreter(cli: Any) -> None:
+    cli.run(*cli.train())
+    elsewhere = cli.folder / "stick"
+    (cli.runs / "mine-0001").rename(elsewhere)
+    asked = ["train", "--resume", str(elsewhere), "--epochs", "9"]
+    refused = cli.run(*asked)
+    assert refused.returncode == 2
+    assert "see: run-from-elsewhere" in refused.stderr
+    done = cli.run(*asked, "--python", cli.python)
+    assert done.returncode == 0, done.stderr
 
 
 @NOT_ON_WINDOWS

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.errors import UsageError
-from flatout.nouns.parameters import Parameter, parse_parameters, parse_settings
+from flatout.experiment_text import Parameter, parse_parameters, parse_settings
 
 SOURCE = """
 import torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -13,9 +14,9 @@ import pytest
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
-from flatout.nouns.lines import Failed, Line, Stopped, Validated, Warned
+from flatout.nouns.lines import Checkpointed, Failed, Line, Progress, Stopped, Validated, Warned
 from flatout.nouns.run import RunHeader
-from flatout.system import runs, store
+from flatout.system import reading, runs, store
 
 
 def header(run_id: str) -> RunHeader:
@@ -144,6 +145,10 @@ def test_run_paths_when_other_things_lie_there(tmp_path: Path) -> None:
 
 FINDING = Finding(rule="nan-loss", severity="error", problem="the loss is NaN.")
 WARNED = Warned(at=1.0, step=1, finding=FINDING)
+PROGRESS = Progress(
+    at=4.0, step=20, epoch=1, loss=0.5, samples_per_s=None, learning_rate=0.1, memory_bytes=None,
+    split_s={"forward": 4.0},
+)  # fmt: skip
 STOPPED = Stopped(at=2.0, step=4, reason="asked to")
 FAILED = Failed(at=2.0, step=4, finding=FINDING)
 
@@ -185,6 +190,43 @@ def test_read_run_when_lines_are_torn(tmp_path: Path) -> None:
             file.write(b'{"kind":"fin')
     run = runs.read_run(folder)
     assert (run.status, run.step, run.validations) == ("stopped", 9, (validated,))
+
+
+def test_read_run_decodes_of_the_metrics_only_what_it_needs(tmp_path: Path) -> None:
+    folder = runs.create_run(header("digits-0001"), tmp_path)
+    validated = Validated(at=3.0, step=9, epoch=1, metrics={"accuracy": 0.9}, is_best=True)
+    with open(folder.metrics, "wb") as file:
+        file.write(msgspec.json.encode(validated) + b"\n")
+        file.write(b'{"kind":"progress", this is never looked at}\n' * 5)
+        file.write(msgspec.json.encode(PROGRESS) + b"\n")
+    run = runs.read_run(folder)
+    assert (run.step, run.validations) == (20, (validated,))
+
+
+def test_read_run_tells_what_checkpoints_cost(tmp_path: Path) -> None:
+    folder = runs.create_run(header("digits-0001"), tmp_path)
+    line = Checkpointed(at=1.0, step=9, stall_s=0.1, write_s=1.0, slowdown_s=0.1, size_bytes=8)
+    append(folder, line, line)
+    lines = store.Lines(folder.metrics)
+    lines.append(PROGRESS)
+    lines.close()
+    cost = runs.read_run(folder).checkpointing
+    assert cost is not None
+    assert (cost.num_written, cost.stall_s, cost.share) == (2, 0.1, pytest.approx(0.1))
+
+
+def test_list_runs_when_there_are_many_and_one_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
+    make(tmp_path / "runs", *(f"digits-{number:04d}" for number in range(100)))
+    (tmp_path / "runs" / "digits-0099" / "events.jsonl").write_text("no JSON\n")
+    began_s = time.perf_counter()
+    found = reading.list_runs()
+    assert time.perf_counter() - began_s < 2.0, "asking for a lock must not wait"
+    assert [run.status for run in found] == ["new"] * 99 + ["damaged"]
+    newest = reading.newest_run()
+    assert newest is not None and newest.id == "digits-0098"
 
 
 def test_read_run_when_its_header_is_damaged(tmp_path: Path) -> None:

@@ -11,12 +11,20 @@ from typing import Any
 
 import pytest
 
-from flatout.cli import wording
+from flatout.cli import show, wording
 from flatout.cli.progress import TrainingState
 from flatout.nouns.comparison import compare_runs
 from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import EpochEnded, Finished, Progress, Started, Validated
-from flatout.nouns.run import Run, RunHeader
+from flatout.nouns.lines import (
+    Checkpointed,
+    EpochEnded,
+    Finished,
+    Progress,
+    Started,
+    Stopped,
+    Validated,
+)
+from flatout.nouns.run import Run, RunHeader, checkpointing
 
 LENGTHS = ("num_steps", "num_epochs", "steps_per_epoch")
 
@@ -129,10 +137,59 @@ def test_closing_text_names_the_best_and_what_a_resume_begins_with() -> None:
         validations=(validated(10, 0.9, is_best=True), validated(20, 0.8)),
     )  # fmt: skip
     assert wording.closing_text(stopped) == (
-        "accuracy 90.0 % · validation loss 0.25 (best, at step 10) · step 95/100 · "
+        "accuracy 90.0 % · validation loss 0.25 (best, at step 10) · "
+        "epoch 10/10 · step 95/100 · "
         "checkpoint at step 90"
     )
     assert "a resume begins anew" in wording.closing_text(run(status="interrupted"))
+
+
+def test_closing_text_says_why_it_ended_early() -> None:
+    early = Finished(
+        at=0.0, step=50, train_s=1.0, split_s={}, num_samples_seen=9, reason="early stopping: 3"
+    )
+    assert "early stopping: 3" in wording.closing_text(run(finished=early))
+    stopped = Stopped(at=0.0, step=50, reason="terminated")
+    assert "terminated" in wording.closing_text(run(status="stopped", stopped=stopped))
+    # What ended an earlier session says nothing about this one.
+    assert "early" not in wording.closing_text(run(status="interrupted", finished=early))
+
+
+def test_cost_text_tells_what_checkpoints_cost() -> None:
+    told = [
+        Checkpointed(at=0.0, step=9, stall_s=0.01, write_s=0.2, slowdown_s=0.02, size_bytes=2048),
+        Checkpointed(at=0.0, step=18, stall_s=0.03, write_s=0.4, slowdown_s=0.0, size_bytes=2048),
+    ]
+    cost = checkpointing(told, share=None, train_s=3.0)
+    assert cost is not None
+    assert wording.cost_text(cost) == (
+        "2 written · 20 ms of standstill each · 10 ms of slowdown · 300 ms to write 2.0 KiB · "
+        "2.00 % of the time lost"
+    )
+    told_share = checkpointing(told, share=0.005, train_s=3.0)
+    assert told_share is not None
+    assert wording.cost_text(told_share, is_short=True) == (
+        "2 written · 20 ms of standstill each · 0.50 % of the time lost"
+    )
+    assert checkpointing([], share=0.0, train_s=1.0) is None
+
+
+def test_wrapped_keeps_short_parts_together() -> None:
+    text = "accuracy 98.3 % · validation loss 0.06 (best, at step 130) · epoch 3/3 · step 135/135"
+    lines = show._wrapped(text, 68)
+    assert lines == [
+        "accuracy 98.3 % · validation loss 0.06 (best, at step 130) ·", "epoch 3/3 · step 135/135",
+    ]  # fmt: skip
+    assert show._wrapped(text * 99, None) == [text * 99]
+
+
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("samples_per_s", "rate"), ("train_s", "in all"), ("forward_s", "forward"),
+     ("peak_memory_bytes", "peak memory")],
+)  # fmt: skip
+def test_plain_name(name: str, plain: str) -> None:
+    assert wording.plain_name(name) == plain
 
 
 @pytest.mark.parametrize(
@@ -168,9 +225,7 @@ def test_train_on_a_terminal_moves_and_stays_within_80_columns(cli: Any) -> None
     import pty
 
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "FLATOUT_STATE": str(cli.state), "TERM": "xterm", "COLUMNS": "80"}
-    for name in ("PYTHONPATH", "NO_COLOR", "FORCE_COLOR"):
-        environment.pop(name, None)
+    environment = cli.environment(TERM="xterm", COLUMNS="80")
     src = str(Path(wording.__file__).parents[2])
     start = f"import sys; sys.path.insert(0, {src!r}); import flatout.__main__ as m; m.main()"
     process = subprocess.Popen(

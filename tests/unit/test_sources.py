@@ -6,12 +6,22 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import UsageError
-from flatout.nouns.parameters import parse_parameters
+from flatout.experiment_text import parse_parameters
 from flatout.system import sources
 
 
 def test_built_in_names_are_the_files_of_the_folder() -> None:
     assert {"digits", "mlp", "mnist"} <= set(sources.built_in_names())
+
+
+def test_a_built_in_whose_file_has_underscores_is_named_with_dashes() -> None:
+    names = sources.built_in_names()
+    assert "mnist-large" in names
+    assert not [name for name in names if "_" in name]
+    assert "Adadelta" in sources.find_source("mnist-large").text
+    with pytest.raises(UsageError) as caught:
+        sources.find_source("mnist_large")
+    assert "did you mean `mnist-large`?" in caught.value.fix
 
 
 def test_find_source_of_every_built_in_has_an_experiment() -> None:

@@ -96,6 +96,7 @@ class Display:
         self._stop_moving()
         self._console.print()
         show.print_lines(self._console, list(_closing_lines(run, split)))
+        show.print_next_lines(self._console, run)
 
     def _stop_moving(self) -> None:
         if self._live:
@@ -128,7 +129,8 @@ class Display:
             ProgressBar(total=1.0, completed=state.share or 0.0, width=24),
             Text(state.quality),
         )
-        return Group(Text(""), row, Text(f"{'':{width}}  {state.speed}"))
+        speed = wording.DOT.join(filter(None, [state.steps, state.speed]))
+        return Group(Text(""), row, Text(f"{'':{width}}  {speed}"))
 
     def _print_plainly(self, is_milestone: bool) -> None:
         state = self._state
@@ -142,7 +144,9 @@ class Display:
             done_text = _download_text(newest.done_bytes, newest.total_bytes)
             text = f"downloading {newest.name}{wording.DOT}{done_text}"
         else:
-            text = wording.DOT.join(filter(None, [state.place, state.quality, state.speed]))
+            text = wording.DOT.join(
+                filter(None, [state.place, state.steps, state.quality, state.speed])
+            )
         self._console.print(text, soft_wrap=True)
 
 
@@ -176,5 +180,6 @@ def _closing_lines(run: Run, split: dict[str, float]) -> Iterable[tuple[str, str
         whole = seconds_text(sum(split.values()))
         parts = [f"{name} {share}" for name, _, share in wording.shares(split)]
         yield "time", wording.DOT.join([whole, *parts[:5]])
+    if run.checkpointing and run.status != "running":
+        yield "checkpoints", wording.cost_text(run.checkpointing, is_short=True)
     yield "kept in", wording.home_text(run.folder)
-    yield from wording.next_lines(run)

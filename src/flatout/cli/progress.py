@@ -59,8 +59,17 @@ class TrainingState:
         if per_epoch and epochs:
             # The last step of an epoch still belongs to it.
             return f"epoch {max(self.step - 1, 0) // per_epoch + 1}/{epochs}"
-        steps = f"/{count_text(self.started.num_steps)}" if self.started.num_steps else ""
-        return f"step {count_text(self.step)}{steps}"
+        return self._step_text
+
+    @property
+    def steps(self) -> str:
+        """The step where `place` tells the epoch: "step 690/3,220"; else nothing."""
+        return self._step_text if self.place.startswith("epoch") else ""
+
+    @property
+    def _step_text(self) -> str:
+        num_steps = self.started.num_steps if self.started else None
+        return f"step {count_text(self.step)}" + (f"/{count_text(num_steps)}" if num_steps else "")
 
     @property
     def quality(self) -> str:

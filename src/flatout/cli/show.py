@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -14,25 +15,25 @@ from rich.text import Text
 
 from flatout.cli import wording
 from flatout.nouns.comparison import Comparison
+from flatout.nouns.data_state import DataState
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import EpochEnded, Metric, Validated
 from flatout.nouns.machine import Machine
 from flatout.nouns.recipe import Recipe
-from flatout.nouns.run import Run
+from flatout.nouns.run import DamagedRun, Run
 from flatout.nouns.units import bytes_text
-
-if TYPE_CHECKING:
-    from flatout.flow import DataState
 
 _STATUS_STYLES = {
     "finished": "green", "running": "green", "stopped": "yellow", "interrupted": "yellow",
-    "new": "yellow", "failed": "red",
+    "new": "yellow", "failed": "red", "damaged": "red",
 }  # fmt: skip
 _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
-# Wide enough that nothing is broken in two for whoever reads a pipe.
-_PIPE_WIDTH = 1000
+# Wide enough that no table is broken in two for whoever reads a pipe.
+_PIPE_WIDTH = 10_000
 _NUM_VALIDATIONS = 12
 _LABEL_WIDTH = 12
+# Longest part of a line that is kept together.
+_WHOLE = 40
 
 
 def make_console(*, is_error: bool = False) -> Console:
@@ -56,6 +57,17 @@ def print_json(value: Any) -> None:
     sys.stdout.write(text.decode() + "\n")
 
 
+def print_long_json(head: dict[str, Any], name: str, values: Iterable[Any]) -> None:
+    """One document on stdout, of which the last member may be longer than memory."""
+    text = msgspec.json.format(msgspec.json.encode(head), indent=2).decode()
+    sys.stdout.write(f'{text.removesuffix("}").rstrip()},\n  "{name}": [')
+    separator = "\n    "
+    for value in values:
+        sys.stdout.write(separator + msgspec.json.encode(value).decode())
+        separator = ",\n    "
+    sys.stdout.write("\n  ]\n}\n")
+
+
 def print_note(text: str) -> None:
     """A message for people, beside the output."""
     make_console(is_error=True).print(text, soft_wrap=True)
@@ -66,8 +78,7 @@ def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
     lines = list(lines)
     indent = max([_LABEL_WIDTH, *(len(label) + 1 for label, _ in lines)])
     for label, text in lines:
-        room = max(20, console.width - indent)
-        for part in _wrapped(text, room):
+        for part in _wrapped(text, _room(console, indent)):
             console.print(Text.assemble((f"{label:<{indent}}", "bold"), part), soft_wrap=True)
             label = ""
 
@@ -84,15 +95,16 @@ def print_finding(finding: Finding, console: Console | None = None) -> None:
         console.print(f"    {text}", soft_wrap=True)
     for fix in finding.fixes:
         is_prose = ", " in fix.text or "; " in fix.text
+        text = _typeable(fix.text)
         if is_prose:
-            _print_wrapped(console, Text("  fix: "), fix.text)
+            _print_wrapped(console, Text("  fix: "), text)
         else:
-            console.print(f"  fix: {fix.text}", soft_wrap=True)
+            console.print(f"  fix: {text}", soft_wrap=True)
     console.print(f"  see: {finding.rule}", soft_wrap=True)
 
 
 def _print_wrapped(console: Console, first: Text, text: str) -> None:
-    for number, part in enumerate(_wrapped(text, max(20, console.width - len(first)))):
+    for number, part in enumerate(_wrapped(text, _room(console, len(first)))):
         console.print((Text(" " * 4) if number else first) + part, soft_wrap=True)
 
 
@@ -103,17 +115,20 @@ def print_next_step(command: str, why: str) -> None:
     console.print("measured, every choice says why, and nothing that was computed is lost.\n")
     print_lines(console, [("next", why)])
     # On a line of its own and never broken, so that it can be copied.
-    console.print(f"\n    {command}\n", style="bold", soft_wrap=True)
-    print_lines(console, [("all", "flatout --help")])
+    console.print(f"\n    {_typeable(command)}\n", style="bold", soft_wrap=True)
+    print_lines(console, [("all", _typeable("flatout --help"))])
 
 
-def print_runs(runs: Sequence[Run]) -> None:
+def print_runs(runs: Sequence[Run | DamagedRun]) -> None:
     """A line for each run, the newest last."""
     if not runs:
         print_note("no runs yet. Make one: flatout train digits")
         return
     table = _table("run", "experiment", "status", "epochs", "best", "made")
     for run in runs:
+        if isinstance(run, DamagedRun):
+            table.add_row(run.id, "", Text(run.status, _STATUS_STYLES[run.status]), "", "", "")
+            continue
         best = run.best_validation or (run.validations[-1] if run.validations else None)
         table.add_row(
             run.id,
@@ -124,6 +139,10 @@ def print_runs(runs: Sequence[Run]) -> None:
             wording.time_text(run.header.created_at),
         )
     make_console().print(table)
+    for run in runs:
+        if isinstance(run, DamagedRun):
+            remove = _typeable(f"flatout runs rm {run.id}")
+            print_note(f"{run.id}: {run.because}\n  remove it: {remove}")
 
 
 def print_run(
@@ -141,7 +160,9 @@ def print_run(
         ("experiment", wording.experiment_text(run.header.spec)),
         *([("data", wording.data_text(run.started))] if run.started else []),
         ("kept in", wording.home_text(run.folder)),
-        ("checkpoint", wording.checkpoints_text(checkpoints)),
+        ("checkpoints", wording.checkpoints_text(checkpoints)),
+        *([("", wording.cost_text(run.checkpointing))] if run.checkpointing else []),
+        *([("ended", run.ending_reason)] if run.ending_reason else []),
     ])  # fmt: skip
     if run.recipe:
         _print_section(console, "recipe", _recipe_table(run.recipe))
@@ -153,7 +174,14 @@ def print_run(
         console.print()
         print_finding(finding, console)
     console.print()
-    print_lines(console, wording.next_lines(run, is_shown=True))
+    print_next_lines(console, run, is_shown=True)
+
+
+def print_next_lines(console: Console, run: Run, *, is_shown: bool = False) -> None:
+    """What to try with a run; never broken, so that it can be copied."""
+    for label, line in wording.next_lines(run, is_shown=is_shown):
+        text = Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), _typeable(line))
+        console.print(text, soft_wrap=True)
 
 
 def machine_lines(machine: Machine | None) -> list[tuple[str, str]]:
@@ -185,14 +213,15 @@ def print_comparison(comparison: Comparison) -> None:
 
 def print_data(found: Sequence[DataState]) -> None:
     """A few lines for each data set."""
-    console = make_console()
+    lines = []
     for one in found:
-        place = wording.home_text(one.folder) if one.folder else f"flatout data get {one.name}"
-        print_lines(console, [
+        get = f"not here: {_typeable(f'flatout data get {one.name}')}"
+        lines += [
             (one.name, f"{one.title}{wording.DOT}{bytes_text(one.size_bytes)}"),
             ("", f"{one.licence}{wording.DOT}{one.source}"),
-            ("", f"{'in' if one.folder else 'not here:'} {place}"),
-        ])  # fmt: skip
+            ("", f"in {wording.home_text(one.folder)}" if one.folder else get),
+        ]
+    print_lines(make_console(), lines)
 
 
 def ask(question: str) -> bool:
@@ -204,9 +233,33 @@ def ask(question: str) -> bool:
     ).strip().lower() in ("y", "yes")
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    # A line may end in the dot between two parts; beginning with it would look like a list.
-    bound = text.replace(wording.DOT, f"\u00a0{wording.DOT[1:]}")
+def _typeable(text: str) -> str:
+    """Commands in a text as they can be typed where `flatout` is not on the shell's path."""
+    if not _COMMAND.search(text):
+        return text
+    from flatout import flow
+
+    command = wording.near_text(flow.own_command())
+    return _COMMAND.sub(lambda found: command, text)
+
+
+# Not the package (`pip install flatout==0.1.0`), not a sentence about it.
+_COMMAND = re.compile(r"(?<![\w./-])flatout(?= (train|runs|show|compare|data|--help)\b)")
+
+
+def _room(console: Console, indent: int) -> int | None:
+    """How wide text may be; None in a pipe, where whoever reads it breaks lines as they like."""
+    return max(20, console.width - indent) if console.file.isatty() else None
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    if width is None:
+        return [text]
+    # Parts between dots stay whole where they are short. A line may end in the dot between two;
+    # beginning with it would look like a list.
+    parts = text.split(wording.DOT)
+    whole = [part.replace(" ", "\u00a0") if len(part) <= _WHOLE else part for part in parts]
+    bound = f"\u00a0{wording.DOT[1:]}".join(whole) if len(parts) > 1 else text
     lines = textwrap.wrap(bound, width, break_on_hyphens=False, break_long_words=False) or [""]
     return [line.replace("\u00a0", " ") for line in lines]
 

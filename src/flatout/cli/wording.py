@@ -11,7 +11,7 @@ from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Started
 from flatout.nouns.machine import Machine
 from flatout.nouns.recipe import Recipe
-from flatout.nouns.run import Run
+from flatout.nouns.run import Checkpointing, Run
 from flatout.nouns.units import bytes_text, count_text, percent_text, rate_text, seconds_text
 
 DOT = " · "
@@ -65,15 +65,17 @@ def validated_name(name: str) -> str:
 
 
 def progress_text(run: Run) -> str:
-    """How far a run has come: "epoch 3/14", and within an epoch "step 690/3,220"."""
+    """How far a run has come: "epoch 3/14 · step 690/3,220"."""
     started = run.started
     if started is None:
         return "beginning" if run.status == "running" else "not begun"
-    if started.steps_per_epoch and started.num_epochs and run.step % started.steps_per_epoch == 0:
-        return f"epoch {run.step // started.steps_per_epoch}/{started.num_epochs}"
-    return f"step {count_text(run.step)}" + (
-        f"/{count_text(started.num_steps)}" if started.num_steps else ""
-    )
+    steps = f"/{count_text(started.num_steps)}" if started.num_steps else ""
+    step = f"step {count_text(run.step)}{steps}"
+    if not started.steps_per_epoch or not started.num_epochs:
+        return step
+    # The last step of an epoch still belongs to it.
+    epoch = max(run.step - 1, 0) // started.steps_per_epoch + 1
+    return f"epoch {epoch}/{started.num_epochs}{DOT}{step}"
 
 
 def epochs_text(run: Run) -> str:
@@ -160,7 +162,19 @@ def checkpoints_text(steps: Sequence[int]) -> str:
     """Which checkpoints there are."""
     if not steps:
         return "none yet"
-    return f"step{'s' * (len(steps) > 1)} {', '.join(map(count_text, steps))}"
+    return f"kept: step{'s' * (len(steps) > 1)} {', '.join(map(count_text, steps))}"
+
+
+def cost_text(cost: Checkpointing, *, is_short: bool = False) -> str:
+    """What checkpoints cost: how often, how long training stood still, how much time was lost."""
+    stall = f"{seconds_text(cost.stall_s)} of standstill each"
+    parts = [f"{count_text(cost.num_written)} written", stall]
+    if not is_short:
+        parts.append(f"{seconds_text(cost.slowdown_s)} of slowdown")
+        parts.append(f"{seconds_text(cost.write_s)} to write {bytes_text(cost.size_bytes)}")
+    if cost.share is not None:
+        parts.append(f"{percent_text(cost.share, 2)} of the time lost")
+    return DOT.join(parts)
 
 
 def shares(split: Mapping[str, float]) -> list[tuple[str, str, str]]:
@@ -182,6 +196,8 @@ def closing_text(run: Run) -> str:
         parts.insert(0, f"{metrics_text(best.metrics)} (best, at step {count_text(best.step)})")
     elif run.validations:
         parts.insert(0, metrics_text(run.validations[-1].metrics))
+    if run.ending_reason:
+        parts.append(run.ending_reason)
     if run.status not in ("finished", "running"):
         parts.append(
             "checkpoint "
@@ -233,7 +249,12 @@ def plain_value(value: Any) -> str:
 
 def plain_name(name: str) -> str:
     """A row's name without the unit that its values are printed with."""
-    return name.removesuffix("_bytes").removesuffix("_s").removesuffix("_per").replace("_", " ")
+    if name in _PLAIN_NAMES:
+        return _PLAIN_NAMES[name]
+    return name.removesuffix("_bytes").removesuffix("_s").replace("_", " ")
+
+
+_PLAIN_NAMES = {"samples_per_s": "rate", "train_s": "in all"}
 
 
 def value_text(name: str, value: Any) -> str:

@@ -12,10 +12,9 @@ Severity = Literal["error", "warning", "note"]
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """A way out. `safe` may be applied unasked, `ask` changes something, `manual` is for hands."""
+    """A way out, in words or as a command."""
 
     text: str
-    kind: Literal["safe", "ask", "manual"] = "manual"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,10 +78,9 @@ class Checkpointed(Line, frozen=True, kw_only=True):
 
 
 class Stopped(Line, frozen=True, kw_only=True):
-    """The run ended early, in good order: on request, or by early stopping's rule."""
+    """The run ended in good order before its end: somebody asked it to."""
 
     reason: str
-    finding: Finding | None = None
 
 
 class Failed(Line, frozen=True, kw_only=True):

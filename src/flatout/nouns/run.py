@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
-from flatout.nouns.lines import Finished, Started, Validated
+from flatout.nouns.lines import Checkpointed, Finished, Started, Stopped, Validated
 from flatout.nouns.machine import Machine
 from flatout.nouns.recipe import Recipe
 
@@ -26,8 +27,49 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine | None = None
 
 
+class Checkpointing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run's checkpoints have cost it: for how long each stopped training, slowed it down,
+    and was being written beside it (means), and the share of the time they took from training.
+
+    size_bytes: of the last one. share: None where nothing tells how long the training took.
+    """
+
+    num_written: int
+    stall_s: float
+    slowdown_s: float
+    write_s: float
+    size_bytes: int
+    share: float | None
+
+
+def checkpointing(
+    lines: Sequence[Checkpointed], *, share: float | None, train_s: float | None
+) -> Checkpointing | None:
+    """Sums up what a run tells of its checkpoints; None where it has written none.
+
+    share: as the run's end tells; where it is None, it is reckoned from train_s.
+    """
+    if not lines:
+        return None
+    stall_s = sum(line.stall_s for line in lines)
+    slowdown_s = sum(line.slowdown_s for line in lines)
+    if share is None and train_s:
+        share = (stall_s + slowdown_s) / train_s
+    return Checkpointing(
+        num_written=len(lines),
+        stall_s=stall_s / len(lines),
+        slowdown_s=slowdown_s / len(lines),
+        write_s=sum(line.write_s for line in lines) / len(lines),
+        size_bytes=lines[-1].size_bytes,
+        share=share,
+    )
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A run as its folder tells. `interrupted`: nobody works on it and it did not end itself."""
+    """A run as its folder tells. `interrupted`: nobody works on it and it did not end itself.
+
+    finished, stopped: the last such line, though the run may have gone on since.
+    """
 
     folder: str
     header: RunHeader
@@ -39,6 +81,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     validations: tuple[Validated, ...]
     findings: tuple[Finding, ...]
     checkpoint_step: int | None
+    stopped: Stopped | None = None
+    checkpointing: Checkpointing | None = None
+
+    @property
+    def ending_reason(self) -> str | None:
+        """Why it ended before its last epoch, where it did so in good order."""
+        ending = {"finished": self.finished, "stopped": self.stopped}.get(self.status)
+        return ending.reason if ending else None
 
     @property
     def id(self) -> str:
@@ -49,3 +99,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def best_validation(self) -> Validated | None:
         """The validation whose weights are kept, or None where there was none."""
         return next((one for one in reversed(self.validations) if one.is_best), None)
+
+
+class DamagedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of which a file cannot be read. id: its folder's name; because: what is wrong."""
+
+    id: str
+    folder: str
+    because: str
+    status: Literal["damaged"] = "damaged"

@@ -8,8 +8,8 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
-from flatout.nouns.parameters import split_pairs
 from flatout.nouns.recipe import parse_field
+from flatout.nouns.settings import split_pairs
 
 
 class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -81,9 +81,7 @@ def start_worker(
         command.append("--attached")
     if change is not None and change != Change():
         command += ["--change", msgspec.json.encode(change).decode()]
-    # A request to stop from before was meant for an earlier session.
     with mapped_os_errors(folder.log), open(folder.log, "ab") as log:
-        folder.stop.unlink(missing_ok=True)
         process = subprocess.Popen(
             command,
             env={**_ENVIRONMENT, **os.environ},

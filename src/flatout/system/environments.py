@@ -6,14 +6,19 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
 
 from flatout.errors import UsageError
 from flatout.hardware.torch_builds import Place, TorchChoice, choose_build, cpu_build
 from flatout.nouns.machine import Machine
 from flatout.nouns.units import bytes_text
+from flatout.system.command import run
+from flatout.system.folders import runs_folder
 
 _OS_NAMES: dict[str, Literal["linux", "wsl", "windows", "macos"]] = {
     "linux": "linux",
@@ -55,6 +60,23 @@ def find_interpreter(text: str | None) -> str:
     return os.path.abspath(found)
 
 
+def require_own(python: str, folder: Path) -> None:
+    """Makes sure that a run does not choose the program that is run, unless it was made here.
+
+    Raises:
+        UsageError: run-from-elsewhere.
+    """
+    if python == sys.executable or folder.resolve().is_relative_to(runs_folder().resolve()):
+        return
+    raise UsageError(
+        "run-from-elsewhere",
+        f"which interpreter is to train {folder.name}?",
+        because=f"it lies outside of {runs_folder()} and asks for {python}, which somebody else "
+        "may have put there",
+        fix=f'--python "{python}" if you trust it, or an interpreter of yours',
+    )
+
+
 def check_interpreter(python: str, version: str) -> tuple[int, int]:
     """Makes sure that an interpreter holds the flatout that this one is; returns its own version.
 
@@ -78,9 +100,17 @@ def check_interpreter(python: str, version: str) -> tuple[int, int]:
             if found
             else f"{python} has no flatout.",
             because="both sides must speak the same version",
-            fix=f"{python} -m pip install flatout=={version}",
+            fix=f"{python} -m pip install {_own_requirement(version)}",
         )
     return found_python
+
+
+def own_command() -> str:
+    """What to type for `flatout`: its name where the shell finds it, else where it lies."""
+    if shutil.which("flatout"):
+        return "flatout"
+    script = Path(sys.executable).with_name("flatout.exe" if sys.platform == "win32" else "flatout")
+    return str(script) if script.is_file() else f"{sys.executable} -m flatout"
 
 
 def require_torch(machine: Machine, python_version: tuple[int, int]) -> None:
@@ -124,20 +154,33 @@ def install_command(python: str, choice: TorchChoice) -> str:
 
 
 def _ask_version(python: str) -> tuple[tuple[int, int], str | None]:
+    done = run([python, "-c", _ASK_VERSION], timeout_s=60)
     try:
-        done = subprocess.run(
-            [python, "-c", _ASK_VERSION],
-            capture_output=True,
-            timeout=60,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
         found_python, found = json.loads(done.stdout)
         return (found_python[0], found_python[1]), found
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError, IndexError) as error:
+    except (ValueError, TypeError, IndexError) as error:
         raise UsageError(
             "python-not-found",
             f"{python} does not answer as a Python interpreter does.",
-            because=str(error),
+            because=done.reason or done.stderr.strip() or f"its exit code is {done.exit_code}",
             fix="give the path of a Python interpreter, such as .venv/bin/python",
         ) from error
+
+
+def _own_requirement(version: str) -> str:
+    """What pip installs this flatout from: its checkout's folder, else the published version."""
+    checkout = _checkout()
+    return f'"{checkout}"' if checkout else f"flatout=={version}"
+
+
+def _checkout() -> Path | None:
+    """The folder of sources that this flatout runs or was installed from."""
+    try:
+        told = metadata.distribution("flatout").read_text("direct_url.json")
+        source = json.loads(told) if told else {}
+        if "dir_info" in source:
+            return Path(url2pathname(unquote(urlsplit(source["url"]).path)))
+    except (metadata.PackageNotFoundError, ValueError, KeyError):
+        pass  # Not installed, or by something that says nothing: where this file lies tells.
+    folder = Path(__file__).parents[3]
+    return folder if (folder / "pyproject.toml").is_file() else None

@@ -28,5 +28,14 @@ class Interrupts:
         for number, before in self._before.items():
             signal.signal(number, before)
 
+    def give_way(self) -> None:
+        """Ends what is only being prepared, as Ctrl-C does elsewhere; called where that is safe.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        if self.count:
+            raise KeyboardInterrupt
+
     def _count(self, number: int, frame: FrameType | None) -> None:
         self.count += 1

@@ -17,25 +17,28 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flatout.errors import UsageError, nearest
 from flatout.nouns.lines import (
+    Checkpointed,
     Event,
     Failed,
     Finished,
     Metric,
+    Progress,
     RecipeSet,
     Started,
     Stopped,
     Validated,
     Warned,
 )
-from flatout.nouns.run import Run, RunHeader, Status
+from flatout.nouns.run import Run, RunHeader, Status, checkpointing
 from flatout.system import store
 from flatout.system.folders import runs_folder
+from flatout.system.scan import each_line, last_line
 
 # No dot at the end: Windows drops it.
 _ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9_-])?")
@@ -51,6 +54,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights.safetensors"
+        self.experiment = path / "experiment.py"
         self.log = path / "worker.log"
         self.stop = path / "stop"
 
@@ -166,25 +170,30 @@ def find_run(text: str, parent: Path | None = None) -> RunFolder:
 def read_run(folder: RunFolder) -> Run:
     """Everything that is known about a run, from its files alone."""
     events = store.read_lines(folder.events, Event)
-    metrics = store.read_lines(folder.metrics, Metric)
+    # Of the metrics, which grow long, only what is asked for is decoded.
+    newest = last_line(folder.metrics, Metric)
+    validations = each_line(folder.metrics, Metric, [b'"validated"'])
+    progress = last_line(folder.metrics, Metric, b'"progress"')
     steps = folder.checkpoint_steps()
-    recipe_set = _last(events, RecipeSet)
+    recipe_set, finished = _last(events, RecipeSet), _last(events, Finished)
+    status = _status(folder, events)
     return Run(
         folder=str(folder.path),
         header=store.read_json(folder.header, RunHeader),
-        status=_status(folder, events),
-        step=max((line.step for line in [*events, *metrics]), default=0),
+        status=status,
+        step=max((line.step for line in [*events, newest] if line), default=0),
         recipe=recipe_set.recipe if recipe_set else None,
         started=_last(events, Started),
-        finished=_last(events, Finished),
-        validations=tuple(line for line in metrics if isinstance(line, Validated)),
-        findings=tuple(
-            line.finding
-            for line in events
-            if isinstance(line, Warned | Failed | Stopped)
-            if line.finding
-        ),
+        finished=finished,
+        validations=tuple(line for line in validations if isinstance(line, Validated)),
+        findings=tuple(line.finding for line in events if isinstance(line, Warned | Failed)),
         checkpoint_step=steps[-1] if steps else None,
+        stopped=_last(events, Stopped),
+        checkpointing=checkpointing(
+            [line for line in events if isinstance(line, Checkpointed)],
+            share=finished.checkpoint_share if finished and status == "finished" else None,
+            train_s=sum(progress.split_s.values()) if isinstance(progress, Progress) else None,
+        ),
     )
 
 
@@ -224,8 +233,8 @@ def _hidden_path(path: Path) -> Path:
     return hidden
 
 
-def _last(lines: Iterable[object], kind: type | tuple[type, ...]) -> Any:
-    return next((line for line in reversed(list(lines)) if isinstance(line, kind)), None)
+def _last(lines: Sequence[object], kind: type | tuple[type, ...]) -> Any:
+    return next((line for line in reversed(lines) if isinstance(line, kind)), None)
 
 
 def _status(folder: RunFolder, events: list[Event]) -> Status:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from pathlib import Path
 
 import msgspec
@@ -29,8 +30,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def built_in_names() -> list[str]:
-    """Names of the built-in experiments."""
-    return sorted(path.stem for path in _BUILT_INS.glob("*.py") if not path.name.startswith("_"))
+    """Names of the built-in experiments, with dashes where their files have underscores."""
+    stems = [path.stem for path in _BUILT_INS.glob("*.py") if not path.name.startswith("_")]
+    return sorted(stem.replace("_", "-") for stem in stems)
 
 
 def find_source(text: str | None) -> Source:
@@ -48,7 +50,8 @@ def find_source(text: str | None) -> Source:
             fix="name one of them, or a .py file of yours: flatout train digits",
         )
     if text in built_in_names():
-        return Source(name=text, text=(_BUILT_INS / f"{text}.py").read_text(encoding="utf-8"))
+        built_in = _BUILT_INS / f"{text.replace('-', '_')}.py"
+        return Source(name=text, text=built_in.read_text(encoding="utf-8"))
     path = Path(text).expanduser().absolute()
     if path.suffix == ".py" and path.is_file():
         return _read_file(path)
@@ -103,6 +106,33 @@ def copy_source(file: Path, target: Path) -> None:
     with mapped_os_errors(file):
         content = file.read_bytes()
     write_atomically(target, content)
+
+
+def require_source(file: str | None, kept: Path) -> None:
+    """Makes sure that the file a run was begun with is still where it was.
+
+    Args:
+        file: as the run tells; None for a built-in.
+        kept: the copy in the run's folder.
+
+    Raises:
+        UsageError: experiment-file-not-found.
+    """
+    if file is None or Path(file).is_file():
+        return
+    if not kept.is_file():
+        raise UsageError(
+            "experiment-file-not-found",
+            f"the experiment of this run is no longer there: {file}",
+            fix="put the file back; the run goes on with nothing else",
+        )
+    copy = "copy" if sys.platform == "win32" else "cp"
+    raise UsageError(
+        "experiment-file-not-found",
+        f"the experiment of this run is no longer there: {file}",
+        because="it was renamed, moved or deleted; the run holds a copy of it",
+        fix=f'{copy} "{kept}" "{file}"',
+    )
 
 
 def _read_file(path: Path) -> Source:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from flatout.nouns.lines import Event, Line, Metric, Started
 from flatout.system import store
+from flatout.system.interrupts import Interrupts
 from flatout.system.runs import RunFolder, run_in_use
 
 _POLL_S = 0.1
@@ -57,12 +58,16 @@ def follow_lines(tail: Tail, is_working: Callable[[], bool]) -> Iterator[list[Li
         time.sleep(_POLL_S)
 
 
-def wait_until_free(folder: RunFolder, limit_s: float | None = None) -> bool:
+def wait_until_free(
+    folder: RunFolder, limit_s: float | None = None, interrupts: Interrupts | None = None
+) -> bool:
     """Waits until nobody trains in a run's folder; False if somebody still does after limit_s."""
     end = None if limit_s is None else time.monotonic() + limit_s
     while folder.lock().is_taken():
         if end is not None and time.monotonic() >= end:
             return False
+        if interrupts is not None:
+            interrupts.give_way()
         time.sleep(_POLL_S)
     return True
 

@@ -6,6 +6,7 @@ they happen. Parameter `mode`: finish, fail, die, warn, stubborn, fetch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -25,7 +26,13 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(2) from None
+# A request to stop from before was meant for an earlier session.
+with contextlib.suppress(FileNotFoundError):
+    os.remove(os.path.join(folder, "stop"))
 with open(os.path.join(folder, "run.json")) as file:
     told = {"mode": "finish", "steps": 6, "pause": 0.02}
     told.update(json.load(file)["spec"]["parameters"])

@@ -29,15 +29,15 @@ def remove(runs: tuple[str, ...], yes: bool, is_json: bool) -> int:
     from flatout import flow
     from flatout.cli import show
 
-    ids = list(dict.fromkeys(flow.read(text).id for text in runs))
-    if not yes and not show.ask(f"Delete {', '.join(ids)} for good?"):
+    folders = {folder.name: folder for folder in map(flow.find, runs)}
+    if not yes and not show.ask(f"Delete {', '.join(folders)} for good?"):
         show.print_note("nothing was deleted (--yes deletes without asking)")
         return 1
-    for run_id in ids:
-        flow.remove(run_id)
+    for run_id, folder in folders.items():
+        flow.remove(folder)
         show.print_note(f"deleted {run_id}")
     if is_json:
-        show.print_json({"deleted": ids})
+        show.print_json({"deleted": list(folders)})
     return 0
 
 

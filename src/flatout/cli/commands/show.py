@@ -26,11 +26,12 @@ def command(run: str, follow: bool, tensorboard: str | None, is_json: bool) -> i
     elif follow and not _watch(run, is_quiet=is_json):
         return 130
     found = flow.read(run)
-    metrics, checkpoints = flow.read_metrics(found), flow.checkpoint_steps(found)
+    checkpoints = flow.checkpoint_steps(found)
     if is_json:
-        show.print_json({"run": found, "checkpoints": checkpoints, "metrics": metrics})
+        head = {"run": found, "checkpoints": checkpoints}
+        show.print_long_json(head, "metrics", flow.each_metric(found))
     elif not follow:
-        show.print_run(found, metrics, checkpoints, flow.split_of(found))
+        show.print_run(found, flow.milestones(found), checkpoints, flow.split_of(found))
     return 0
 
 

@@ -54,17 +54,17 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     with flow.interrupts() as interrupts, screen as display:
         if flow.is_stopping(request):
             display.say(f"{request.resume} has been asked to stop: waiting for it, at most 30 s")
-        session = flow.begin(request, is_attached=not detach)
-        display.open(flow.read(session.folder.path.name), session.machine)
+        attendance = flow.begin(request, interrupts, is_attached=not detach)
+        display.open(flow.read(str(attendance.folder.path)), attendance.machine)
         was_interrupted = False
-        for lines in flow.follow(session, interrupts):
+        for lines in flow.follow(attendance, interrupts):
             display.take(lines)
-            if detach and session.has_begun:
+            if detach and attendance.has_begun:
                 break
             if interrupts.count == 1 and not was_interrupted:
                 was_interrupted = True
                 display.say("stopping after this step; Ctrl-C again stops at once")
-        outcome = flow.conclude(session)
+        outcome = flow.conclude(attendance)
         if outcome.finding and not interrupts.count:
             display.fail(outcome.finding)
         else:

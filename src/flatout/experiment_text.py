@@ -16,6 +16,7 @@ import msgspec
 
 from flatout.errors import UsageError, nearest
 from flatout.nouns.experiment_spec import Value
+from flatout.nouns.settings import split_pairs
 
 # In the order in which a text is tried for a union: `int | str` takes 3 as a number.
 _KINDS = ("None", "bool", "int", "float", "str")
@@ -118,32 +119,6 @@ def parse_settings(parameters: Sequence[Parameter], settings: Sequence[str]) -> 
             fix=" ".join(f"-s {name}=..." for name in needed),
         )
     return values
-
-
-def split_pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
-    """`key=value` texts as pairs; each key once.
-
-    Raises:
-        UsageError: bad-setting, set-twice.
-    """
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        name = name.strip()
-        if not equals or not name:
-            raise UsageError(
-                "bad-setting",
-                f"`{option} {text}` is not of the form name=value.",
-                fix=f"write {option} {name or 'name'}=value, without spaces around `=`",
-            )
-        if name in pairs:
-            raise UsageError(
-                "set-twice",
-                f"`{name}` is set twice: {pairs[name]} and {value}.",
-                fix="give it once",
-            )
-        pairs[name] = value.strip()
-    return list(pairs.items())
 
 
 def convert(parameter: Parameter, text: str) -> Value:

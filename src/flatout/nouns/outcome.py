@@ -1,0 +1,16 @@
+"""What came of a training that was watched."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.nouns.finding import Finding
+from flatout.nouns.run import Run
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The run as it stands then. finding: why it failed; exit_code: 0 for an end in good order."""
+
+    run: Run
+    finding: Finding | None = None
+    exit_code: int = 0

@@ -1,0 +1,63 @@
+"""What runs tell, beyond what is known of each: read from their folders, a damaged one survived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from flatout.errors import FlatoutError
+from flatout.nouns.lines import Metric, Progress
+from flatout.nouns.run import DamagedRun, Run
+from flatout.system.runs import RunFolder, read_run, run_paths
+from flatout.system.scan import each_line, last_line
+
+
+def list_runs() -> list[Run | DamagedRun]:
+    """All runs, oldest first."""
+    found = [read_or_name(RunFolder(path)) for path in run_paths()]
+    return [run for run in found if run is not None]
+
+
+def newest_run() -> Run | None:
+    """The newest of the runs that can be read, or None."""
+    for path in reversed(run_paths()):
+        run = read_or_name(RunFolder(path))
+        if isinstance(run, Run):
+            return run
+    return None
+
+
+def read_or_name(folder: RunFolder) -> Run | DamagedRun | None:
+    """A run, or what is wrong with it; None if somebody has removed it meanwhile."""
+    try:
+        return read_run(folder)
+    except FlatoutError as error:
+        if not folder.path.exists():
+            return None
+        because = f"{error.problem} {error.because or ''}".strip()
+        return DamagedRun(id=folder.path.name, folder=str(folder.path), because=because)
+
+
+def each_metric(run: Run) -> Iterator[Metric]:
+    """Loss, rates and validations of a run by step, one at a time: there may be very many."""
+    return each_line(RunFolder(Path(run.folder)).metrics, Metric)
+
+
+def milestones(run: Run) -> list[Metric]:
+    """The ends of a run's epochs, and its validations."""
+    words = (b'"epochended"', b'"validated"')
+    found = each_line(RunFolder(Path(run.folder)).metrics, Metric, words)
+    return [line for line in found if not isinstance(line, Progress)]
+
+
+def split_of(run: Run) -> dict[str, float]:
+    """Where a run's time went, in seconds: as its end told, else as far as it has come."""
+    if run.finished and run.status == "finished":
+        return run.finished.split_s
+    told = last_line(RunFolder(Path(run.folder)).metrics, Metric, b'"progress"')
+    return told.split_s if isinstance(told, Progress) else {}
+
+
+def checkpoint_steps(run: Run) -> list[int]:
+    """Steps of the checkpoints that a run has kept."""
+    return RunFolder(Path(run.folder)).checkpoint_steps()
