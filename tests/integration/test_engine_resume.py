@@ -238,8 +238,16 @@ def test_resumed_run_is_identical_when_it_crashed(lab: Lab, tell: Tell, plain: P
     assert [line.step for line in starts] == [0, 0, 5, 10]
 
 
+def mixed(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """A batch in which each sample is mixed with another, by chance."""
+    inputs = torch.stack([one for one, _ in samples])
+    share = random.random() * float(np.random.uniform())
+    labels = torch.tensor([label for _, label in samples])
+    return inputs.lerp(inputs[torch.randperm(len(inputs))], share), labels
+
+
 def test_number_of_workers_does_not_change_the_weights(lab: Lab, tell: Tell, plain: Plain) -> None:
-    experiment = plain(train_data=Augmented, epochs=2)
+    experiment = plain(train_data=Augmented, collate=mixed, epochs=2)
     runs = [lab.run(experiment, loader_workers=number) for number in (0, 1, 2)]
     first, *others = map(tell.traces, runs)
     assert all(one == first for one in others)

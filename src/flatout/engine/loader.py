@@ -67,9 +67,9 @@ class LoaderFeed:
         self.updates_per_epoch: int | None = slicing.updates_per_epoch(len(dataset))
         self._sampler = _KeySampler(len(dataset), slicing)
         self._loader: DataLoader[Any] = DataLoader(
-            _SeededDataset(dataset, slicing.seed),
+            _SeededBatches(dataset, slicing.seed, loading.collate or default_collate),
             batch_sampler=self._sampler,
-            **loading.arguments(),
+            **(loading.arguments() | {"collate_fn": _as_it_is}),
         )
         self._batches: Iterator[Any] = iter(())
 
@@ -100,18 +100,22 @@ def _end_workers(batches: Iterator[Any]) -> None:
         end()
 
 
-class _SeededDataset(torch.utils.data.Dataset[Any]):
-    """Samples by (epoch, index), each fetched under its own seed."""
+class _SeededBatches(torch.utils.data.Dataset[Any]):
+    """Batches by the (epoch, index) of their samples, each fetched under its own seed.
 
-    def __init__(self, dataset: Any, seed: int) -> None:
+    They are collated here, since `collate` may draw random numbers, too.
+    """
+
+    def __init__(self, dataset: Any, seed: int, collate: Callable[[list[Any]], Any]) -> None:
         self._dataset = dataset
         self._seed = seed
+        self._collate = collate
 
-    def __getitems__(self, keys: list[Key]) -> list[Any]:
+    def __getitems__(self, keys: list[Key]) -> Any:
         # In the training process itself the generators are the model's: they are put back.
         states = None if get_worker_info() else randomness.host_generator_states()
         try:
-            return [self._sample(epoch, index) for epoch, index in keys]
+            return self._collate([self._sample(epoch, index) for epoch, index in keys])
         finally:
             # Also when a sample cannot be read: then what was trained is saved, generators too.
             if states is not None:
@@ -122,8 +126,9 @@ class _SeededDataset(torch.utils.data.Dataset[Any]):
         randomness.seed_host_generators(seed)
         return self._dataset[index]
 
-    def __getitem__(self, key: Key) -> Any:
-        return self.__getitems__([key])[0]
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 class _KeySampler:
