@@ -236,7 +236,13 @@ def test_data_list_as_text_and_as_json(cli: Any) -> None:
     folder.mkdir(parents=True)
     (folder / "input.txt").write_text("To be")
     place = {"FLATOUT_DATA": str(folder.parent), "XDG_DATA_HOME": str(cli.folder / "none")}
-    assert "flatout data get mnist" in cli.run("data", "list", **place).stdout
+    listed = cli.run("data", "list", **place).stdout
+    assert "flatout data get mnist" in listed
+    # One column for all, however long a name is.
+    lines = listed.splitlines()
+    (label,) = re.findall(r"^tinyshakespeare +", listed, re.M)
+    width = len(label)
+    assert all(line[width - 1] == " " != line[width] for line in lines)
     document = json.loads(cli.run("data", "list", "--json", **place).stdout)
     found = {one["name"]: one for one in document}
     assert found["tinyshakespeare"]["folder"] == str(folder)

@@ -102,6 +102,13 @@ def test_state_tells_the_place(lines: list[Any], place: str) -> None:
     assert state_of(*lines).place == place
 
 
+def test_state_tells_the_step_beside_the_epoch() -> None:
+    assert state_of(started(), progress(0.0, 11)).steps == "step 11/100"
+    # Not twice, where the step is all that is known of the place.
+    assert state_of(started(num_epochs=None), progress(0.0, 11)).steps == ""
+    assert state_of().steps == ""
+
+
 def test_state_tells_training_loss_apart_from_validation() -> None:
     state = state_of(started(), EpochEnded(at=0.0, step=10, epoch=0, loss=0.125))
     assert state.quality == "loss 0.125"

@@ -170,7 +170,8 @@ def cost_text(cost: Checkpointing, *, is_short: bool = False) -> str:
     stall = f"{seconds_text(cost.stall_s)} of standstill each"
     parts = [f"{count_text(cost.num_written)} written", stall]
     if not is_short:
-        parts.append(f"{seconds_text(cost.slowdown_s)} of slowdown")
+        slowdown = f"{seconds_text(cost.slowdown_s)} of" if cost.slowdown_s > 0 else "no"
+        parts.append(f"{slowdown} slowdown")
         parts.append(f"{seconds_text(cost.write_s)} to write {bytes_text(cost.size_bytes)}")
     if cost.share is not None:
         parts.append(f"{percent_text(cost.share, 2)} of the time lost")
