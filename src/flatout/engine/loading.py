@@ -34,7 +34,7 @@ def load_experiment(spec: ExperimentSpec) -> Experiment:
 
 def _load_module(spec: ExperimentSpec) -> ModuleType:
     if spec.file is None:
-        return importlib.import_module(f"flatout.experiments.{spec.name}")
+        return importlib.import_module(f"flatout.experiments.{spec.name.replace('-', '_')}")
     path = Path(spec.file)
     with mapped_os_errors(path):
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -14,7 +14,11 @@ from flatout.engine import dataset
 
 
 def experiment(
-    lr: float = 5e-3, width: int = 16, batch_size: int = 128, epochs: int = 4
+    lr: float = 5e-3,
+    width: int = 16,
+    batch_size: int = 128,
+    epochs: int = 4,
+    samples: int | None = None,
 ) -> flatout.Experiment:
     """A small convolutional network.
 
@@ -23,6 +27,7 @@ def experiment(
         width: channels of the first convolution; the others have two and four times as many.
         batch_size: images per update.
         epochs: passes over the training images.
+        samples: images to train on, and at most that many to validate on; by default all.
     """
     return flatout.Experiment(
         model=lambda: build_model(width),
@@ -30,8 +35,8 @@ def experiment(
         schedule=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.4),
         loss=loss,
         metrics=metrics,
-        train_data=lambda: read_images("train"),
-        validation_data=lambda: read_images("t10k"),
+        train_data=lambda: read_images("train", samples),
+        validation_data=lambda: read_images("t10k", samples),
         batch_size=batch_size,
         epochs=epochs,
         best="accuracy",
@@ -76,11 +81,12 @@ def normalised(images: Tensor) -> Tensor:
     return (images.float() / 255 - 0.1307) / 0.3081
 
 
-def read_images(part: str) -> tuple[Tensor, Tensor]:
-    """Images (samples, 1, 28, 28) and labels (samples,), both as bytes."""
+def read_images(part: str, samples: int | None) -> tuple[Tensor, Tensor]:
+    """Images (samples, 1, 28, 28) and labels (samples,), both as bytes; None takes all."""
     folder = dataset("mnist")
     images = read_idx(folder / f"{part}-images-idx3-ubyte.gz")
-    return images.unsqueeze(1), read_idx(folder / f"{part}-labels-idx1-ubyte.gz")
+    labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz")
+    return images[:samples].unsqueeze(1), labels[:samples]
 
 
 def read_idx(file: Path) -> Tensor:
