@@ -25,6 +25,7 @@ import pytest
 from flatout.cli.main import main
 from flatout.engine.experiment import Experiment
 from flatout.nouns.recipe import recipe_fields
+from flatout.system.sources import built_in_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -202,6 +203,12 @@ def test_experiments_page_has_every_field_and_no_other() -> None:
     table = sections_of((ROOT / "docs" / "experiments.md").read_text(encoding="utf-8"))["Fields"]
     told = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
     assert told == {field.name for field in fields(Experiment)}
+
+
+def test_builtins_page_has_every_built_in_and_no_other() -> None:
+    text = (ROOT / "docs" / "builtins.md").read_text(encoding="utf-8")
+    assert headings_of(text)[1:] == re.findall(r"^\| \[`([\w-]+)`\]", text, re.MULTILINE)
+    assert sorted(headings_of(text)[1:]) == built_in_names()
 
 
 def commands(
