@@ -14,7 +14,16 @@ import pytest
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
-from flatout.nouns.lines import Checkpointed, Failed, Line, Progress, Stopped, Validated, Warned
+from flatout.nouns.lines import (
+    Checkpointed,
+    Failed,
+    Line,
+    Progress,
+    Started,
+    Stopped,
+    Validated,
+    Warned,
+)
 from flatout.nouns.run import RunHeader
 from flatout.system import reading, runs, store
 
@@ -150,12 +159,25 @@ PROGRESS = Progress(
     split_s={"forward": 4.0},
 )  # fmt: skip
 STOPPED = Stopped(at=2.0, step=4, reason="asked to")
+STARTED = Started(
+    at=1.5, step=0, pid=1, num_steps=8, num_epochs=2, steps_per_epoch=4, num_parameters=3,
+    num_samples=40,
+)  # fmt: skip
 FAILED = Failed(at=2.0, step=4, finding=FINDING)
 
 
 @pytest.mark.parametrize(
     ("events", "status"),
-    [((), "new"), ((WARNED,), "new"), ((STOPPED,), "stopped"), ((WARNED, FAILED), "failed")],
+    [
+        ((), "new"),
+        ((WARNED,), "new"),
+        ((STOPPED,), "stopped"),
+        ((WARNED, FAILED), "failed"),
+        ((STARTED, FAILED), "failed"),
+        # A resume that was refused before it began.
+        ((STARTED, STOPPED, FAILED, FAILED), "stopped"),
+        ((STARTED,), "interrupted"),
+    ],
 )
 def test_read_run_when_nobody_works_on_it(
     tmp_path: Path, events: tuple[Line, ...], status: str
@@ -165,7 +187,7 @@ def test_read_run_when_nobody_works_on_it(
     run = runs.read_run(folder)
     assert run.status == status
     assert run.recipe is None
-    assert len(run.findings) == sum(event is not STOPPED for event in events)
+    assert len(run.findings) == sum(event in (WARNED, FAILED) for event in events)
 
 
 def test_read_run_when_somebody_works_on_it(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 run.json            what is fixed: id, experiment, machine (RunHeader)
 events.jsonl        history: started, recipe, checkpoint, stopped ... (nouns/lines.py)
 metrics.jsonl       loss, rates and validations by step
-checkpoints/000790/ rank0.safetensors and, written after it, rank0.json: then it counts
+checkpoints/000790/ rank0-SHA256.safetensors and, written after it, rank0.json: then it counts
 weights.safetensors the best weights by validation, else the last
 worker.log          what the worker printed
 lock, stop          held while somebody trains; asks them to stop
@@ -241,7 +241,8 @@ def _status(folder: RunFolder, events: list[Event]) -> Status:
     if folder.lock().is_taken():
         return "running"
     ends: dict[type, Status] = {Finished: "finished", Stopped: "stopped", Failed: "failed"}
-    last = _last(events, (Started, Finished, Stopped, Failed))
-    if last is None:
-        return "new"
-    return ends.get(type(last), "interrupted")
+    turns = [line for line in events if isinstance(line, Started | Finished | Stopped | Failed)]
+    # A resume that was refused before it began to train has changed nothing.
+    while len(turns) > 1 and isinstance(turns[-1], Failed) and not isinstance(turns[-2], Started):
+        turns.pop()
+    return ends.get(type(turns[-1]), "interrupted") if turns else "new"
