@@ -311,3 +311,23 @@ def test_workers_end_with_the_training(write: Any, place: str) -> None:
         caught.append(error)
     assert set(multiprocessing.active_children()) <= before
     assert len(caught) == (place != "nowhere")
+
+
+@pytest.mark.usefixtures("write")
+def test_damaged_data_is_named_and_not_trained_on(
+    tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLATOUT_DATA", str(tmp_path / "data"))
+    place = tmp_path / "data" / "mnist"
+    place.mkdir(parents=True)
+    for kind in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (place / f"{kind}-ubyte.gz").write_bytes(b"not what was published")
+    spec = ExperimentSpec(name="mnist", fixed={"num_threads": 1})
+    folder = create_run(
+        RunHeader(id="mnist-0001", created_at=0.0, flatout_version="0", python="", spec=spec)
+    )
+    with pytest.raises(FlatoutError) as caught:
+        train(folder, spec)
+    assert caught.value.rule == "damaged-data"
+    assert str(place) in caught.value.problem
+    assert tell.failure(folder).rule == "damaged-data"
