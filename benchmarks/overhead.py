@@ -30,6 +30,8 @@ import psutil
 from flatout.nouns.measurement import Measurement
 
 GOAL, STRETCH = 0.45, 0.38
+# Each process waits for a quiet moment, but not forever.
+QUIET_PERCENT, PATIENCE_S = 10.0, 20.0
 
 
 def main() -> int:
@@ -75,13 +77,16 @@ def installed(only: str | None) -> list[str]:
 
 
 def run_child(name: str, options: argparse.Namespace) -> dict[str, float]:
-    """One measurement in a fresh process."""
+    """One measurement in a fresh process, begun when the machine is quiet, as far as it gets."""
+    until_s = time.monotonic() + PATIENCE_S
+    while (busy := psutil.cpu_percent(1.0)) > QUIET_PERCENT and time.monotonic() < until_s:
+        pass
     command = [sys.executable, str(Path(__file__).resolve()), "--child", name]
     command += ["--epochs", str(options.epochs), "--device", options.device]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name} failed:\n{done.stdout}{done.stderr}")
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return {**json.loads(done.stdout.splitlines()[-1]), "busy_before_percent": busy}
 
 
 def time_one(name: str, epochs: int, device: str) -> dict[str, float]:
@@ -162,10 +167,11 @@ def report(
         found = next(m.value for m in measurements if m.name == "flatout/plain")
         verdict = "reached" if found <= GOAL else "missed"
         print(f"goal      flatout <= {GOAL} x plain: {verdict} ({found:.2f}; stretch {STRETCH})")
-    # What else went on: on a busy machine the ratios spread, and spinning threads cost the most.
-    load = psutil.getloadavg()[1]
-    print(f"load      {load:.1f} over the last five minutes, on {machine.cpu.num_threads} threads")
-    details: dict[str, Any] = {"losses": losses, "goal": GOAL, "stretch": STRETCH, "load": load}
+    num_busy = sum(
+        one["busy_before_percent"] > QUIET_PERCENT for turn in rounds for one in turn.values()
+    )
+    print(f"quiet     not before {num_busy} of {len(rounds) * len(names)} processes")
+    details = {"losses": losses, "goal": GOAL, "stretch": STRETCH, "num_busy": num_busy}
     path = dated.write_result("overhead", machine, measurements, details, options.out)
     print(f"written   {path}")
     return 0 if is_same else 1
