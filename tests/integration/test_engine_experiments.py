@@ -21,7 +21,6 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.run import RunHeader
-from flatout.system import store
 from flatout.system.runs import RunFolder, create_run, free_id
 
 if TYPE_CHECKING:
@@ -67,6 +66,9 @@ def collate(samples):
     reach("collate")
     return torch.utils.data.default_collate(samples)
 
+def points(count):
+    return torch.randn(count, 6), torch.arange(count) % 3
+
 def schedule(optimizer):
     reach("schedule")
     return torch.optim.lr_scheduler.ConstantLR(optimizer)
@@ -75,8 +77,8 @@ def experiment(lr: float = 0.01):
     reach("experiment")
     return flatout.Experiment(
         model=build, optimizer=lambda p: torch.optim.SGD(p, lr=lr), loss=loss, metrics=metrics,
-        train_data=Points, validation_data=Points, batch_size=8, epochs=2, collate=collate,
-        schedule=schedule,
+        train_data=Points, validation_data=lambda: points(16), batch_size=8, epochs=2,
+        collate=collate, schedule=schedule,
     )
 """
 
@@ -282,18 +284,18 @@ def test_spawned_workers_find_the_classes_of_the_file(
 
 
 def test_what_cannot_be_sent_to_spawned_workers_is_told(
-    write: Any, tell: Tell, tmp_path: Path
+    write: Any, tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, spec = write(loader_workers=1)
     path = Path(spec.file)
     path.write_text(path.read_text().replace("collate=collate", "collate=lambda s: collate(s)"))
-    spec = ExperimentSpec(name="mine", file=str(path), fixed=spec.fixed)
-    header = store.read_json(folder.header, RunHeader)
-    store.write_json(
-        folder.header,
-        RunHeader(id=header.id, created_at=0.0, flatout_version="0", python="", spec=spec),
-    )
-    assert "data-cannot-be-sent" in trained_with_spawn(folder, tmp_path)
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        with pytest.raises(FlatoutError):
+            train(folder, ExperimentSpec(name="mine", file=str(path), fixed=spec.fixed))
+    finally:
+        multiprocessing.set_start_method(before, force=True)
     finding = tell.failure(folder)
     assert finding.rule == "data-cannot-be-sent" and "lambda" in finding.problem
     assert "loader_workers=0" in finding.fixes[0].text
