@@ -97,7 +97,7 @@ def is_same(one: Any, other: Any) -> bool:
 def bytes_of(tensor: Tensor) -> bytes:
     # An empty tensor may have strides that no view of it as bytes can have.
     return (
-        bytes()
+        b""
         if not tensor.numel()
         else bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).tolist())
     )
