@@ -110,9 +110,8 @@ def test_run_ends_when_every_batch_is_skipped(lab: Lab, tell: Tell, plain: Plain
     assert len(told) == 10
 
 
-def test_last_checkpoint_is_finite_when_only_a_gradient_is_not(
-    lab: Lab, tell: Tell, plain: Plain
-) -> None:
+def steep(at: int) -> Any:
+    """A loss whose gradient is NaN in its so-many-th call, although its value is a number."""
     calls = 0
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -121,13 +120,28 @@ def test_last_checkpoint_is_finite_when_only_a_gradient_is_not(
         inputs, labels = batch
         value = nn.functional.cross_entropy(model(inputs), labels)
         # Its value is 0, its gradient 0 * inf.
-        return value + (value * 0).sqrt() if calls == 5 else value
+        return value + (value * 0).sqrt() if calls == at else value
 
+    return loss
+
+
+def test_last_checkpoint_is_finite_when_only_a_gradient_is_not(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
     folder = lab.new(checkpoint_every=1)
-    assert rule_of(lab, plain(loss=loss), folder) == "nonfinite-weights"
+    assert rule_of(lab, plain(loss=steep(5)), folder) == "nonfinite-weights"
     state = tell.state(folder)
     assert state["position"]["step"] == 4
     assert all(value.isfinite().all() for value in state["model"].values())
+
+
+def test_batch_is_skipped_when_only_a_gradient_is_not_finite(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    folder = lab.run(plain(loss=steep(5)), nonfinite_loss="skip")
+    assert all(value.isfinite().all() for value in tell.state(folder)["model"].values())
+    told = [one for one in tell.findings(folder) if one.rule == "nonfinite-loss"]
+    assert len(told) == 1 and "step 5 " in told[0].problem
 
 
 # Experiments that cannot be trained.
@@ -241,20 +255,20 @@ class ScheduleWithFunction:
 
 
 @pytest.mark.parametrize(
-    ("fields", "path"),
+    ("fields", "path", "step"),
     [
-        ({"schedule": ScheduleWithFunction}, "schedule.function"),
-        ({"optimizer": lambda p: KeepsFunctions(p, lr=0.1)}, "optimizer.state.0.function"),
+        ({"schedule": ScheduleWithFunction}, "schedule.function", 0),
+        ({"optimizer": lambda p: KeepsFunctions(p, lr=0.1)}, "optimizer.state.0.function", 1),
     ],
     ids=["before the first step", "after the first step"],
 )
 def test_state_that_cannot_be_stored_is_refused_at_once(
-    lab: Lab, tell: Tell, plain: Plain, fields: dict[str, Any], path: str
+    lab: Lab, tell: Tell, plain: Plain, fields: dict[str, Any], path: str, step: int
 ) -> None:
     folder = lab.new()
     assert rule_of(lab, plain(**fields), folder) == "state-cannot-be-stored"
     assert f"`{path}`" in tell.failure(folder).problem
-    assert tell.events(folder, Failed)[0].step <= 1
+    assert tell.events(folder, Failed)[0].step == step
 
 
 def test_operation_that_does_not_repeat_is_refused(lab: Lab, tell: Tell, plain: Plain) -> None:

@@ -331,6 +331,35 @@ def slowly(experiment: Experiment, folder: RunFolder) -> Experiment:
     return dataclasses.replace(experiment, loss=loss)
 
 
+def test_samples_differ_from_epoch_to_epoch(lab: Lab, plain: Plain) -> None:
+    seen: list[Tensor] = []
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        seen.append(batch[0])
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    fields = {"loss": loss, "validation_data": None, "shuffle": False, "epochs": 2}
+    for data in (Augmented, Replayed):
+        seen.clear()
+        lab.run(plain(train_data=data, **fields), loader_workers=0)
+        assert len(seen) == 14 and not torch.equal(seen[0], seen[7])
+
+
+def test_stream_is_told_its_epochs(lab: Lab, plain: Plain) -> None:
+    told: list[int] = []
+
+    class Listening(Counted):
+        def set_epoch(self, epoch: int) -> None:
+            super().set_epoch(epoch)
+            told.append(epoch)
+
+    experiment = plain(train_data=Listening)
+    folder = lab.new()
+    lab.go_on(folder, experiment, stop_after=10)
+    lab.go_on(folder, experiment)
+    assert told == [0, 1, 1, 2]
+
+
 def test_seed_decides(lab: Lab, tell: Tell, plain: Plain) -> None:
     one, same, other = (tell.traces(lab.run(plain(), seed=seed)) for seed in (3, 3, 4))
     assert one == same
@@ -339,8 +368,9 @@ def test_seed_decides(lab: Lab, tell: Tell, plain: Plain) -> None:
 
 def test_metrics_are_cut_back_when_resumed(lab: Lab, tell: Tell, plain: Plain) -> None:
     folder = lab.new(checkpoint_every=5)
-    lab.crash(folder, plain(), 19)
-    assert [line.epoch for line in tell.metrics(folder, EpochEnded)] == [0, 1]
+    # The first epoch's end, at step 7, came after the checkpoint of step 5.
+    lab.crash(folder, plain(), 9)
+    assert [line.epoch for line in tell.metrics(folder, EpochEnded)] == [0]
     lab.go_on(folder, plain())
     assert [line.epoch for line in tell.metrics(folder, Validated)] == [0, 1, 2]
     steps = [line.step for line in tell.metrics(folder)]
