@@ -223,7 +223,8 @@ def test_experiment_is_refused(lab: Lab, tell: Tell, plain: Plain, name: str) ->
         {"validate_every": 0}, {"validate_every": "batch"}, {"schedule_every": "batch"},
         {"clip_norm": 0.0}, {"clip_norm": -1.0}, {"ema": 1.0}, {"batch_size": 0}, {"epochs": 0},
         {"steps": 5}, {"epochs": None}, {"early_stop": 0},
-        {"early_stop": 3, "validation_data": None},
+        {"early_stop": 3, "validation_data": None}, {"labels": "cat"}, {"labels": [1, 2]},
+        {"labels": ["cat", "dog", "cat"]},
     ],
     ids=str,
 )  # fmt: skip

@@ -6,7 +6,7 @@ all of it again. This file does not import torch: an experiment is described wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,6 +53,7 @@ class Experiment:
             is validated and kept; None keeps none.
         clip_norm: largest 2-norm of all gradients together; None does not clip.
         unit: what a sample is, for rates: `images`, `sequences`.
+        labels: names of the classes that a classifier tells apart, in the order of their numbers.
     """
 
     model: Callable[[], nn.Module]
@@ -75,6 +76,7 @@ class Experiment:
     ema: float | None = None
     clip_norm: float | None = None
     unit: str = "samples"
+    labels: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -99,6 +101,17 @@ class Experiment:
             raise _bad("an experiment needs either `epochs` or `steps`, and not both.")
         if self.ema is not None and not 0 < self.ema < 1:
             raise _bad(f"`ema` is {self.ema}; a decay lies between 0 and 1.")
+        if self.labels is not None:
+            _check_labels(self.labels)
+
+
+def _check_labels(labels: Sequence[str]) -> None:
+    # A text is a sequence of texts too: "cat" would name three classes.
+    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+        raise _bad(f"`labels` is {labels!r}; give a list of texts, one for each class.")
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if list(labels).count(label) > 1)
+        raise _bad(f"`labels` has {twice!r} twice; each class needs a name of its own.")
 
 
 def _bad(problem: str) -> UsageError:
