@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from flatout.engine import randomness
+from flatout.engine.experiment import Experiment
+from flatout.engine.feed import Feed
 from flatout.engine.journal import Journal
 from flatout.engine.session import Session
 from flatout.engine.state import Packed, pack
@@ -29,6 +33,19 @@ _SMALLER_IS_BETTER = (
     "bpc",
     "nll",
 )
+
+
+class Judged(Protocol):
+    """What is validated: a session that trains, or the kept weights of a run."""
+
+    experiment: Experiment
+    validation_feed: Feed | None
+    place: Callable[[Any], Any] | None
+    autocast: Callable[[], AbstractContextManager[Any]]
+
+    def evaluated(self) -> AbstractContextManager[nn.Module]:
+        """The model in evaluation mode, with the weights that are to be judged."""
+        ...
 
 
 class Validator:
@@ -88,7 +105,7 @@ class Validator:
         return patience is not None and self._session.position.num_worse >= patience
 
 
-def validation_metrics(session: Session) -> dict[str, float]:
+def validation_metrics(judged: Judged) -> dict[str, float]:
     """Computes the experiment's metrics, and the loss if they have none, over all samples.
 
     A mean is weighted by its batch's samples; a sum and its count are added up. Nothing is waited
@@ -97,15 +114,14 @@ def validation_metrics(session: Session) -> dict[str, float]:
     Returns:
         Metrics by name.
     """
-    feed = session.validation_feed
+    feed = judged.validation_feed
     assert feed is not None
     sums: dict[str, tuple[Any, Any]] = {}
-    autocast = session.step_parts().autocast
-    with session.evaluated() as model, torch.no_grad():
+    with judged.evaluated() as model, torch.no_grad():
         for batch, num_samples in (micro for update in feed.updates(0, 0) for micro in update):
-            placed = session.place(batch) if session.place is not None else batch
-            with autocast():
-                values = _values(session, model, placed)
+            placed = judged.place(batch) if judged.place is not None else batch
+            with judged.autocast():
+                values = _values(judged.experiment, model, placed)
             for name, value in values.items():
                 total, count = (
                     value if isinstance(value, tuple) else (_wide(value) * num_samples, num_samples)
@@ -120,8 +136,7 @@ def _wide(number: Any) -> Any:
     return number.double() if isinstance(number, Tensor) else number
 
 
-def _values(session: Session, model: nn.Module, batch: Any) -> dict[str, Any]:
-    experiment = session.experiment
+def _values(experiment: Experiment, model: nn.Module, batch: Any) -> dict[str, Any]:
     values = dict(experiment.metrics(model, batch)) if experiment.metrics is not None else {}
     if "loss" not in values:
         values["loss"] = experiment.loss(model, batch)

@@ -20,9 +20,8 @@ from flatout.engine.batches import placer
 from flatout.engine.defaults import chosen_recipe
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
-from flatout.engine.facts import DataKind, Facts, chosen_device, data_kind, experiment_facts
-from flatout.engine.feed import Feed, Slicing, TensorFeed, check_size
-from flatout.engine.loader import LoaderFeed, Loading, StreamFeed
+from flatout.engine.facts import Facts, chosen_device, experiment_facts
+from flatout.engine.feeds import Reading
 from flatout.engine.optim import load_optimizer, match_layout, set_implementation
 from flatout.engine.step import StepParts
 from flatout.errors import UsageError
@@ -152,19 +151,20 @@ class Session:
         decay = built.experiment.ema
         self.average = WeightAverage(self.model, decay) if decay is not None else None
         self.position = Position()
-        self.feed = _feed(built, recipe)
-        self.validation_feed = _validation_feed(built, recipe)
+        reading = Reading(experiment=built.experiment, recipe=recipe, seed=built.seed)
+        self.feed = reading.training_feed(built.train_data, self.device)
+        self.validation_feed = reading.validation_feed(self.device)
         self.place = placer(self.device, is_channels_last)
+        self.autocast = precision.autocast(recipe.precision.value, self.device)
         randomness.seed_generators(randomness.mixed_seed(built.seed, "training"))
 
     def step_parts(self) -> StepParts:
         """What updates are made of."""
-        precision_name = self.recipe.precision.value
         return StepParts(
             model=self.model,
             optimizer=self.optimizer,
             loss=self.experiment.loss,
-            autocast=precision.autocast(precision_name, self.device),
+            autocast=self.autocast,
             scaler=self.scaler,
             average=self.average,
             place=self.place,
@@ -256,50 +256,3 @@ class Session:
                 yield self.model
             finally:
                 self.model.train(was_training)
-
-
-def _feed(built: Built, recipe: Recipe) -> Feed:
-    slicing = Slicing(
-        batch_size=built.experiment.batch_size,
-        micro_batch_size=min(recipe.micro_batch_size.value, built.experiment.batch_size),
-        seed=built.seed,
-        is_shuffled=built.experiment.shuffle,
-    )
-    return _feed_of(built.train_data, built, recipe, slicing)
-
-
-def _validation_feed(built: Built, recipe: Recipe) -> Feed | None:
-    make = built.experiment.validation_data
-    if make is None:
-        return None
-    data = make()
-    batch_size = built.experiment.batch_size
-    slicing = Slicing(
-        batch_size=batch_size,
-        micro_batch_size=min(recipe.micro_batch_size.value, batch_size),
-        seed=built.seed,
-        is_shuffled=False,
-    )
-    return _feed_of(data, built, recipe, slicing)
-
-
-def _feed_of(data: Any, built: Built, recipe: Recipe, slicing: Slicing) -> Feed:
-    kind: DataKind = data_kind(data)
-    is_training = data is built.train_data
-    if kind == "tensors":
-        is_resident = recipe.data_path.value == "resident"
-        feed: Feed = TensorFeed(data, slicing, built.device if is_resident else torch.device("cpu"))
-    else:
-        loading = Loading(
-            num_workers=recipe.loader_workers.value,
-            prefetch=recipe.loader_prefetch.value,
-            pin_memory=recipe.loader_pin_memory.value,
-            persistent=recipe.loader_persistent.value and recipe.loader_workers.value > 0,
-            collate=built.experiment.collate,
-        )
-        make = LoaderFeed if kind == "map-style" else StreamFeed
-        feed = make(data, slicing, loading)
-    if feed.num_samples is not None:
-        name = "train" if is_training else "validation"
-        check_size(feed.num_samples, slicing.batch_size if is_training else 1, name)
-    return feed
