@@ -31,13 +31,20 @@ _STAMP = VENV / "flatout.json"
 # Python 3.11 on Linux, 2026-11-21, and rounded up.
 _OWN_BYTES = (30_000_000, 130_000_000)
 _DEV_BYTES = (70_000_000, 250_000_000)
+# The same of the other tools that some tests compare with.
+_PEER_BYTES = (60_000_000, 200_000_000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the environment is to hold. is_cuda_build_allowed: gigabytes for nothing, if need be."""
+    """What the environment is to hold.
+
+    peers: extras that need torch, and without which the tests that ask for them are skipped.
+    is_cuda_build_allowed: gigabytes for nothing, if need be.
+    """
 
     extras: tuple[str, ...] = ()
+    peers: tuple[str, ...] = ()
     is_cpu_only: bool = False
     is_cuda_build_allowed: bool = False
 
@@ -60,14 +67,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def make_environment(options: argparse.Namespace, extras: tuple[str, ...] = ()) -> Environment:
-    """Makes the environment, or completes it, or finds it ready.
+def make_environment(
+    options: argparse.Namespace, extras: tuple[str, ...] = (), peers: tuple[str, ...] = ()
+) -> Environment:
+    """Makes the environment, or completes it, or finds it ready; see Wanted for the extras.
 
     Raises:
         Problem: when it cannot be made; says what to do.
     """
     wanted = Wanted(
         extras=extras,
+        peers=peers,
         is_cpu_only=options.cpu,
         is_cuda_build_allowed=options.allow_cuda_build,
     )
@@ -75,7 +85,8 @@ def make_environment(options: argparse.Namespace, extras: tuple[str, ...] = ()) 
     choice = chosen_torch(gpus)
     with lock():
         stamp = _read_stamp() if venv_python().exists() else None
-        todo = work_left(stamp, {"own": _own_hash(), "extras": extras}, choice)
+        flatout = {"own": _own_hash(), "extras": extras, "peers": peers}
+        todo = work_left(stamp, flatout, choice)
         if todo:
             _show_plan(gpus, choice, todo)
             _check_disk(choice, todo, extras)
@@ -89,15 +100,15 @@ def make_environment(options: argparse.Namespace, extras: tuple[str, ...] = ()) 
 def work_left(
     stamp: Mapping[str, Any] | None, flatout: Mapping[str, Any], choice: TorchChoice
 ) -> tuple[str, ...]:
-    """What is still to be made of `venv`, `flatout` and `torch`.
+    """What is still to be made of `venv`, `flatout`, `torch` and `peers`.
 
     Args:
         stamp: what an earlier run made; None if nothing that counts.
-        flatout: `own` (hash of what decides its installation) and `extras` that are wanted.
+        flatout: `own` (hash of what decides its installation), `extras` and `peers` wanted.
         choice: the torch that is wanted.
     """
     if stamp is None:
-        return ("venv", "flatout", "torch")
+        return ("venv", "flatout", "torch", *(["peers"] if flatout["peers"] else []))
     todo = []
     if stamp["own"] != flatout["own"] or not set(flatout["extras"]) <= set(stamp["extras"]):
         todo.append("flatout")
@@ -105,6 +116,8 @@ def work_left(
     is_kept = choice.cuda is None and stamp["cuda"] is not None
     if stamp["torch"] != choice.requirement and not is_kept:
         todo.append("torch")
+    if not set(flatout["peers"]) <= set(stamp["extras"]):
+        todo.append("peers")
     return tuple(todo)
 
 
@@ -122,6 +135,8 @@ def _check_disk(choice: TorchChoice, todo: Sequence[str], extras: Sequence[str])
     parts = [_OWN_BYTES, *([_DEV_BYTES] if extras else [])] if "flatout" in todo else []
     if "torch" in todo:
         parts.append((choice.download_bytes, choice.disk_bytes))
+    if "peers" in todo:
+        parts.append(_PEER_BYTES)
     show_and_check(sum(part[0] for part in parts), sum(part[1] for part in parts))
 
 
@@ -137,6 +152,9 @@ def _make(
             _install_flatout(f"[{','.join(extras)}]" if extras else "")
         if "torch" in todo:
             _provide_torch(choice, wanted, is_one_there=is_adopted)
+        # Only now: pip would bring them a torch of its own choice.
+        if "peers" in todo and _has_installed_peers(wanted.peers):
+            extras = sorted({*extras, *wanted.peers})
     except Problem:
         # pip ended in good order: the next attempt can go on with what is there.
         bare_venv.UNFINISHED.unlink(missing_ok=True)
@@ -164,6 +182,14 @@ def _install_flatout(extras: str) -> None:
             fix=f"check the network (`pip config list` tells where pip looks), see {LOG}, then "
             "run this again",
         )
+
+
+def _has_installed_peers(peers: Sequence[str]) -> bool:
+    extras = f"[{','.join(peers)}]"
+    done = pip_install(f"what tests compare flatout with: {extras}", ["--editable", f".{extras}"])
+    if done.exit_code != 0:
+        say("warning", f"not to be had, so tests with it are skipped: {done.last_error()}")
+    return done.exit_code == 0
 
 
 def _provide_torch(choice: TorchChoice, wanted: Wanted, *, is_one_there: bool) -> None:

@@ -165,7 +165,23 @@ def test_work_left_when_something_changed(
     stamp: dict[str, object] | None, extras: list[str], driver: str | None, todo: tuple[str, ...]
 ) -> None:
     choice = choose_build(LINUX, driver, ["8.6"]) if driver else cpu_build(LINUX, "")
-    assert work_left(stamp, {"own": "a", "extras": extras}, choice) == todo
+    assert work_left(stamp, {"own": "a", "extras": extras, "peers": []}, choice) == todo
+
+
+@pytest.mark.parametrize(
+    ("stamp", "todo"),
+    [
+        (None, ("venv", "flatout", "torch", "peers")),
+        # They could not be had before: tried again.
+        ({"own": "a", "extras": ["dev"], **CPU}, ("peers",)),
+        ({"own": "a", "extras": ["dev", "bench"], **CPU}, ()),
+    ],
+)
+def test_work_left_when_peers_are_wanted(
+    stamp: dict[str, object] | None, todo: tuple[str, ...]
+) -> None:
+    wanted = {"own": "a", "extras": ["dev"], "peers": ["bench"]}
+    assert work_left(stamp, wanted, cpu_build(LINUX, "")) == todo
 
 
 def test_shortages_when_a_disk_is_too_full() -> None:
