@@ -23,7 +23,16 @@ from flatout.engine.watch import StopRequest
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
-from flatout.nouns.lines import EpochEnded, Event, Failed, Metric, Validated, Warned
+from flatout.nouns.lines import (
+    Classified,
+    EpochEnded,
+    Event,
+    Failed,
+    Generated,
+    Metric,
+    Validated,
+    Warned,
+)  # fmt: skip
 from flatout.nouns.run import RunHeader
 from flatout.system import store
 from flatout.system.runs import RunFolder, create_run, free_id
@@ -211,7 +220,7 @@ class Tell:
         state = {name: part for name, part in cls.state(folder).items()
                  if name not in _OF_THE_CLOCK}  # fmt: skip
         packed = pack(state)
-        told = cls.metrics(folder, Validated | EpochEnded)  # type: ignore[arg-type]
+        told = cls.metrics(folder, Validated | EpochEnded | Classified | Generated)  # type: ignore[arg-type]
         return {
             "weights": weights_in(folder),
             "tree": packed.tree,

@@ -27,7 +27,7 @@ def example(kind: Any) -> Any:
     if origin is dict:
         return {example(parts[0]): example(parts[1])}
     if origin is tuple:
-        return (example(parts[0]),)
+        return tuple(example(part) for part in parts if part is not Ellipsis)
     fields = msgspec.structs.fields(kind)
     return kind(**{field.name: example(field.type) for field in fields})
 

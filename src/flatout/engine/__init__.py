@@ -7,25 +7,30 @@ For notebooks and scripts:
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from flatout.engine.experiment import Experiment
 
 if TYPE_CHECKING:
+    from flatout.engine.confusion_matrix import Confusion, confusion
     from flatout.engine.datasets import dataset
+    from flatout.engine.sampling import sampled_tokens
     from flatout.engine.training import Trained, train
 
-__all__ = ["Experiment", "Trained", "dataset", "train"]
+__all__ = [
+    "Confusion", "Experiment", "Trained", "confusion", "dataset", "sampled_tokens", "train",
+]  # fmt: skip
+
+# Where what takes torch to import is to be found.
+_PLACES = {
+    "Confusion": "confusion_matrix", "Trained": "training", "confusion": "confusion_matrix",
+    "dataset": "datasets", "sampled_tokens": "sampling", "train": "training",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     # torch takes a second to import: who only describes an experiment need not wait for it.
-    if name in ("train", "Trained"):
-        from flatout.engine import training
-
-        return getattr(training, name)
-    if name == "dataset":
-        from flatout.engine.datasets import dataset
-
-        return dataset
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"flatout.engine.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

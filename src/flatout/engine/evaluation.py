@@ -1,23 +1,27 @@
-"""Metrics over the whole validation data, and which weights are the best by them."""
+"""Metrics over the whole validation data, which weights are the best by them, and samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from math import isfinite
+from dataclasses import dataclass
+from math import isfinite, nan
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from flatout.engine import randomness
+from flatout.engine.confusion_matrix import Confusion
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import Feed
 from flatout.engine.journal import Journal
 from flatout.engine.session import Session
 from flatout.engine.state import Packed, pack
 from flatout.errors import UsageError
-from flatout.nouns.lines import Validated
+from flatout.nouns.class_report import MEANS, class_report, mean_scores
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.lines import Classified, Generated, Validated
 from flatout.system.clock import now_s
 
 # Ends of metrics' names; of all others, larger is better.
@@ -33,6 +37,9 @@ _SMALLER_IS_BETTER = (
     "bpc",
     "nll",
 )
+# What is kept of the texts of one validation.
+_MOST_TEXTS = 16
+_MOST_CHARACTERS = 4_000
 
 
 class Judged(Protocol):
@@ -48,8 +55,16 @@ class Judged(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a validation gives: numbers and confusion matrices by the names of the metrics."""
+
+    metrics: dict[str, float]
+    confusions: dict[str, Confusion]
+
+
 class Validator:
-    """Validates a session and keeps its best weights until they are taken.
+    """Validates a session, lets it write samples, and keeps its best weights until they are taken.
 
     Args:
         session: what is trained.
@@ -60,19 +75,27 @@ class Validator:
         self._session = session
         self._journal = journal
         self._best: Packed | None = None
+        self._told: set[str] = set()
 
     def validate(self) -> None:
-        """Computes and tells the metrics; the generators are left as they were."""
+        """Computes and tells the metrics and samples; the generators are left as they were."""
         session, position = self._session, self._session.position
-        if session.validation_feed is None or position.validated_step == position.step:
+        if position.validated_step == position.step:
             return
+        position.validated_step = position.step
+        if session.validation_feed is not None:
+            self._judge()
+        if session.experiment.generate is not None:
+            self._generate(session.experiment.generate)
+
+    def _judge(self) -> None:
+        session, position = self._session, self._session.position
         with randomness.untouched_generators(session.device):
-            metrics = validation_metrics(session)
-        name = session.experiment.best
+            measured = measure(session)
+        name, metrics = session.experiment.best, measured.metrics
         _check_best(name, metrics)
         value = position.last_value = metrics[name]
         is_best = _is_better(name, value, position.best_value)
-        position.validated_step = position.step
         position.num_worse = 0 if is_best else position.num_worse + 1
         if is_best:
             position.best_value, position.best_step = value, position.step
@@ -88,6 +111,64 @@ class Validator:
                 is_best=is_best,
             )
         )
+        for name, confusion in measured.confusions.items():
+            self._tell_confusion(name, confusion)
+
+    def _tell_confusion(self, name: str, confusion: Confusion) -> None:
+        position, labels = self._session.position, self._session.experiment.labels
+        num_classes, num_strays = len(confusion.counts), int(confusion.num_strays)
+        if labels is not None and len(labels) != num_classes:
+            self._warn_once(
+                Finding(
+                    rule="labels-do-not-fit",
+                    severity="warning",
+                    problem=f"`labels` has {len(labels)} names; `{name}` counts {num_classes} "
+                    "classes.",
+                    fixes=(Fix(text="give a name for each class, in the order of their numbers"),),
+                )
+            )
+        if num_strays:
+            self._warn_once(
+                Finding(
+                    rule="target-is-no-class",
+                    severity="warning",
+                    problem=f"{num_strays:,} samples of the validation data have no class in "
+                    f"`{name}`.",
+                    fixes=(Fix(text="check the targets; ignore_index leaves some out"),),
+                )
+            )
+        self._journal.metric(
+            Classified(
+                at=now_s(),
+                step=position.step,
+                epoch=position.epoch,
+                name=name,
+                labels=_labels(labels, num_classes),
+                counts=confusion.pairs(),
+            )
+        )
+
+    def _generate(self, generate: Callable[[nn.Module], Sequence[str]]) -> None:
+        session = self._session
+        untouched = randomness.untouched_generators(session.device)
+        with untouched, session.evaluated() as model, torch.no_grad(), session.autocast():
+            given = generate(model)
+        texts = (given,) if isinstance(given, str) else given
+        if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+            raise UsageError(
+                "generate-gave-no-texts",
+                f"`generate` returned {type(given).__name__}, not a list of texts.",
+                fix="return a list of texts: tokens must be decoded first",
+            )
+        kept = tuple(_kept_text(text) for text in texts[:_MOST_TEXTS])
+        at, position = now_s(), session.position
+        self._journal.metric(Generated(at=at, step=position.step, epoch=position.epoch, texts=kept))
+
+    def _warn_once(self, finding: Finding) -> None:
+        """Not after each validation again."""
+        if finding.rule not in self._told:
+            self._told.add(finding.rule)
+            self._journal.warn(self._session.position.step, finding)
 
     def weights(self) -> Packed:
         """A copy of the weights as they would be validated now."""
@@ -105,30 +186,56 @@ class Validator:
         return patience is not None and self._session.position.num_worse >= patience
 
 
-def validation_metrics(judged: Judged) -> dict[str, float]:
+def measure(judged: Judged) -> Measured:
     """Computes the experiment's metrics, and the loss if they have none, over all samples.
 
-    A mean is weighted by its batch's samples; a sum and its count are added up. Nothing is waited
-    for before the last batch.
-
-    Returns:
-        Metrics by name.
+    A mean is weighted by its batch's samples; a sum and its count, and the counts of a confusion,
+    are added up. Nothing is waited for before the last batch.
     """
     feed = judged.validation_feed
     assert feed is not None
     sums: dict[str, tuple[Any, Any]] = {}
+    confusions: dict[str, Confusion] = {}
     with judged.evaluated() as model, torch.no_grad():
         for batch, num_samples in (micro for update in feed.updates(0, 0) for micro in update):
             placed = judged.place(batch) if judged.place is not None else batch
             with judged.autocast():
                 values = _values(judged.experiment, model, placed)
             for name, value in values.items():
+                if isinstance(value, Confusion):
+                    confusions[name] = confusions[name] + value if name in confusions else value
+                    continue
                 total, count = (
                     value if isinstance(value, tuple) else (_wide(value) * num_samples, num_samples)
                 )
                 before = sums.get(name, (0, 0))
                 sums[name] = (before[0] + _wide(total), before[1] + _wide(count))
-    return {name: float(total) / (float(count) or 1.0) for name, (total, count) in sums.items()}
+    metrics = {name: float(total) / (float(count) or 1.0) for name, (total, count) in sums.items()}
+    best = judged.experiment.best
+    if best in MEANS and best not in metrics and len(confusions) == 1:
+        [confusion] = confusions.values()
+        mean = _mean_scores(confusion)[best]
+        metrics[best] = nan if mean is None else mean
+    return Measured(metrics=metrics, confusions=confusions)
+
+
+def _mean_scores(confusion: Confusion) -> dict[str, float | None]:
+    labels, pairs = _labels(None, len(confusion.counts)), confusion.pairs()
+    line = Classified(at=0.0, step=0, epoch=0, name="", labels=labels, counts=pairs)
+    return mean_scores(class_report(line))
+
+
+def _labels(given: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
+    """Names of the classes; their numbers where no names are given that fit."""
+    if given is None or len(given) != num_classes:
+        return tuple(map(str, range(num_classes)))
+    return tuple(map(_kept_text, given))
+
+
+def _kept_text(text: str) -> str:
+    """A text as JSON can hold it: not endless, and without halves of characters."""
+    cut = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "\u2026"
+    return cut.encode("utf-8", "replace").decode("utf-8")
 
 
 def _wide(number: Any) -> Any:

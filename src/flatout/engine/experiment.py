@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor | float]]
-    Metrics = Callable[[nn.Module, Any], Mapping[str, Tensor | tuple[Tensor, Tensor | float]]]
+    from flatout.engine.confusion_matrix import Confusion
+
+    Metric = Tensor | tuple[Tensor, Tensor | float] | Confusion
+    Metrics = Callable[[nn.Module, Any], Mapping[str, Metric]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +39,8 @@ class Experiment:
             samples. Called once for each process.
         validation_data: the same for validation, or None.
         metrics: `metrics(model, batch)` returns for each name a mean over the batch's samples, or a
-            sum and its count. Called in evaluation mode without gradients. If it gives no `loss`,
-            the loss is computed beside it.
+            sum and its count, or what `flatout.engine.confusion` gives. Called in evaluation mode
+            without gradients. If it gives no `loss`, the loss is computed beside it.
         batch_size: samples per update.
         epochs, steps: how long to train; exactly one of them.
         schedule: builds a learning-rate scheduler from the optimizer, or None.
@@ -48,12 +51,15 @@ class Experiment:
         validate_every: `epoch`, or a number of steps.
         best: the metric that decides which weights are kept; larger is better unless its name
             ends in loss, error, mse (and so rmse), mae, perplexity, ppl, wer, cer, bpc or nll.
+            `macro_f1` and its like are computed from a confusion.
         early_stop: stop after that many validations without a better one; None never does.
         ema: decay of an exponential moving average of the weights (0.999, say), which is then what
             is validated and kept; None keeps none.
         clip_norm: largest 2-norm of all gradients together; None does not clip.
         unit: what a sample is, for rates: `images`, `sequences`.
         labels: names of the classes that a classifier tells apart, in the order of their numbers.
+        generate: `generate(model)` returns texts that show what the model can do; called after
+            each validation, in evaluation mode without gradients, and kept in the run's folder.
     """
 
     model: Callable[[], nn.Module]
@@ -77,6 +83,7 @@ class Experiment:
     clip_norm: float | None = None
     unit: str = "samples"
     labels: Sequence[str] | None = None
+    generate: Callable[[nn.Module], Sequence[str]] | None = None
 
     def __post_init__(self) -> None:
         for name, value in (

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import flatout
-from flatout.engine import dataset
+from flatout.engine import dataset, sampled_tokens
 from flatout.experiments._decay import decayed_groups, warmed_up_cosine
 
 NUM_CHARACTERS = 65
+NUM_WRITTEN = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,7 @@ def experiment(
         validate_every=500,
         clip_norm=1.0,
         unit="windows",
+        generate=lambda model: [write(model, chosen.context)],
     )
 
 
@@ -161,6 +163,17 @@ def loss(model: nn.Module, windows: Tensor) -> Tensor:
 def metrics(model: nn.Module, windows: Tensor) -> dict[str, Tensor]:
     value = loss(model, windows)
     return {"loss": value, "bits_per_character": value / math.log(2)}
+
+
+def write(model: nn.Module, context: int, prompt: str = "\n") -> str:
+    """What the model goes on with after a prompt, drawn character by character."""
+    alphabet = sorted(set((dataset("tinyshakespeare") / "input.txt").read_bytes()))
+    device = next(model.parameters()).device
+    begun = torch.tensor([[alphabet.index(byte) for byte in prompt.encode()]], device=device)
+    tokens = sampled_tokens(
+        lambda tokens: model(tokens[:, -context:])[:, -1], begun, NUM_WRITTEN, temperature=0.8
+    )
+    return bytes(alphabet[token] for token in tokens[0].tolist()).decode()
 
 
 def train_windows(context: int, samples: int | None) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import flatout
+from flatout.engine import Confusion, confusion
 
 FILE = Path(__file__).parent / "data" / "digits.csv.gz"
 NUM_TEST = 360
@@ -39,6 +40,7 @@ def experiment(
         epochs=epochs,
         best="accuracy",
         unit="images",
+        labels=["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"],
     )
 
 
@@ -62,12 +64,13 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return cross_entropy(model(images), labels)
 
 
-def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor | Confusion]:
     images, labels = batch
     logits = model(images)
     return {
         "accuracy": (logits.argmax(dim=1) == labels).float().mean(),
         "loss": cross_entropy(logits, labels),
+        "confusion": confusion(logits, labels),
     }
 
 

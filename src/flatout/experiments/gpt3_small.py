@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import flatout
-from flatout.engine import dataset
+from flatout.engine import dataset, sampled_tokens
 from flatout.experiments._decay import decayed_groups, warmed_up_cosine
 from flatout.experiments._transformers import transformers_library
+
+NUM_WRITTEN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,7 @@ def experiment(
         validate_every=500,
         clip_norm=1.0,
         unit="sequences",
+        generate=lambda model: [write(model, shape.context)],
     )
 
 
@@ -105,6 +108,19 @@ def loss(model: Any, batch: Tensor) -> tuple[Tensor, int]:
 def metrics(model: Any, batch: Tensor) -> dict[str, tuple[Tensor, int]]:
     total, count = loss(model, batch)
     return {"loss": (total, count), "bits_per_byte": (total / math.log(2), count)}
+
+
+def write(model: Any, context: int, prompt: str = "\n") -> str:
+    """What the model goes on with after a prompt, drawn byte by byte."""
+    begun = torch.tensor([list(prompt.encode())], device=model.device)
+    tokens = sampled_tokens(
+        # Of the vocabulary only bytes can be read; the rest is there for the network's size.
+        lambda tokens: model(input_ids=tokens[:, -context:]).logits[:, -1, :256],
+        begun,
+        NUM_WRITTEN,
+        temperature=0.8,
+    )
+    return bytes(tokens[0].tolist()).decode("utf-8", "replace")
 
 
 def sequences(context: int, *, is_test: bool) -> Tensor:

@@ -14,6 +14,7 @@ from flatout.experiments.charlm import (
     metrics,
     train_windows,
     validation_windows,
+    write,
 )
 
 
@@ -49,6 +50,7 @@ def experiment(
         validate_every=500,
         clip_norm=1.0,
         unit="windows",
+        generate=lambda model: [write(model, context)],
     )
 
 

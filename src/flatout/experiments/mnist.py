@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import flatout
-from flatout.engine import dataset
+from flatout.engine import Confusion, confusion, dataset
+
+LABELS = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
 
 
 def experiment(
@@ -41,6 +43,7 @@ def experiment(
         epochs=epochs,
         best="accuracy",
         unit="images",
+        labels=LABELS,
     )
 
 
@@ -67,12 +70,13 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return cross_entropy(model(normalised(images)), labels.long())
 
 
-def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor | Confusion]:
     images, labels = batch
     logits = model(normalised(images))
     return {
         "accuracy": (logits.argmax(dim=1) == labels).float().mean(),
         "loss": cross_entropy(logits, labels.long()),
+        "confusion": confusion(logits, labels),
     }
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import flatout
-from flatout.experiments.mnist import loss, metrics, read_images
+from flatout.experiments.mnist import LABELS, loss, metrics, read_images
 
 
 def experiment(
@@ -43,6 +43,7 @@ def experiment(
         epochs=epochs,
         best="accuracy",
         unit="images",
+        labels=LABELS,
     )
 
 

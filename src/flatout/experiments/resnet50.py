@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 import flatout
+from flatout.engine import Confusion, confusion
 from flatout.experiments._decay import decayed_groups, warmed_up_cosine
 
 # Patterns have 4 x 4 fields.
@@ -148,12 +149,13 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return cross_entropy(model(normalised(images)), labels, label_smoothing=0.1)
 
 
-def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+def metrics(model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor | Confusion]:
     images, labels = batch
     scores = model(normalised(images))
     return {
         "accuracy": (scores.argmax(dim=1) == labels).float().mean(),
         "loss": cross_entropy(scores, labels),
+        "confusion": confusion(scores, labels),
     }
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import flatout
 from flatout.experiments._decay import decayed_groups, warmed_up_cosine
-from flatout.experiments.mnist import loss, metrics, read_images
+from flatout.experiments.mnist import LABELS, loss, metrics, read_images
 
 
 def experiment(
@@ -49,6 +49,7 @@ def experiment(
         clip_norm=1.0,
         best="accuracy",
         unit="images",
+        labels=LABELS,
     )
 
 

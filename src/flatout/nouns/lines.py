@@ -143,4 +143,24 @@ class Validated(Line, frozen=True, kw_only=True):
     is_best: bool
 
 
-Metric = Progress | EpochEnded | Validated
+class Classified(Line, frozen=True, kw_only=True):
+    """Which classes a validation took for which; follows its Validated.
+
+    name: that of the metric. counts: (true class, predicted class, samples), the pairs that occur:
+    of a thousand classes, most never do.
+    """
+
+    epoch: int
+    name: str
+    labels: tuple[str, ...]
+    counts: tuple[tuple[int, int, int], ...]
+
+
+class Generated(Line, frozen=True, kw_only=True):
+    """What the model wrote; follows a Validated. Long texts are cut."""
+
+    epoch: int
+    texts: tuple[str, ...]
+
+
+Metric = Progress | EpochEnded | Validated | Classified | Generated

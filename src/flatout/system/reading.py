@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flatout.errors import FlatoutError
-from flatout.nouns.lines import Metric, Progress
+from flatout.nouns.lines import EpochEnded, Metric, Progress, Validated
 from flatout.nouns.run import DamagedRun, Run
 from flatout.system.runs import RunFolder, read_run, run_paths
 from flatout.system.scan import each_line, last_line
@@ -47,7 +47,7 @@ def milestones(run: Run) -> list[Metric]:
     """The ends of a run's epochs, and its validations."""
     words = (b'"epochended"', b'"validated"')
     found = each_line(RunFolder(Path(run.folder)).metrics, Metric, words)
-    return [line for line in found if not isinstance(line, Progress)]
+    return [line for line in found if isinstance(line, EpochEnded | Validated)]
 
 
 def split_of(run: Run) -> dict[str, float]:
