@@ -100,6 +100,28 @@ def parse_settings(parameters: Sequence[Parameter], settings: Sequence[str]) -> 
         UsageError: bad-setting, set-twice, unknown-parameter, bad-parameter-value,
             parameter-missing.
     """
+    values = _converted(parameters, settings)
+    needed = [one.name for one in parameters if one.default is None and one.name not in values]
+    if needed:
+        raise UsageError(
+            "parameter-missing",
+            f"the experiment needs {', '.join(f'`{name}`' for name in needed)}.",
+            because="a parameter without a default must be given",
+            fix=" ".join(f"-s {name}=..." for name in needed),
+        )
+    return values
+
+
+def parse_changes(text: str, file: str, settings: Sequence[str]) -> dict[str, Value]:
+    """The values of `key=value` texts that are to be other than those a run was begun with.
+
+    Raises:
+        UsageError: bad-setting, set-twice, unknown-parameter, bad-parameter-value.
+    """
+    return _converted(parse_parameters(text, file), settings)
+
+
+def _converted(parameters: Sequence[Parameter], settings: Sequence[str]) -> dict[str, Value]:
     by_name = {parameter.name: parameter for parameter in parameters}
     values: dict[str, Value] = {}
     for name, text in split_pairs(settings, "-s"):
@@ -110,14 +132,6 @@ def parse_settings(parameters: Sequence[Parameter], settings: Sequence[str]) -> 
                 fix=nearest(name, by_name),
             )
         values[name] = convert(by_name[name], text)
-    needed = [one.name for one in parameters if one.default is None and one.name not in values]
-    if needed:
-        raise UsageError(
-            "parameter-missing",
-            f"the experiment needs {', '.join(f'`{name}`' for name in needed)}.",
-            because="a parameter without a default must be given",
-            fix=" ".join(f"-s {name}=..." for name in needed),
-        )
     return values
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from flatout.engine import Experiment
 from flatout.engine.checkpoint import read_checkpoint
 from flatout.engine.course import Task
+from flatout.engine.loading import load_experiment
 from flatout.engine.state import pack
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest
@@ -128,6 +129,27 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     """A lab with a state folder of its own."""
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
     return Lab()
+
+
+@pytest.fixture
+def run_of(lab: Lab) -> Callable[..., RunFolder]:
+    """Trains an experiment that is named by a spec, as a worker does."""
+
+    def trained(**spec_fields: Any) -> RunFolder:
+        fixed = {"num_threads": 1} | spec_fields.pop("fixed", {})
+        spec = ExperimentSpec(fixed=fixed, **spec_fields)
+        folder = create_run(
+            RunHeader(
+                id=free_id(spec.name), created_at=0.0, flatout_version="0", python="", spec=spec
+            )
+        )
+        if spec.file:
+            shutil.copy(spec.file, folder.experiment)
+        task = Task(folder, spec, Change(), StopRequest())
+        train_in(task, lambda: load_experiment(spec))
+        return folder
+
+    return trained
 
 
 @pytest.fixture

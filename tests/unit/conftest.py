@@ -91,6 +91,8 @@ def fake_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     (packages / "flatout" / "__init__.py").write_text(f'__version__ = "{__version__}"\n')
     (engine / "__init__.py").write_text("")
     shutil.copy(CASES / "fake_worker.py", engine / "worker.py")
+    shutil.copy(CASES / "fake_answer.py", engine / "answer.py")
+    shutil.copy(CASES / "fake_answer.py", engine / "answer.py")
     return str(folder / ("Scripts/python.exe" if IS_WINDOWS else "bin/python"))
 
 

@@ -25,10 +25,12 @@ WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/engine/checkpoint.py: read_bytes": _TENSOR_FILES,
     "flatout/engine/loading.py: read_bytes": "compares the experiment's file with its checksum",
     "flatout/engine/tensor_file.py: open": _TENSOR_FILES,
+    "flatout/experiments/_pictures.py: read_bytes": _OWN_DATA,
+    "flatout/experiments/_prompts.py: read_text": _OWN_DATA,
     "flatout/experiments/bert_large.py: read_bytes": _OWN_DATA,
     "flatout/experiments/charlm.py: read_bytes": _OWN_DATA,
     "flatout/experiments/gpt3_small.py: read_bytes": _OWN_DATA,
-    "flatout/experiments/mnist.py: read_bytes": _OWN_DATA,
+    "flatout/experiments/mlp.py: open": _OWN_DATA,
 }
 
 _REPORT = """

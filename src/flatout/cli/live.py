@@ -150,6 +150,39 @@ class Display:
         self._console.print(text, soft_wrap=True)
 
 
+class Waiting:
+    """Says on a terminal what is being waited for; says nothing elsewhere, and leaves nothing."""
+
+    def __init__(self, text: str) -> None:
+        console = show.make_console(is_error=True)
+        is_alive = console.file.isatty() and not console.is_dumb_terminal
+        self._status = console.status(Text(text, "dim"), spinner="line") if is_alive else None
+
+    def __enter__(self) -> Waiting:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def say(self, text: str) -> None:
+        """Something else is being waited for."""
+        if self._status:
+            self._status.update(Text(text, "dim"))
+            self._status.start()
+
+    def stop(self) -> None:
+        """It is there: the line goes away, so that something can be printed."""
+        if self._status:
+            self._status.stop()
+
+
 def show_download(name: str, steps: Iterable[tuple[str, int, int]]) -> None:
     """Draws a download while it goes on, on stderr; draws nothing where there is no terminal."""
     console = show.make_console(is_error=True)

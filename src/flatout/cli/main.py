@@ -20,6 +20,8 @@ COMMANDS = (
     ("runs", "Train", "List, stop and remove runs."),
     ("show", "Train", "A run: recipe with reasons, metrics, where the time went."),
     ("compare", "Train", "Runs side by side: what differs, what came out."),
+    ("predict", "Use", "Predict with the kept weights of a run."),
+    ("evaluate", "Use", "Compute the validation metrics of a run's kept weights once more."),
     ("data", "Train", "List, download and verify data sets."),
 )
 

@@ -211,6 +211,21 @@ def print_comparison(comparison: Comparison) -> None:
     make_console().print(table)
 
 
+def print_rows(lines: Iterable[str]) -> None:
+    """Lines of results, as they are."""
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def print_evaluation(rows: Iterable[tuple[str, str, str]]) -> None:
+    """Metrics as recorded in training, and as computed now."""
+    table = _table("", "recorded", "now")
+    for row in rows:
+        table.add_row(*row)
+    make_console().print(table)
+
+
 def print_data(found: Sequence[DataState]) -> None:
     """A few lines for each data set."""
     lines = []
@@ -244,7 +259,9 @@ def _typeable(text: str) -> str:
 
 
 # Not the package (`pip install flatout==0.1.0`), not a sentence about it.
-_COMMAND = re.compile(r"(?<![\w./-])flatout(?= (train|runs|show|compare|data|--help)\b)")
+_COMMAND = re.compile(
+    r"(?<![\w./-])flatout(?= (train|runs|show|compare|predict|evaluate|data|--help)\b)"
+)
 
 
 def _room(console: Console, indent: int) -> int | None:

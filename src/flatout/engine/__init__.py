@@ -3,6 +3,7 @@
 For notebooks and scripts:
 
     trained = flatout.engine.train(flatout.engine.Experiment(...))
+    probabilities = flatout.engine.load("digits-0001").predict(images)
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from flatout.engine.experiment import Experiment
 if TYPE_CHECKING:
     from flatout.engine.confusion_matrix import Confusion, confusion
     from flatout.engine.datasets import dataset
+    from flatout.engine.inference import Predictor, load
     from flatout.engine.sampling import sampled_tokens
     from flatout.engine.training import Trained, train
 
 __all__ = [
-    "Confusion", "Experiment", "Trained", "confusion", "dataset", "sampled_tokens", "train",
+    "Confusion", "Experiment", "Predictor", "Trained", "confusion", "dataset", "load",
+    "sampled_tokens", "train",
 ]  # fmt: skip
 
 # Where what takes torch to import is to be found.
 _PLACES = {
-    "Confusion": "confusion_matrix", "Trained": "training", "confusion": "confusion_matrix",
-    "dataset": "datasets", "sampled_tokens": "sampling", "train": "training",
+    "Confusion": "confusion_matrix", "Predictor": "inference", "Trained": "training",
+    "confusion": "confusion_matrix", "dataset": "datasets", "load": "inference",
+    "sampled_tokens": "sampling", "train": "training",
 }  # fmt: skip
 
 

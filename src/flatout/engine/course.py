@@ -181,7 +181,7 @@ class Course:
         return recipe
 
     def _tell_start(self, session: Session, limits: Limits) -> None:
-        versions = _versions(session.device)
+        versions = versions_here(session.device)
         for finding in _findings(self._history.versions, versions, session):
             self._journal.warn(self.step, finding)
         per_epoch = session.feed.updates_per_epoch
@@ -228,7 +228,7 @@ class Course:
         self._journal.event(finished, is_synced=True)
 
 
-def _versions(device: torch.device) -> dict[str, str]:
+def versions_here(device: torch.device) -> dict[str, str]:
     """What must be equal for a repetition to be bit-exact."""
     versions = {
         "flatout": __version__,

@@ -137,16 +137,7 @@ class Validator:
                     fixes=(Fix(text="check the targets; ignore_index leaves some out"),),
                 )
             )
-        self._journal.metric(
-            Classified(
-                at=now_s(),
-                step=position.step,
-                epoch=position.epoch,
-                name=name,
-                labels=_labels(labels, num_classes),
-                counts=confusion.pairs(),
-            )
-        )
+        self._journal.metric(classified(name, confusion, labels, position.step, position.epoch))
 
     def _generate(self, generate: Callable[[nn.Module], Sequence[str]]) -> None:
         session = self._session
@@ -217,6 +208,20 @@ def measure(judged: Judged) -> Measured:
         mean = _mean_scores(confusion)[best]
         metrics[best] = nan if mean is None else mean
     return Measured(metrics=metrics, confusions=confusions)
+
+
+def classified(
+    name: str, confusion: Confusion, labels: Sequence[str] | None, step: int, epoch: int
+) -> Classified:
+    """A confusion matrix as it is told."""
+    return Classified(
+        at=now_s(),
+        step=step,
+        epoch=epoch,
+        name=name,
+        labels=_labels(labels, len(confusion.counts)),
+        counts=confusion.pairs(),
+    )
 
 
 def _mean_scores(confusion: Confusion) -> dict[str, float | None]:

@@ -60,6 +60,12 @@ class Experiment:
         labels: names of the classes that a classifier tells apart, in the order of their numbers.
         generate: `generate(model)` returns texts that show what the model can do; called after
             each validation, in evaluation mode without gradients, and kept in the run's folder.
+        predict: `predict(model, batch)` returns what is told of each sample: a tensor or a list
+            with an entry for each, or a dict of such. With `labels`, a tensor (samples, classes)
+            holds probabilities. None calls the model with the batch: `model(tensor)`,
+            `model(*tuple)` or `model(**dict)`; with `labels`, the softmax of what comes is told.
+        predict_data: makes data, of any of the kinds of `train_data`, of one input of
+            `flatout predict`: a path or a text. None reads tensors from .npy and .safetensors.
     """
 
     model: Callable[[], nn.Module]
@@ -84,6 +90,8 @@ class Experiment:
     unit: str = "samples"
     labels: Sequence[str] | None = None
     generate: Callable[[nn.Module], Sequence[str]] | None = None
+    predict: Callable[[nn.Module, Any], Any] | None = None
+    predict_data: Callable[[str], Any] | None = None
 
     def __post_init__(self) -> None:
         for name, value in (

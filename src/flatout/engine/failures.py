@@ -17,7 +17,7 @@ _OWN = Path(flatout.__file__).parent
 _EXPERIMENTS = _OWN / "experiments"
 _SHOWN_FRAMES = 4
 # Our files that call what the experiment has built: backward, step, a loader's iteration.
-_AT_WORK = ("step.py", "optim.py", "loop.py", "loader.py")
+_AT_WORK = ("step.py", "optim.py", "loop.py", "loader.py", "inference.py")
 
 
 def bad_news(error: BaseException) -> FlatoutError | None:
@@ -86,6 +86,11 @@ def _of_the_experiment(error: BaseException) -> FlatoutError | None:
         because=because,
         fix="correct it; the whole traceback is in the run's worker.log",
     )
+
+
+def raised_at(error: BaseException) -> str | None:
+    """Where in a person's own code an exception was raised; None if it was not there."""
+    return "; ".join(_person_places(list(traceback.extract_tb(error.__traceback__)))) or None
 
 
 def _one_line(error: BaseException) -> str:

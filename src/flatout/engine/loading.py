@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
+
 from flatout.engine.experiment import Experiment
 from flatout.errors import UsageError
 from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.system.runs import RunFolder
 from flatout.system.store import mapped_os_errors
 
 
@@ -30,6 +33,36 @@ def load_experiment(spec: ExperimentSpec) -> Experiment:
             fix="return a flatout.Experiment(...)",
         )
     return made
+
+
+def kept_spec(folder: RunFolder, spec: ExperimentSpec) -> ExperimentSpec:
+    """A run's spec with the copy of the experiment that the run keeps, where its file has changed.
+
+    A file that is as it was is used where it lies, since it may import others beside it.
+
+    Raises:
+        UsageError: experiment-not-kept.
+    """
+    if spec.file is None or _has_sha256(Path(spec.file), spec.sha256):
+        return spec
+    if not folder.experiment.is_file():
+        raise UsageError(
+            "experiment-not-kept",
+            f"the run {folder.path.name} has no copy of its experiment.",
+            because=f"{spec.file} is gone or was changed, and {folder.experiment} is missing",
+            fix="put the file back",
+        )
+    beside = str(Path(spec.file).parent)
+    if beside not in sys.path and Path(beside).is_dir():
+        sys.path.append(beside)
+    return msgspec.structs.replace(spec, file=str(folder.experiment))
+
+
+def _has_sha256(path: Path, sha256: str | None) -> bool:
+    if not path.is_file():
+        return False
+    with mapped_os_errors(path):
+        return hashlib.sha256(path.read_bytes()).hexdigest() == sha256
 
 
 def _load_module(spec: ExperimentSpec) -> ModuleType:

@@ -32,25 +32,45 @@ def weights_metadata(session: Session, weights: Packed) -> dict[str, str]:
     return metadata
 
 
-@torch.no_grad()
 def init_weights(model: nn.Module, path: Path) -> None:
     """Gives a model the weights of a safetensors file.
 
     Raises:
         UsageError: weights-not-readable, weights-do-not-fit.
     """
+    tensors, _ = read_weights(path)
+    load_weights(model, tensors, path)
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file by name, tied ones too, and what is told beside them.
+
+    Raises:
+        UsageError: weights-not-readable.
+    """
     try:
+        # One open file gives both: whoever trains may put another in its place meanwhile.
         with safetensors.safe_open(path, framework="pt") as file:
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            ties = json.loads((file.metadata() or {}).get("ties", "{}"))
-    except (OSError, safetensors.SafetensorError) as error:
+            metadata: dict[str, str] = file.metadata() or {}
+            ties = json.loads(metadata.get("ties", "{}"))
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise UsageError(
             "weights-not-readable",
             f"cannot read weights from {path}.",
             because=str(error),
             fix="give a .safetensors file, or a run that has weights",
         ) from error
-    tensors |= {name: tensors[source] for name, source in ties.items() if source in tensors}
+    return tensors | {name: tensors[tie] for name, tie in ties.items() if tie in tensors}, metadata
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Gives a model these weights, every one of them; `path` is where they are from.
+
+    Raises:
+        UsageError: weights-do-not-fit.
+    """
     wanted = model.state_dict()
     problems = [f"{name} is missing" for name in wanted if name not in tensors]
     problems += [f"{name} is not in the model" for name in tensors if name not in wanted]

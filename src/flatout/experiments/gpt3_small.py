@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 import flatout
 from flatout.engine import dataset, sampled_tokens
 from flatout.experiments._decay import decayed_groups, warmed_up_cosine
+from flatout.experiments._prompts import read_prompt
 from flatout.experiments._transformers import transformers_library
 
 NUM_WRITTEN = 100
@@ -78,6 +79,8 @@ def experiment(
         clip_norm=1.0,
         unit="sequences",
         generate=lambda model: [write(model, shape.context)],
+        predict=lambda model, prompts: [write(model, shape.context, prompt) for prompt in prompts],
+        predict_data=read_prompt,
     )
 
 

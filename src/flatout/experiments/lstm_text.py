@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import flatout
+from flatout.experiments._prompts import read_prompt
 from flatout.experiments.charlm import (
+    ALPHABET,
     NUM_CHARACTERS,
     loss,
     metrics,
@@ -51,6 +53,8 @@ def experiment(
         clip_norm=1.0,
         unit="windows",
         generate=lambda model: [write(model, context)],
+        predict=lambda model, prompts: [write(model, context, prompt) for prompt in prompts],
+        predict_data=lambda text: read_prompt(text, ALPHABET),
     )
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import flatout
 from flatout.engine import Confusion, confusion, dataset
+from flatout.experiments._pictures import read_idx, read_pictures
 
 LABELS = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "9"]
 
@@ -44,6 +42,8 @@ def experiment(
         best="accuracy",
         unit="images",
         labels=LABELS,
+        predict=predict,
+        predict_data=lambda text: read_pictures(text, 28),
     )
 
 
@@ -93,12 +93,7 @@ def read_images(part: str, samples: int | None) -> tuple[Tensor, Tensor]:
     return images[:samples].unsqueeze(1), labels[:samples]
 
 
-def read_idx(file: Path) -> Tensor:
-    """An IDX file of bytes: two zeros, 8 for uint8, the number of dimensions, each size, the data.
-
-    Source: http://yann.lecun.com/exdb/mnist/ ("the IDX file format"), big-endian sizes.
-    """
-    content = bytearray(gzip.decompress(file.read_bytes()))
-    num_dimensions = content[3]
-    sizes = [int.from_bytes(content[4 + 4 * d : 8 + 4 * d], "big") for d in range(num_dimensions)]
-    return torch.frombuffer(content, dtype=torch.uint8, offset=4 + 4 * num_dimensions).view(sizes)
+def predict(model: nn.Module, pictures: Tensor) -> Tensor:
+    """Probabilities of the ten digits for pictures from 0 to 1."""
+    scores: Tensor = model(normalised((pictures * 255).round()))
+    return scores.softmax(dim=1)

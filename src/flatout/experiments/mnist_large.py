@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import flatout
-from flatout.experiments.mnist import LABELS, loss, metrics, read_images
+from flatout.experiments._pictures import read_pictures
+from flatout.experiments.mnist import LABELS, loss, metrics, predict, read_images
 
 
 def experiment(
@@ -44,6 +45,8 @@ def experiment(
         best="accuracy",
         unit="images",
         labels=LABELS,
+        predict=predict,
+        predict_data=lambda text: read_pictures(text, 28),
     )
 
 

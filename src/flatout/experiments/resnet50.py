@@ -76,6 +76,7 @@ def experiment(
         epochs=epochs,
         best="accuracy",
         unit="images",
+        predict=lambda model, images: model(normalised(images)).softmax(dim=1),
     )
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import flatout
+from flatout.experiments._pictures import as_images, read_pictures
 from flatout.experiments.mnist import read_images
 
 Pair = tuple[Tensor, Tensor]
@@ -45,6 +46,8 @@ def experiment(
         epochs=epochs,
         best="psnr",
         unit="images",
+        predict=lambda model, noisy: as_images(model(noisy)),
+        predict_data=lambda text: read_pictures(text, 28),
     )
 
 

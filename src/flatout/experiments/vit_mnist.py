@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import flatout
 from flatout.experiments._decay import decayed_groups, warmed_up_cosine
-from flatout.experiments.mnist import LABELS, loss, metrics, read_images
+from flatout.experiments._pictures import read_pictures
+from flatout.experiments.mnist import LABELS, loss, metrics, predict, read_images
 
 
 def experiment(
@@ -50,6 +51,8 @@ def experiment(
         best="accuracy",
         unit="images",
         labels=LABELS,
+        predict=predict,
+        predict_data=lambda text: read_pictures(text, 28),
     )
 
 

@@ -23,7 +23,7 @@ _WINDOWS_CODES = {
     0xC0000017: "no memory left",
 }
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     # So that cuda:1 is the second GPU as nvidia-smi and flatout's probe count them.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     # Without it cuBLAS does not repeat bit for bit; it is read when CUDA is first used.
@@ -87,12 +87,12 @@ def start_worker(
     with mapped_os_errors(folder.log), open(folder.log, "ab") as log:
         process = subprocess.Popen(
             command,
-            env={**_ENVIRONMENT, **os.environ},
+            env={**ENVIRONMENT, **os.environ},
             stdin=subprocess.PIPE if is_attached else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            creationflags=_creation_flags(),
+            creationflags=creation_flags(),
         )
     return Worker(process)
 
@@ -136,7 +136,8 @@ def ending_text(exit_code: int) -> str:
     return f"ended with exit code {exit_code}"
 
 
-def _creation_flags() -> int:
+def creation_flags() -> int:
+    """What Windows is told when a process of ours is started."""
     if sys.platform == "win32":
         # Without a console of its own, closing ours would end the worker before its checkpoint.
         return subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW

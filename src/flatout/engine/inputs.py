@@ -1,0 +1,182 @@
+"""Inputs, read one by one and put together into batches; an input that cannot be read is left out.
+
+Only what belongs to one batch is held at a time. Samples of different shapes never share a batch,
+so that texts of every length can be given.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from flatout.engine.batches import tensors_in, with_tensors
+from flatout.engine.facts import data_kind
+from flatout.errors import FlatoutError
+
+Row = tuple[str, int | None]
+
+# So that the names of a long file's rows are never all in memory.
+_MOST_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is computed at once. rows: for each sample its input, and which of its samples it is."""
+
+    rows: list[Row]
+    content: Any
+
+    @property
+    def shapes_text(self) -> str:
+        """What its samples look like, for whoever finds that they do not fit."""
+        shapes = [str(tuple(tensor.shape[1:])) for tensor in tensors_in(self.content)]
+        return f"its samples are of shape {', '.join(shapes)}" if shapes else "it has no tensors"
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An input that could not be read, and what was raised."""
+
+    text: str
+    error: Exception
+
+
+def batches_of(
+    inputs: Iterable[str],
+    read: Callable[[str], Any],
+    batch_size: int,
+    collate: Callable[[list[Any]], Any] | None,
+) -> Iterator[Batch | Unreadable]:
+    """The samples of all inputs in order, at most batch_size at a time.
+
+    Args:
+        inputs: what was typed.
+        read: makes data of an input, of any kind the engine knows.
+        batch_size: samples at once.
+        collate: makes a batch of a list of samples; None stacks them.
+    """
+    pool = _Pool(batch_size, collate)
+    for text in inputs:
+        samples = _samples(text, read)
+        while True:
+            try:
+                one = next(samples, None)
+            except FlatoutError:
+                # Nothing is the matter with this input: something is missing for all of them.
+                raise
+            except Exception as error:  # noqa: BLE001 - told of the input, with its cause
+                # What was before it is computed before it is told: all comes in order.
+                yield from pool.emptied()
+                yield Unreadable(text, error)
+                break
+            if one is None:
+                break
+            yield from pool.take(*one)
+    yield from pool.emptied()
+
+
+def _samples(text: str, read: Callable[[str], Any]) -> Iterator[tuple[list[Row], Any, bool]]:
+    """An input's rows with its tensors as a whole, or its samples one by one."""
+    data = read(text)
+    kind = data_kind(data)
+    if kind == "tensors":
+        count = len(next(tensors_in(data)))
+        for start in range(0, count, _MOST_ROWS):
+            end = min(count, start + _MOST_ROWS)
+            rows = [(text, None if count == 1 else row) for row in range(start, end)]
+            yield rows, _slice(data, start, end), True
+    else:
+        samples = iter(data) if kind == "iterable" else (data[row] for row in range(len(data)))
+        first = list(itertools.islice(samples, 2))
+        for row, sample in enumerate(itertools.chain(first, samples)):
+            yield [(text, None if len(first) == 1 else row)], sample, False
+        count = len(first)
+    if not count:
+        raise ValueError("it has no samples")
+
+
+class _Pool:
+    """Samples that wait for a batch to be full."""
+
+    def __init__(self, batch_size: int, collate: Callable[[list[Any]], Any] | None) -> None:
+        self._batch_size = batch_size
+        self._collate = collate
+        self._rows: list[Row] = []
+        self._parts: list[Any] = []
+        self._kind: Any = None
+
+    def take(self, rows: list[Row], content: Any, is_tensors: bool) -> Iterator[Batch]:
+        """Adds samples, and gives the batches that became full."""
+        # A `collate` of the experiment's own may put together what differs in shape.
+        can_differ = not is_tensors and self._collate is not None
+        kind = (is_tensors, None if can_differ else _shapes(content, is_batch=is_tensors))
+        if kind != self._kind:
+            yield from self.emptied()
+            self._kind = kind
+        done = 0
+        while done < len(rows):
+            taken = min(self._batch_size - len(self._rows), len(rows) - done)
+            self._rows += rows[done : done + taken]
+            self._parts.append(_slice(content, done, done + taken) if is_tensors else content)
+            done += taken
+            if len(self._rows) == self._batch_size:
+                yield from self.emptied()
+
+    def emptied(self) -> Iterator[Batch]:
+        """What is there as a batch, if there is anything."""
+        rows, parts, self._rows, self._parts = self._rows, self._parts, [], []
+        if not rows:
+            return
+        is_tensors, _ = self._kind
+        yield Batch(
+            rows, _joined(parts) if is_tensors else (self._collate or default_collate)(parts)
+        )
+
+
+def _shapes(content: Any, *, is_batch: bool) -> tuple[Any, ...]:
+    """What must be equal in all samples of a batch."""
+    return tuple(
+        (one.dtype, one.shape[1:] if is_batch else one.shape) for one in tensors_in(content)
+    )
+
+
+def _slice(content: Any, start: int, end: int) -> Any:
+    return with_tensors(content, (tensor[start:end] for tensor in tensors_in(content)))
+
+
+def _joined(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*(tensors_in(part) for part in parts), strict=True)
+    return with_tensors(parts[0], (torch.cat(column) for column in columns))
+
+
+def read_tensors(text: str) -> Any:
+    """The tensors of a .npy or .safetensors file: what is read where an experiment says nothing.
+
+    A file's numbers stay on the disk until they are needed; those in fp64 are converted to fp32.
+    """
+    path = Path(text)
+    if path.suffix == ".npy":
+        import numpy
+
+        # Copy on write: torch wants memory that could be written.
+        array = numpy.load(path, mmap_mode="c", allow_pickle=False)
+        return _as_fp32(torch.from_numpy(array))
+    if path.suffix == ".safetensors":
+        import safetensors.torch
+
+        tensors = {name: _as_fp32(one) for name, one in safetensors.torch.load_file(path).items()}
+        return next(iter(tensors.values())) if len(tensors) == 1 else tensors
+    raise ValueError("an experiment without `predict_data` reads .npy and .safetensors files alone")
+
+
+def _as_fp32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.float64 else tensor

@@ -1,0 +1,203 @@
+"""What the kept weights of a run are asked, and the lines that come back.
+
+A question goes to a process of its own as one JSON document; its answers come back as JSON lines.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from flatout.errors import UsageError
+from flatout.nouns.experiment_spec import Value
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.lines import Classified
+from flatout.nouns.recipe import parse_field
+from flatout.nouns.settings import split_pairs
+
+# A file of predictions is told by its ending; anything else is a folder.
+OUTPUT_ENDINGS = (".jsonl", ".csv", ".npy")
+
+
+Verb = Literal["predict", "evaluate"]
+
+
+class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line of `flatout predict` or `flatout evaluate` as data.
+
+    settings, uses: `key=value` texts for the experiment's parameters and for recipe fields.
+    device: `auto`, or a recipe's device. batch_size: None takes the experiment's.
+    top: how many classes are told of each sample. output: a file or folder for the predictions.
+    """
+
+    run: str
+    inputs: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    device: str = "auto"
+    batch_size: int | None = None
+    top: int = 1
+    output: str | None = None
+    python: str | None = None
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The recipe fields that the person fixed, by their types.
+
+        Raises:
+            UsageError: bad-setting, set-twice, unknown-recipe-field, bad-recipe-value.
+        """
+        device = () if self.device == "auto" else (f"device={self.device}",)
+        pairs = split_pairs([*self.uses, *device], "--use")
+        return {name: parse_field(name, text) for name, text in pairs}
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process is asked. folder: of the run; its files are only read.
+
+    parameters: arguments of `experiment(...)` that are to be other than the run's.
+    """
+
+    verb: Verb
+    folder: str
+    inputs: tuple[str, ...] = ()
+    parameters: dict[str, Value] = {}
+    fixed: dict[str, Any] = {}
+    batch_size: int | None = None
+    top: int = 1
+    output: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        request: InferenceRequest,
+        verb: Verb,
+        folder: str,
+        *,
+        inputs: tuple[str, ...] = (),
+        parameters: dict[str, Value] | None = None,
+    ) -> Question:
+        """A request as it is asked of a run's folder, with what was found out about it."""
+        return cls(
+            verb=verb,
+            folder=folder,
+            inputs=inputs,
+            parameters=parameters or {},
+            fixed=request.fixed,
+            batch_size=request.batch_size,
+            top=request.top,
+            output=request.output,
+        )
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
+    """A line of what comes back."""
+
+
+class Loaded(Answer, frozen=True, kw_only=True):
+    """The weights are ready: of which step, and what the run recorded of them.
+
+    longest_input: letters of the longest of its num_inputs inputs.
+    """
+
+    step: int
+    recorded: dict[str, float | None]
+    device: str
+    precision: str
+    unit: str
+    num_inputs: int = 0
+    longest_input: int = 0
+
+
+class Noted(Answer, frozen=True, kw_only=True):
+    """Something worth knowing; it goes on."""
+
+    finding: Finding
+
+
+class Predicted(Answer, frozen=True, kw_only=True):
+    """What is predicted of a sample.
+
+    input: as it was typed, or as it lies in a folder.
+    row: which of the input's samples, from 0; None where it has only one.
+    values: by name, JSON's own kinds.
+    """
+
+    input: str
+    row: int | None = None
+    values: dict[str, Any] = {}
+
+
+class Refused(Answer, frozen=True, kw_only=True):
+    """An input of which nothing can be predicted; the others are."""
+
+    input: str
+    finding: Finding
+
+
+class Counted(Answer, frozen=True, kw_only=True):
+    """How far it has come."""
+
+    num_inputs: int
+    num_samples: int
+
+
+class Written(Answer, frozen=True, kw_only=True):
+    """The predictions are in this file or folder."""
+
+    path: str
+
+
+class Evaluated(Answer, frozen=True, kw_only=True):
+    """Metrics over the whole validation data, now, and which classes were taken for which.
+
+    differences: what is not as it was when they were recorded.
+    """
+
+    metrics: dict[str, float | None]
+    differences: tuple[str, ...] = ()
+    classified: tuple[Classified, ...] = ()
+
+
+class Broken(Answer, frozen=True, kw_only=True):
+    """It could not go on. exit_code: 1 or 2 as errors have it, 3 for our own fault.
+
+    printed: by the process, its traceback among it.
+    """
+
+    finding: Finding
+    exit_code: int
+    printed: str = ""
+
+    @property
+    def has_traceback(self) -> bool:
+        """Whether more than its finding is worth keeping."""
+        is_code = self.finding.rule in ("experiment-raised", "internal-error", "prediction-died")
+        return is_code and bool(self.printed.strip())
+
+    def kept_in(self, path: str) -> Broken:
+        """The same, told with the file in which what was printed is kept."""
+        last = tuple(line for line in self.printed.splitlines() if line.strip())[-1:]
+        fixes = (Fix(text=f"read what was printed, with the traceback: {path}"),)
+        finding = msgspec.structs.replace(self.finding, evidence=last, fixes=fixes)
+        return msgspec.structs.replace(self, finding=finding)
+
+
+AnyAnswer = Loaded | Noted | Predicted | Refused | Counted | Written | Evaluated | Broken
+
+
+def check_output(output: str | None) -> None:
+    """Refuses a file for predictions whose ending says nothing we can write.
+
+    Raises:
+        UsageError: unknown-output-format.
+    """
+    name = (output or "").replace("\\", "/").rpartition("/")[2]
+    ending = name[name.rfind(".") :] if "." in name.lstrip(".") else ""
+    if ending and ending not in OUTPUT_ENDINGS:
+        raise UsageError(
+            "unknown-output-format",
+            f"`--output {output}`: predictions cannot be written as `{ending}`.",
+            fix=f"end it in {', '.join(OUTPUT_ENDINGS)}, or name a folder",
+        )
