@@ -44,13 +44,15 @@ from flatout.system.reading import (
     list_runs,
     milestones,
     newest_run,
+    results_of,
     split_of,
 )  # fmt: skip
 from flatout.system.runs import RunFolder
 
 # The verbs of which there is nothing to say here but where they are.
 __all__ = [
-    "checkpoint_steps", "conclude", "each_metric", "follow", "list_runs", "milestones", "split_of",
+    "checkpoint_steps", "conclude", "each_metric", "follow", "list_runs", "milestones",
+    "results_of", "split_of",
 ]  # fmt: skip
 
 # How long a resume waits for a run that has been asked to stop.
@@ -254,6 +256,20 @@ def ask(request: InferenceRequest, question: Question) -> Generator[AnyAnswer]:
         if isinstance(answer, Broken) and answer.has_traceback:
             answer = answer.kept_in(str(record_crash(answer.printed)))
         yield answer
+
+
+def draw_plots(run: Run) -> list[Path]:
+    """Draws a run into its folder; gives the files, none where there is nothing to draw yet."""
+    from flatout.monitor import plots
+
+    return plots.draw(run, each_metric(run), results_of(run))
+
+
+def can_draw() -> bool:
+    """Whether there is what draws pictures."""
+    from flatout.monitor import plots
+
+    return plots.can_draw()
 
 
 def next_step() -> tuple[str, str]:

@@ -20,6 +20,8 @@ IS_WINDOWS = sys.platform == "win32"
 # From this checkout, whatever is installed.
 SRC = str(ROOT / "src")
 START = f"import sys; sys.path.insert(0, {SRC!r}); import flatout.__main__ as m; m.main()"
+# As Python marks a module that cannot be imported: to draw after every training would take long.
+WITHOUT_PLOTS = f"import sys; sys.modules['matplotlib'] = None; {START}"
 
 
 class CommandLine:
@@ -27,6 +29,7 @@ class CommandLine:
 
     python: an interpreter that says it holds torch and this flatout; its engine is the fake one.
     experiment: a file whose parameters tell the fake engine what to do.
+    has_plots: matplotlib is there, if it is installed.
     """
 
     def __init__(self, folder: Path, python: str) -> None:
@@ -35,6 +38,7 @@ class CommandLine:
         self.runs = self.state / "runs"
         self.python = python
         self.experiment = str(folder / "mine.py")
+        self.has_plots = False
         shutil.copy(CASES / "mine.py", self.experiment)
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -52,7 +56,7 @@ class CommandLine:
     def start(self, *arguments: str, **more: str) -> subprocess.Popen[str]:
         """Starts a command line."""
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", START, *arguments],
+            [sys.executable, "-P", "-c", START if self.has_plots else WITHOUT_PLOTS, *arguments],
             env=self.environment(**more),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             cwd=self.folder,

@@ -203,9 +203,22 @@ def test_runs_rm_when_a_folder_is_named(cli: Any) -> None:
 def test_show_with_json_gives_every_line(cli: Any) -> None:
     cli.run(*cli.train())
     document = json.loads(cli.run("show", "last", "--json").stdout)
-    assert set(document) == {"run", "checkpoints", "metrics"}
+    assert set(document) == {"run", "checkpoints", "results", "metrics"}
+    assert document["results"] == {"classes": [], "samples": None}
     kinds = [line["kind"] for line in document["metrics"]]
     assert kinds.count("progress") == 6 and kinds.count("validated") == 3
+
+
+def test_show_tells_the_results_of_the_best_validation(cli: Any) -> None:
+    cli.run(*cli.train(mode="classify"))
+    shown = cli.run("show", "last").stdout
+    assert "animals (14 images, step 6)" in shown
+    assert re.search(r"cat +7 +100.0 % +85.7 % +92.3 %", shown)
+    assert re.search(r"cat +6 +1\n +dog +\. +7\n", shown)
+    assert "samples (step 6)\n  written at step 6\n" in shown
+    results = json.loads(cli.run("show", "last", "--json").stdout)["results"]
+    assert results["classes"][0]["classes"][1]["recall"] == 1.0
+    assert results["samples"]["texts"] == ["written at step 6"]
 
 
 def test_commands_are_told_as_they_can_be_typed(cli: Any) -> None:

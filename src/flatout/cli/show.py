@@ -6,6 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,13 +14,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flatout.cli import wording
+from flatout.cli import show_results, wording
+from flatout.cli.tables import metrics_table, plain_table, recipe_table, split_table
 from flatout.nouns.comparison import Comparison
 from flatout.nouns.data_state import DataState
 from flatout.nouns.finding import Finding
-from flatout.nouns.lines import EpochEnded, Metric, Validated
+from flatout.nouns.lines import EpochEnded, Metric
 from flatout.nouns.machine import Machine
-from flatout.nouns.recipe import Recipe
+from flatout.nouns.results import Results
 from flatout.nouns.run import DamagedRun, Run
 from flatout.nouns.units import bytes_text
 
@@ -30,7 +32,6 @@ _STATUS_STYLES = {
 _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 # Wide enough that no table is broken in two for whoever reads a pipe.
 _PIPE_WIDTH = 10_000
-_NUM_VALIDATIONS = 12
 _LABEL_WIDTH = 12
 # Longest part of a line that is kept together.
 _WHOLE = 40
@@ -124,7 +125,7 @@ def print_runs(runs: Sequence[Run | DamagedRun]) -> None:
     if not runs:
         print_note("no runs yet. Make one: flatout train digits")
         return
-    table = _table("run", "experiment", "status", "epochs", "best", "made")
+    table = plain_table("run", "experiment", "status", "epochs", "best", "made")
     for run in runs:
         if isinstance(run, DamagedRun):
             table.add_row(run.id, "", Text(run.status, _STATUS_STYLES[run.status]), "", "", "")
@@ -146,7 +147,11 @@ def print_runs(runs: Sequence[Run | DamagedRun]) -> None:
 
 
 def print_run(
-    run: Run, metrics: Sequence[Metric], checkpoints: Sequence[int], split: dict[str, float]
+    run: Run,
+    metrics: Sequence[Metric],
+    results: Results,
+    checkpoints: Sequence[int],
+    split: dict[str, float],
 ) -> None:
     """Everything that is known about a run."""
     console = make_console()
@@ -165,9 +170,10 @@ def print_run(
         *([("ended", run.ending_reason)] if run.ending_reason else []),
     ])  # fmt: skip
     if run.recipe:
-        _print_section(console, "recipe", _recipe_table(run.recipe))
+        _print_section(console, "recipe", recipe_table(run.recipe))
     if run.validations or any(isinstance(line, EpochEnded) for line in metrics):
-        _print_section(console, "metrics", _metrics_table(metrics))
+        _print_section(console, "metrics", metrics_table(metrics))
+    show_results.print_results(console, results, run.started.unit if run.started else "samples")
     if split:
         _print_section(console, "time", split_table(split))
     for finding in run.findings:
@@ -175,6 +181,12 @@ def print_run(
         print_finding(finding, console)
     console.print()
     print_next_lines(console, run, is_shown=True)
+
+
+def print_plots(files: Sequence[Path], *, is_error: bool) -> None:
+    """Which pictures were drawn after a training, if any."""
+    if files:
+        print_lines(make_console(is_error=is_error), [("plots", wording.plots_text(files))])
 
 
 def print_next_lines(console: Console, run: Run, *, is_shown: bool = False) -> None:
@@ -189,19 +201,9 @@ def machine_lines(machine: Machine | None) -> list[tuple[str, str]]:
     return [("machine", wording.machine_text(machine))] if machine else []
 
 
-def split_table(split: dict[str, float]) -> Table:
-    """Where the time went, the longest first, with shares."""
-    table = Table.grid(padding=(0, 2))
-    for justify in ("left", "right", "right"):
-        table.add_column(justify=justify)
-    for name, seconds, share in wording.shares(split):
-        table.add_row(f"  {name}", seconds, share)
-    return table
-
-
 def print_comparison(comparison: Comparison) -> None:
     """Runs side by side."""
-    table = _table("", *comparison.runs)
+    table = plain_table("", *comparison.runs)
     for section in dict.fromkeys(row.section for row in comparison.rows):
         table.add_row(Text(section, "bold"))
         for row in comparison.rows:
@@ -220,7 +222,7 @@ def print_rows(lines: Iterable[str]) -> None:
 
 def print_evaluation(rows: Iterable[tuple[str, str, str]]) -> None:
     """Metrics as recorded in training, and as computed now."""
-    table = _table("", "recorded", "now")
+    table = plain_table("", "recorded", "now")
     for row in rows:
         table.add_row(*row)
     make_console().print(table)
@@ -285,47 +287,3 @@ def _print_section(console: Console, title: str, table: Table) -> None:
     console.print()
     console.print(title, style="bold")
     console.print(table)
-
-
-def _recipe_table(recipe: Recipe) -> Table:
-    table = Table.grid(padding=(0, 2))
-    for column in ("field", "value", "origin"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("why", overflow="fold", style="dim")
-    for name, choice in msgspec.structs.asdict(recipe).items():
-        why = choice.why + (f" ({choice.evidence})" if choice.evidence else "")
-        table.add_row(f"  {name}", wording.plain_value(choice.value), choice.origin, why)
-    return table
-
-
-def _metrics_table(metrics: Sequence[Metric]) -> Table:
-    losses = {line.step: line for line in metrics if isinstance(line, EpochEnded)}
-    validations = {line.step: line for line in metrics if isinstance(line, Validated)}
-    names = list(dict.fromkeys(name for line in validations.values() for name in line.metrics))
-    titles = [wording.validated_name(name) for name in names]
-    table = _table("  epoch", "step", "train loss", *titles, "")
-    best = max((line.step for line in validations.values() if line.is_best), default=None)
-    steps = sorted({*losses, *validations})
-    left_out = set(steps[:-_NUM_VALIDATIONS]) - {best}
-    if left_out:
-        table.add_row(f"  ({len(left_out)} more: --json)")
-    for step in steps:
-        if step in left_out:
-            continue
-        values = validations[step].metrics if step in validations else {}
-        line = losses.get(step) or validations[step]
-        table.add_row(
-            f"  {line.epoch + 1}",
-            f"{step:,}",
-            wording.metric_text("loss", losses[step].loss) if step in losses else "",
-            *(wording.metric_text(name, values[name]) if name in values else "" for name in names),
-            Text("best", "green") if step == best else "",
-        )
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

@@ -12,7 +12,14 @@ from flatout.nouns.lines import Started
 from flatout.nouns.machine import Machine
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.run import Checkpointing, Run
-from flatout.nouns.units import bytes_text, count_text, percent_text, rate_text, seconds_text
+from flatout.nouns.units import (
+    bytes_text,
+    count_text,
+    is_ratio,
+    percent_text,
+    rate_text,
+    seconds_text,
+)  # fmt: skip
 
 DOT = " · "
 
@@ -44,8 +51,7 @@ def metric_text(name: str, value: float | None) -> str:
     """A metric as people read it: "accuracy" in percent, others with four figures."""
     if value is None:
         return "not finite"
-    is_ratio = name.rpartition("_")[2] in ("accuracy", "top1", "top5")
-    return percent_text(value) if is_ratio and 0 <= value <= 1 else f"{value:.4g}"
+    return percent_text(value) if is_ratio(name) and 0 <= value <= 1 else f"{value:.4g}"
 
 
 def headline(metrics: Mapping[str, float | None]) -> str:
@@ -176,6 +182,14 @@ def cost_text(cost: Checkpointing, *, is_short: bool = False) -> str:
     if cost.share is not None:
         parts.append(f"{percent_text(cost.share, 2)} of the time lost")
     return DOT.join(parts)
+
+
+def plots_text(files: Sequence[Path]) -> str:
+    """Which pictures were drawn, and where."""
+    if not files:
+        return "nothing to draw yet: the run has told no metrics"
+    names = ", ".join(file.name for file in files)
+    return f"{names} in {near_text(str(files[0].parent))}"
 
 
 def shares(split: Mapping[str, float]) -> list[tuple[str, str, str]]:

@@ -40,3 +40,8 @@ def count_text(count: int) -> str:
 def percent_text(ratio: float, digits: int = 1) -> str:
     """0.9712 -> "97.1 %"."""
     return f"{100 * ratio:.{digits}f} %"
+
+
+def is_ratio(name: str) -> bool:
+    """Whether a metric of that name is a share, which people read in percent."""
+    return name.rpartition("_")[2] in ("accuracy", "top1", "top5", "precision", "recall", "f1")

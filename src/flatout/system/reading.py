@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flatout.errors import FlatoutError
-from flatout.nouns.lines import EpochEnded, Metric, Progress, Validated
+from flatout.nouns.lines import Classified, EpochEnded, Generated, Metric, Progress, Validated
+from flatout.nouns.results import Results
 from flatout.nouns.run import DamagedRun, Run
 from flatout.system.runs import RunFolder, read_run, run_paths
 from flatout.system.scan import each_line, last_line
@@ -48,6 +49,20 @@ def milestones(run: Run) -> list[Metric]:
     words = (b'"epochended"', b'"validated"')
     found = each_line(RunFolder(Path(run.folder)).metrics, Metric, words)
     return [line for line in found if isinstance(line, EpochEnded | Validated)]
+
+
+def results_of(run: Run) -> Results:
+    """A run's confusions, as they were when the kept weights were taken, and its last samples."""
+    judged = run.best_validation or (run.validations[-1] if run.validations else None)
+    confusions: dict[str, Classified] = {}
+    samples = None
+    words = (b'"classified"', b'"generated"')
+    for line in each_line(RunFolder(Path(run.folder)).metrics, Metric, words):
+        if isinstance(line, Classified) and judged and line.step == judged.step:
+            confusions[line.name] = line
+        elif isinstance(line, Generated):
+            samples = line
+    return Results(confusions=tuple(confusions.values()), samples=samples)
 
 
 def split_of(run: Run) -> dict[str, float]:

@@ -5,6 +5,7 @@ events.jsonl        history: started, recipe, checkpoint, stopped ... (nouns/lin
 metrics.jsonl       loss, rates and validations by step
 checkpoints/000790/ rank0-SHA256.safetensors and, written after it, rank0.json: then it counts
 weights.safetensors the best weights by validation, else the last
+plots/              pictures drawn by whoever looks
 worker.log          what the worker printed
 lock, stop          held while somebody trains; asks them to stop
 """

@@ -1,7 +1,7 @@
 """Stands in for `flatout.engine.worker` where only the outside is tried: writes lines, no more.
 
 It runs as a real child process, so that starting, stopping, killing and following are tried as
-they happen. Parameter `mode`: finish, fail, die, warn, stubborn, fetch.
+they happen. Parameter `mode`: finish, fail, die, warn, stubborn, fetch, classify.
 """
 
 from __future__ import annotations
@@ -143,6 +143,23 @@ while step < steps:
             epoch=step // 2 - 1,
             is_best=True,
             metrics={"loss": 1 / step, "accuracy": 1 - 1 / step},
+        )
+    if step % 2 == 0 and told["mode"] == "classify":
+        write(
+            "metrics.jsonl",
+            kind="classified",
+            step=step,
+            epoch=step // 2 - 1,
+            name="animals",
+            labels=["cat", "dog"],
+            counts=[[0, 0, step], [0, 1, 1], [1, 1, 7]],
+        )
+        write(
+            "metrics.jsonl",
+            kind="generated",
+            step=step,
+            epoch=step // 2 - 1,
+            texts=[f"written at step {step}"],
         )
     if told["mode"] == "die" and step == 3:
         print("about to die", flush=True)

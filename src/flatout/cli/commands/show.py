@@ -9,14 +9,15 @@ import click
 @click.argument("run")
 @click.option("--follow", is_flag=True, help="Watch it train; Ctrl-C ends only the watching.")
 @click.option("--tensorboard", metavar="DIR", help="Write TensorBoard event files into DIR/RUN.")
+@click.option("--plots", is_flag=True, help="Draw it as PNG files in its folder.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
-def command(run: str, follow: bool, tensorboard: str | None, is_json: bool) -> int:
-    """A run: recipe with reasons, metrics, where the time went.
+def command(run: str, follow: bool, tensorboard: str | None, plots: bool, is_json: bool) -> int:
+    """A run: recipe with reasons, metrics, results, where the time went.
 
     RUN is an id, the beginning of one, a folder, or `last`.
     """
     from flatout import flow
-    from flatout.cli import show
+    from flatout.cli import show, wording
 
     if tensorboard:
         folder = flow.export_tensorboard(run, tensorboard, is_following=follow)
@@ -26,12 +27,15 @@ def command(run: str, follow: bool, tensorboard: str | None, is_json: bool) -> i
     elif follow and not _watch(run, is_quiet=is_json):
         return 130
     found = flow.read(run)
-    checkpoints = flow.checkpoint_steps(found)
+    if plots:
+        show.print_note(wording.plots_text(flow.draw_plots(found)))
+    checkpoints, results = flow.checkpoint_steps(found), flow.results_of(found)
     if is_json:
-        head = {"run": found, "checkpoints": checkpoints}
+        told = {"classes": results.reports, "samples": results.samples}
+        head = {"run": found, "checkpoints": checkpoints, "results": told}
         show.print_long_json(head, "metrics", flow.each_metric(found))
-    elif not follow:
-        show.print_run(found, flow.milestones(found), checkpoints, flow.split_of(found))
+    elif not follow and not plots:
+        show.print_run(found, flow.milestones(found), results, checkpoints, flow.split_of(found))
     return 0
 
 

@@ -1,0 +1,72 @@
+"""Tables of what is known about a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from rich.table import Table
+from rich.text import Text
+
+from flatout.cli import wording
+from flatout.nouns.lines import EpochEnded, Metric, Validated
+from flatout.nouns.recipe import Recipe
+
+_NUM_VALIDATIONS = 12
+
+
+def plain_table(*columns: str) -> Table:
+    """Columns side by side, without lines between them."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def recipe_table(recipe: Recipe) -> Table:
+    """Each field with its value, who chose it, and why."""
+    table = Table.grid(padding=(0, 2))
+    for column in ("field", "value", "origin"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("why", overflow="fold", style="dim")
+    for name, choice in msgspec.structs.asdict(recipe).items():
+        why = choice.why + (f" ({choice.evidence})" if choice.evidence else "")
+        table.add_row(f"  {name}", wording.plain_value(choice.value), choice.origin, why)
+    return table
+
+
+def metrics_table(metrics: Sequence[Metric]) -> Table:
+    """Losses and validations, the last ones and the best."""
+    losses = {line.step: line for line in metrics if isinstance(line, EpochEnded)}
+    validations = {line.step: line for line in metrics if isinstance(line, Validated)}
+    names = list(dict.fromkeys(name for line in validations.values() for name in line.metrics))
+    titles = [wording.validated_name(name) for name in names]
+    table = plain_table("  epoch", "step", "train loss", *titles, "")
+    best = max((line.step for line in validations.values() if line.is_best), default=None)
+    steps = sorted({*losses, *validations})
+    left_out = set(steps[:-_NUM_VALIDATIONS]) - {best}
+    if left_out:
+        table.add_row(f"  ({len(left_out)} more: --json)")
+    for step in steps:
+        if step in left_out:
+            continue
+        values = validations[step].metrics if step in validations else {}
+        line = losses.get(step) or validations[step]
+        table.add_row(
+            f"  {line.epoch + 1}",
+            f"{step:,}",
+            wording.metric_text("loss", losses[step].loss) if step in losses else "",
+            *(wording.metric_text(name, values[name]) if name in values else "" for name in names),
+            Text("best", "green") if step == best else "",
+        )
+    return table
+
+
+def split_table(split: dict[str, float]) -> Table:
+    """Where the time went, the longest first, with shares."""
+    table = Table.grid(padding=(0, 2))
+    for justify in ("left", "right", "right"):
+        table.add_column(justify=justify)
+    for name, seconds, share in wording.shares(split):
+        table.add_row(f"  {name}", seconds, share)
+    return table

@@ -1,0 +1,110 @@
+"""A run as pictures: drawn from its lines alone, so at any time, while it trains too."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.monitor import pictures
+from flatout.monitor.pictures import Curves
+from flatout.nouns.lines import Metric
+from flatout.nouns.results import Results
+from flatout.nouns.run import Run
+from flatout.system import store
+
+_PIXELS_PER_INCH = 110
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is there; it is not imported, which takes a second."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
+    """Draws all pictures of a run into its folder; those of an earlier call are replaced.
+
+    Args:
+        run: what is drawn.
+        lines: its metrics.
+        results: its confusions.
+
+    Returns:
+        The files; none where there is nothing to draw yet.
+
+    Raises:
+        UsageError: matplotlib-not-installed.
+        RunFailed: plots-not-drawn.
+    """
+    try:
+        matplotlib = importlib.import_module("matplotlib")
+        figure = importlib.import_module("matplotlib.figure").Figure
+    except ImportError as error:
+        raise UsageError(
+            "matplotlib-not-installed",
+            "pictures need the package matplotlib.",
+            because=str(error),
+            fix="pip install 'flatout[plots]'",
+        ) from error
+    try:
+        with matplotlib.rc_context(), warnings.catch_warnings():
+            # A sign that the font lacks is drawn as a box; nobody needs a warning beside it.
+            warnings.simplefilter("ignore")
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(pictures.STYLE)
+            drawn = dict(_drawn(run, lines, results, figure))
+        return _replace(Path(run.folder) / "plots", drawn)
+    except FlatoutError:
+        raise
+    except Exception as error:
+        raise RunFailed(
+            "plots-not-drawn",
+            f"the pictures of {run.id} could not be drawn.",
+            because=f"{type(error).__name__}: {error}",
+            fix="the run itself is not touched; update matplotlib and try again: flatout show "
+            f"{run.id} --plots",
+        ) from error
+
+
+def _drawn(
+    run: Run, lines: Iterable[Metric], results: Results, figure: Any
+) -> Iterator[tuple[str, bytes]]:
+    """File names with PNG files."""
+    curves = Curves(lines)
+    best = run.best_validation
+    title = run.id if run.status == "finished" else f"{run.id} ({run.status})"
+    if curves.panels:
+        yield "curves.png", _png(pictures.draw_curves(figure, curves, title, best))
+    if curves.has_changing_rate:
+        yield "learning_rate.png", _png(pictures.draw_learning_rate(figure, curves, title))
+    for number, (line, report) in enumerate(zip(results.confusions, results.reports, strict=True)):
+        ending = f"-{re.sub(r'[^A-Za-z0-9_-]+', '-', line.name)}.png" if number else ".png"
+        if not report.num_samples:
+            continue
+        if len(line.labels) <= pictures.MOST_CLASSES:
+            yield f"confusion{ending}", _png(pictures.draw_confusion(figure, line, title))
+        yield f"per_class{ending}", _png(pictures.draw_classes(figure, report, title))
+
+
+def _png(figure: Any) -> bytes:
+    file = BytesIO()
+    figure.savefig(file, format="png", dpi=_PIXELS_PER_INCH)
+    return file.getvalue()
+
+
+def _replace(folder: Path, drawn: dict[str, bytes]) -> list[Path]:
+    with store.mapped_os_errors(folder):
+        if drawn:
+            folder.mkdir(exist_ok=True)
+        for old in folder.glob("*.png"):
+            if old.name not in drawn:
+                old.unlink()
+    for name, content in drawn.items():
+        store.write_atomically(folder / name, content)
+    return [folder / name for name in drawn]
