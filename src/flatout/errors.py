@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class FlatoutError(Exception):
@@ -33,10 +34,20 @@ class FlatoutError(Exception):
         self.because = because
         self.fix = fix
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled where it is raised in a process that reads data.
+        return _again, (type(self), self.rule, self.problem, self.because, self.fix)
+
     def __str__(self) -> str:
         """All of it, for whoever meets it as a traceback: in a notebook, say."""
         because = f"\n  because: {self.because}" if self.because else ""
         return f"{self.problem}{because}\n  fix: {self.fix}\n  see: {self.rule}"
+
+
+def _again(
+    kind: type[FlatoutError], rule: str, problem: str, because: str | None, fix: str
+) -> FlatoutError:
+    return kind(rule, problem, because=because, fix=fix)
 
 
 class UsageError(FlatoutError):

@@ -269,8 +269,8 @@ def _findings(
                 rule="iterable-is-replayed",
                 severity="note",
                 problem="a resume reads the training data again from the epoch's beginning.",
-                because="the iterable has no state_dict, or is read by workers; it is exact only "
-                "if it gives the same samples again",
+                because="the iterable has no state_dict, or one without its shuffle buffer, or is "
+                "read by workers; it is exact only if it gives the same samples again",
                 fixes=(Fix(text="give it state_dict and load_state_dict, and loader_workers=0"),),
             )
         )

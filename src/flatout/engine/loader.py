@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from flatout.engine import randomness
 from flatout.engine.feed import MicroBatch, Slicing
-from flatout.errors import UsageError
+from flatout.engine.stacking import Refused, stacked, unless_refused
+from flatout.errors import FlatoutError, UsageError
 
 Key = tuple[int, int]
 
@@ -67,7 +68,7 @@ class LoaderFeed:
         self.updates_per_epoch: int | None = slicing.updates_per_epoch(len(dataset))
         self._sampler = _KeySampler(len(dataset), slicing)
         self._loader: DataLoader[Any] = DataLoader(
-            _SeededBatches(dataset, slicing.seed, loading.collate or default_collate),
+            _SeededBatches(dataset, slicing.seed, loading.collate or stacked),
             batch_sampler=self._sampler,
             **(loading.arguments() | {"collate_fn": _as_it_is}),
         )
@@ -78,7 +79,7 @@ class LoaderFeed:
         self._sampler.begin(epoch, first)
         batches = self._batches = iter(self._loader)
         for sizes in self._sampler.update_sizes(first):
-            yield [(next(batches), size) for size in sizes]
+            yield [(unless_refused(next(batches)), size) for size in sizes]
 
     def state(self) -> None:
         """See Feed: order and augmentation are functions of the epoch."""
@@ -116,6 +117,8 @@ class _SeededBatches(torch.utils.data.Dataset[Any]):
         states = None if get_worker_info() else randomness.host_generator_states()
         try:
             return self._collate([self._sample(epoch, index) for epoch, index in keys])
+        except FlatoutError as error:
+            return Refused(error)
         finally:
             # Also when a sample cannot be read: then what was trained is saved, generators too.
             if states is not None:
@@ -184,7 +187,7 @@ class StreamFeed:
         self._source = source
         self._slicing = slicing
         self._is_in_process = loading.num_workers == 0
-        self.has_state = self._is_in_process and hasattr(source, "state_dict")
+        self.has_state = self._is_in_process and has_exact_state(source)
         self.num_samples: int | None = len(source) if hasattr(source, "__len__") else None
         self.updates_per_epoch: int | None = (
             slicing.updates_per_epoch(self.num_samples) if self.num_samples else None
@@ -192,41 +195,41 @@ class StreamFeed:
         self._stream = _Stream(source, slicing)
         # Workers that outlive the epoch would keep the stream of the epoch they began with.
         arguments = replace(loading, persistent=False).arguments()
-        arguments["collate_fn"] = _UpdateCollate(loading.collate or default_collate)
+        arguments["collate_fn"] = _UpdateCollate(loading.collate or stacked)
         # The stream itself makes the batches: a DataLoader's would all be of one size, and
         # micro-batches of 10 would then make batches of 30 where 24 were asked for.
         self._loader: DataLoader[Any] = DataLoader(self._stream, batch_size=None, **arguments)
         self._batches: Iterator[Any] = iter(())
         self._generators: dict[str, Any] | None = None
-        self._is_restored = False
+        self._loaded: Any = None
         self._is_at_end = False
 
     def updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
         """See Feed."""
         # At the beginning of an epoch there is nothing to go on with.
-        is_continued, self._is_restored = self._is_restored and first > 0, False
+        loaded, self._loaded = self._loaded if first > 0 else None, None
+        is_continued = loaded is not None
         if is_continued and self._is_at_end:
             return
         if not is_continued:
             self._generators = None
-        self._begin_epoch(epoch, is_continued)
+        self._begin_epoch(epoch, loaded)
         self._batches = iter(self._loader)
         updates = self._own_generators(self._batches)
         num_replayed = 0 if is_continued else first
-        for update in itertools.islice(updates, num_replayed, None):
+        for update in itertools.islice(map(unless_refused, updates), num_replayed, None):
             # The source knows that it has ended, and may be back at its beginning.
             self._is_at_end = sum(size for _, size in update) < self._slicing.batch_size
             yield update
 
-    def _begin_epoch(self, epoch: int, is_continued: bool) -> None:
-        where = self._source.state_dict() if is_continued else None
+    def _begin_epoch(self, epoch: int, loaded: Any) -> None:
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(epoch)
-        if is_continued:
+        if loaded is not None:
             # set_epoch may have brought it back to the epoch's beginning.
-            self._source.load_state_dict(where)
+            self._source.load_state_dict(loaded)
         self._stream.epoch = epoch
-        self._stream.is_seeded = not is_continued
+        self._stream.is_seeded = loaded is None
 
     def _own_generators(self, updates: Iterator[Any]) -> Iterator[Any]:
         """Keeps the iterable's draws apart from the model's, where they share a process.
@@ -253,8 +256,10 @@ class StreamFeed:
         """See Feed."""
         if not self.has_state:
             return None
+        # A source may tell what it was given only once it is told its epoch.
+        is_unused = self._loaded is not None
         return {
-            "source": self._source.state_dict(),
+            "source": self._loaded if is_unused else self._source.state_dict(),
             "generators": self._generators,
             "is_at_end": self._is_at_end,
         }
@@ -264,13 +269,32 @@ class StreamFeed:
         if state is None or not self.has_state:
             return
         self._source.load_state_dict(state["source"])
+        self._loaded = state["source"]
         self._generators = state["generators"]
         self._is_at_end = state["is_at_end"]
-        self._is_restored = True
 
     def close(self) -> None:
         """See Feed."""
         _end_workers(self._batches)
+
+
+def has_exact_state(source: Any) -> bool:
+    """Whether an iterable's own state is all that it needs to go on with the very next sample.
+
+    A stream of Hugging Face's `datasets` that is shuffled in a buffer refills it on resume and so
+    loses what was in it; it is replayed instead. Found by its parts, for it does not tell.
+    Source: the documentation of `IterableDataset.load_state_dict` there.
+    """
+    if not hasattr(source, "state_dict"):
+        return False
+    parts = [getattr(source, "_ex_iterable", None)]
+    for part in parts:
+        if type(part).__name__.startswith("BufferShuffled"):
+            return False
+        if part is not None:
+            several = getattr(part, "ex_iterables", None) or ()
+            parts += [getattr(part, "ex_iterable", None), *several]
+    return True
 
 
 class _Stream(IterableDataset[Any]):
@@ -282,7 +306,7 @@ class _Stream(IterableDataset[Any]):
         self.epoch = 0
         self.is_seeded = True
 
-    def __iter__(self) -> Iterator[list[list[Any]]]:
+    def __iter__(self) -> Iterator[list[list[Any]] | Refused]:
         info = get_worker_info()
         slicing = self._slicing
         if self.is_seeded:
@@ -290,10 +314,13 @@ class _Stream(IterableDataset[Any]):
             randomness.seed_host_generators(
                 randomness.mixed_seed(slicing.seed, "stream", self.epoch, worker)
             )
-        samples = iter(self._source)
-        while update := list(itertools.islice(samples, slicing.batch_size)):
-            size = slicing.micro_batch_size
-            yield [update[start : start + size] for start in range(0, len(update), size)]
+        size = slicing.micro_batch_size
+        try:
+            samples = iter(self._source)
+            while update := list(itertools.islice(samples, slicing.batch_size)):
+                yield [update[start : start + size] for start in range(0, len(update), size)]
+        except FlatoutError as error:
+            yield Refused(error)
 
 
 @dataclass(frozen=True)
@@ -302,5 +329,9 @@ class _UpdateCollate:
 
     collate: Callable[[list[Any]], Any]
 
-    def __call__(self, update: list[list[Any]]) -> list[MicroBatch]:
-        return [(self.collate(samples), len(samples)) for samples in update]
+    def __call__(self, update: list[list[Any]] | Refused) -> list[MicroBatch] | Refused:
+        try:
+            pieces = unless_refused(update)
+            return [(self.collate(samples), len(samples)) for samples in pieces]
+        except FlatoutError as error:
+            return Refused(error)

@@ -1,0 +1,81 @@
+"""Samples to a batch where the experiment has no `collate`, and bad news from whoever does it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from flatout.errors import FlatoutError, UsageError
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What a worker gives instead of a batch: torch would make another exception of bad news."""
+
+    error: FlatoutError
+
+
+def unless_refused(batch: Any) -> Any:
+    """The batch; raises the bad news that came instead of one."""
+    if isinstance(batch, Refused):
+        raise batch.error
+    return batch
+
+
+def stacked(samples: list[Any]) -> Any:
+    """As torch's default_collate: tensors, arrays and numbers stacked, in the samples' nesting.
+
+    Texts are refused, which torch would leave as they are: no model computes with them.
+
+    Raises:
+        UsageError: samples-cannot-be-stacked.
+    """
+    text = _first_of(samples[0], (str, bytes), "")
+    if text is not None:
+        raise _cannot_stack(*text, because="a model computes with numbers")
+    try:
+        return default_collate(samples)
+    except (TypeError, KeyError) as error:
+        found = _first_of(samples[0], object, "")
+        if found is None:
+            because = f"the samples are not alike: {type(error).__name__}: {error}"
+            raise _cannot_stack("", samples[0], because) from error
+        raise _cannot_stack(*found, because=None) from error
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        because = f"the samples are not of one size: {str(error).partition(', but')[2] or error}"
+        raise _cannot_stack("", samples[0], because) from error
+
+
+def _first_of(sample: Any, kind: Any, path: str) -> tuple[str, Any] | None:
+    """The first thing of that kind in a sample that is no number, with where it is."""
+    if isinstance(sample, Mapping):
+        items = [(f"{path}[{key!r}]", item) for key, item in sample.items()]
+    elif isinstance(sample, Sequence) and not isinstance(sample, str | bytes):
+        items = [(f"{path}[{place}]", item) for place, item in enumerate(sample)]
+    else:
+        is_number = isinstance(sample, int | float) or hasattr(sample, "__array_interface__")
+        # A picture of Pillow can become an array, too; a tensor has no other module.
+        is_picture = type(sample).__module__.startswith("PIL.")
+        if hasattr(sample, "new_tensor") or (is_number and not is_picture):
+            return None
+        return (path, sample) if isinstance(sample, kind) else None
+    return next((found for key, item in items if (found := _first_of(item, kind, key))), None)
+
+
+def _cannot_stack(path: str, item: Any, because: str | None) -> UsageError:
+    kind = f"{type(item).__module__}.{type(item).__name__}".removeprefix("builtins.")
+    what = f"`sample{path}` is a {kind}" if path else f"these samples of type {kind}"
+    return UsageError(
+        "samples-cannot-be-stacked",
+        f"{what}: the samples cannot be made a batch."
+        if path
+        else f"{what} cannot be made a batch.",
+        because=because,
+        fix="give the experiment a `collate` that makes tensors of a list of samples, or let the "
+        "data set give tensors",
+    )
