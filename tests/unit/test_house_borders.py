@@ -23,6 +23,7 @@ _OWN_DATA = "reads its data as a person's own file would"
 WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/engine/checkpoint.py: open": _TENSOR_FILES,
     "flatout/engine/checkpoint.py: read_bytes": _TENSOR_FILES,
+    "flatout/engine/data/texts.py: open": "reads a person's own data, piece by piece",
     "flatout/engine/loading.py: read_bytes": "compares the experiment's file with its checksum",
     "flatout/engine/tensor_file.py: open": _TENSOR_FILES,
     "flatout/experiments/_pictures.py: read_bytes": _OWN_DATA,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,16 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.facts import data_kind
 from flatout.engine.feed import Feed, Slicing, TensorFeed, check_size
 from flatout.engine.loader import LoaderFeed, Loading, StreamFeed
+from flatout.engine.tensor_data import underneath
 from flatout.nouns.recipe import Recipe
+
+
+def built_data(experiment: Experiment, make: Callable[[], Any]) -> Any:
+    """The data that an experiment's function makes; of tensors in a data set the tensors.
+
+    Whoever gives `collate` wants the samples, one by one.
+    """
+    return underneath(make()) if experiment.collate is None else make()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +43,7 @@ class Reading:
         """Feeds the validation data, in its own order; None where there is none."""
         if self.experiment.validation_data is None:
             return None
-        data = self.experiment.validation_data()
+        data = built_data(self.experiment, self.experiment.validation_data)
         feed = self._feed(data, self._slicing(is_shuffled=False), device)
         if feed.num_samples is not None:
             check_size(feed.num_samples, 1, "validation")

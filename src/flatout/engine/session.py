@@ -21,7 +21,7 @@ from flatout.engine.defaults import chosen_recipe
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import Facts, chosen_device, experiment_facts
-from flatout.engine.feeds import Reading
+from flatout.engine.feeds import Reading, built_data
 from flatout.engine.optim import load_optimizer, match_layout, set_implementation
 from flatout.engine.step import StepParts
 from flatout.errors import UsageError
@@ -69,7 +69,7 @@ def build(experiment: Experiment, seed: int, device_name: str | None) -> Built:
     model = experiment.model().to(device)
     parameters = model.named_parameters() if experiment.named_parameters else model.parameters()
     optimizer = experiment.optimizer(parameters)
-    train_data = experiment.train_data()
+    train_data = built_data(experiment, experiment.train_data)
     return Built(
         experiment=experiment,
         seed=seed,

@@ -1,0 +1,17 @@
+"""Sources for a person's own data: image folders, tables, text.
+
+from flatout.engine import data
+
+train_data=lambda: data.image_folder("flowers/train", flip=True)
+"""
+
+from flatout.engine.data.images import ImageFolder, image_folder, normalized
+from flatout.engine.data.row_groups import ParquetRows, parquet_rows
+from flatout.engine.data.splits import split
+from flatout.engine.data.tables import Table, csv, parquet
+from flatout.engine.data.texts import Text, text
+
+__all__ = [
+    "ImageFolder", "ParquetRows", "Table", "Text", "csv", "image_folder", "normalized", "parquet",
+    "parquet_rows", "split", "text",
+]  # fmt: skip

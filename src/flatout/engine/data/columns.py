@@ -1,0 +1,261 @@
+"""From the columns of a table to tensors: what each column is, and what stands for its values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.engine.data.files import library
+from flatout.errors import UsageError, nearest
+
+Arrow = Any
+Value = float | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a person wants of a table; see `csv` for the meaning of each."""
+
+    name: str
+    target: str | None
+    columns: Sequence[str] | None
+    vocabularies: Mapping[str, Sequence[str] | None] | None
+    fill: Mapping[str, Value] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """How a table becomes tensors.
+
+    numbers: columns that go into one fp32 tensor, in this order.
+    categories: columns that go into one tensor of codes, in this order.
+    target: the column to be predicted, or None; `vocabularies` has it if it is categorical.
+    vocabularies: for each categorical column the value that each code stands for.
+    fill: what stands for missing values, for the columns where that is allowed.
+    name: of the table, for what is told.
+    """
+
+    name: str
+    numbers: tuple[str, ...]
+    categories: tuple[str, ...]
+    target: str | None
+    vocabularies: dict[str, tuple[str, ...]]
+    fill: dict[str, Value]
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are read."""
+        return [*self.numbers, *self.categories, *([self.target] if self.target else [])]
+
+    def tensors(self, table: Arrow) -> tuple[Tensor, ...]:
+        """Numbers (rows, columns) in fp32, codes (rows, columns) in int64, target (rows,).
+
+        What there is none of is left out.
+
+        Raises:
+            UsageError: missing-values, unknown-category.
+        """
+        with readable(self.name):
+            return self._tensors(table)
+
+    def _tensors(self, table: Arrow) -> tuple[Tensor, ...]:
+        self._check_missing(table)
+        parts = []
+        if self.numbers:
+            numbers = torch.empty(table.num_rows, len(self.numbers))
+            for place, name in enumerate(self.numbers):
+                numbers[:, place] = self._numbers(table, name)
+            parts.append(numbers)
+        if self.categories:
+            parts.append(torch.stack([self._codes(table, name) for name in self.categories], 1))
+        if self.target is not None:
+            is_category = self.target in self.vocabularies
+            parts.append((self._codes if is_category else self._numbers)(table, self.target))
+        return tuple(parts)
+
+    def _numbers(self, table: Arrow, name: str) -> Tensor:
+        compute = library("pyarrow.compute", package="pyarrow")
+        types = library("pyarrow.types", package="pyarrow")
+        column = table[name]
+        is_whole = types.is_integer(column.type) and name not in self.fill
+        if not is_whole:
+            column = column.cast("int8") if types.is_boolean(column.type) else column
+            column = column.cast("float64")
+        if name in self.fill:
+            column = compute.if_else(compute.is_nan(column), None, column)
+            column = compute.fill_null(column, self.fill[name])
+        # The classes of a target stay whole numbers; everything else is measured.
+        dtype = torch.int64 if is_whole and name == self.target else torch.float32
+        array = column.to_numpy().astype("int64" if is_whole else "float64")
+        return torch.from_numpy(array).to(dtype)
+
+    def _codes(self, table: Arrow, name: str) -> Tensor:
+        arrow = library("pyarrow", package="pyarrow")
+        compute = library("pyarrow.compute", package="pyarrow")
+        column = _texts(table[name])
+        if name in self.fill:
+            column = compute.fill_null(column, str(self.fill[name]))
+        codes = compute.index_in(column, value_set=arrow.array(self.vocabularies[name], "string"))
+        if codes.null_count:
+            unknown = compute.filter(column, compute.is_null(codes))[0].as_py()
+            raise UsageError(
+                "unknown-category",
+                f"column `{name}` of {self.name} has the value {unknown!r}, which its vocabulary "
+                "has not.",
+                fix="give the vocabulary of all values",
+            )
+        return torch.from_numpy(codes.to_numpy().astype("int64"))
+
+    def _check_missing(self, table: Arrow) -> None:
+        compute = library("pyarrow.compute", package="pyarrow")
+        counts = {
+            name: compute.sum(compute.is_null(table[name], nan_is_null=True)).as_py() or 0
+            for name in self.names
+            if name not in self.fill
+        }
+        missing = {name: count for name, count in counts.items() if count}
+        if missing:
+            told = ", ".join(f"{count:,} in `{name}`" for name, count in missing.items())
+            first = next(iter(missing))
+            raise UsageError(
+                "missing-values",
+                f"{self.name} has missing values: {told}.",
+                fix=f"say what stands for them, fill={{{first!r}: ...}}, or leave the column out",
+            )
+
+
+def columns_of(wanted: Wanted, schema: Arrow, read: Callable[[str], Iterable[Arrow]]) -> Columns:
+    """Decides what each column is; `read` gives all values of a column, piece by piece.
+
+    Raises:
+        UsageError: column-not-found, column-of-unknown-kind, bad-data-option.
+    """
+    chosen = _chosen(wanted, list(schema.names))
+    given = {name: tuple(values or ()) for name, values in (wanted.vocabularies or {}).items()}
+    fill = dict(wanted.fill or {})
+    targets = [] if wanted.target is None else [wanted.target]
+    kinds = {
+        name: "category" if name in given else _kind(wanted.name, schema.field(name))
+        for name in [*chosen, *targets]
+    }
+    for name, value in fill.items():
+        if kinds.get(name) == "number" and isinstance(value, str):
+            raise UsageError(
+                "bad-data-option",
+                f"`fill` has {value!r} for the column `{name}`, which is of numbers.",
+                fix="give a number",
+            )
+    with readable(wanted.name):
+        vocabularies = {
+            name: given.get(name) or _values(name, wanted, read(name), is_asked_for=name in given)
+            for name, kind in kinds.items()
+            if kind == "category"
+        }
+    return Columns(
+        name=wanted.name,
+        numbers=tuple(name for name in chosen if kinds[name] == "number"),
+        categories=tuple(name for name in chosen if kinds[name] == "category"),
+        target=wanted.target,
+        vocabularies=vocabularies,
+        fill=fill,
+    )
+
+
+def _chosen(wanted: Wanted, names: list[str]) -> list[str]:
+    """The columns that are inputs, once it is sure that all that are named are there."""
+    asked = [*(wanted.columns or ()), *(wanted.vocabularies or ()), *(wanted.fill or ())]
+    for name in [*asked, *([] if wanted.target is None else [wanted.target])]:
+        if name not in names:
+            raise UsageError(
+                "column-not-found",
+                f"{wanted.name} has no column `{name}`.",
+                fix=nearest(name, names),
+            )
+    inputs = names if wanted.columns is None else list(wanted.columns)
+    chosen = [name for name in inputs if name != wanted.target]
+    twice = [name for name in [*chosen, wanted.target] if names.count(str(name)) > 1]
+    twice += [name for name in chosen if chosen.count(name) > 1]
+    if twice:
+        raise UsageError(
+            "column-of-unknown-kind",
+            f"there are two columns `{twice[0]}` in {wanted.name}.",
+            fix="give each column a name of its own, and name each once",
+        )
+    return chosen
+
+
+def _kind(table: str, field: Arrow) -> str:
+    types = library("pyarrow.types", package="pyarrow")
+    kind = field.type
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_string(kind) or types.is_large_string(kind):
+        return "category"
+    number = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
+    if any(is_one(kind) for is_one in number) and kind is field.type:
+        return "number"
+    because = "its text is not UTF-8" if types.is_binary(kind) else f"it holds {kind} values"
+    if types.is_null(kind):
+        because = "it holds nothing at all"
+    raise UsageError(
+        "column-of-unknown-kind",
+        f"column `{field.name}` of {table} is neither of numbers nor of texts.",
+        because=because,
+        fix="name the columns to use, without it: columns=[...]; or turn it into numbers first",
+    )
+
+
+def _values(
+    name: str, wanted: Wanted, pieces: Iterable[Arrow], *, is_asked_for: bool
+) -> tuple[str, ...]:
+    found: set[str] = set()
+    for piece in pieces:
+        found.update(value for value in _texts(piece).unique().to_pylist() if value is not None)
+    others = sorted(value for value in found if not _is_number(value))
+    if not is_asked_for and others and len(others) < len(found) / 2:
+        raise UsageError(
+            "column-of-unknown-kind",
+            f"column `{name}` of {wanted.name} has numbers and texts in it.",
+            because=f"among its values: {', '.join(map(repr, others[:3]))}",
+            fix="leave the places of missing numbers empty; or, if its values are categories, say "
+            f"so: vocabularies={{{name!r}: None}}",
+        )
+    filled = wanted.fill and wanted.fill.get(name)
+    return tuple(sorted(found if filled is None else found | {str(filled)}))
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _texts(column: Arrow) -> Arrow:
+    return column.cast("string")
+
+
+@contextlib.contextmanager
+def readable(name: str) -> Iterator[None]:
+    """What pyarrow cannot read or convert, as bad news.
+
+    Raises:
+        UsageError: table-not-readable.
+    """
+    arrow = library("pyarrow", package="pyarrow")
+    try:
+        yield
+    except (arrow.ArrowException, OSError) as error:
+        raise UsageError(
+            "table-not-readable",
+            f"{name} cannot be read as a table.",
+            because=" ".join(str(error).split()),
+            fix="correct the file; a CSV file has the names of its columns in the first line, and "
+            "as many values in each other line",
+        ) from error

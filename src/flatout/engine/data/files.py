@@ -1,0 +1,80 @@
+"""What all sources need: the path that was given, and the package that reads it."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import UsageError, nearest
+
+
+def library(name: str, *, package: str) -> Any:
+    """A module of a package that only some data needs.
+
+    Raises:
+        UsageError: data-package-not-installed.
+    """
+    top = name.partition(".")[0]
+    try:
+        importlib.import_module(top)
+    except ModuleNotFoundError as error:
+        # Something it needs may be lacking: then it is there, but broken, and says so itself.
+        if error.name != top:
+            raise
+        raise UsageError(
+            "data-package-not-installed",
+            f"this data is read by the package {package}, which is not there.",
+            because=str(error),
+            fix="pip install 'flatout[data]'",
+        ) from error
+    return importlib.import_module(name)
+
+
+def existing(path: str | Path) -> Path:
+    """The path with `~` resolved, absolute.
+
+    Raises:
+        UsageError: data-path-not-found.
+    """
+    found = Path(path).expanduser().absolute()
+    if found.exists():
+        return found
+    above = found.parent
+    if not above.is_dir():
+        fix = f"check the path; there is no folder {above} either"
+    else:
+        names = [item.name for item in above.iterdir()]
+        fix = nearest(found.name, names) if len(names) <= 20 else f"look into {above}"
+    raise UsageError(
+        "data-path-not-found",
+        f"there is no {found}.",
+        because=f"a path that is not absolute is looked up from {Path.cwd()}"
+        if not Path(path).expanduser().is_absolute()
+        else None,
+        fix=fix,
+    )
+
+
+def files_in(path: str | Path, ending: str) -> list[Path]:
+    """The file itself, or all files of a folder with that ending, sorted by name.
+
+    Raises:
+        UsageError: data-path-not-found, no-data.
+    """
+    found = existing(path)
+    if not found.is_dir():
+        return [found]
+    files = sorted(
+        item for item in found.iterdir() if item.suffix == ending and not is_hidden(item.name)
+    )
+    if not files:
+        raise UsageError(
+            "no-data", f"there is no {ending} file in {found}.", fix="check the folder's path"
+        )
+    return files
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file is no data: what editors and operating systems leave in folders."""
+    return name.startswith((".", "__MACOSX"))

@@ -1,0 +1,182 @@
+"""Parquet files larger than memory: rows group by group, in an order that can be taken up again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from flatout.engine.data.columns import Arrow, Columns, Value, Wanted, columns_of, readable
+from flatout.engine.data.files import files_in, library
+from flatout.errors import UsageError
+
+_UNBOUND_ROWS = 4096
+
+
+def parquet_rows(
+    path: str | Path,
+    *,
+    target: str | None = None,
+    columns: Sequence[str] | None = None,
+    vocabularies: Mapping[str, Sequence[str] | None] | None = None,
+    fill: Mapping[str, Value] | None = None,
+    shuffle: bool = True,
+) -> ParquetRows:
+    """Rows of a Parquet file, or of a folder of them, of which one row group is in memory.
+
+    Args:
+        path: of the file or folder.
+        target, columns, vocabularies, fill: as for `csv`.
+        shuffle: in each epoch the groups in a new order, and the rows of each in a new order.
+
+    Returns:
+        An iterable of (numbers, codes, target) of a row, without what there is none of, which can
+        be stopped and taken up at any row.
+
+    Raises:
+        UsageError: data-path-not-found, table-not-readable, column-not-found, no-data,
+            column-of-unknown-kind, data-package-not-installed; missing-values and
+            unknown-category when the row group that has them is read.
+    """
+    wanted = Wanted(
+        name=str(path), target=target, columns=columns, vocabularies=vocabularies, fill=fill
+    )
+    groups = open_row_groups(path)
+    if not groups.num_rows:
+        raise UsageError("no-data", f"{path} has no rows.", fix="check that it is the right file")
+    return ParquetRows(groups, columns_of(wanted, groups.schema, groups.column), shuffle)
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """All row groups of some Parquet files with the same columns.
+
+    places: file and number within it, for each group; sizes: rows of each.
+    """
+
+    name: str
+    schema: Arrow
+    places: tuple[tuple[str, int], ...]
+    sizes: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all groups."""
+        return sum(self.sizes)
+
+    def read(self, group: int, names: list[str]) -> Arrow:
+        """Some columns of a group."""
+        reader = library("pyarrow.parquet", package="pyarrow")
+        file, number = self.places[group]
+        # The file is opened anew: what is sent to a loader's worker must not hold it open.
+        with readable(file), reader.ParquetFile(file) as opened:
+            return opened.read_row_group(number, columns=names)
+
+    def column(self, name: str) -> Iterator[Arrow]:
+        """The values of a column, group by group."""
+        for group in range(len(self)):
+            yield self.read(group, [name])[name]
+
+
+def open_row_groups(path: str | Path) -> RowGroups:
+    """Looks at the files, not yet at their rows.
+
+    Raises:
+        UsageError: data-path-not-found, no-data, table-not-readable, data-package-not-installed.
+    """
+    reader = library("pyarrow.parquet", package="pyarrow")
+    places, sizes, schema = [], [], None
+    for file in files_in(path, ".parquet"):
+        with readable(str(file)), reader.ParquetFile(file) as opened:
+            found = opened.schema_arrow.remove_metadata()
+            for number in range(opened.num_row_groups):
+                places.append((str(file), number))
+                sizes.append(opened.metadata.row_group(number).num_rows)
+        if schema is not None and found != schema:
+            raise UsageError(
+                "table-not-readable",
+                f"{file} has other columns than the files before it.",
+                because=f"{_told(found)}; before: {_told(schema)}",
+                fix="give all files of a folder the same columns, of the same types",
+            )
+        schema = found
+    return RowGroups(str(path), schema, tuple(places), tuple(sizes))
+
+
+def _told(schema: Arrow) -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in schema)
+
+
+class ParquetRows(IterableDataset[tuple[Tensor, ...]]):
+    """Rows of all groups, one group in memory at a time. Loader workers share the groups out.
+
+    numbers, categories, vocabularies: as of a Table.
+    """
+
+    def __init__(self, groups: RowGroups, columns: Columns, shuffle: bool) -> None:
+        self.numbers = columns.numbers
+        self.categories = columns.categories
+        self.vocabularies = columns.vocabularies
+        self._groups = groups
+        self._columns = columns
+        self._is_shuffled = shuffle
+        self._seed = 0
+        self._num_given = 0
+        self._is_taken_up = False
+
+    def __len__(self) -> int:
+        return self._groups.num_rows
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        if not self._is_taken_up:
+            self._seed = int(torch.randint(2**62, ()))
+            self._num_given = 0
+        self._is_taken_up = False
+        skipped = self._num_given
+        generator = torch.Generator().manual_seed(self._seed)
+        for group in self._own_groups(generator):
+            size = self._groups.sizes[group]
+            # Drawn also where the group is passed over, so that the next ones get the same.
+            order = torch.randperm(size, generator=generator) if self._is_shuffled else None
+            if skipped >= size:
+                skipped -= size
+                continue
+            tensors = self._columns.tensors(self._groups.read(group, self._columns.names))
+            if order is not None:
+                tensors = tuple(tensor[order] for tensor in tensors)
+            # A tensor for each row takes more memory than the row: few at a time.
+            pieces = zip(
+                *(tensor[skipped:].split(_UNBOUND_ROWS) for tensor in tensors), strict=True
+            )
+            for piece in pieces:
+                for row in zip(*(tensor.unbind() for tensor in piece), strict=True):
+                    self._num_given += 1
+                    yield row
+            skipped = 0
+
+    def _own_groups(self, generator: torch.Generator) -> list[int]:
+        info = get_worker_info()
+        own = list(range(len(self._groups)))
+        if info is not None:
+            own = own[info.id :: info.num_workers]
+        if self._is_shuffled:
+            own = [own[place] for place in torch.randperm(len(own), generator=generator).tolist()]
+        return own
+
+    def state_dict(self) -> dict[str, int]:
+        """Which order it is in, and how many rows of it were given."""
+        return {"seed": self._seed, "num_given": self._num_given}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """The next iteration goes on behind the rows that were given."""
+        self._seed = state["seed"]
+        self._num_given = state["num_given"]
+        # At an epoch's end or beginning there is nothing to go on with.
+        self._is_taken_up = 0 < self._num_given < len(self)

@@ -1,0 +1,168 @@
+"""Tables in memory: CSV and Parquet files as tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch import Tensor
+
+from flatout.engine.batches import tensors_in
+from flatout.engine.data.columns import Columns, Value, Wanted, columns_of, readable
+from flatout.engine.data.files import files_in, library
+from flatout.engine.data.row_groups import open_row_groups
+from flatout.engine.tensor_data import TensorData
+from flatout.errors import UsageError
+from flatout.nouns.units import bytes_text
+
+# Of the free memory, for a table; the training needs the rest.
+_MEMORY_SHARE = 0.5
+_FP32_BYTES = 4
+# The largest piece that pyarrow reads of a CSV file at once.
+_LARGEST_BLOCK_BYTES = 2**31 - 1
+
+
+def csv(
+    path: str | Path,
+    *,
+    target: str | None = None,
+    columns: Sequence[str] | None = None,
+    vocabularies: Mapping[str, Sequence[str] | None] | None = None,
+    fill: Mapping[str, Value] | None = None,
+    delimiter: str = ",",
+) -> Table:
+    """A CSV file whose first line names the columns, or a folder of such files.
+
+    Numbers become one fp32 tensor; columns of texts become codes, with a vocabulary for each.
+
+    Args:
+        path: of the file or folder; UTF-8, perhaps compressed (`.csv.gz`).
+        target: the column to be predicted; None if there is none.
+        columns: those to use, in this order; by default all.
+        vocabularies: for columns of categories all values, in the order of their codes, or None for
+            those that occur, sorted. Columns of texts need not be named. Give the training data's
+            vocabularies for validation data in another file.
+        fill: for columns that may have missing values, what stands for them; others are refused.
+        delimiter: what stands between two values.
+
+    Returns:
+        A table of (numbers, codes, target), without what it has none of.
+
+    Raises:
+        UsageError: data-path-not-found, table-not-readable, column-not-found, missing-values,
+            column-of-unknown-kind, unknown-category, table-too-large, data-package-not-installed.
+    """
+    arrow = library("pyarrow", package="pyarrow")
+    files = files_in(path, ".csv")
+    _check_memory(str(path), sum(file.stat().st_size for file in files))
+    with readable(str(path)):
+        pieces = [_read_csv(file, delimiter) for file in files]
+        for piece, file in zip(pieces, files, strict=True):
+            _check_names(piece.schema, pieces[0].schema, file)
+        whole = arrow.concat_tables(pieces, promote_options="permissive")
+    wanted = Wanted(
+        name=str(path), target=target, columns=columns, vocabularies=vocabularies, fill=fill
+    )
+    _check_rows(wanted.name, whole.num_rows)
+    found = columns_of(wanted, whole.schema, lambda name: [whole[name]])
+    return Table(found, found.tensors(whole))
+
+
+def parquet(
+    path: str | Path,
+    *,
+    target: str | None = None,
+    columns: Sequence[str] | None = None,
+    vocabularies: Mapping[str, Sequence[str] | None] | None = None,
+    fill: Mapping[str, Value] | None = None,
+) -> Table:
+    """A Parquet file, or a folder of them, in memory; see `csv` for arguments and result.
+
+    Raises:
+        UsageError: as `csv`.
+    """
+    wanted = Wanted(
+        name=str(path), target=target, columns=columns, vocabularies=vocabularies, fill=fill
+    )
+    groups = open_row_groups(path)
+    _check_rows(wanted.name, groups.num_rows)
+    num_columns = len(columns) + 1 if columns is not None else len(groups.schema.names)
+    _check_memory(wanted.name, groups.num_rows * num_columns * _FP32_BYTES)
+    found = columns_of(wanted, groups.schema, groups.column)
+    tensors: list[Tensor] = []
+    row = 0
+    # Group by group into tensors of the whole size: the table is never there twice.
+    for number in range(len(groups)):
+        parts = found.tensors(groups.read(number, found.names))
+        if not tensors:
+            tensors = [part.new_empty(groups.num_rows, *part.shape[1:]) for part in parts]
+        for whole, part in zip(tensors, parts, strict=True):
+            whole[row : row + len(part)] = part
+        row += len(parts[0])
+    return Table(found, tuple(tensors))
+
+
+class Table(TensorData):
+    """Rows in memory, sliced like any tensors.
+
+    tensors: (numbers, codes, target), without what the table has none of.
+    numbers: names of the columns of `numbers` (rows, columns), fp32.
+    categories: names of the columns of `codes` (rows, columns), int64.
+    vocabularies: for each column of categories, the value that each code stands for.
+    """
+
+    def __init__(self, columns: Columns, tensors: tuple[Tensor, ...]) -> None:
+        super().__init__(tensors)
+        self.numbers = columns.numbers
+        self.categories = columns.categories
+        self.vocabularies = columns.vocabularies
+        self._columns = columns
+
+    def rows(self, indices: Tensor) -> Table:
+        """A table of some of the rows."""
+        return Table(self._columns, tuple(tensor[indices] for tensor in tensors_in(self.tensors)))
+
+
+def _read_csv(file: Path, delimiter: str) -> Any:
+    reader = library("pyarrow.csv", package="pyarrow")
+    arrow = library("pyarrow", package="pyarrow")
+    parse = reader.ParseOptions(delimiter=delimiter)
+    # An empty place is a missing value in columns of texts, too; a quoted one is a text.
+    convert = reader.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False)
+    with contextlib.suppress(arrow.ArrowInvalid):
+        return reader.read_csv(file, parse_options=parse, convert_options=convert)
+    # What a column holds is guessed from the first block. If that was wrong, the whole file is
+    # looked at, by one thread, which also knows the number of the row that cannot be read.
+    block_bytes = min(max(file.stat().st_size * 2, 2**20), _LARGEST_BLOCK_BYTES)
+    whole = reader.ReadOptions(block_size=block_bytes, use_threads=False)
+    return reader.read_csv(file, read_options=whole, parse_options=parse, convert_options=convert)
+
+
+def _check_names(schema: Any, first: Any, file: Path) -> None:
+    if schema.names != first.names:
+        raise UsageError(
+            "table-not-readable",
+            f"{file} has other columns than the files before it.",
+            because=f"{', '.join(schema.names)}; before: {', '.join(first.names)}",
+            fix="give all files of a folder the same columns in the same order",
+        )
+
+
+def _check_rows(name: str, num_rows: int) -> None:
+    if not num_rows:
+        raise UsageError("no-data", f"{name} has no rows.", fix="check that it is the right file")
+
+
+def _check_memory(name: str, num_bytes: int) -> None:
+    free = psutil.virtual_memory().available
+    if num_bytes > _MEMORY_SHARE * free:
+        raise UsageError(
+            "table-too-large",
+            f"{name} would take {bytes_text(num_bytes)} of memory; {bytes_text(free)} are free.",
+            because=f"a table may take {_MEMORY_SHARE:.0%} of it",
+            fix="read it in pieces with data.parquet_rows (write a CSV file as Parquet first), or "
+            "name fewer columns: columns=[...]",
+        )
