@@ -19,6 +19,11 @@ _RESIDENT_SHARE = 0.25
 # than they do: nothing on an idle machine, several times the step on a busy one (LOG.md).
 _SHARED_PRODUCTS = 4_000_000
 
+# Each loader worker is a process with Python and torch; on Windows it imports both anew. The step
+# leaves its core idle while it waits for samples, so none is left to it: with one worker less,
+# reading images was more than a quarter slower on two cores (LOG.md).
+_MOST_WORKERS = 8
+
 
 def chosen_recipe(facts: Facts, fixed: dict[str, Any]) -> Recipe:
     """The recipe for these facts: what the person fixed, and for the rest the defaults.
@@ -92,7 +97,7 @@ def _num_threads(facts: Facts) -> Choice[int]:
 def _of_the_data(facts: Facts) -> dict[str, Choice[Any]]:
     is_tensors = facts.data_kind == "tensors"
     no_loader = "no DataLoader is used"
-    num_workers = 0 if is_tensors else min(2, max(0, facts.num_cores - 1))
+    num_workers = 0 if is_tensors else min(_MOST_WORKERS, facts.num_cores)
     if facts.data_kind == "iterable":
         # Several workers each read the whole iterable, unless it divides itself among them.
         num_workers = 0
@@ -106,7 +111,7 @@ def _of_the_data(facts: Facts) -> dict[str, Choice[Any]]:
             if is_tensors
             else "an iterable would be read by each worker in full"
             if facts.data_kind == "iterable"
-            else f"leaves a core of {facts.num_cores} to the step",
+            else f"one for each of {facts.num_cores} cores, {_MOST_WORKERS} at most",
         ),
         "loader_prefetch": Choice(value=2, why="two batches ahead per worker, as torch does"),
         "loader_pin_memory": Choice(
