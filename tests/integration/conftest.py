@@ -105,17 +105,25 @@ class Lab:
 
 
 def calling(experiment: Experiment, after: int, action: Callable[[], None]) -> Experiment:
-    """The same experiment, whose loss does something in its so-many-th call in training."""
+    """The same experiment, whose loss or step does something in its so-many-th call in training."""
     calls = 0
 
-    def loss(model: nn.Module, batch: Any) -> Any:
+    def count(model: nn.Module) -> None:
         nonlocal calls
         calls += model.training
         if model.training and calls == after:
             action()
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        count(model)
         return experiment.loss(model, batch)
 
-    return dataclasses.replace(experiment, loss=loss)
+    def step(updates: Any, model: nn.Module, batch: Any) -> Any:
+        count(model)
+        return experiment.step(updates, model, batch)
+
+    own = {"loss": loss} if experiment.step is None else {"step": step}
+    return dataclasses.replace(experiment, **own)
 
 
 def _copy_living(source: Path, to: Path) -> None:

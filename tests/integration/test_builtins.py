@@ -22,7 +22,6 @@ from flatout.experiments import (
     resnet50,
     unet_denoise,
 )
-from flatout.experiments._decay import warmed_up_cosine
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Stopped
 from flatout.system import datasets
@@ -155,20 +154,6 @@ def test_norms_and_biases_do_not_decay() -> None:
     assert {id(one) for one in decayed["params"]} == {id(weight) for weight in weights}
     assert len(decayed["params"]) + len(others["params"]) == len(list(model.parameters()))
     assert (decayed["weight_decay"], others["weight_decay"]) == (1e-4, 0.0)
-
-
-def test_learning_rate_is_warmed_up_and_falls_to_its_floor() -> None:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
-    schedule = warmed_up_cosine(optimizer, warm_up=4, steps=12, floor=0.1)
-    rates = []
-    for _ in range(20):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert rates[:5] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.0])
-    assert rates[8] == pytest.approx((2.0 + 0.2) / 2)
-    # A run that is made longer goes on at the floor.
-    assert rates[12:] == pytest.approx([0.2] * 8)
 
 
 def test_language_models_are_the_published_networks() -> None:

@@ -66,7 +66,7 @@ def mean(model: nn.Module, batch: Batch) -> Tensor:
 def reference(experiment: Experiment, sizes: list[int], average: float | None = None) -> nn.Module:
     """A plain loop over unshuffled batches of these sizes; with average, the averaged model."""
     built = build(experiment, 0, "cpu")
-    model, optimizer = built.model, built.optimizer
+    model, optimizer = built.model, built.optimizers.given
     averages = [p.detach().clone() for p in model.parameters()]
     parts = zip(*(tensor.split(sizes) for tensor in experiment.train_data()), strict=True)
     for batch in parts:

@@ -23,6 +23,7 @@ class TrainingState:
         self.fetched: Fetched | None = None
         self.progress: Progress | None = None
         self.loss: float | None = None
+        self.losses: dict[str, float] = {}
         self.metrics: dict[str, float | None] = {}
         self.step = 0
         self._recent: deque[tuple[float, int]] = deque(maxlen=_NUM_RECENT)
@@ -36,10 +37,10 @@ class TrainingState:
         elif isinstance(line, Fetched):
             self.fetched = line
         elif isinstance(line, Progress):
-            self.progress, self.loss = line, line.loss
+            self.progress, self.loss, self.losses = line, line.loss, line.losses
             self._recent.append((line.at, line.step))
         elif isinstance(line, EpochEnded):
-            self.loss = line.loss
+            self.loss, self.losses = line.loss, line.losses
         elif isinstance(line, Validated):
             self.metrics = line.metrics
 
@@ -73,8 +74,9 @@ class TrainingState:
 
     @property
     def quality(self) -> str:
-        """Training loss and the last validation's metrics."""
-        parts = [f"loss {metric_text('loss', self.loss)}"] if self.loss is not None else []
+        """Training loss, or those that the experiment names, and the last validation's metrics."""
+        losses = self.losses or ({"loss": self.loss} if self.loss is not None else {})
+        parts = [f"{name} {metric_text('loss', value)}" for name, value in losses.items()]
         others = {name: value for name, value in self.metrics.items() if name != "loss"}
         shown = others or self.metrics
         return DOT.join(parts + ([metrics_text(shown)] if shown else []))

@@ -41,7 +41,9 @@ def metrics_table(metrics: Sequence[Metric]) -> Table:
     validations = {line.step: line for line in metrics if isinstance(line, Validated)}
     names = list(dict.fromkeys(name for line in validations.values() for name in line.metrics))
     titles = [wording.validated_name(name) for name in names]
-    table = plain_table("  epoch", "step", "train loss", *titles, "")
+    # Those that an experiment's own step names say more than their sum.
+    named = list(dict.fromkeys(name for line in losses.values() for name in line.losses))
+    table = plain_table("  epoch", "step", *(named or ["train loss"]), *titles, "")
     best = max((line.step for line in validations.values() if line.is_best), default=None)
     steps = sorted({*losses, *validations})
     left_out = set(steps[:-_NUM_VALIDATIONS]) - {best}
@@ -55,11 +57,20 @@ def metrics_table(metrics: Sequence[Metric]) -> Table:
         table.add_row(
             f"  {line.epoch + 1}",
             f"{step:,}",
-            wording.metric_text("loss", losses[step].loss) if step in losses else "",
+            *_loss_texts(losses.get(step), named),
             *(wording.metric_text(name, values[name]) if name in values else "" for name in names),
             Text("best", "green") if step == best else "",
         )
     return table
+
+
+def _loss_texts(line: EpochEnded | None, named: Sequence[str]) -> list[str]:
+    if line is None:
+        return [""] * (len(named) or 1)
+    if not named:
+        return [wording.metric_text("loss", line.loss)]
+    values = [line.losses.get(name) for name in named]
+    return ["" if value is None else wording.metric_text("loss", value) for value in values]
 
 
 def split_table(split: dict[str, float]) -> Table:

@@ -14,21 +14,25 @@ from typing import TYPE_CHECKING, Any
 from flatout.engine.experiment import Experiment
 
 if TYPE_CHECKING:
+    from flatout.engine import schedules
     from flatout.engine.confusion_matrix import Confusion, confusion
+    from flatout.engine.custom_step import Updates
     from flatout.engine.datasets import dataset
+    from flatout.engine.groups import decayed_groups
     from flatout.engine.inference import Predictor, load
     from flatout.engine.sampling import sampled_tokens
     from flatout.engine.training import Trained, train
 
 __all__ = [
-    "Confusion", "Experiment", "Predictor", "Trained", "confusion", "dataset", "load",
-    "sampled_tokens", "train",
+    "Confusion", "Experiment", "Predictor", "Trained", "Updates", "confusion", "dataset",
+    "decayed_groups", "load", "sampled_tokens", "schedules", "train",
 ]  # fmt: skip
 
 # Where what takes torch to import is to be found.
 _PLACES = {
     "Confusion": "confusion_matrix", "Predictor": "inference", "Trained": "training",
-    "confusion": "confusion_matrix", "dataset": "datasets", "load": "inference",
+    "Updates": "custom_step", "confusion": "confusion_matrix", "dataset": "datasets",
+    "decayed_groups": "groups", "load": "inference",
     "sampled_tokens": "sampling", "train": "training",
 }  # fmt: skip
 
@@ -37,4 +41,6 @@ def __getattr__(name: str) -> Any:
     # torch takes a second to import: who only describes an experiment need not wait for it.
     if name in _PLACES:
         return getattr(importlib.import_module(f"flatout.engine.{_PLACES[name]}"), name)
+    if name == "schedules":
+        return importlib.import_module("flatout.engine.schedules")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

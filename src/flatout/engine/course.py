@@ -20,7 +20,6 @@ from flatout.engine.history import read_history
 from flatout.engine.journal import Journal
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
 from flatout.engine.meter import Meter, peak_memory_bytes
-from flatout.engine.optim import check_implementation
 from flatout.engine.precision import check_precision
 from flatout.engine.saver import Saver
 from flatout.engine.session import Built, Session, build, process_settings
@@ -169,10 +168,8 @@ class Course:
             recipe = changed_recipe(held, fixed)
         # What is refused must not be in the history, or every resume would be refused.
         check_precision(recipe.precision.value, built.device)
-        check_implementation(
-            built.optimizer,
-            recipe.optimizer_implementation.value,
-            can_be_fused=built.facts.can_be_fused,
+        built.optimizers.check_implementation(
+            recipe.optimizer_implementation.value, can_be_fused=built.facts.can_be_fused
         )
         for finding in check_recipe(recipe, built.facts):
             self._journal.warn(self.step, finding)

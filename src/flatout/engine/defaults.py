@@ -159,6 +159,13 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             else f"this data is {facts.data_kind}: only a loader can read it",
             fix="use sliced or resident" if is_tensors else "use loader, or leave it out",
         )
+    if recipe.micro_batch_size.value < facts.batch_size and facts.has_own_step:
+        raise UsageError(
+            "recipe-does-not-fit",
+            f"`micro_batch_size={recipe.micro_batch_size.value}` does not go with `step`.",
+            because="the experiment's own step makes its updates itself, from the whole batch",
+            fix=f"leave it out, or use a smaller batch_size than {facts.batch_size}",
+        )
     findings = []
     findings += _loader_findings(recipe, facts)
     if path == "resident" and facts.device.type == "cpu":

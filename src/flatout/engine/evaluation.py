@@ -250,7 +250,7 @@ def _wide(number: Any) -> Any:
 
 def _values(experiment: Experiment, model: nn.Module, batch: Any) -> dict[str, Any]:
     values = dict(experiment.metrics(model, batch)) if experiment.metrics is not None else {}
-    if "loss" not in values:
+    if "loss" not in values and experiment.loss is not None:
         values["loss"] = experiment.loss(model, batch)
     for name, value in values.items():
         total = value[0] if isinstance(value, tuple) else value

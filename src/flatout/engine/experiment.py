@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Tensor | float]]
     from flatout.engine.confusion_matrix import Confusion
+    from flatout.engine.custom_step import Updates
 
-    Metric = Tensor | tuple[Tensor, Tensor | float] | Confusion
-    Metrics = Callable[[nn.Module, Any], Mapping[str, Metric]]
+    Mean = Tensor | tuple[Tensor, Tensor | float]
+    Loss = Callable[[nn.Module, Any], Mean]
+    Step = Callable[[Updates, nn.Module, Any], Mean | Mapping[str, Mean]]
+    Metrics = Callable[[nn.Module, Any], Mapping[str, Mean | Confusion]]
+    Optimizers = Optimizer | Mapping[str, Optimizer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +33,14 @@ class Experiment:
     Args:
         model: builds the model, on the CPU, in fp32.
         optimizer: builds the optimizer from the model's parameters, as `model.parameters()` gives
-            them; with `named_parameters=True` from (name, parameter) pairs, to make groups of.
+            them; with `named_parameters=True` from (name, parameter) pairs, to make groups of. It
+            may return several optimizers in a dict by name.
         loss: `loss(model, batch)` returns the mean over the batch's samples (a scalar), or a sum
             and its count, for means over tokens that must stay exact when a batch is accumulated
             from micro-batches of unequal counts.
+        step: instead of `loss`: `step(updates, model, batch)` makes the updates itself, by
+            `updates["name of the optimizer"](loss)`, and returns the loss to be shown, or several
+            in a dict by name.
         train_data: builds the training data: a tensor, or a tuple, list or dict of tensors with the
             same first dimension; a map-style dataset (`__len__`, `__getitem__`); or an iterable of
             samples. Called once for each process.
@@ -43,7 +50,8 @@ class Experiment:
             without gradients. If it gives no `loss`, the loss is computed beside it.
         batch_size: samples per update.
         epochs, steps: how long to train; exactly one of them.
-        schedule: builds a learning-rate scheduler from the optimizer, or None.
+        schedule: builds a learning-rate scheduler from the optimizer, or None. Of several
+            optimizers it gets the dict, and may return a dict of schedulers.
         schedule_every: when the scheduler steps: after each `epoch` or each `step`.
         collate: makes a batch of a list of samples; None stacks tensors, numbers and their
             tuples and dicts. Not used for tensors, which are sliced.
@@ -55,7 +63,8 @@ class Experiment:
         early_stop: stop after that many validations without a better one; None never does.
         ema: decay of an exponential moving average of the weights (0.999, say), which is then what
             is validated and kept; None keeps none.
-        clip_norm: largest 2-norm of all gradients together; None does not clip.
+        clip_norm: largest 2-norm of all gradients together (with `step`: of those of each update);
+            None does not clip.
         unit: what a sample is, for rates: `images`, `sequences`.
         labels: names of the classes that a classifier tells apart, in the order of their numbers.
         generate: `generate(model)` returns texts that show what the model can do; called after
@@ -69,15 +78,16 @@ class Experiment:
     """
 
     model: Callable[[], nn.Module]
-    optimizer: Callable[[Any], Optimizer]
-    loss: Loss
+    optimizer: Callable[[Any], Optimizers]
+    loss: Loss | None = None
+    step: Step | None = None
     train_data: Callable[[], Any]
     validation_data: Callable[[], Any] | None = None
     metrics: Metrics | None = None
     batch_size: int
     epochs: int | None = None
     steps: int | None = None
-    schedule: Callable[[Optimizer], Any] | None = None
+    schedule: Callable[[Any], Any] | None = None
     schedule_every: Literal["epoch", "step"] = "epoch"
     named_parameters: bool = False
     collate: Callable[[list[Any]], Any] | None = None
@@ -112,6 +122,10 @@ class Experiment:
             raise _bad(f"`clip_norm` is {self.clip_norm}; it must be above 0.")
         if self.early_stop is not None and self.validation_data is None:
             raise _bad("`early_stop` needs `validation_data` to judge by.")
+        if (self.loss is None) == (self.step is None):
+            raise _bad("an experiment needs either `loss` or `step`, and not both.")
+        if self.step is not None and self.validation_data is not None and self.metrics is None:
+            raise _bad("with `step`, validation needs `metrics`: there is no `loss` to compute.")
         if (self.epochs is None) == (self.steps is None):
             raise _bad("an experiment needs either `epochs` or `steps`, and not both.")
         if self.ema is not None and not 0 < self.ema < 1:

@@ -9,12 +9,11 @@ from typing import Any, Literal
 import psutil
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from flatout.engine.batches import tensors_in
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import is_in_memory, is_map_style
-from flatout.engine.optim import can_be_fused
+from flatout.engine.optimizers import Optimizers
 from flatout.errors import UsageError
 
 DataKind = Literal["tensors", "map-style", "iterable"]
@@ -35,6 +34,7 @@ class Facts:
     batch_size: int
     clip_norm: float | None
     can_be_fused: bool
+    has_own_step: bool
     num_parameters: int
     has_convolutions: bool
     has_batch_norm: bool
@@ -96,11 +96,11 @@ def chosen_device(text: str | None) -> torch.device:
 def experiment_facts(
     experiment: Experiment,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizers: Optimizers,
     train_data: Any,
     device: torch.device,
 ) -> Facts:
-    """Looks up the facts on a built model, optimizer and data."""
+    """Looks up the facts on a built model, optimizers and data."""
     kind = data_kind(train_data)
     data_bytes = None
     if kind == "tensors":
@@ -113,9 +113,10 @@ def experiment_facts(
         free_device_bytes=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None,
         batch_size=experiment.batch_size,
         clip_norm=experiment.clip_norm,
-        can_be_fused=can_be_fused(optimizer)
+        can_be_fused=optimizers.can_be_fused
         # Embeddings may be told to have sparse gradients, which fused kernels do not take.
         and not any(getattr(module, "sparse", False) for module in modules),
+        has_own_step=experiment.step is not None,
         num_parameters=sum(p.numel() for p in model.parameters()),
         has_convolutions=any(isinstance(module, nn.Conv2d) for module in modules),
         has_batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),

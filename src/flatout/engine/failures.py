@@ -17,7 +17,10 @@ _OWN = Path(flatout.__file__).parent
 _EXPERIMENTS = _OWN / "experiments"
 _SHOWN_FRAMES = 4
 # Our files that call what the experiment has built: backward, step, a loader's iteration.
-_AT_WORK = ("step.py", "optim.py", "loop.py", "loader.py", "inference.py")
+_AT_WORK = (
+    "step.py", "weight_update.py", "optim.py", "learning_rates.py",
+    "loop.py", "loader.py", "inference.py",
+)  # fmt: skip
 
 
 def bad_news(error: BaseException) -> FlatoutError | None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-
+from flatout.engine.custom_step import CustomStep
 from flatout.engine.evaluation import Validator
 from flatout.engine.feed import MicroBatch
 from flatout.engine.journal import Journal
@@ -69,13 +68,14 @@ class Loop:
         self._meter = around.meter
         self._journal = around.journal
         self._request = around.request
-        self._step = Step(session.step_parts(), around.meter)
+        parts = session.step_parts()
+        make_step = Step if session.experiment.step is None else CustomStep
+        self._step = make_step(parts, around.meter)
         self._reporter = Reporter(session, around.journal, around.meter)
         self._validator = Validator(session, around.journal)
         experiment = session.experiment
         every = experiment.validate_every
         self._validate_every = every if isinstance(every, int) else None
-        self._schedules_steps = session.schedule is not None and experiment.schedule_every == "step"
         self._is_first_update = True
 
     def run(self) -> Ending:
@@ -129,8 +129,8 @@ class Loop:
         position.step += 1
         position.update += 1
         position.num_samples_seen += num_samples
-        if self._schedules_steps:
-            _step_schedule(session.schedule)
+        if session.learning_rates.are_per_step:
+            session.learning_rates.after_update()
         if self._is_first_update:
             # By now the optimizer has its state: what cannot be stored is refused at once.
             self._saver.expect_size(pack(session.state(), is_copied=False).num_bytes)
@@ -163,11 +163,7 @@ class Loop:
         self._reporter.end_epoch()
         if self._validate_every is None:
             self._validate()
-        if session.schedule is not None and not self._schedules_steps:
-            if not isinstance(session.schedule, ReduceLROnPlateau):
-                _step_schedule(session.schedule)
-            elif position.last_value is not None:
-                _step_schedule(session.schedule, position.last_value)
+        session.learning_rates.after_epoch(position.last_value)
         position.epoch += 1
         position.update = 0
         self._meter.mark("other")
@@ -202,19 +198,6 @@ class Loop:
             weights=weights,
             weights_metadata=weights_metadata(self._session, weights) if weights else {},
         )
-
-
-def _step_schedule(schedule: Any, *value: float) -> None:
-    """Steps a scheduler; torch's own say so when they were made for fewer steps."""
-    try:
-        schedule.step(*value)
-    except ValueError as error:
-        raise RunFailed(
-            "schedule-is-over",
-            "the learning-rate schedule has come to its end before the training.",
-            because=str(error),
-            fix="make the schedule for as many steps or epochs as are trained",
-        ) from error
 
 
 def _nonfinite_weights(step: int) -> RunFailed:

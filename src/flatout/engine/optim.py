@@ -105,6 +105,28 @@ def _begins_some(optimizer: Optimizer, group: dict[str, Any]) -> bool:
     return len({momentum is None for momentum in momenta}) == 2
 
 
+class QuickStep:
+    """An optimizer's step: its own the first time, which makes its state; then as prepared.
+
+    Args:
+        optimizer: the optimizer.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._prepared: Callable[[], None] | None = None
+        self._is_first = True
+
+    def __call__(self) -> None:
+        if self._prepared is not None:
+            self._prepared()
+            return
+        own_step(self._optimizer)
+        if self._is_first:
+            self._prepared = prepared_step(self._optimizer)
+            self._is_first = False
+
+
 def prepared_step(optimizer: Optimizer) -> Callable[[], None] | None:
     """The fused kernel of an optimizer whose state exists, as a call without detours.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from flatout.engine.journal import Journal
 from flatout.engine.meter import Losses, Meter, memory_bytes
+from flatout.engine.named_losses import NamedLosses
 from flatout.engine.randomness import sample_order
 from flatout.engine.session import Session
 from flatout.errors import RunFailed
@@ -34,10 +36,14 @@ class Reporter:
         self._began_s = self._line_s = elapsed_s()
         self._line_samples = 0
         self._line_losses: list[tuple[float, int]] = []
+        self._named = NamedLosses(session.device, session.position)
         self._num_skips = 0
 
-    def add(self, loss: Tensor, num_samples: int) -> None:
-        """Takes note of an update."""
+    def add(self, loss: Tensor | dict[str, Tensor], num_samples: int) -> None:
+        """Takes note of an update; of several losses by name the sum is the update's loss."""
+        if isinstance(loss, dict):
+            self._named.add(loss, num_samples)
+            loss = sum(loss.values(), torch.zeros((), device=self._session.device))
         self._losses.add(loss, num_samples)
         self._line_samples += num_samples
         if self._is_due():
@@ -61,6 +67,7 @@ class Reporter:
         """
         position = self._session.position
         losses = self._losses.take(is_waiting=is_waiting)
+        self._named.take(is_waiting=is_waiting)
         for index, (loss, num_samples) in enumerate(losses):
             if loss - loss != 0.0:  # true for NaN and the infinities
                 self._nonfinite(loss, len(losses) - index + self._losses.num_pending())
@@ -79,7 +86,13 @@ class Reporter:
         if position.epoch_loss_samples:
             loss = position.epoch_loss_sum / position.epoch_loss_samples
             self._journal.metric(
-                EpochEnded(at=now_s(), step=position.step, epoch=position.epoch, loss=loss)
+                EpochEnded(
+                    at=now_s(),
+                    step=position.step,
+                    epoch=position.epoch,
+                    loss=loss,
+                    losses=self._named.end_epoch(),
+                )
             )
         position.epoch_loss_sum = 0.0
         position.epoch_loss_samples = 0
@@ -89,6 +102,7 @@ class Reporter:
         now = elapsed_s()
         num_samples = sum(size for _, size in losses)
         seconds = now - self._line_s
+        rates = session.optimizers.learning_rates()
         self._journal.metric(
             Progress(
                 at=now_s(),
@@ -96,9 +110,11 @@ class Reporter:
                 epoch=session.position.epoch,
                 loss=sum(loss * size for loss, size in losses) / num_samples if losses else None,
                 samples_per_s=self._line_samples / seconds if seconds > 0 else None,
-                learning_rate=float(session.optimizer.param_groups[0]["lr"]),
+                learning_rate=next(iter(rates.values())),
                 memory_bytes=memory_bytes(session.device),
                 split_s=self._meter.split_s(),
+                losses=self._named.end_line(),
+                learning_rates=rates if len(rates) > 1 else {},
             )
         )
         self._line_s, self._line_samples = now, 0

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flatout.engine import precision, randomness
 from flatout.engine.batches import placer
@@ -22,27 +20,12 @@ from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import Facts, chosen_device, experiment_facts
 from flatout.engine.feeds import Reading, built_data
-from flatout.engine.optim import load_optimizer, match_layout, set_implementation
+from flatout.engine.learning_rates import LearningRates
+from flatout.engine.optimizers import Optimizers
+from flatout.engine.position import Position
 from flatout.engine.step import StepParts
 from flatout.errors import UsageError
 from flatout.nouns.recipe import Recipe
-
-
-@dataclass
-class Position:
-    """How far a training has come. update: updates done in this epoch; step: in all."""
-
-    epoch: int = 0
-    update: int = 0
-    step: int = 0
-    num_samples_seen: int = 0
-    epoch_loss_sum: float = 0.0
-    epoch_loss_samples: int = 0
-    validated_step: int = -1
-    last_value: float | None = None
-    best_value: float | None = None
-    best_step: int = -1
-    num_worse: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +36,7 @@ class Built:
     seed: int
     device: torch.device
     model: nn.Module
-    optimizer: Optimizer
+    optimizers: Optimizers
     train_data: Any
     facts: Facts
 
@@ -68,16 +51,16 @@ def build(experiment: Experiment, seed: int, device_name: str | None) -> Built:
     randomness.seed_generators(randomness.mixed_seed(seed, "model"))
     model = experiment.model().to(device)
     parameters = model.named_parameters() if experiment.named_parameters else model.parameters()
-    optimizer = experiment.optimizer(parameters)
+    optimizers = Optimizers(experiment.optimizer(parameters))
     train_data = built_data(experiment, experiment.train_data)
     return Built(
         experiment=experiment,
         seed=seed,
         device=device,
         model=model,
-        optimizer=optimizer,
+        optimizers=optimizers,
         train_data=train_data,
-        facts=experiment_facts(experiment, model, optimizer, train_data, device),
+        facts=experiment_facts(experiment, model, optimizers, train_data, device),
     )
 
 
@@ -122,31 +105,13 @@ class Session:
         self.device = built.device
         self.facts = built.facts
         self.model = built.model
-        self.optimizer = built.optimizer
+        self.optimizers = built.optimizers
         precision.check_precision(recipe.precision.value, self.device)
         is_channels_last = recipe.memory_format.value == "channels_last"
         if is_channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        set_implementation(self.optimizer, recipe.optimizer_implementation.value)
-        schedule = built.experiment.schedule
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            raise UsageError(
-                "bad-experiment",
-                "LBFGS computes the loss several times in each step, which no recipe can do.",
-                fix="use another optimizer",
-            )
-        self.schedule: Any = schedule(self.optimizer) if schedule is not None else None
-        if isinstance(self.schedule, ReduceLROnPlateau) and (
-            built.experiment.schedule_every == "step" or built.experiment.validation_data is None
-        ):
-            raise UsageError(
-                "bad-experiment",
-                "ReduceLROnPlateau goes by the metric `best` after each validated epoch.",
-                because="there is no `validation_data`, or `schedule_every` is `step`",
-                fix="give validation data and leave schedule_every at `epoch`",
-            )
-        # Schedulers warn if they do not see the optimizer's own step, which is not always called.
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]
+        self.optimizers.set_implementation(recipe.optimizer_implementation.value)
+        self.learning_rates = LearningRates(built.experiment, self.optimizers)
         self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)
         decay = built.experiment.ema
         self.average = WeightAverage(self.model, decay) if decay is not None else None
@@ -161,9 +126,10 @@ class Session:
     def step_parts(self) -> StepParts:
         """What updates are made of."""
         return StepParts(
+            experiment=self.experiment,
             model=self.model,
-            optimizer=self.optimizer,
-            loss=self.experiment.loss,
+            optimizers=self.optimizers,
+            position=self.position,
             autocast=self.autocast,
             scaler=self.scaler,
             average=self.average,
@@ -181,8 +147,8 @@ class Session:
             "buffers": {
                 name: value for name, value in self.model.named_buffers() if name not in weights
             },
-            "optimizer": self.optimizer.state_dict(),
-            "schedule": self.schedule.state_dict() if self.schedule is not None else None,
+            "optimizer": self.optimizers.state_dict(),
+            "schedule": self.learning_rates.state_dict(),
             "scaler": self.scaler.state_dict() if self.scaler is not None else None,
             "average": self.average.state_dict() if self.average is not None else None,
             "generators": randomness.generator_states(self.device),
@@ -215,14 +181,10 @@ class Session:
         buffers = dict(self.model.named_buffers())
         for name, value in state["buffers"].items():
             buffers[name].copy_(value)
-        load_optimizer(self.optimizer, state["optimizer"])
-        set_implementation(self.optimizer, self.recipe.optimizer_implementation.value)
-        match_layout(self.optimizer)
-        for part, name in (
-            (self.schedule, "schedule"),
-            (self.scaler, "scaler"),
-            (self.average, "average"),
-        ):
+        implementation = self.recipe.optimizer_implementation.value
+        self.optimizers.load_state_dict(state["optimizer"], implementation)
+        self.learning_rates.load_state_dict(state["schedule"])
+        for part, name in ((self.scaler, "scaler"), (self.average, "average")):
             if part is not None and state[name] is not None:
                 part.load_state_dict(state[name])
         self.feed.load_state(state["feed"])

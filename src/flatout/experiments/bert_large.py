@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import flatout
-from flatout.engine import dataset
-from flatout.experiments._decay import decayed_groups, warmed_up_cosine
+from flatout.engine import dataset, decayed_groups, schedules
 from flatout.experiments._transformers import transformers_library
 
 # Numbers of BERT's vocabulary; bytes are put where its first words are.
@@ -64,7 +63,7 @@ def experiment(
         model=lambda: build_model(shape),
         named_parameters=True,
         optimizer=lambda named: torch.optim.AdamW(decayed_groups(named, weight_decay=0.01), lr=lr),
-        schedule=lambda optimizer: warmed_up_cosine(optimizer, warm_up=steps // 10, steps=steps),
+        schedule=lambda optimizer: schedules.cosine(optimizer, warm_up=steps // 10, steps=steps),
         schedule_every="step",
         loss=loss,
         metrics=metrics,

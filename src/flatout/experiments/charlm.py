@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import flatout
-from flatout.engine import dataset, sampled_tokens
-from flatout.experiments._decay import decayed_groups, warmed_up_cosine
+from flatout.engine import dataset, decayed_groups, sampled_tokens, schedules
 from flatout.experiments._prompts import read_prompt
 
 # In the order of their numbers; all that tiny Shakespeare has.
@@ -75,7 +74,7 @@ def experiment(
         optimizer=lambda named: torch.optim.AdamW(
             decayed_groups(named, weight_decay=0.1), lr=chosen.lr, betas=(0.9, 0.99)
         ),
-        schedule=lambda optimizer: warmed_up_cosine(
+        schedule=lambda optimizer: schedules.cosine(
             optimizer, warm_up=min(100, chosen.steps // 10), steps=chosen.steps, floor=0.1
         ),
         schedule_every="step",

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import flatout
-from flatout.engine import dataset, sampled_tokens
-from flatout.experiments._decay import decayed_groups, warmed_up_cosine
+from flatout.engine import dataset, decayed_groups, sampled_tokens, schedules
 from flatout.experiments._prompts import read_prompt
 from flatout.experiments._transformers import transformers_library
 
@@ -65,7 +64,7 @@ def experiment(
         optimizer=lambda named: torch.optim.AdamW(
             decayed_groups(named, weight_decay=0.1), lr=lr, betas=(0.9, 0.95)
         ),
-        schedule=lambda optimizer: warmed_up_cosine(
+        schedule=lambda optimizer: schedules.cosine(
             optimizer, warm_up=steps // 20, steps=steps, floor=0.1
         ),
         schedule_every="step",

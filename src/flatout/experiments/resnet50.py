@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 import flatout
-from flatout.engine import Confusion, confusion
-from flatout.experiments._decay import decayed_groups, warmed_up_cosine
+from flatout.engine import Confusion, confusion, decayed_groups, schedules
 
 # Patterns have 4 x 4 fields.
 GRID = 4
@@ -64,7 +63,7 @@ def experiment(
         optimizer=lambda named: torch.optim.SGD(
             decayed_groups(named, 1e-4), lr=lr * batch_size / 256, momentum=0.9
         ),
-        schedule=lambda optimizer: warmed_up_cosine(
+        schedule=lambda optimizer: schedules.cosine(
             optimizer, warm_up=num_steps // 20, steps=num_steps
         ),
         schedule_every="step",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import flatout
-from flatout.experiments._decay import decayed_groups, warmed_up_cosine
+from flatout.engine import decayed_groups, schedules
 from flatout.experiments._pictures import read_pictures
 from flatout.experiments.mnist import LABELS, loss, metrics, predict, read_images
 
@@ -37,7 +37,7 @@ def experiment(
         model=lambda: ViT(depth, width),
         named_parameters=True,
         optimizer=lambda named: torch.optim.AdamW(decayed_groups(named, 0.05), lr=lr),
-        schedule=lambda optimizer: warmed_up_cosine(
+        schedule=lambda optimizer: schedules.cosine(
             optimizer, warm_up=num_steps // 10, steps=num_steps
         ),
         schedule_every="step",

@@ -69,8 +69,13 @@ def scalars(line: Line) -> Iterator[tuple[str, float]]:
             "train/samples_per_s": line.samples_per_s,
             "train/memory_bytes": line.memory_bytes,
         }
+        values |= {f"train/loss/{name}": value for name, value in line.losses.items()}
+        values |= {
+            f"train/learning_rate/{name}": rate for name, rate in line.learning_rates.items()
+        }
     elif isinstance(line, EpochEnded):
         values = {"train/epoch_loss": line.loss}
+        values |= {f"train/epoch_loss/{name}": value for name, value in line.losses.items()}
     elif isinstance(line, Validated):
         values = {f"validation/{name}": value for name, value in line.metrics.items()}
     else:

@@ -113,6 +113,8 @@ Event = (
 class Progress(Line, frozen=True, kw_only=True):
     """Training since the last such line: loss is the mean over its samples.
 
+    losses: the same for each loss that the experiment's own step names; `loss` is then their sum.
+    learning_rate: of the first optimizer's first group; learning_rates: of each, if several.
     split_s: seconds since the run's beginning in data, copy, forward, backward, optimizer,
     checkpoint, validation and other.
     """
@@ -123,13 +125,19 @@ class Progress(Line, frozen=True, kw_only=True):
     learning_rate: float
     memory_bytes: int | None
     split_s: dict[str, float]
+    losses: dict[str, float] = {}
+    learning_rates: dict[str, float] = {}
 
 
 class EpochEnded(Line, frozen=True, kw_only=True):
-    """An epoch's mean training loss over its samples; None if it is not a finite number."""
+    """An epoch's mean training loss over its samples; None if it is not a finite number.
+
+    losses: the same for each loss that the experiment's own step names.
+    """
 
     epoch: int
     loss: float | None
+    losses: dict[str, float] = {}
 
 
 class Validated(Line, frozen=True, kw_only=True):

@@ -1,0 +1,208 @@
+"""A step that the experiment writes itself, with an update for each of its optimizers.
+
+flatout still does what is around it: autocast, the scaler, clipping, non-finite losses, averages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.engine.feed import MicroBatch
+from flatout.engine.meter import Meter
+from flatout.engine.step import StepParts, bad_loss, or_one
+from flatout.engine.weight_update import WeightUpdate
+from flatout.errors import UsageError, nearest
+
+
+class Updates:
+    """What an experiment's `step(updates, model, batch)` makes its updates with.
+
+    `updates["generator"](loss)` makes one of the optimizer that the experiment named `generator`;
+    a single optimizer without a name is `updates["optimizer"]`.
+    """
+
+    def __init__(self, parts: StepParts, meter: Meter) -> None:
+        self._position = parts.position
+        self._buffers = _KeptBuffers(parts) if parts.skips_nonfinite else None
+        self._by_name = {
+            name: Update(
+                name, WeightUpdate([optimizer], parts.scaler, parts.clip_norm), meter, self._buffers
+            )
+            for name, optimizer in parts.optimizers.by_name.items()
+        }
+
+    @property
+    def step(self) -> int:
+        """Steps made before this one; goes on where it was after a resume."""
+        return self._position.step
+
+    def __getitem__(self, name: str) -> Update:
+        if name not in self._by_name:
+            raise UsageError(
+                "unknown-optimizer",
+                f"`updates[{name!r}]`: the experiment has no optimizer of that name.",
+                because=f"there are: {', '.join(self._by_name)}",
+                fix=nearest(str(name), self._by_name),
+            )
+        return self._by_name[name]
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._buffers is not None:
+            self._buffers.keep()
+        for update in self._by_name.values():
+            update.num_made = update.num_left_out = 0
+
+    def num_made(self) -> int:
+        """Updates of this step."""
+        return sum(update.num_made for update in self._by_name.values())
+
+    def num_left_out(self) -> int:
+        """Updates that were asked for in this step, but whose loss or gradient was not finite."""
+        return sum(update.num_left_out for update in self._by_name.values())
+
+
+class Update:
+    """Makes updates of one optimizer's weights; got from `Updates` by the optimizer's name."""
+
+    def __init__(
+        self, name: str, weights: WeightUpdate, meter: Meter, buffers: _KeptBuffers | None
+    ) -> None:
+        self._name = name
+        self._weights = weights
+        self._meter = meter
+        self._buffers = buffers
+        self._device_type = weights.parameters[0].device.type
+        self.num_made = 0
+        self.num_left_out = 0
+
+    def __call__(self, loss: Tensor, *, retain_graph: bool = False) -> Tensor:
+        """Backward, clipping and the optimizer's step; the gradients are empty before and after.
+
+        Gradients reach this optimizer's weights alone: those of others stay as they are, though
+        the loss depends on them too.
+
+        Args:
+            loss: a scalar that depends on the optimizer's weights.
+            retain_graph: keeps what backward needs, for another update from the same forward pass.
+
+        Returns:
+            The loss, detached.
+
+        Raises:
+            UsageError: loss-is-not-a-scalar.
+        """
+        said = f"`updates[{self._name!r}]` was given"
+        if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.requires_grad:
+            raise bad_loss(loss, said)
+        self._meter.mark("forward")
+        with self._without_autocast():
+            self._weights.clear()
+            self._weights.backward_to_own(loss, retain_graph=retain_graph)
+            self._meter.mark("backward")
+            if not self._weights.gradients():
+                raise bad_loss(loss, said)
+            self._apply(loss)
+            self._weights.clear()
+        # Autocast keeps the weights it has cast until it ends: they have just changed.
+        torch.clear_autocast_cache()
+        self._meter.mark("optimizer")
+        return loss.detach()
+
+    def _without_autocast(self) -> Any:
+        # Backward computes in the types of forward; autocast would change them once more.
+        if torch.is_autocast_enabled(self._device_type):
+            return torch.autocast(self._device_type, enabled=False)
+        return contextlib.nullcontext()
+
+    def _apply(self, loss: Tensor) -> None:
+        if self._buffers is not None and not self._weights.is_finite(loss.detach()):
+            self._buffers.put_back()
+            self.num_left_out += 1
+            return
+        self._weights.apply()
+        self.num_made += 1
+        if self._buffers is not None:
+            self._buffers.keep()
+
+
+class _KeptBuffers:
+    """The model's buffers after its last good update: a bad forward pass has moved them, too."""
+
+    def __init__(self, parts: StepParts) -> None:
+        self._buffers = list(parts.model.buffers())
+        self._kept: list[Tensor] = []
+
+    def keep(self) -> None:
+        self._kept = [buffer.clone() for buffer in self._buffers]
+
+    def put_back(self) -> None:
+        for buffer, kept in zip(self._buffers, self._kept, strict=True):
+            buffer.copy_(kept)
+
+
+class CustomStep:
+    """Carries out steps that the experiment writes itself.
+
+    Args:
+        parts: what a step is made of.
+        meter: told when each part of the step ends.
+    """
+
+    def __init__(self, parts: StepParts, meter: Meter) -> None:
+        assert parts.experiment.step is not None
+        self._parts = parts
+        self._step = parts.experiment.step
+        self._meter = meter
+        self._updates = Updates(parts, meter)
+
+    def run(self, update: list[MicroBatch]) -> Tensor | dict[str, Tensor]:
+        """Makes one step with one batch.
+
+        Returns:
+            What the experiment tells of its loss: scalars on the device, detached.
+
+        Raises:
+            UsageError: step-without-update, loss-is-not-a-scalar, unknown-optimizer.
+        """
+        parts, updates = self._parts, self._updates
+        [(batch, _)] = update
+        if parts.place is not None:
+            batch = parts.place(batch)
+            self._meter.mark("copy")
+        updates.begin()
+        with parts.autocast():
+            told = self._step(updates, parts.model, batch)
+        if updates.num_made() and parts.average is not None:
+            parts.average.update()
+        if not updates.num_made() and not updates.num_left_out():
+            raise UsageError(
+                "step-without-update",
+                f"step {updates.step + 1:,} changed no weights.",
+                because="`step` called none of the updates it was given",
+                fix="""call them: updates["optimizer"](loss)""",
+            )
+        # A step that is not whole is told as what it is: not a number.
+        factor = torch.nan if updates.num_left_out() else None
+        losses: Tensor | dict[str, Tensor]
+        if isinstance(told, Mapping) and told:
+            losses = {name: _scalar(value, factor) for name, value in told.items()}
+        else:
+            losses = _scalar(told, factor)
+        self._meter.mark("forward")
+        return losses
+
+
+def _scalar(told: Any, factor: float | None) -> Tensor:
+    value, count = told if isinstance(told, tuple) else (told, None)
+    if not isinstance(value, Tensor) or value.dim() != 0:
+        raise bad_loss(value, "`step(updates, model, batch)` returned")
+    loss: Tensor = value.detach()
+    if count is not None:
+        loss = loss / or_one(count)
+    return loss if factor is None else loss * factor

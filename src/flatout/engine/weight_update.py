@@ -1,0 +1,96 @@
+"""What makes new weights of a loss: backward, clipping, the optimizers' steps, clearing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from flatout.engine.optim import QuickStep
+
+
+class WeightUpdate:
+    """Updates the weights of some optimizers, which share a loss.
+
+    parameters: all that these optimizers train, and nothing else is touched.
+
+    Args:
+        optimizers: the optimizers.
+        scaler: of fp16, else None.
+        clip_norm: largest 2-norm of all their gradients together; None does not clip.
+    """
+
+    def __init__(
+        self,
+        optimizers: Iterable[Optimizer],
+        scaler: torch.amp.GradScaler | None,
+        clip_norm: float | None,
+    ) -> None:
+        self._optimizers = list(optimizers)
+        self._scaler = scaler
+        self._clip_norm = clip_norm
+        self._steps = [QuickStep(optimizer) for optimizer in self._optimizers]
+        self.parameters: list[Tensor] = [
+            parameter
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ]
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of a loss to those of every weight that it depends on."""
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+
+    def backward_to_own(self, loss: Tensor, *, retain_graph: bool) -> None:
+        """Adds the gradients of a loss to these parameters alone.
+
+        Gradients of other weights are not even computed, except where the way to these leads
+        through them.
+        """
+        own = [parameter for parameter in self.parameters if parameter.requires_grad]
+        scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        scaled.backward(retain_graph=retain_graph, inputs=own)
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients that are there."""
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+    def is_finite(self, loss: Tensor) -> bool:
+        """Whether the loss and every gradient are finite; a scaler looks at gradients itself."""
+        gradients = self.gradients()
+        if self._scaler is not None or not gradients:
+            return bool(loss.isfinite())
+        norms = torch._foreach_norm(gradients, float("inf"))
+        return bool(torch.stack([loss.float(), *(norm.float() for norm in norms)]).isfinite().all())
+
+    def apply(self) -> None:
+        """Clips, and lets the optimizers make their steps."""
+        if self._scaler is not None:
+            self._apply_scaled(self._scaler)
+            return
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+        for step in self._steps:
+            step()
+
+    def _apply_scaled(self, scaler: torch.amp.GradScaler) -> None:
+        # A scaler does not take an optimizer none of whose weights was used.
+        used = [one for one in self._optimizers if _has_gradient(one)]
+        if self._clip_norm is not None:
+            for optimizer in used:
+                scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+        for optimizer in used:
+            scaler.step(optimizer)
+        scaler.update()
+
+    def clear(self) -> None:
+        """Forgets the gradients of these parameters."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def _has_gradient(optimizer: Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
