@@ -70,6 +70,9 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
         "optimizer_implementation": optimizer,
         "memory_format": Choice(value="contiguous", why="as the model was built"),
         "micro_batch_size": Choice(value=facts.batch_size, why="the whole batch at once"),
+        "activation_checkpointing": Choice(
+            value=False, why="computing them again takes time; for where memory is short"
+        ),
         "num_threads": _num_threads(facts),
         "deterministic": Choice(
             value=is_cpu,
@@ -166,7 +169,7 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             because="the experiment's own step makes its updates itself, from the whole batch",
             fix=f"leave it out, or use a smaller batch_size than {facts.batch_size}",
         )
-    findings = []
+    findings = _checkpointing_findings(recipe, facts)
     findings += _loader_findings(recipe, facts)
     if path == "resident" and facts.device.type == "cpu":
         findings.append(_without_effect("data_path", "on a CPU, sliced and resident are the same"))
@@ -187,6 +190,39 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             )
         )
     return findings
+
+
+def _checkpointing_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
+    """What activation checkpointing leaves out.
+
+    Raises:
+        UsageError: recipe-does-not-fit, where nothing is left for it.
+    """
+    if not recipe.activation_checkpointing.value:
+        return []
+    moving = "norms with running statistics, which a second forward pass would move again"
+    if facts.num_blocks == 0:
+        raise UsageError(
+            "recipe-does-not-fit",
+            "`activation_checkpointing=true` finds nothing to compute again in this model.",
+            because=f"its {facts.num_moving_blocks} repeated blocks hold {moving}"
+            if facts.num_moving_blocks
+            else "it has no repeated blocks: modules of one class in a Sequential or ModuleList",
+            fix="leave it out; a smaller micro_batch_size saves memory too",
+        )
+    if facts.num_moving_blocks == 0:
+        return []
+    num_all = facts.num_blocks + facts.num_moving_blocks
+    return [
+        Finding(
+            rule="blocks-left-out",
+            severity="note",
+            problem=f"{facts.num_moving_blocks} of {num_all} repeated blocks keep all of their "
+            "activations.",
+            because=f"they hold {moving}",
+            fixes=(Fix(text="use norms without them, such as GroupNorm, to save more memory"),),
+        )
+    ]
 
 
 def _loader_findings(recipe: Recipe, facts: Facts) -> list[Finding]:

@@ -10,6 +10,7 @@ import psutil
 import torch
 from torch import nn
 
+from flatout.engine.activations import repeated_blocks
 from flatout.engine.batches import tensors_in
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import is_in_memory, is_map_style
@@ -25,6 +26,8 @@ class Facts:
 
     data_bytes: size of in-memory tensors, None for other kinds of data.
     free_device_bytes: free memory of the GPU, None on a CPU.
+    num_blocks: repeated blocks of the model that activation checkpointing can compute again;
+        num_moving_blocks: those that it cannot, for their running statistics.
     """
 
     device: torch.device
@@ -38,6 +41,8 @@ class Facts:
     num_parameters: int
     has_convolutions: bool
     has_batch_norm: bool
+    num_blocks: int
+    num_moving_blocks: int
     num_cores: int
     num_threads: int
 
@@ -106,6 +111,7 @@ def experiment_facts(
     if kind == "tensors":
         data_bytes = sum(t.numel() * t.element_size() for t in tensors_in(train_data))
     modules = list(model.modules())
+    blocks = repeated_blocks(model)
     return Facts(
         device=device,
         data_kind=kind,
@@ -120,6 +126,8 @@ def experiment_facts(
         num_parameters=sum(p.numel() for p in model.parameters()),
         has_convolutions=any(isinstance(module, nn.Conv2d) for module in modules),
         has_batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+        num_blocks=len(blocks.usable),
+        num_moving_blocks=len(blocks.with_running_statistics),
         num_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         num_threads=torch.get_num_threads(),
     )

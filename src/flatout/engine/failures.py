@@ -18,7 +18,7 @@ _EXPERIMENTS = _OWN / "experiments"
 _SHOWN_FRAMES = 4
 # Our files that call what the experiment has built: backward, step, a loader's iteration.
 _AT_WORK = (
-    "step.py", "weight_update.py", "optim.py", "learning_rates.py",
+    "step.py", "weight_update.py", "optim.py", "activations.py", "learning_rates.py",
     "loop.py", "loader.py", "inference.py",
 )  # fmt: skip
 
@@ -35,7 +35,8 @@ def bad_news(error: BaseException) -> FlatoutError | None:
             "out-of-memory",
             "there is not enough memory for this step.",
             because=text.splitlines()[0],
-            fix="accumulate smaller pieces of each batch: --use micro_batch_size=N",
+            fix="accumulate smaller pieces of each batch: --use micro_batch_size=N; or keep fewer "
+            "activations: --use activation_checkpointing=true",
         )
     if "does not have a deterministic implementation" in text:
         return RunFailed(

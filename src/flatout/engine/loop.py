@@ -23,6 +23,7 @@ from flatout.engine.step import Step
 from flatout.engine.watch import StopRequest
 from flatout.engine.weights import weights_metadata
 from flatout.errors import RunFailed, UsageError
+from flatout.nouns.finding import Finding, Fix
 
 Ending = Literal["finished", "early", "stopped", "recipe"]
 
@@ -134,6 +135,8 @@ class Loop:
         if self._is_first_update:
             # By now the optimizer has its state: what cannot be stored is refused at once.
             self._saver.expect_size(pack(session.state(), is_copied=False).num_bytes)
+            if session.activations is not None and session.activations.is_without_effect():
+                self._journal.warn(position.step, _unused_checkpointing())
             self._is_first_update = False
         self._reporter.add(loss, num_samples)
 
@@ -198,6 +201,16 @@ class Loop:
             weights=weights,
             weights_metadata=weights_metadata(self._session, weights) if weights else {},
         )
+
+
+def _unused_checkpointing() -> Finding:
+    return Finding(
+        rule="setting-without-effect",
+        severity="warning",
+        problem="`activation_checkpointing` has no effect here.",
+        because="the model does not call its repeated blocks, as in `block(hidden)`",
+        fixes=(Fix(text="leave --use activation_checkpointing out"),),
+    )
 
 
 def _nonfinite_weights(step: int) -> RunFailed:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import precision, randomness
+from flatout.engine.activations import ActivationCheckpointing
 from flatout.engine.batches import placer
 from flatout.engine.defaults import chosen_recipe
 from flatout.engine.ema import WeightAverage
@@ -110,6 +111,8 @@ class Session:
         is_channels_last = recipe.memory_format.value == "channels_last"
         if is_channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        is_checkpointing = recipe.activation_checkpointing.value
+        self.activations = ActivationCheckpointing(self.model) if is_checkpointing else None
         self.optimizers.set_implementation(recipe.optimizer_implementation.value)
         self.learning_rates = LearningRates(built.experiment, self.optimizers)
         self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)
@@ -192,7 +195,9 @@ class Session:
         randomness.restore_generators(state["generators"], self.device)
 
     def close(self) -> None:
-        """Ends the processes that read data for it."""
+        """Ends the processes that read data for it, and leaves the model as it was built."""
+        if self.activations is not None:
+            self.activations.close()
         for feed in (self.feed, self.validation_feed):
             if feed is not None:
                 feed.close()

@@ -44,6 +44,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_implementation: `own` leaves the optimizer as the experiment built it.
     memory_format: of 4-dimensional weights and inputs.
     micro_batch_size: samples per forward; the batch is accumulated from as many as it takes.
+    activation_checkpointing: repeated blocks keep their inputs alone, and compute their
+        activations again in the backward pass.
     clip_norm: largest gradient norm (2-norm over all parameters), None for no clipping.
     num_threads: intra-op threads of the CPU.
     deterministic: only algorithms that repeat bit for bit.
@@ -61,6 +63,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_implementation: Choice[OptimizerImplementation]
     memory_format: Choice[MemoryFormat]
     micro_batch_size: Choice[int]
+    activation_checkpointing: Choice[bool] = Choice(
+        value=False, why="no such field when this recipe was chosen"
+    )
     clip_norm: Choice[float | None]
     num_threads: Choice[int]
     deterministic: Choice[bool]

@@ -1,0 +1,155 @@
+"""Activation checkpointing: a model's repeated blocks keep their inputs and compute the rest again.
+
+Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost",
+https://arxiv.org/abs/1604.06174; torch.utils.checkpoint does the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from flatout.errors import RunFailed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """What of a model can be computed again, by the names of its modules.
+
+    usable: repeated blocks, or whole models that have a checkpointing of their own.
+    with_running_statistics: blocks that must not be: a second forward pass would move the running
+        statistics of their norms a second time.
+    """
+
+    usable: dict[str, nn.Module]
+    with_running_statistics: tuple[str, ...]
+
+
+def repeated_blocks(model: nn.Module) -> Blocks:
+    """Finds the blocks: children of one class in a Sequential or ModuleList, at least two.
+
+    The outermost such lists count. Single layers of torch are no blocks: what they keep is their
+    input. A model of the transformers library knows its blocks itself.
+    """
+    found: dict[str, nn.Module] = {}
+    for name, block in _found(model, ""):
+        # One that is there under two names is one block.
+        if not any(block is other for other in found.values()):
+            found[name] = block
+    moving = [name for name, block in found.items() if _has_running_statistics(block)]
+    return Blocks(
+        usable={name: block for name, block in found.items() if name not in moving},
+        with_running_statistics=tuple(moving),
+    )
+
+
+def _found(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    if _has_its_own(module) and not _has_running_statistics(module):
+        yield name, module
+        return
+    children = list(module.named_children())
+    is_list = isinstance(module, nn.Sequential | nn.ModuleList)
+    is_repeated = len(children) > 1 and len({type(child) for _, child in children}) == 1
+    for child_name, child in children:
+        path = f"{name}.{child_name}" if name else child_name
+        if is_list and is_repeated and not _is_single_layer(child):
+            yield path, child
+        else:
+            yield from _found(child, path)
+
+
+def _has_its_own(module: nn.Module) -> bool:
+    return bool(getattr(module, "supports_gradient_checkpointing", False)) and hasattr(
+        module, "gradient_checkpointing_enable"
+    )
+
+
+def _has_running_statistics(module: nn.Module) -> bool:
+    return any(
+        isinstance(one, _BatchNorm) or (isinstance(one, _NormBase) and one.track_running_stats)
+        for one in module.modules()
+    )
+
+
+def _is_single_layer(module: nn.Module) -> bool:
+    has_children = next(module.children(), None) is not None
+    return not has_children and type(module).__module__.startswith("torch.nn.")
+
+
+class ActivationCheckpointing:
+    """Lets a model's repeated blocks be computed again in the backward pass, while it trains.
+
+    Names in the state_dict stay as they are, and so does the model: `close` takes it off again.
+
+    Args:
+        model: whose blocks they are.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._with_their_own: list[Any] = []
+        self._wrapped: list[tuple[nn.Module, _Recomputed, Any]] = []
+        for name, block in repeated_blocks(model).usable.items():
+            if _has_its_own(block):
+                block.gradient_checkpointing_enable(  # type: ignore[operator]
+                    gradient_checkpointing_kwargs={"use_reentrant": False}
+                )
+                self._with_their_own.append(block)
+            else:
+                before = block.__dict__.get("forward")
+                recomputed = _Recomputed(name, block, block.forward)
+                # An attribute of the object hides the method of its class.
+                block.forward = recomputed
+                self._wrapped.append((block, recomputed, before))
+
+    def is_without_effect(self) -> bool:
+        """Whether there are blocks, and the model has called none of them: as `block(...)`."""
+        calls = [recomputed.is_called for _, recomputed, _ in self._wrapped]
+        return bool(calls) and not any(calls)
+
+    def close(self) -> None:
+        """Leaves the model as it was."""
+        for model in self._with_their_own:
+            model.gradient_checkpointing_disable()
+        for block, _, before in self._wrapped:
+            del block.forward
+            if before is not None:
+                block.forward = before
+        self._with_their_own, self._wrapped = [], []
+
+
+class _Recomputed:
+    """A block's forward that keeps its inputs alone, while the block is trained."""
+
+    def __init__(self, name: str, block: nn.Module, original: Callable[..., Any]) -> None:
+        self._original = original
+        self._name = name
+        self._block = block
+        self._buffers = list(block.named_buffers())
+        self.is_called = False
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        if not self._block.training or not torch.is_grad_enabled():
+            return self._original(*inputs, **named)
+        before = [buffer._version for _, buffer in self._buffers] if not self.is_called else []
+        # Dropout draws the same again: the generators' states are kept and put back.
+        outputs = checkpoint(self._original, *inputs, use_reentrant=False, **named)
+        if not self.is_called:
+            self._check_buffers(before)
+            self.is_called = True
+        return outputs
+
+    def _check_buffers(self, before: list[int]) -> None:
+        for (name, buffer), version in zip(self._buffers, before, strict=True):
+            if buffer._version != version:
+                raise RunFailed(
+                    "block-changes-its-buffers",
+                    f"the block `{self._name}` cannot be computed again in the backward pass.",
+                    because=f"its forward pass changes its buffer `{name}`, and would do so twice",
+                    fix="train it with --use activation_checkpointing=false",
+                )
