@@ -145,8 +145,8 @@ def test_less_is_kept_for_the_backward_pass() -> None:
     checkpointing = ActivationCheckpointing(model)
     blocks_inputs = kept_bytes(model, run)
     checkpointing.close()
-    # Measured: 12.7 times less with these four blocks.
-    assert blocks_inputs < everything / 4
+    # Measured: 12,934,692 and 859,684 bytes with these four blocks.
+    assert blocks_inputs < everything / 10
     assert kept_bytes(model, run) == everything
 
 
@@ -232,17 +232,13 @@ def test_block_that_changes_a_buffer_is_refused(lab: Lab, plain: Plain) -> None:
 
 
 def test_blocks_that_are_not_called_are_told(lab: Lab, tell: Tell, plain: Plain) -> None:
-    class Aside(Deep):
-        def forward(self, hidden: Tensor) -> Tensor:
-            for block in self.blocks:
-                hidden = block.inside(hidden)
-            scores: Tensor = self.head(hidden)
-            return scores
+    def loss(model: Any, batch: Any) -> Tensor:
+        inputs, labels = batch
+        for block in model.blocks:
+            inputs = block.inside(inputs)
+        return nn.functional.cross_entropy(model.head(inputs), labels)
 
-    def model() -> nn.Module:
-        return Aside([layer_norm] * 2)
-
-    folder = lab.run(plain(model=model), activation_checkpointing=True)
+    folder = lab.run(plain(model=deep, loss=loss), activation_checkpointing=True)
     [finding] = tell.findings(folder)
     assert finding.rule == "setting-without-effect"
 

@@ -214,12 +214,12 @@ def test_update_reaches_the_weights_of_its_own_optimizer_alone(lab: Lab, plain: 
 def test_one_forward_pass_serves_two_updates(lab: Lab, tell: Tell, plain: Plain) -> None:
     def both(updates: Updates, model: Any, batch: Any) -> Tensor:
         loss = model["judges"](model["draws"](batch[0])).square().mean()
-        gradients = torch.autograd.grad(loss, list(model["draws"].parameters()), retain_graph=True)
-        assert any(bool(gradient.any()) for gradient in gradients)
-        updates["draws"](model["draws"](batch[0]).square().mean())
-        return updates["judges"](loss, retain_graph=True)
+        updates["draws"](loss, retain_graph=True)
+        return updates["judges"](loss)
 
-    lab.run(plain(**PAIR | {"step": both}, epochs=1))
+    folder = lab.run(plain(**PAIR | {"step": both}, epochs=1))
+    state = tell.state(folder)["optimizer"]
+    assert {int(one["step"]) for part in state.values() for one in part["state"].values()} == {7}
 
 
 def test_single_optimizer_makes_several_updates_of_a_batch(
@@ -369,9 +369,7 @@ def test_micro_batches_are_refused_with_an_own_step(lab: Lab, plain: Plain) -> N
     assert caught.value.rule == "recipe-does-not-fit" and "`step`" in caught.value.problem
 
 
-@pytest.mark.parametrize(
-    "made", [{}, {"draws": 3}, None, [1]], ids=["empty", "a number", "nothing", "a list"]
-)
+@pytest.mark.parametrize("made", [{}, {"draws": 3}, None, [1]], ids=str)
 def test_what_is_no_optimizer_is_refused(lab: Lab, plain: Plain, made: Any) -> None:
     with pytest.raises(UsageError) as caught:
         lab.run(plain(**PAIR | {"optimizer": lambda named: made}))

@@ -70,6 +70,16 @@ def _has_its_own(module: nn.Module) -> bool:
     )
 
 
+def _switch_its_own(model: Any, *, is_on: bool) -> None:
+    # Until transformers 5.23 it was named after gradients.
+    name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
+    if is_on:
+        options = {f"{name}_checkpointing_kwargs": {"use_reentrant": False}}
+        getattr(model, f"{name}_checkpointing_enable")(**options)
+    else:
+        getattr(model, f"{name}_checkpointing_disable")()
+
+
 def _has_running_statistics(module: nn.Module) -> bool:
     return any(
         isinstance(one, _BatchNorm) or (isinstance(one, _NormBase) and one.track_running_stats)
@@ -96,9 +106,7 @@ class ActivationCheckpointing:
         self._wrapped: list[tuple[nn.Module, _Recomputed, Any]] = []
         for name, block in repeated_blocks(model).usable.items():
             if _has_its_own(block):
-                block.gradient_checkpointing_enable(  # type: ignore[operator]
-                    gradient_checkpointing_kwargs={"use_reentrant": False}
-                )
+                _switch_its_own(block, is_on=True)
                 self._with_their_own.append(block)
             else:
                 before = block.__dict__.get("forward")
@@ -113,9 +121,9 @@ class ActivationCheckpointing:
         return bool(calls) and not any(calls)
 
     def close(self) -> None:
-        """Leaves the model as it was."""
+        """Switches it off: forward passes are the model's own again."""
         for model in self._with_their_own:
-            model.gradient_checkpointing_disable()
+            _switch_its_own(model, is_on=False)
         for block, _, before in self._wrapped:
             del block.forward
             if before is not None:
