@@ -107,6 +107,8 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
 def test_example_trains(example: Path, tmp_path: Path) -> None:
     if find_spec("torch") is None:
         pytest.skip("needs torch: examples train")
+    if example.name == "huggingface.py" and find_spec("transformers") is None:
+        pytest.skip("needs transformers (pip install 'flatout[language]')")
     run(["flatout", "train", str(example), "--epochs", "1"], tmp_path, 0, example.name)
     pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert f"examples/{example.name}" in pages, "no page tells of it"

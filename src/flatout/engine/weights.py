@@ -26,6 +26,8 @@ def weights_metadata(session: Session, weights: Packed) -> dict[str, str]:
     metadata = {
         "step": str(position.best_step if is_best else position.step),
         "ties": json.dumps(ties),
+        # The transformers library takes no file that does not say so.
+        "format": "pt",
     }
     if is_best:
         metadata[session.experiment.best] = repr(position.best_value)
