@@ -22,6 +22,7 @@ from flatout.nouns.question import (
     check_output,
 )  # fmt: skip
 from flatout.nouns.run import Run, RunHeader
+from flatout.nouns.sketch import TABLES, Sketch, SketchRequest, check_name
 from flatout.nouns.train_request import TrainRequest
 from flatout.system import (
     answering,
@@ -32,6 +33,7 @@ from flatout.system import (
     folders,
     input_names,
     runs,
+    sketches,
     sources,
     store,
     tail,
@@ -48,6 +50,7 @@ from flatout.system.reading import (
     split_of,
 )  # fmt: skip
 from flatout.system.runs import RunFolder
+from flatout.templates.writing import written
 
 # The verbs of which there is nothing to say here but where they are.
 __all__ = [
@@ -57,6 +60,38 @@ __all__ = [
 
 # How long a resume waits for a run that has been asked to stop.
 STOP_LIMIT_S = 30.0
+
+
+def sketch(request: SketchRequest) -> Sketch:
+    """A request for a new experiment, with its defaults, checked against the data that is named.
+
+    Raises:
+        UsageError: bad-experiment-name, data-for-another-task, data-path-not-found,
+            column-not-found, table-not-readable.
+    """
+    kind = request.settled_data
+    path, is_beside, target = None, False, None
+    if request.path is not None and kind != "synthetic":
+        path, is_beside = sketches.settled_path(request.path)
+        if kind in TABLES:
+            target = sketches.settled_target(request.path, kind, request.target)
+    return Sketch(
+        name=check_name(request.name),
+        task=request.settled_task,
+        data=kind,
+        path=path,
+        is_path_beside=is_beside,
+        target=target,
+    )
+
+
+def write_new(sketch: Sketch, *, is_forced: bool) -> Path:
+    """Writes a new experiment's file into this folder.
+
+    Raises:
+        UsageError: file-exists.
+    """
+    return sketches.write_new(sketch.name, written(sketch), is_forced=is_forced)
 
 
 def probe(python: str) -> Machine:

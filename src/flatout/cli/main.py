@@ -16,6 +16,7 @@ from flatout.errors import FlatoutError, UsageError, nearest
 # Name, group in --help, what it does. The module of the same name in `commands` holds `command`;
 # this table keeps --help from loading them.
 COMMANDS = (
+    ("new", "Train", "Write an experiment to begin with."),
     ("train", "Train", "Train an experiment, or go on with a run."),
     ("runs", "Train", "List, stop and remove runs."),
     ("show", "Train", "A run: recipe with reasons, metrics, where the time went."),

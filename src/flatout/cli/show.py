@@ -23,6 +23,7 @@ from flatout.nouns.lines import EpochEnded, Metric
 from flatout.nouns.machine import Machine
 from flatout.nouns.results import Results
 from flatout.nouns.run import DamagedRun, Run
+from flatout.nouns.sketch import Sketch
 from flatout.nouns.units import bytes_text
 
 _STATUS_STYLES = {
@@ -118,6 +119,14 @@ def print_next_step(command: str, why: str) -> None:
     # On a line of its own and never broken, so that it can be copied.
     console.print(f"\n    {_typeable(command)}\n", style="bold", soft_wrap=True)
     print_lines(console, [("all", _typeable("flatout --help"))])
+
+
+def print_written(file: str, sketch: Sketch, next_command: str) -> None:
+    """What `flatout new` has written."""
+    console = make_console()
+    of = f"from the {sketch.data} data in {sketch.path}" if sketch.path else "from made-up data"
+    print_lines(console, [("wrote", file), ("learns", f"{sketch.task}, {of}")])
+    console.print(f"\n    {_typeable(next_command)}\n", style="bold", soft_wrap=True)
 
 
 def print_runs(runs: Sequence[Run | DamagedRun]) -> None:
@@ -262,7 +271,7 @@ def _typeable(text: str) -> str:
 
 # Not the package (`pip install flatout==0.1.0`), not a sentence about it.
 _COMMAND = re.compile(
-    r"(?<![\w./-])flatout(?= (train|runs|show|compare|predict|evaluate|data|--help)\b)"
+    r"(?<![\w./-])flatout(?= (new|train|runs|show|compare|predict|evaluate|data|--help)\b)"
 )
 
 

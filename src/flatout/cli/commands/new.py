@@ -1,0 +1,45 @@
+"""`flatout new`: writes an experiment to begin with."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+# As in `nouns.sketch`, which --help does not load.
+_TASKS = ("classification", "regression", "language-model")
+_DATA = ("synthetic", "images", "csv", "parquet", "huggingface", "tensors", "text")
+
+
+@click.command("new")
+@click.argument("name")
+@click.option("--task", type=click.Choice(_TASKS), help="What is to be learned.")
+@click.option("--data", type=click.Choice(_DATA), help="What it is learned from.")
+@click.option("--path", metavar="PATH", help="Where that is; without it, data is made up.")
+@click.option("--target", metavar="COLUMN", help="The column of a table that is to be predicted.")
+@click.option("--yes", is_flag=True, help="Do not ask: take what is most common.")
+@click.option("--force", is_flag=True, help="Overwrite the file NAME.py.")
+@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+def command(name: str, yes: bool, force: bool, is_json: bool, **answers: str | None) -> None:
+    """Write an experiment to begin with: NAME.py, short and commented, ready to train.
+
+    On a terminal it asks for what is not given.
+    """
+    from flatout import flow
+    from flatout.cli import show
+    from flatout.nouns.sketch import SketchRequest, check_name
+
+    request = SketchRequest(name=check_name(name), **answers)
+    if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
+        from flatout.cli.questions import answered
+
+        request = answered(request)
+    sketch = flow.sketch(request)
+    file = flow.write_new(sketch, is_forced=force)
+    for finding in request.warnings():
+        show.print_finding(finding)
+    next_command = f"flatout train {file.name}"
+    if is_json:
+        show.print_json({"file": str(file), "experiment": sketch, "next": next_command})
+    else:
+        show.print_written(file.name, sketch, next_command)

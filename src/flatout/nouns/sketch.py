@@ -1,0 +1,141 @@
+"""A new experiment in a few words: what is to be learned, and from what data."""
+
+from __future__ import annotations
+
+import keyword
+import sys
+from collections.abc import Iterator
+from pathlib import PurePath
+
+import msgspec
+
+from flatout.errors import UsageError, nearest
+from flatout.nouns.finding import Finding, Fix
+
+# Task: the data it can be shown with; the first is meant where nothing else is said.
+DATA_OF = {
+    "classification": ("synthetic", "images", "csv", "parquet", "huggingface", "tensors"),
+    "regression": ("synthetic", "csv", "parquet", "huggingface", "tensors"),
+    "language-model": ("synthetic", "text", "huggingface"),
+}
+TASKS = tuple(DATA_OF)
+DATA_KINDS = tuple(dict.fromkeys(kind for kinds in DATA_OF.values() for kind in kinds))
+TABLES = ("csv", "parquet")
+_ENDINGS = {
+    ".csv": "csv", ".parquet": "parquet", ".txt": "text", ".safetensors": "tensors",
+}  # fmt: skip
+_DEVICES = ("con", "prn", "aux", "nul")
+_PORTS = ("com", "lpt")
+# Source: "Naming Files, Paths, and Namespaces" in Microsoft's documentation of Windows.
+_RESERVED = {*_DEVICES, *(f"{port}{number}" for port in _PORTS for number in range(10))}
+# What a written file may import; a file of the same name would be imported instead.
+_LIBRARIES = {"datasets", "flatout", "safetensors", "torch"}
+
+
+class SketchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line of `flatout new` as data; None where nothing was said."""
+
+    name: str
+    task: str | None = None
+    data: str | None = None
+    path: str | None = None
+    target: str | None = None
+
+    @property
+    def settled_task(self) -> str:
+        """The task that was asked for; else the one that the data has alone, else the first."""
+        if self.task is not None:
+            return self.task
+        kind = self.data or _kind_of(self.path)
+        return next((task for task, kinds in DATA_OF.items() if kind in kinds), TASKS[0])
+
+    @property
+    def settled_data(self) -> str:
+        """The kind of data that was asked for, else what the path looks like, else made up.
+
+        Raises:
+            UsageError: data-for-another-task.
+        """
+        kinds = DATA_OF[self.settled_task]
+        kind = self.data or _kind_of(self.path) or kinds[0]
+        if self.path is not None and self.data is None and _kind_of(self.path) is None:
+            # A folder, most likely.
+            kind = "images" if "images" in kinds else "huggingface"
+        if kind not in kinds:
+            raise UsageError(
+                "data-for-another-task",
+                f"there is nothing to write for the task {self.settled_task} with {kind} data.",
+                fix=nearest(kind, kinds),
+            )
+        return kind
+
+    def warnings(self) -> Iterator[Finding]:
+        """Tells of what was given and changes nothing."""
+        kind = self.settled_data
+        if self.path is not None and kind == "synthetic":
+            yield _without_effect("--path", "made-up data is read from nowhere")
+        if self.target is not None and kind not in TABLES:
+            yield _without_effect("--target", f"{kind} data has no columns to choose from")
+        elif self.target is not None and self.path is None:
+            yield _without_effect("--target", "without --path the data is made up")
+
+
+class Sketch(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be written.
+
+    path: where the data is: below the folder of the new file if is_path_beside, else absolute;
+        None for made-up data.
+    target: the column of a table that is to be predicted.
+    """
+
+    name: str
+    task: str
+    data: str
+    path: str | None = None
+    is_path_beside: bool = False
+    target: str | None = None
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether there is no data yet."""
+        return self.path is None
+
+
+def check_name(text: str) -> str:
+    """The name of a new experiment's file, without its ending.
+
+    Raises:
+        UsageError: bad-experiment-name.
+    """
+    name = text.removesuffix(".py")
+    because = None
+    if not name.isidentifier():
+        because = "the file is imported by its name: letters, digits and _, no digit first"
+    elif keyword.iskeyword(name):
+        because = f"`{name}` is a word of Python itself"
+    elif name.lower() in _RESERVED:
+        because = f"Windows keeps the name {name} for a device"
+    elif name in sys.stdlib_module_names or name in _LIBRARIES:
+        because = f"`import {name}` would no longer find the module of that name"
+    if because is None:
+        return name
+    raise UsageError(
+        "bad-experiment-name",
+        f"an experiment cannot be named `{text}`.",
+        because=because,
+        fix="use another name: flatout new my_experiment",
+    )
+
+
+def _kind_of(path: str | None) -> str | None:
+    return None if path is None else _ENDINGS.get(PurePath(path).suffix.lower())
+
+
+def _without_effect(option: str, because: str) -> Finding:
+    return Finding(
+        rule="option-without-effect",
+        severity="warning",
+        problem=f"`{option}` has no effect.",
+        because=because,
+        fixes=(Fix(text="leave it out, or choose other --data"),),
+    )

@@ -1,0 +1,217 @@
+"""What `flatout new` writes: for every task and kind of data, with and without a path."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from flatout.cli.commands import new
+from flatout.cli.questions import answered
+from flatout.errors import UsageError
+from flatout.experiment_text import parse_parameters, parse_settings
+from flatout.nouns.sketch import (
+    DATA_KINDS,
+    DATA_OF,
+    TABLES,
+    TASKS,
+    Sketch,
+    SketchRequest,
+    check_name,
+)
+from flatout.templates.writing import written
+
+PARAMETERS = {"lr", "width", "batch_size", "steps"}
+
+
+def sketches() -> Iterator[Sketch]:
+    """Every combination that can be written."""
+    for task, kinds in DATA_OF.items():
+        for kind in kinds:
+            for path in (None, 'my $data/it\'s "here"', "/elsewhere/\\odd"):
+                if kind == "synthetic" and path:
+                    continue
+                yield Sketch(
+                    name="mine",
+                    task=task,
+                    data=kind,
+                    path=path,
+                    is_path_beside=path is not None and path.startswith("my"),
+                    target='the "price" in $' if kind in TABLES and path else None,
+                )
+
+
+def described(sketch: Sketch) -> str:
+    place = "beside" if sketch.is_path_beside else "made-up" if sketch.is_made_up else "elsewhere"
+    return f"{sketch.task}-{sketch.data}-{place}"
+
+
+@pytest.mark.parametrize("sketch", list(sketches()), ids=described)
+def test_written_experiment_can_be_parsed(sketch: Sketch) -> None:
+    text = written(sketch)
+    parameters = parse_parameters(text, "mine.py")
+    assert {one.name for one in parameters} >= PARAMETERS
+    assert parse_settings(parameters, ["lr=1e-3", "steps=7"]) == {"lr": 1e-3, "steps": 7}
+    assert "$" not in text.replace("my $data", "").replace("in $", "")
+    # Short enough to be read whole before it is changed.
+    assert len(text.splitlines()) < 150
+
+
+def test_written_experiments_pass_ruff(tmp_path: Path) -> None:
+    for number, sketch in enumerate(sketches()):
+        (tmp_path / f"mine_{number}.py").write_text(written(sketch), encoding="utf-8")
+    ruff = [sys.executable, "-m", "ruff"]
+    rules = ["--select", "E,F,W,I,UP,B,SIM,C4,PIE", "--line-length", "88"]
+    for arguments in (["check", "--isolated", *rules, "."], ["format", "--isolated", "--check"]):
+        done = subprocess.run(
+            [*ruff, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+
+
+def test_written_paths_and_columns_are_those_that_were_given() -> None:
+    sketch = next(one for one in sketches() if one.target and one.is_path_beside)
+    values = [
+        node.value
+        for node in ast.walk(ast.parse(written(sketch)))
+        if isinstance(node, ast.Constant)
+    ]
+    assert {sketch.path, sketch.target} <= set(values)
+
+
+def test_options_are_those_of_the_templates() -> None:
+    # --help does not load the templates' table.
+    assert set(new._TASKS) == set(TASKS)
+    assert set(new._DATA) == set(DATA_KINDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "because"),
+    [
+        ("two words", "imported by its name"),
+        ("3d", "imported by its name"),
+        ("a/b", "imported by its name"),
+        ("class", "of Python itself"),
+        ("CON", "Windows"),
+        ("com1.py", "Windows"),
+        ("random", "no longer find"),
+        ("torch", "no longer find"),
+    ],
+)
+def test_name_is_refused_when_it_cannot_be_a_module(name: str, because: str) -> None:
+    with pytest.raises(UsageError) as error:
+        check_name(name)
+    assert error.value.rule == "bad-experiment-name"
+    assert because in str(error.value.because)
+
+
+def test_name_may_be_given_with_its_ending() -> None:
+    assert check_name("flowers.py") == "flowers"
+
+
+@pytest.mark.parametrize(
+    ("said", "settled"),
+    [
+        ({}, ("classification", "synthetic")),
+        ({"path": "a/b.CSV"}, ("classification", "csv")),
+        ({"path": "book.txt"}, ("language-model", "text")),
+        ({"data": "text"}, ("language-model", "text")),
+        ({"path": "photos"}, ("classification", "images")),
+        ({"path": "reviews", "task": "regression"}, ("regression", "huggingface")),
+        ({"path": "x.txt", "data": "huggingface"}, ("classification", "huggingface")),
+    ],
+)
+def test_defaults_follow_what_was_said(said: dict[str, str], settled: tuple[str, str]) -> None:
+    request = SketchRequest(name="mine", **said)
+    assert (request.settled_task, request.settled_data) == settled
+
+
+@pytest.mark.parametrize(
+    ("said", "typed", "answers"),
+    [
+        # Enter, Enter: what stands in brackets.
+        ({}, "\n\n", ("classification", "synthetic", None, None)),
+        (
+            {},
+            "regression\ncsv\n'my table.csv'\nprice\n",
+            ("regression", "csv", "my table.csv", "price"),
+        ),
+        # What was given is not asked, and a mistyped answer is asked again.
+        ({"task": "language-model"}, "txet\ntext\n\n", ("language-model", "text", None, None)),
+        ({"path": "a.csv"}, "\n\n\n", ("classification", "csv", "a.csv", None)),
+    ],
+)
+def test_questions_complete_what_was_said(
+    said: dict[str, str], typed: str, answers: tuple[str | None, ...]
+) -> None:
+    with CliRunner().isolation(input=typed) as (stdout, *_):
+        request = answered(SketchRequest(name="mine", **said))
+        sys.stdout.flush()
+        # Standard output is for what a program may read.
+        assert stdout.getvalue() == b""
+    assert (request.task, request.data, request.path, request.target) == answers
+
+
+def test_new_writes_a_file_and_says_what_to_type(cli: Any) -> None:
+    done = cli.run("new", "flowers")
+    assert done.returncode == 0
+    assert done.stdout.endswith("\n    flatout train flowers.py\n\n")
+    assert (cli.folder / "flowers.py").read_text(encoding="utf-8").startswith('"""flowers')
+
+
+def test_new_when_the_file_is_there(cli: Any) -> None:
+    file = cli.folder / "flowers.py"
+    file.write_text("mine = 1\n")
+    done = cli.run("new", "flowers")
+    assert done.returncode == 2 and "  see: file-exists\n" in done.stderr
+    assert file.read_text() == "mine = 1\n"
+    assert cli.run("new", "flowers", "--force").returncode == 0
+    assert "def experiment(" in file.read_text()
+
+
+def test_new_takes_the_last_column_of_a_csv_file(cli: Any) -> None:
+    (cli.folder / "houses.csv").write_text("rooms,price\n3,250\n")
+    done = cli.run("new", "houses", "--path", "houses.csv", "--task", "regression", "--json")
+    assert json.loads(done.stdout)["experiment"] == {
+        "name": "houses", "task": "regression", "data": "csv", "path": "houses.csv",
+        "is_path_beside": True, "target": "price",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule", "hint"),
+    [
+        (["--path", "hauses.csv"], "data-path-not-found", "did you mean `houses.csv`?"),
+        (["--path", "houses.csv", "--target", "prise"], "column-not-found", "`price`"),
+        (["--path", "empty.csv"], "table-not-readable", "first line"),
+        (["--path", "latin.csv"], "table-not-readable", "UTF-8"),
+        (["--task", "regression", "--data", "images"], "data-for-another-task", "csv"),
+        (["--data", "pictures"], "wrong-usage", "flatout new --help"),
+    ],
+)
+def test_new_when_used_wrongly(cli: Any, arguments: list[str], rule: str, hint: str) -> None:
+    (cli.folder / "houses.csv").write_text("rooms,price\n3,250\n")
+    (cli.folder / "empty.csv").write_text("")
+    (cli.folder / "latin.csv").write_bytes("größe\n1\n".encode("latin-1"))
+    done = cli.run("new", "houses", *arguments)
+    assert done.returncode == 2
+    assert f"  see: {rule}\n" in done.stderr and hint in done.stderr
+    assert not (cli.folder / "houses.py").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--target", "price"], ["--data", "csv", "--target", "price"],
+     ["--data", "synthetic", "--path", "houses.csv"]],
+)  # fmt: skip
+def test_new_warns_of_what_has_no_effect(cli: Any, arguments: list[str]) -> None:
+    done = cli.run("new", "houses", *arguments)
+    assert done.returncode == 0
+    assert done.stderr.startswith("warning: ") and "option-without-effect" in done.stderr
