@@ -95,12 +95,9 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def bytes_of(tensor: Tensor) -> bytes:
-    # An empty tensor may have strides that no view of it as bytes can have.
-    return (
-        b""
-        if not tensor.numel()
-        else bytes(tensor.detach().contiguous().view(-1).view(torch.uint8).tolist())
-    )
+    # A tensor without or with a single element may have strides that no view as bytes can have.
+    copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return bytes(copy.view(-1).view(torch.uint8).tolist()) if tensor.numel() else b""
 
 
 @quick
