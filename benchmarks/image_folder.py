@@ -7,7 +7,7 @@ the same images, two epochs of them, in shuffled batches of 64 with random crops
 random flips; no model is trained. `tuned` is a plain data set with Pillow, as people write it, with
 the best setting of a grid, which is measured first: workers, prefetch, persistent workers, JPEGs
 decoded smaller. `flatout` is `data.image_folder` under the recipe that flatout chooses by itself.
-Timed: from built data set to the last batch, with the start of the workers. Each measurement has a
+Timed: from built objects to the last batch, with the start of the workers. Each measurement has a
 fresh process; the contestants take turns. Memory is that of the process and its workers together,
 shared memory counted once (PSS; RSS where the system does not tell it), at its highest.
 """
@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 import flatout
 from flatout.engine import data
+from flatout.engine.session import Session, build
 from flatout.nouns.measurement import Measurement
 from flatout.nouns.units import bytes_text
 
@@ -172,17 +174,16 @@ def read_once(setting: dict[str, Any] | None, folder: Path, images: int) -> dict
     for index in part.indices:
         with open(whole.path(index) if setting is None else whole.paths[index], "rb") as file:
             file.read()
+    batches = from_flatout(part) if setting is None else from_loader(part, setting)
     num_images, began_s = 0, time.perf_counter()
-    for batch, _ in from_flatout(part) if setting is None else from_loader(part, setting):
+    for batch, _ in batches:
         assert batch.dtype == torch.uint8 and batch.shape[1:] == (3, SIZE, SIZE)
         num_images += len(batch)
     return {"rate": num_images / (time.perf_counter() - began_s)}
 
 
-def from_flatout(dataset: Any) -> Any:
+def from_flatout(dataset: Any) -> Iterator[Any]:
     """The feed of a session under the recipe that flatout chooses."""
-    from flatout.engine.session import Session, build
-
     experiment = flatout.Experiment(
         model=lambda: nn.Conv2d(3, 8, 3),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -193,13 +194,10 @@ def from_flatout(dataset: Any) -> Any:
     )
     built = build(experiment, 0, None)
     session = Session(built, built.recipe({}))
-    for epoch in range(EPOCHS):
-        for update in session.feed.updates(epoch, 0):
-            yield update[0][0]
-    session.close()
+    return (update[0][0] for epoch in range(EPOCHS) for update in session.feed.updates(epoch, 0))
 
 
-def from_loader(dataset: Any, setting: dict[str, Any]) -> Any:
+def from_loader(dataset: Any, setting: dict[str, Any]) -> Iterator[Any]:
     """torch's DataLoader, set by hand."""
     more = {}
     if setting["workers"]:
@@ -209,8 +207,7 @@ def from_loader(dataset: Any, setting: dict[str, Any]) -> Any:
         dataset, BATCH_SIZE, shuffle=True, num_workers=setting["workers"],
         pin_memory=torch.cuda.is_available(), **more,
     )  # fmt: skip
-    for _ in range(EPOCHS):
-        yield from loader
+    return (batch for _ in range(EPOCHS) for batch in loader)
 
 
 class Plain(Dataset[tuple[Tensor, int]]):
