@@ -249,9 +249,10 @@ def test_single_optimizer_makes_several_updates_of_a_batch(
 def poisoned(updates: Updates, model: Any, batch: Any) -> dict[str, Tensor]:
     """In the third step the loss of the one that judges is not a number."""
     factor = torch.nan if updates.step == 2 else 1.0
+    clean = model["draws"](batch[0])
     drawn = model["draws"](batch[0] * factor)
     told = {"judges": updates["judges"](losses_of_judge(model, batch[0], drawn))}
-    told["draws"] = updates["draws"](model["draws"](batch[0]).square().mean())
+    told["draws"] = updates["draws"](clean.square().mean())
     return told
 
 

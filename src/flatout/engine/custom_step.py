@@ -143,7 +143,9 @@ class _KeptBuffers:
 
     def put_back(self) -> None:
         for buffer, kept in zip(self._buffers, self._kept, strict=True):
-            buffer.copy_(kept)
+            # Another update may still go back through this forward pass: autograd refuses what was
+            # changed in place, but backward of a BatchNorm that trains does not read its averages.
+            buffer.data.copy_(kept)
 
 
 class CustomStep:
