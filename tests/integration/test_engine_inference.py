@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ import flatout
 from flatout.engine import Experiment, load
 from flatout.engine.inference import Predictor
 from flatout.engine.inputs import Batch, Unreadable, batches_of, read_tensors
+from flatout.engine.predictions import rows_of
 from flatout.errors import UsageError
 from flatout.experiments.digits import read_digits
 from flatout.system.runs import RunFolder
@@ -271,6 +274,38 @@ def test_a_prediction_must_have_an_entry_for_each_sample(
 ) -> None:
     with pytest.raises(UsageError) as refused:
         predictor_with(predict=predict).predict(torch.randn(5, 6))
+    assert refused.value.rule == "bad-prediction"
+
+
+@pytest.mark.parametrize(
+    ("found", "values"),
+    [
+        ([torch.tensor([1, 2]), numpy.float32(0.5)], [[1, 2], 0.5]),
+        (
+            [{"box": torch.zeros(1, 4)}, ("cut \ud83d", None)],
+            [{"box": [[0.0] * 4]}, ["cut ?", None]],
+        ),
+        (torch.tensor([[0.5], [1.5]]), [0.5, 1.5]),
+    ],
+)
+def test_values_of_a_sample_become_jsons_own(found: Any, values: list[Any]) -> None:
+    told = rows_of(found, 2, None, 1)
+    assert [row["prediction"] for row in told] == values
+    msgspec.json.encode(told)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        torch.tensor([0, 3]),
+        torch.tensor([-1, 0]),
+        torch.zeros(2, dtype=torch.complex64),
+        [object(), object()],
+    ],
+)
+def test_values_that_cannot_be_told_are_refused(found: Any) -> None:
+    with pytest.raises(UsageError) as refused:
+        rows_of(found, 2, ["a", "b", "c"], 1)
     assert refused.value.rule == "bad-prediction"
 
 

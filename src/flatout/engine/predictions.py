@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from flatout.errors import UsageError
+
 
 def rows_of(
     found: Any, num_samples: int, labels: Sequence[str] | None, top: int
@@ -23,6 +25,9 @@ def rows_of(
         num_samples: how many.
         labels: names of the classes, or None.
         top: how many classes to tell of each sample.
+
+    Raises:
+        UsageError: bad-prediction.
     """
     rows: list[dict[str, Any]] = [{} for _ in range(num_samples)]
     parts = found if isinstance(found, dict) else {"prediction": found}
@@ -34,15 +39,53 @@ def rows_of(
 
 def _values(name: str, part: Any, labels: Sequence[str] | None, top: int) -> list[dict[str, Any]]:
     if not isinstance(part, Tensor):
-        return [{name: value} for value in part]
+        return [{name: value if is_picture(value) else _plain(value)} for value in part]
+    if part.is_complex():
+        raise _cannot_be_told("a complex number")
     is_only = name == "prediction"
     if labels is not None and part.dim() == 2 and part.shape[1] == len(labels):
         return _classes(part, labels, min(top, len(labels)), "" if is_only else f"{name}_")
     if labels is not None and is_only and part.dim() == 1 and not part.is_floating_point():
-        return [{"label": labels[number]} for number in part.tolist()]
+        return [{"label": _label(number, labels)} for number in part.tolist()]
     # A column of numbers is a number for each sample.
     flat = part.flatten() if part.dim() == 2 and part.shape[1] == 1 else part
     return [{name: value} for value in flat.tolist()]
+
+
+def _label(number: int, labels: Sequence[str]) -> str:
+    # A negative number would name a class from the end.
+    if not 0 <= number < len(labels):
+        raise UsageError(
+            "bad-prediction",
+            f"the class {number} was predicted; `labels` names {len(labels)} classes, from 0 on.",
+            fix="give the experiment a label for each class that `predict` can return",
+        )
+    return labels[number]
+
+
+def _plain(value: Any) -> Any:
+    """A value of JSON's own kinds; tensors and arrays become lists."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str):
+        # Halves of characters have no place in JSON.
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    raise _cannot_be_told(f"a {type(value).__name__}")
+
+
+def _cannot_be_told(what: str) -> UsageError:
+    return UsageError(
+        "bad-prediction",
+        f"{what} was predicted of a sample, which cannot be written down.",
+        because="it is neither a number or text, nor a list or dict of these, nor a picture",
+        fix="let `predict` return numbers, texts, or tensors of real numbers",
+    )
 
 
 def _classes(
