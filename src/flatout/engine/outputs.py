@@ -14,7 +14,7 @@ from torch import Tensor
 from flatout.engine.inputs import Row
 from flatout.engine.predictions import is_picture, rows_of
 from flatout.errors import UsageError
-from flatout.nouns.question import Answer, Predicted
+from flatout.nouns.question import ROWS_IN_FOLDER, Answer, Predicted
 from flatout.system import store
 from flatout.system.row_files import CsvRows, JsonRows, NpyRows, RowFile
 
@@ -128,7 +128,9 @@ class _Array:
     """All predictions are one array."""
 
     def __init__(self, path: Path) -> None:
-        self.path: Path | None = path
+        # Without a single row there is no telling of what numbers it is: nothing is written.
+        self.path: Path | None = None
+        self._place = path
         self._file: NpyRows | None = None
         self._kind: Any = None
 
@@ -144,9 +146,9 @@ class _Array:
                 else f"they are {kind}",
                 fix="write them as .jsonl or .csv",
             )
-        assert self.path is not None
         if self._file is None:
-            self._file = NpyRows(self.path, _NPY_TYPES[found.dtype], tuple(found.shape[1:]))
+            self._file = NpyRows(self._place, _NPY_TYPES[found.dtype], tuple(found.shape[1:]))
+            self.path = self._place
         content = bytes(found.contiguous().flatten().view(torch.uint8).numpy())
         self._file.append_bytes(content, len(found))
 
@@ -166,7 +168,7 @@ class _Folder:
         self._used: set[str] = set()
         with store.mapped_os_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-        self._file = JsonRows(path / "predictions.jsonl")
+        self._file = JsonRows(path / ROWS_IN_FOLDER)
 
     def take(self, rows: list[Row], found: Any) -> None:
         for line in self._telling.rows(rows, found):

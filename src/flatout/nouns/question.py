@@ -18,7 +18,8 @@ from flatout.nouns.settings import split_pairs
 
 # A file of predictions is told by its ending; anything else is a folder.
 OUTPUT_ENDINGS = (".jsonl", ".csv", ".npy")
-
+# What a folder holds beside the pictures.
+ROWS_IN_FOLDER = "predictions.jsonl"
 
 Verb = Literal["predict", "evaluate"]
 

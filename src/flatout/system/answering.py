@@ -16,7 +16,13 @@ import msgspec
 
 from flatout.errors import RunFailed
 from flatout.nouns.finding import finding_from
-from flatout.nouns.question import AnyAnswer, Broken, Question
+from flatout.nouns.question import (
+    OUTPUT_ENDINGS,
+    ROWS_IN_FOLDER,
+    AnyAnswer,
+    Broken,
+    Question,
+)  # fmt: skip
 from flatout.system.child import ENVIRONMENT, Worker, creation_flags, ending_text
 from flatout.system.store import part_path
 
@@ -62,7 +68,13 @@ def ask(python: str, question: Question) -> Iterator[AnyAnswer]:
             if process.returncode != 0 and question.output is not None:
                 # It had no time to tidy up.
                 with contextlib.suppress(OSError):
-                    part_path(Path(question.output).expanduser()).unlink(missing_ok=True)
+                    part_path(_rows_file(question.output)).unlink(missing_ok=True)
+
+
+def _rows_file(output: str) -> Path:
+    """The file that grows by rows: what was asked for, or one in the folder that was."""
+    path = Path(output).expanduser()
+    return path if path.suffix in OUTPUT_ENDINGS else path / ROWS_IN_FOLDER
 
 
 def _answers(process: subprocess.Popen[bytes], question: Question) -> Iterator[AnyAnswer]:
