@@ -83,6 +83,21 @@ def test_predict_ends_with_all_it_started_on_ctrl_c(trained: Any) -> None:
     assert not psutil.pid_exists(int(mark.read_text()))
 
 
+@pytest.mark.parametrize(
+    ("output", "part"),
+    [("out", "out/predictions.jsonl.part"), ("rows.csv", "rows.csv.part")],
+)
+def test_predict_that_dies_leaves_no_half_of_a_file(
+    trained: Any, tmp_path: Path, output: str, part: str
+) -> None:
+    # As the engine would have begun it.
+    half = tmp_path / part
+    half.parent.mkdir(exist_ok=True)
+    half.touch()
+    trained.run("predict", "one", "die", "--output", str(tmp_path / output))
+    assert not half.exists()
+
+
 def test_predict_reads_inputs_from_standard_input(trained: Any) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "flatout", "predict", "one", "-"],
@@ -110,6 +125,12 @@ def test_wrong_use(trained: Any, arguments: list[str], rule: str) -> None:
     done = trained.run(*arguments)
     assert (done.returncode, f"see: {rule}" in done.stderr) == (2, True)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names are always Unicode on Windows")
+def test_an_argument_that_is_not_utf_8(trained: Any) -> None:
+    done = trained.run("predict", "one", os.fsdecode(b"\xff.png"), "--json")
+    assert (done.returncode, "see: wrong-usage" in done.stderr) == (2, True)
 
 
 def test_evaluate_shows_both_sides(trained: Any) -> None:
@@ -194,6 +215,39 @@ def test_expand_inputs_of_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         input_names.expand_inputs([str(tmp_path)])
     assert refused.value.rule == "no-input"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names are always Unicode on Windows")
+def test_expand_inputs_of_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"\xff.png")).touch()
+    with pytest.raises(UsageError) as refused:
+        input_names.expand_inputs([str(tmp_path)])
+    assert refused.value.rule == "input-not-readable"
+
+
+READING = """
+import sys
+{begin}
+from flatout.errors import UsageError
+from flatout.system.input_names import expand_inputs
+try:
+    expand_inputs(["-"])
+except UsageError as error:
+    print(error.rule)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "begin", "rule"),
+    [(b"a\n\xff\n", "", "input-not-readable"), (b"", "sys.stdin = None", "no-input")],
+)
+def test_standard_input_without_lines_of_text(given: bytes, begin: str, rule: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", READING.format(begin=begin)],
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"}, input=given, capture_output=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.decode().strip() == rule
 
 
 def test_csv_rows_have_a_column_for_each_number(tmp_path: Path) -> None:

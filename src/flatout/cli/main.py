@@ -86,6 +86,7 @@ def run(arguments: Sequence[str]) -> int:
             # A redirected stream under Windows may not know every sign that is printed.
             stream.reconfigure(errors="replace")
     try:
+        _check_unicode(arguments)
         code = main.main(list(arguments), prog_name="flatout", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except FlatoutError as error:
@@ -103,6 +104,17 @@ def run(arguments: Sequence[str]) -> int:
     # Whatever else escapes is our own fault, and is written down.
     except Exception:  # noqa: BLE001
         return _own_fault()
+
+
+def _check_unicode(arguments: Sequence[str]) -> None:
+    """Refuses bytes that are not UTF-8, which no JSON can hold: Python hides them in the text."""
+    for argument in arguments:
+        if any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise UsageError(
+                "wrong-usage",
+                f"{ascii(argument)} is not text in UTF-8.",
+                fix="rename the file or folder",
+            )
 
 
 def _report(error: FlatoutError, arguments: Sequence[str]) -> int:

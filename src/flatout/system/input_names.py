@@ -16,7 +16,7 @@ def expand_inputs(texts: Sequence[str]) -> tuple[str, ...]:
     """The inputs in order: `-` is the lines of standard input, a folder its files by name.
 
     Raises:
-        UsageError: no-input.
+        UsageError: no-input, input-not-readable.
     """
     inputs = tuple(one for text in texts for one in _expanded(text))
     if not inputs:
@@ -26,13 +26,29 @@ def expand_inputs(texts: Sequence[str]) -> tuple[str, ...]:
             because=f"{' and '.join(texts)} held no input" if texts else None,
             fix="name files, folders or texts: flatout predict RUN INPUT...",
         )
+    for one in inputs:
+        # Bytes that are not UTF-8: Python hides them in the text, and no JSON can hold them.
+        if any("\ud800" <= letter <= "\udfff" for letter in one):
+            raise _not_unicode(ascii(one), "rename the file, or convert the text: iconv -t UTF-8")
     return inputs
+
+
+def _lines() -> Iterator[str]:
+    try:
+        # There is none where it was closed: `<&-`.
+        lines = [line.rstrip("\r\n") for line in sys.stdin or ()]
+    except UnicodeDecodeError as error:
+        raise _not_unicode("standard input", "convert it: iconv -t UTF-8") from error
+    yield from filter(None, lines)
+
+
+def _not_unicode(what: str, fix: str) -> UsageError:
+    return UsageError("input-not-readable", f"{what} is not text in UTF-8.", fix=fix)
 
 
 def _expanded(text: str) -> Iterator[str]:
     if text == "-":
-        lines = (line.rstrip("\r\n") for line in sys.stdin)
-        yield from (line for line in lines if line)
+        yield from _lines()
     elif os.path.isdir(text):
         with mapped_os_errors(Path(text)):
             names = sorted(os.listdir(text))
