@@ -11,7 +11,7 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.experiment_text import parse_changes, parse_parameters, parse_settings
 from flatout.nouns.comparison import Comparison, compare_runs
 from flatout.nouns.data_state import DataState
-from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.experiment_spec import ExperimentSpec, Value
 from flatout.nouns.lines import Line
 from flatout.nouns.machine import Machine
 from flatout.nouns.question import (
@@ -272,10 +272,15 @@ def evaluate(request: InferenceRequest) -> Generator[AnyAnswer]:
             interpreter says.
     """
     folder = runs.find_run(request.run)
+    given = change_parameters(folder, request.settings) if request.settings else {}
+    return ask(request, Question.of(request, "evaluate", str(folder.path), parameters=given))
+
+
+def change_parameters(folder: RunFolder, settings: Sequence[str]) -> dict[str, Value]:
+    """Parameters that are to be other than the run's, checked against its experiment's text."""
     spec = store.read_json(folder.header, RunHeader).spec
     source = sources.find_source(str(folder.experiment) if spec.file else spec.name)
-    given = parse_changes(source.text, source.place, request.settings) if request.settings else {}
-    return ask(request, Question.of(request, "evaluate", str(folder.path), parameters=given))
+    return parse_changes(source.text, source.place, settings)
 
 
 def ask(request: InferenceRequest, question: Question) -> Generator[AnyAnswer]:
