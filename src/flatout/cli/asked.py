@@ -12,6 +12,7 @@ from flatout.cli.predictions import (
     PredictionTable,
     agreement_text,
     evaluation_rows,
+    is_equal,
     loaded_text,
 )  # fmt: skip
 from flatout.cli.wording import home_text
@@ -130,9 +131,8 @@ def json_evaluation(run: str, answers: Generator[AnyAnswer]) -> int:
         found = {type(answer): answer for answer in heard}
     loaded, evaluated = found.get(Loaded), found.get(Evaluated)
     if isinstance(loaded, Loaded) and isinstance(evaluated, Evaluated):
-        is_equal = agreement_text(loaded, evaluated).startswith("equal")
         document = {"run": run, "weights": loaded, "metrics": evaluated.metrics,
-                    "differences": evaluated.differences, "is_equal": is_equal,
+                    "differences": evaluated.differences, "is_equal": is_equal(loaded, evaluated),
                     "classified": evaluated.classified}  # fmt: skip
         show.print_json(document)
     else:

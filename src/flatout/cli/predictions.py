@@ -94,12 +94,23 @@ def evaluation_rows(loaded: Loaded, evaluated: Evaluated) -> list[tuple[str, str
     ]
 
 
+def is_equal(loaded: Loaded, evaluated: Evaluated) -> bool:
+    """Whether metrics were recorded, and each is now what it was then."""
+    is_any = bool(loaded.recorded.keys() & evaluated.metrics.keys())
+    return is_any and not _different(loaded, evaluated)
+
+
+def _different(loaded: Loaded, evaluated: Evaluated) -> list[str]:
+    shared = loaded.recorded.keys() & evaluated.metrics.keys()
+    return [name for name in shared if loaded.recorded[name] != evaluated.metrics[name]]
+
+
 def agreement_text(loaded: Loaded, evaluated: Evaluated) -> str:
     """Whether now and then are the same."""
     shared = loaded.recorded.keys() & evaluated.metrics.keys()
     if not shared:
         return "the run recorded no metrics of these weights"
-    different = [name for name in shared if loaded.recorded[name] != evaluated.metrics[name]]
+    different = _different(loaded, evaluated)
     if not different:
         return "equal, digit for digit, to what the run recorded"
     gaps = [
