@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -143,6 +145,16 @@ def test_what_matplotlib_cannot_draw_is_told(make_run: Callable[..., Run]) -> No
     line = msgspec.structs.replace(classified(2), counts=((0, 0, 1), (0, 7, 1)))
     with pytest.raises(RunFailed) as caught:
         plots.draw(make_run(), [], results(line))
+    assert caught.value.rule == "plots-not-drawn"
+
+
+@needs_matplotlib
+def test_a_matplotlib_that_is_broken_is_told(
+    make_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", ModuleType("figure"))
+    with pytest.raises(RunFailed) as caught:
+        plots.draw(make_run(), LINES, results(classified(2)))
     assert caught.value.rule == "plots-not-drawn"
 
 

@@ -45,14 +45,6 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
     try:
         matplotlib = importlib.import_module("matplotlib")
         figure = importlib.import_module("matplotlib.figure").Figure
-    except ImportError as error:
-        raise UsageError(
-            "matplotlib-not-installed",
-            "pictures need the package matplotlib.",
-            because=str(error),
-            fix="pip install 'flatout[plots]'",
-        ) from error
-    try:
         with matplotlib.rc_context(), warnings.catch_warnings():
             # A sign that the font lacks is drawn as a box; nobody needs a warning beside it.
             warnings.simplefilter("ignore")
@@ -62,6 +54,14 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
         return _replace(Path(run.folder) / "plots", drawn)
     except FlatoutError:
         raise
+    except ImportError as error:
+        raise UsageError(
+            "matplotlib-not-installed",
+            "pictures need the package matplotlib.",
+            because=str(error),
+            fix="pip install 'flatout[plots]'",
+        ) from error
+    # One that does not fit the NumPy beside it raises nearly anything as soon as it is imported.
     except Exception as error:
         raise RunFailed(
             "plots-not-drawn",
