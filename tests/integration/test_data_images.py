@@ -55,6 +55,14 @@ def built() -> nn.Module:
     return made
 
 
+def test_images_of_16_bits_keep_their_shades(tmp_path: Path) -> None:
+    (tmp_path / "grey").mkdir()
+    shade = (0x8000).to_bytes(2, sys.byteorder)
+    image.frombytes("I;16", (16, 16), shade * 256).save(tmp_path / "grey" / "a.png")
+    pixels, _ = data.image_folder(tmp_path, size=16)[0]
+    assert pixels.unique().tolist() == [0x80]
+
+
 def test_image_folder_gives_bytes_and_the_numbers_of_sorted_classes(folder: Path) -> None:
     images = data.image_folder(folder, size=16)
     assert images.classes == ("blue", "green", "red") and len(images) == 24

@@ -168,7 +168,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             share = size / min(box[2] - box[0], box[3] - box[1])
             whole = file.size
             file.draft("RGB", (int(whole[0] * share) + 1, int(whole[1] * share) + 1))
-            image: Any = file if file.mode == "RGB" else file.convert("RGB")
+            image: Any = file if file.mode == "RGB" else _with_bytes(file).convert("RGB")
             across, down = image.width / whole[0], image.height / whole[1]
             drawn = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
             image = image.resize((size, size), Image.Resampling.BILINEAR, drawn, reducing_gap=2.0)
@@ -195,6 +195,13 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         side = min(width, height)
         left, top = (width - side) / 2, (height - side) / 2
         return left, top, left + side, top + side
+
+
+def _with_bytes(image: Any) -> Any:
+    """An image of 16 bits as one of 8; Pillow would make everything above 255 white."""
+    if not image.mode.startswith("I"):
+        return image
+    return image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
 
 
 def _class_names(folder: Path, wanted: Sequence[str] | None) -> tuple[str, ...]:
