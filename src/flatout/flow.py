@@ -24,6 +24,7 @@ from flatout.nouns.question import (
 from flatout.nouns.run import Run, RunHeader
 from flatout.nouns.sketch import TABLES, Sketch, SketchRequest, check_name
 from flatout.nouns.train_request import TrainRequest
+from flatout.nouns.tuned_recipe import TunedRecipe
 from flatout.system import (
     answering,
     child,
@@ -32,6 +33,7 @@ from flatout.system import (
     environments,
     folders,
     input_names,
+    recipes,
     runs,
     sketches,
     sources,
@@ -48,6 +50,7 @@ from flatout.system.reading import (
     newest_run,
     results_of,
     split_of,
+    tuned_recipe,
 )  # fmt: skip
 from flatout.system.runs import RunFolder
 from flatout.templates.writing import written
@@ -137,6 +140,7 @@ def specify(request: TrainRequest) -> ExperimentSpec:
         fixed=request.fixed,
         epochs=request.epochs,
         init=sources.find_weights(request.init) if request.init else None,
+        tuning=request.wish,
     )
 
 
@@ -150,16 +154,17 @@ def choose_interpreter(
 
 
 def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFolder:
-    """Makes the folder of a new run, with a copy of the experiment's file in it."""
+    """Makes the folder of a new run, or of a search, with a copy of the experiment's file in it."""
+    parent = folders.tunes_folder() if spec.tuning.is_only else folders.runs_folder()
     header = RunHeader(
-        id=runs.check_id(run_id) if run_id else runs.free_id(spec.name),
+        id=runs.check_id(run_id) if run_id else runs.free_id(spec.name, parent),
         created_at=clock.now_s(),
         flatout_version=__version__,
         python=machine.python,
         spec=spec,
         machine=machine,
     )
-    folder = runs.create_run(header)
+    folder = runs.create_run(header, parent)
     if spec.file:
         sources.copy_source(Path(spec.file), folder.experiment)
     return folder
@@ -326,6 +331,16 @@ def next_step() -> tuple[str, str]:
     if run.status == "running":
         return f"flatout show {run.id} --follow", f"{run.id} is being trained"
     return f"flatout show {run.id}", f"{run.id} has {run.status}"
+
+
+def tuned(run: Run) -> TunedRecipe:
+    """What a search for a recipe has found."""
+    return tuned_recipe(run)
+
+
+def forget_recipes() -> int:
+    """Forgets every recipe that was found; gives their number."""
+    return recipes.forget_all()
 
 
 def own_command() -> str:

@@ -15,12 +15,15 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 HEAVY = ("torch", "numpy", "tensorflow", "paddle", "jax", "ray", "dask")
 # An experiment is described, and checked, where there is no torch.
 LIGHT_ENGINE = ("flatout.engine", "flatout.engine.experiment")
-RICH_USERS = {f"flatout/cli/{name}.py" for name in ("live", "show", "show_results", "tables")}
+RICH_USERS = {
+    f"flatout/cli/{name}.py" for name in ("live", "show", "show_results", "show_tune", "tables")
+}
 
 # "file: what it uses" -> why it may touch the world although it is not in system/.
 _TENSOR_FILES = "tensor files are made by safetensors, which needs torch, so not in system/"
 _OWN_DATA = "reads its data as a person's own file would"
 WORLD_EXCEPTIONS: dict[str, str] = {
+    "flatout/engine/trial.py: import subprocess": "a trial starts copies of its own process",
     "flatout/engine/checkpoint.py: open": _TENSOR_FILES,
     "flatout/engine/checkpoint.py: read_bytes": _TENSOR_FILES,
     "flatout/engine/data/texts.py: open": "reads a person's own data, piece by piece",

@@ -18,8 +18,10 @@ from flatout.nouns.lines import (
     EpochEnded,
     Fetched,
     Line,
+    Profiled,
     RecipeSet,
     Started,
+    Tuned,
     Validated,
     Warned,
 )  # fmt: skip
@@ -106,7 +108,12 @@ class Display:
             self._live.stop()
 
     def _announce(self, line: Line) -> None:
-        if isinstance(line, RecipeSet):
+        if isinstance(line, Profiled):
+            text = f"searching for at most {seconds_text(line.budget_s)} before the first step"
+            show.print_lines(self._console, [("tuning", text)])
+        elif isinstance(line, Tuned):
+            show.print_lines(self._console, [("tuned", wording.decision_text(line))])
+        elif isinstance(line, RecipeSet):
             show.print_lines(self._console, [("recipe", wording.recipe_text(line.recipe))])
         elif isinstance(line, Started):
             show.print_lines(self._console, [("data", wording.data_text(line))])

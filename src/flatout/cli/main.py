@@ -18,6 +18,7 @@ from flatout.errors import FlatoutError, UsageError, nearest
 COMMANDS = (
     ("new", "Train", "Write an experiment to begin with."),
     ("train", "Train", "Train an experiment, or go on with a run."),
+    ("tune", "Train", "Find the fastest correct recipe: speed settings, not hyperparameters."),
     ("runs", "Train", "List, stop and remove runs."),
     ("show", "Train", "A run: recipe with reasons, metrics, where the time went."),
     ("compare", "Train", "Runs side by side: what differs, what came out."),

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Started
+from flatout.nouns.lines import Started, Tuned
 from flatout.nouns.machine import Machine
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.run import Checkpointing, Run
+from flatout.nouns.tuning import Interval
 from flatout.nouns.units import (
     bytes_text,
     count_text,
@@ -45,6 +46,21 @@ def near_text(path: str) -> str:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:
         return home_text(path)
+
+
+def interval_text(interval: Interval) -> str:
+    """A speed-up with its 95 % interval: "x1.82 [1.79, 1.85]"."""
+    return f"x{interval.middle:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def decision_text(line: Tuned) -> str:
+    """How a search before a training has ended, on one line."""
+    decision = line.decision
+    price = seconds_text(decision.search_s)
+    if decision.speedup is None:
+        return f"the plain loop stays{DOT}searched {price}"
+    found = "found before, probed in" if line.is_from_cache else "searched"
+    return f"{interval_text(decision.speedup)} of the plain loop{DOT}{found} {price}"
 
 
 def metric_text(name: str, value: float | None) -> str:

@@ -22,18 +22,19 @@ if TYPE_CHECKING:
     from flatout.engine.inference import Predictor, load
     from flatout.engine.sampling import sampled_tokens
     from flatout.engine.training import Trained, train
+    from flatout.engine.tuning import TunedHere, tune
 
 __all__ = [
-    "Confusion", "Experiment", "Predictor", "Trained", "Updates", "confusion", "dataset",
-    "decayed_groups", "load", "sampled_tokens", "schedules", "train",
+    "Confusion", "Experiment", "Predictor", "Trained", "TunedHere", "Updates", "confusion",
+    "dataset", "decayed_groups", "load", "sampled_tokens", "schedules", "train", "tune",
 ]  # fmt: skip
 
 # Where what takes torch to import is to be found.
 _PLACES = {
     "Confusion": "confusion_matrix", "Predictor": "inference", "Trained": "training",
-    "Updates": "custom_step", "confusion": "confusion_matrix", "dataset": "datasets",
-    "decayed_groups": "groups", "load": "inference",
-    "sampled_tokens": "sampling", "train": "training",
+    "TunedHere": "tuning", "Updates": "custom_step", "confusion": "confusion_matrix",
+    "dataset": "datasets", "decayed_groups": "groups", "load": "inference",
+    "sampled_tokens": "sampling", "train": "training", "tune": "tuning",
 }  # fmt: skip
 
 

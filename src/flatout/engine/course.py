@@ -13,6 +13,7 @@ from torch import nn
 
 from flatout import __version__
 from flatout.engine import randomness
+from flatout.engine.contestants import Subject
 from flatout.engine.defaults import changed_recipe, check_recipe
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device
@@ -24,6 +25,7 @@ from flatout.engine.precision import check_precision
 from flatout.engine.saver import Saver
 from flatout.engine.session import Built, Session, build, process_settings
 from flatout.engine.state import pack, unpack
+from flatout.engine.tuner import Search, tuned_recipe
 from flatout.engine.watch import StopRequest
 from flatout.engine.weights import init_weights
 from flatout.errors import UsageError
@@ -83,7 +85,9 @@ class Course:
         device_name = named.get("device") or (recipe.device.value if recipe else None)
         with randomness.untouched_generators(chosen_device(device_name)):
             built = self._build(device_name)
-            recipe = self._decided(built, recipe)
+            recipe = self._decided(built, recipe, limits)
+            if self._task.spec.tuning.is_only:
+                return self._only_tuned(built, recipe)
             meter = Meter(built.device, self._state["split_s"] if self._state else None)
             while True:
                 with process_settings(recipe):
@@ -157,13 +161,15 @@ class Course:
             self._state["position"]["num_worse"] = 0
         return limits
 
-    def _decided(self, built: Built, held: Recipe | None) -> Recipe:
+    def _decided(self, built: Built, held: Recipe | None, limits: Limits) -> Recipe:
         """The recipe that holds now; what is decided anew is on the disk before the first step."""
         fixed = self._task.change.fixed
         if held is not None and not fixed:
             return held
         if held is None:
-            recipe = built.recipe(self._task.spec.fixed | fixed)
+            fixed = self._task.spec.fixed | fixed
+            recipe = self._tuned(fixed, built.num_updates(limits.epochs, limits.steps))
+            recipe = recipe or built.recipe(fixed)
         else:
             recipe = changed_recipe(held, fixed)
         # What is refused must not be in the history, or every resume would be refused.
@@ -176,6 +182,38 @@ class Course:
         self._journal.event(RecipeSet(at=now_s(), step=self.step, recipe=recipe), is_synced=True)
         self._history = read_history(self._task.folder)
         return recipe
+
+    def _tuned(self, fixed: dict[str, Any], num_steps: int | None) -> Recipe | None:
+        """The recipe by measuring, where that is wanted and pays; None takes the defaults."""
+        task, wish = self._task, self._task.spec.tuning
+        if wish.mode == "off" or (wish.mode == "auto" and num_steps is None):
+            return None
+        subject = Subject(
+            experiment=self._experiment,
+            seed=task.spec.seed,
+            device_name=fixed.get("device"),
+            fixed=fixed,
+        )
+        search = Search(
+            subject=subject,
+            wish=wish,
+            num_steps=num_steps,
+            request=task.request,
+            tell=self._journal.event,
+            # A notebook's experiment is nowhere that another process could load it from.
+            folder=None if task.echo is not None else task.folder.path,
+        )
+        return tuned_recipe(search)
+
+    def _only_tuned(self, built: Built, recipe: Recipe) -> nn.Module:
+        """The end where nothing was to be trained."""
+        store.write_json(self._task.folder.recipe, recipe)
+        spent_s = elapsed_s() - self._began_s
+        finished = Finished(
+            at=now_s(), step=0, train_s=0.0, split_s={"tuning": spent_s}, num_samples_seen=0
+        )
+        self._journal.event(finished, is_synced=True)
+        return built.model
 
     def _tell_start(self, session: Session, limits: Limits) -> None:
         versions = versions_here(session.device)

@@ -69,6 +69,7 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
         "precision": Choice(value="fp32", why="exact; fewer bits only if you say so"),
         "optimizer_implementation": optimizer,
         "memory_format": Choice(value="contiguous", why="as the model was built"),
+        "attention": Choice(value="auto", why="torch chooses by shape and device"),
         "micro_batch_size": Choice(value=facts.batch_size, why="the whole batch at once"),
         "activation_checkpointing": Choice(
             value=False, why="computing them again takes time; for where memory is short"

@@ -81,6 +81,10 @@ class LoaderFeed:
         for sizes in self._sampler.update_sizes(first):
             yield [(unless_refused(next(batches)), size) for size in sizes]
 
+    def num_workers_alive(self) -> int:
+        """How many processes read samples now."""
+        return sum(worker.is_alive() for worker in getattr(self._batches, "_workers", ()))
+
     def state(self) -> None:
         """See Feed: order and augmentation are functions of the epoch."""
 

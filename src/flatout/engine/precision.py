@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatout.errors import UsageError
-from flatout.nouns.recipe import Precision
+from flatout.nouns.recipe import Attention, Precision
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_BACKENDS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
 
 
 def set_matmul_precision(precision: Precision) -> None:
@@ -25,11 +32,29 @@ def set_matmul_precision(precision: Precision) -> None:
 def autocast(
     precision: Precision, device: torch.device
 ) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes the context in which the forward pass and the loss are computed."""
+    """Makes the context in which matrix products and convolutions are rounded."""
     dtype = _AUTOCAST.get(precision)
     if dtype is None:
         return contextlib.nullcontext
     return lambda: torch.autocast(device.type, dtype=dtype)
+
+
+def forward_settings(
+    precision: Precision, attention: Attention, device: torch.device
+) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes the context in which the forward pass and the loss are computed."""
+    rounding = autocast(precision, device)
+    backend = _BACKENDS.get(attention)
+    if backend is None:
+        return rounding
+
+    @contextlib.contextmanager
+    def settings() -> Iterator[None]:
+        # The backward pass uses the kernel that the forward pass has chosen.
+        with rounding(), sdpa_kernel(backend):
+            yield
+
+    return settings
 
 
 def gradient_scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler | None:

@@ -6,6 +6,7 @@ A change of recipe ends a stretch: the state is taken out of one session and put
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from flatout.engine import precision, randomness
 from flatout.engine.activations import ActivationCheckpointing
-from flatout.engine.batches import placer
+from flatout.engine.batches import placer, tensors_in
 from flatout.engine.defaults import chosen_recipe
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
@@ -45,15 +46,37 @@ class Built:
         """The recipe for it: what the person fixed, and defaults."""
         return chosen_recipe(self.facts, fixed)
 
+    def num_updates(self, epochs: int | None, steps: int | None) -> int | None:
+        """Updates in so many epochs or steps; None where the data does not tell its length."""
+        if steps is not None or epochs is None:
+            return steps
+        if self.facts.data_kind == "tensors":
+            num_samples = len(next(tensors_in(self.train_data)))
+        elif hasattr(self.train_data, "__len__"):
+            num_samples = len(self.train_data)
+        else:
+            return None
+        return epochs * math.ceil(num_samples / self.facts.batch_size)
 
-def build(experiment: Experiment, seed: int, device_name: str | None) -> Built:
-    """Builds model, optimizer and training data, the same ones whenever the seed is the same."""
+
+def build(
+    experiment: Experiment, seed: int, device_name: str | None, train_data: Any = None
+) -> Built:
+    """Builds model, optimizer and training data, the same ones whenever the seed is the same.
+
+    Args:
+        experiment: what is built.
+        seed: of the weights.
+        device_name: as in a recipe; None takes the best device here.
+        train_data: what its factory has given before, where it need not be called again.
+    """
     device = chosen_device(device_name)
     randomness.seed_generators(randomness.mixed_seed(seed, "model"))
     model = experiment.model().to(device)
     parameters = model.named_parameters() if experiment.named_parameters else model.parameters()
     optimizers = Optimizers(experiment.optimizer(parameters))
-    train_data = built_data(experiment, experiment.train_data)
+    if train_data is None:
+        train_data = built_data(experiment, experiment.train_data)
     return Built(
         experiment=experiment,
         seed=seed,
@@ -123,7 +146,9 @@ class Session:
         self.feed = reading.training_feed(built.train_data, self.device)
         self.validation_feed = reading.validation_feed(self.device)
         self.place = placer(self.device, is_channels_last)
-        self.autocast = precision.autocast(recipe.precision.value, self.device)
+        self.autocast = precision.forward_settings(
+            recipe.precision.value, recipe.attention.value, self.device
+        )
         randomness.seed_generators(randomness.mixed_seed(built.seed, "training"))
 
     def step_parts(self) -> StepParts:

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from flatout.nouns.tuning import Wish
+
 Value = bool | int | float | str | None
 
 
@@ -18,6 +20,7 @@ class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: of weights, order and augmentation.
     fixed: recipe fields the person fixed.
     epochs: instead of the experiment's own number; None keeps it.
+    tuning: what the search for a recipe may do.
     init: file of weights (safetensors) to begin with; None begins with the experiment's own.
     """
 
@@ -29,3 +32,4 @@ class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     fixed: dict[str, Any] = {}
     epochs: int | None = None
     init: str | None = None
+    tuning: Wish = Wish()

@@ -12,6 +12,7 @@ import msgspec
 
 from flatout.nouns.finding import Finding
 from flatout.nouns.recipe import Recipe
+from flatout.nouns.tuning import Decision, Profile, Result, Trial
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
@@ -66,6 +67,38 @@ class Warned(Line, frozen=True, kw_only=True):
     finding: Finding
 
 
+class Profiled(Line, frozen=True, kw_only=True):
+    """The search for a recipe has looked at a plain step, and begins.
+
+    num_candidates: how many there are to try.
+    budget_s: what the search may take.
+    """
+
+    profile: Profile
+    num_candidates: int
+    budget_s: float
+
+
+class Trying(Line, frozen=True, kw_only=True):
+    """A trial of the search begins."""
+
+    trial: Trial
+
+
+class Tried(Line, frozen=True, kw_only=True):
+    """A trial of the search has ended."""
+
+    result: Result
+
+
+class Tuned(Line, frozen=True, kw_only=True):
+    """The search for a recipe has ended; is_from_cache: it was found before and still holds."""
+
+    decision: Decision
+    unit: str = "samples"
+    is_from_cache: bool = False
+
+
 class Checkpointed(Line, frozen=True, kw_only=True):
     """A checkpoint is on the disk: how long training stood still for its copy, how long writing
     took beside the training, and how much time the training lost by it.
@@ -106,7 +139,19 @@ class Finished(Line, frozen=True, kw_only=True):
 
 
 Event = (
-    Started | RecipeSet | Extended | Fetched | Warned | Checkpointed | Stopped | Failed | Finished
+    Profiled
+    | Trying
+    | Tried
+    | Tuned
+    | Started
+    | RecipeSet
+    | Extended
+    | Fetched
+    | Warned
+    | Checkpointed
+    | Stopped
+    | Failed
+    | Finished
 )
 
 

@@ -21,6 +21,7 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 DataPath = Literal["sliced", "resident", "loader"]
 OptimizerImplementation = Literal["own", "for-loop", "foreach", "fused"]
 MemoryFormat = Literal["contiguous", "channels_last"]
+Attention = Literal["auto", "math", "flash", "efficient", "cudnn"]
 NonfiniteLoss = Literal["stop", "skip"]
 
 
@@ -42,6 +43,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     data_path: `sliced` tensors in memory, `resident` on the device, or a DataLoader.
     loader_*: workers, batches prefetched per worker, pinned memory, workers kept between epochs.
     optimizer_implementation: `own` leaves the optimizer as the experiment built it.
+    attention: the kernel of torch's scaled_dot_product_attention; `auto` leaves it to torch.
     memory_format: of 4-dimensional weights and inputs.
     micro_batch_size: samples per forward; the batch is accumulated from as many as it takes.
     activation_checkpointing: repeated blocks keep their inputs alone, and compute their
@@ -62,6 +64,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     loader_persistent: Choice[bool]
     optimizer_implementation: Choice[OptimizerImplementation]
     memory_format: Choice[MemoryFormat]
+    attention: Choice[Attention]
     micro_batch_size: Choice[int]
     activation_checkpointing: Choice[bool] = Choice(
         value=False, why="no such field when this recipe was chosen"

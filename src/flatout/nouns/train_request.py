@@ -10,6 +10,7 @@ from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.recipe import parse_field
 from flatout.nouns.settings import split_pairs
+from flatout.nouns.tuning import Mode, Numerics, Wish
 
 
 class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +19,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     experiment: a built-in's name or a file; None where `resume` names a run.
     settings, uses: `key=value` texts for the experiment's parameters and for recipe fields.
     device: `auto`, or the recipe's device. run_id: the name of a new run; None finds a free one.
+    tune, numerics, budget: the search for a recipe (nouns/tuning.py); budget in seconds.
     """
 
     experiment: str | None = None
@@ -30,6 +32,10 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
     resume: str | None = None
     python: str | None = None
+    tune: Mode = "off"
+    numerics: Numerics = "default"
+    budget: float | None = None
+    is_only_tuned: bool = False
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -46,6 +52,16 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     def change(self) -> Change:
         """What a resume changes, as the worker is told it."""
         return Change(fixed=self.fixed, epochs=self.epochs)
+
+    @property
+    def wish(self) -> Wish:
+        """What the search for a recipe may do."""
+        return Wish(
+            mode=self.tune,
+            numerics=self.numerics,
+            budget_s=self.budget,
+            is_only=self.is_only_tuned,
+        )
 
     def check(self) -> None:
         """Refuses what cannot go together.

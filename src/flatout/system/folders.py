@@ -20,6 +20,11 @@ def runs_folder() -> Path:
     return state_folder() / "runs"
 
 
+def tunes_folder() -> Path:
+    """Folder that holds one folder per search for a recipe."""
+    return state_folder() / "tunes"
+
+
 def data_folders() -> list[Path]:
     """Folders searched for data sets, in this order; the last one is where downloads go."""
     own = _base("XDG_DATA_HOME", ".local/share") / "flatout" / "data"

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from flatout.errors import FlatoutError
-from flatout.nouns.lines import Classified, EpochEnded, Generated, Metric, Progress, Validated
+from flatout.errors import FlatoutError, RunFailed
+from flatout.nouns.lines import (
+    Classified,
+    EpochEnded,
+    Event,
+    Generated,
+    Metric,
+    Progress,
+    Tuned,
+    Validated,
+)  # fmt: skip
 from flatout.nouns.results import Results
 from flatout.nouns.run import DamagedRun, Run
+from flatout.nouns.tuned_recipe import TunedRecipe
+from flatout.system import store
 from flatout.system.runs import RunFolder, read_run, run_paths
 from flatout.system.scan import each_line, last_line
 
@@ -71,6 +82,30 @@ def split_of(run: Run) -> dict[str, float]:
         return run.finished.split_s
     told = last_line(RunFolder(Path(run.folder)).metrics, Metric, b'"progress"')
     return told.split_s if isinstance(told, Progress) else {}
+
+
+def tuned_recipe(run: Run) -> TunedRecipe:
+    """The recipe that a search has found, with how it was found.
+
+    Raises:
+        RunFailed: search-not-finished.
+    """
+    folder = RunFolder(Path(run.folder))
+    events = store.read_lines(folder.events, Event)
+    tuned = next((line for line in reversed(events) if isinstance(line, Tuned)), None)
+    if tuned is None or run.recipe is None:
+        raise RunFailed(
+            "search-not-finished",
+            f"the search {run.id} was stopped before it had found a recipe.",
+            fix=f"search again: flatout tune {run.header.spec.name}",
+        )
+    return TunedRecipe(
+        folder=run.folder,
+        recipe=run.recipe,
+        decision=tuned.decision,
+        unit=tuned.unit,
+        is_from_cache=tuned.is_from_cache,
+    )
 
 
 def checkpoint_steps(run: Run) -> list[int]:

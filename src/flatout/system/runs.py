@@ -4,6 +4,7 @@ run.json            what is fixed: id, experiment, machine (RunHeader)
 events.jsonl        history: started, recipe, checkpoint, stopped ... (nouns/lines.py)
 metrics.jsonl       loss, rates and validations by step
 checkpoints/000790/ rank0-SHA256.safetensors and, written after it, rank0.json: then it counts
+recipe.json         what `flatout tune` has found
 weights.safetensors the best weights by validation, else the last
 plots/              pictures drawn by whoever looks
 worker.log          what the worker printed
@@ -56,6 +57,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.weights = path / "weights.safetensors"
         self.experiment = path / "experiment.py"
+        self.recipe = path / "recipe.json"
         self.log = path / "worker.log"
         self.stop = path / "stop"
 

@@ -36,6 +36,20 @@ import click
 @click.option("--init", metavar="WEIGHTS", help="Begin with a safetensors file or a run's weights.")
 @click.option("--name", "run_id", metavar="ID", help="Name of the run, else NAME-0001 and so on.")
 @click.option("--resume", metavar="RUN", help="Go on with a run; `last` is the newest.")
+@click.option(
+    "--tune",
+    type=click.Choice(["auto", "off", "full"]),
+    default="auto",
+    show_default=True,
+    help="Search the fastest recipe first: as far as it pays, not at all, or whatever it takes.",
+)
+@click.option(
+    "--numerics",
+    type=click.Choice(["strict", "default", "fast"]),
+    default="default",
+    show_default=True,
+    help="How far the search may change rounding.",
+)
 @click.option("--detach", is_flag=True, help="Let it train on when this command has ended.")
 @click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON document about the run on stdout.")

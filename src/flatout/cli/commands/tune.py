@@ -1,0 +1,53 @@
+"""`flatout tune`: finds the fastest correct recipe by measuring."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+
+@click.command("tune")
+@click.argument("experiment", required=False, metavar="NAME|FILE")
+@click.option(
+    "-s", "settings", multiple=True, metavar="KEY=VALUE", help="Set a parameter of the experiment."
+)
+@click.option(
+    "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Fix a field of the recipe."
+)
+@click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:N", show_default=True)
+@click.option("--numerics", default="default", type=click.Choice(["strict", "default", "fast"]))
+@click.option("--budget", type=click.FloatRange(1), metavar="SECONDS", help="What it may take.")
+@click.option("--forget", is_flag=True, help="Forget every recipe that was found.")
+@click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
+@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+def command(forget: bool, is_json: bool, **options: Any) -> int:
+    """Find the fastest correct recipe by measuring: speed settings, not hyperparameters.
+
+    NAME is a built-in, FILE a Python file with a function `experiment`.
+    """
+    from flatout import flow
+    from flatout.cli import show
+    from flatout.cli.show_tune import SearchDisplay, print_tuned
+    from flatout.nouns.train_request import TrainRequest
+
+    if forget:
+        show.print_note(f"{flow.forget_recipes()} recipes forgotten")
+        return 0
+    request = TrainRequest(**options, tune="full", is_only_tuned=True)
+    with flow.interrupts() as interrupts, SearchDisplay(is_quiet=is_json) as display:
+        attendance = flow.begin(request, interrupts)
+        display.say("experiment", flow.read(str(attendance.folder.path)).header.spec.name)
+        for lines in flow.follow(attendance, interrupts):
+            display.take(lines)
+        outcome = flow.conclude(attendance)
+        if outcome.finding:
+            display.fail(outcome.finding)
+            return 130 if interrupts.count else outcome.exit_code
+        tuned = flow.tuned(outcome.run)
+        display.close()
+    if is_json:
+        show.print_json(tuned)
+    else:
+        print_tuned(tuned)
+    return 0

@@ -1,0 +1,172 @@
+"""A search for a recipe as it goes on, and the ladder that it ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+
+from rich.live import Live
+from rich.text import Text
+
+from flatout.cli import show
+from flatout.cli.wording import DOT, interval_text
+from flatout.nouns.finding import Finding
+from flatout.nouns.lines import Fetched, Line, Profiled, Tried, Trying, Warned
+from flatout.nouns.tuned_recipe import TunedRecipe
+from flatout.nouns.tuning import Check, Decision, Result, Rung
+from flatout.nouns.units import count_text, percent_text, rate_text, seconds_text
+
+_NAME_WIDTH = 38
+_RATE_WIDTH = 20
+_LABEL_WIDTH = 12
+
+
+class SearchDisplay:
+    """Shows the lines of a search as they come.
+
+    Args:
+        is_quiet: everything goes to stderr, since stdout carries a document.
+    """
+
+    def __init__(self, *, is_quiet: bool = False) -> None:
+        self._console = show.make_console(is_error=is_quiet)
+        stream = self._console.file
+        is_alive = stream.isatty() and not self._console.is_dumb_terminal
+        self._live = Live(console=self._console, auto_refresh=False) if is_alive else None
+        self._doing = "loading torch and the experiment"
+        self._budget = ""
+
+    def __enter__(self) -> SearchDisplay:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def say(self, label: str, text: str) -> None:
+        """A line that stays."""
+        show.print_lines(self._console, [(label, text)])
+
+    def take(self, lines: Iterable[Line]) -> None:
+        """Shows new lines; called with none it only keeps the display alive."""
+        for line in lines:
+            self._announce(line)
+        if self._live:
+            self._live.update(Text(f"{self._doing}{self._budget}", "dim"), refresh=True)
+
+    def fail(self, finding: Finding) -> None:
+        """The last lines of a search that could not go on."""
+        self.close()
+        show.print_finding(finding)
+
+    def close(self) -> None:
+        """Nothing moves any more."""
+        if self._live:
+            self._live.update(Text(""), refresh=True)
+            self._live.stop()
+            self._live = None
+
+    def _announce(self, line: Line) -> None:
+        if isinstance(line, Fetched):
+            self._doing = f"downloading {line.name}"
+        elif isinstance(line, Warned):
+            show.print_finding(line.finding, self._console)
+        elif isinstance(line, Profiled):
+            self._budget = f"{DOT}at most {seconds_text(line.budget_s)} in all"
+            self._doing = "measuring"
+            self.say("plain step", _profile_text(line))
+        elif isinstance(line, Trying):
+            num = line.trial.num_processes
+            where = f" in {num} fresh processes" if num > 1 else ""
+            stage = "the recipe" if line.trial.stage == "final" else line.trial.candidate.name
+            self._doing = f"measuring {stage}{where}"
+        elif isinstance(line, Tried) and line.result.trial.stage == "screen":
+            self.say("tried", _result_text(line.result))
+
+
+def print_tuned(tuned: TunedRecipe) -> None:
+    """The ladder, what lost, what was refused, what does not apply here, and the price."""
+    console, decision, unit = show.make_console(), tuned.decision, tuned.unit
+    console.print()
+    for number, rung in enumerate(decision.rungs):
+        console.print(_rung_text(rung, unit, is_first=number == 0), soft_wrap=True)
+    if not decision.is_plain and decision.speedup is not None:
+        whole = decision.rungs[0].samples_per_s * decision.speedup.middle
+        text = f"{'recipe':<{_NAME_WIDTH}}{rate_text(whole, unit):>{_RATE_WIDTH}}  "
+        gain = Text(f"{interval_text(decision.speedup)} of plain", "bold green")
+        console.print(Text(text, "bold") + gain, soft_wrap=True)
+    else:
+        text = f"{'recipe':<{_NAME_WIDTH}}{'the plain loop stays':>{_RATE_WIDTH}}"
+        console.print(Text(text, "bold"), soft_wrap=True)
+        show.print_lines(console, [("because", decision.why)])
+    console.print()
+    show.print_lines(console, list(_closing_lines(decision, tuned.is_from_cache)))
+
+
+def _closing_lines(decision: Decision, is_from_cache: bool) -> Iterable[tuple[str, str]]:
+    if decision.lost:
+        yield "lost", DOT.join(_lost_text(result) for result in decision.lost)
+    for result in decision.refused:
+        reasons = ", ".join(_check_text(check) for check in _failed(result))
+        yield "refused", f"{result.trial.candidate.name}: {reasons}"
+    reasons_of: dict[str, list[str]] = {}
+    for skip in decision.skipped:
+        reasons_of.setdefault(skip.reason, []).append(skip.name)
+    for reason, names in reasons_of.items():
+        yield "not here", f"{', '.join(names)}: {reason}"
+    price = seconds_text(decision.search_s)
+    if is_from_cache:
+        yield "search", f"{price}: found before, and a short probe agrees"
+    elif decision.pays_back_after_steps is not None:
+        steps = count_text(decision.pays_back_after_steps)
+        yield "search", f"{price}, paid back after {steps} steps"
+    else:
+        yield "search", price
+
+
+def _rung_text(rung: Rung, unit: str, *, is_first: bool) -> Text:
+    name = rung.name if is_first else f" + {rung.name}"
+    gain = f"  {interval_text(rung.gain)}" if rung.gain is not None else ""
+    return Text(f"{name:<{_NAME_WIDTH}}{rate_text(rung.samples_per_s, unit):>{_RATE_WIDTH}}{gain}")
+
+
+def _profile_text(line: Profiled) -> str:
+    profile = line.profile
+    shares = sorted(profile.shares.items(), key=lambda item: -item[1])
+    parts = [f"{name} {percent_text(share, 0)}" for name, share in shares if share >= 0.005]
+    return DOT.join([seconds_text(profile.step_s), *parts])
+
+
+def _result_text(result: Result) -> str:
+    name = f"{result.trial.candidate.name:<{_NAME_WIDTH - _LABEL_WIDTH}}"
+    if result.speedup is None:
+        reason = result.problem.problem if result.problem else "could not be measured"
+        return f"{name}{reason}"
+    seen = f"{DOT}{result.effect}" if result.effect else ""
+    refused = ""
+    if result.verdict is not None and not result.verdict.is_passed:
+        refused = f"{DOT}refused: {', '.join(_check_text(c) for c in result.verdict.failed)}"
+    return f"{name}{interval_text(result.speedup)}{seen}{refused}"
+
+
+def _lost_text(result: Result) -> str:
+    name = result.trial.candidate.name
+    if result.speedup is None:
+        return f"{name}: {result.problem.problem if result.problem else 'not measured'}"
+    return f"{name} x{result.speedup.middle:.2f}"
+
+
+def _failed(result: Result) -> tuple[Check, ...]:
+    return result.verdict.failed if result.verdict is not None else ()
+
+
+def _check_text(check: Check) -> str:
+    if check.measured is None or check.allowed is None:
+        return f"{check.name}{': ' + check.note if check.note else ''}"
+    return f"{check.name} {check.measured:.3g} (allowed {check.allowed:.3g})"

@@ -1,0 +1,145 @@
+"""Trials of one experiment's recipes, carried out in this process: measured, proved, judged."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from flatout.engine.contestants import Contestants, Subject
+from flatout.engine.effects import seen_effect
+from flatout.engine.failures import bad_news
+from flatout.engine.gate import Gate
+from flatout.engine.gate import Subject as Judged
+from flatout.engine.measuring import Comparison, Contestant, compared
+from flatout.engine.meter import Meter
+from flatout.engine.session import Session
+from flatout.engine.tracing import Trace, traced
+from flatout.errors import UsageError
+from flatout.nouns.finding import finding_from
+from flatout.nouns.tuning import Profile, Result, Trial, Verdict
+from flatout.system.clock import elapsed_s
+
+# The parts of a step that a profile tells the shares of.
+_PARTS = ("data", "copy", "forward", "backward", "optimizer")
+_PROFILED_UPDATES = 3
+
+
+class Contest:
+    """Carries out trials of one subject.
+
+    Args:
+        subject: what is tuned.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.contestants = Contestants(subject)
+        self._gate: Gate | None = None
+
+    def measured(self, trial: Trial, limit_s: float) -> Result:
+        """Carries out a trial in this process.
+
+        What cannot be measured becomes the result's problem: a search goes on without it.
+        """
+        begin_s = elapsed_s()
+        comparison: Comparison | None = None
+        effect, problem = None, None
+        try:
+            comparison, effect = self._compared(trial, limit_s)
+        except Exception as error:
+            news = bad_news(error)
+            if news is None:
+                raise
+            problem = finding_from(news, "note")
+        return Result(
+            trial=trial,
+            cost_s=elapsed_s() - begin_s,
+            speedup=comparison.speedup if comparison else None,
+            samples_per_s=comparison.samples_per_s if comparison else None,
+            incumbent_samples_per_s=comparison.incumbent_samples_per_s if comparison else None,
+            effect=effect,
+            problem=problem,
+        )
+
+    def judged(self, changes: dict[str, Any]) -> Verdict:
+        """Whether a candidate still computes what the plain step computes."""
+        contestants = self.contestants
+        if self._gate is None:
+            subject = contestants.subject
+            judged = Judged(
+                experiment=subject.experiment, seed=subject.seed, device=subject.device_name
+            )
+            self._gate = Gate(judged, contestants.plain_recipe())
+        return self._gate.judge(contestants.recipe(changes))
+
+    def plain_step(self) -> tuple[float, Trace]:
+        """What a plain step takes, in seconds, and which operators it calls."""
+        contestant = self.contestants.plain()
+        trace = traced(lambda: contestant.timed(1))
+        per_sample_s = min(contestant.timed(1) for _ in range(_PROFILED_UPDATES))
+        contestant.runner.close()
+        return per_sample_s * self.contestants.setting.batch_size, trace
+
+    def profile(self, step_s: float, trace: Trace, start_s: float) -> Profile:
+        """One plain step looked at from inside.
+
+        Args:
+            step_s, trace: of a plain step.
+            start_s: what it takes to start a process and to build the experiment in it.
+        """
+        return Profile(
+            step_s=step_s,
+            start_s=start_s,
+            shares=self._shares(),
+            num_operations=trace.num_operations,
+            has_convolutions=trace.has_convolutions,
+            has_products=trace.has_products,
+            has_attention=trace.has_attention,
+        )
+
+    def _shares(self) -> dict[str, float]:
+        session = self.contestants.session({})
+        meter = Meter(session.device)
+        contestant = self.contestants.contestant(session, meter)
+        contestant.timed(1)
+        before = meter.split_s()
+        contestant.timed(_PROFILED_UPDATES)
+        after = meter.split_s()
+        contestant.runner.close()
+        spent = {part: after[part] - before[part] for part in _PARTS}
+        total = sum(spent.values()) or 1.0
+        return {part: seconds / total for part, seconds in spent.items()}
+
+    def _compared(self, trial: Trial, limit_s: float) -> tuple[Comparison, str | None]:
+        contestants = self.contestants
+        with contextlib.ExitStack() as stack:
+            if trial.incumbent is None:
+                incumbent = contestants.plain()
+            else:
+                incumbent = contestants.contestant(contestants.session(trial.incumbent))
+            stack.callback(incumbent.runner.close)
+            session = contestants.session(trial.changes)
+            candidate = contestants.contestant(session)
+            stack.callback(candidate.runner.close)
+            effect = _proved(trial, session, candidate)
+            return compared(incumbent, candidate, limit_s=limit_s), effect
+
+
+def _proved(trial: Trial, session: Session, candidate: Contestant) -> str:
+    """Makes sure that what is measured is what it says.
+
+    Raises:
+        UsageError: setting-without-effect.
+    """
+    # The first update makes the optimizer's state in other operations than all that follow.
+    candidate.timed(1)
+    trace = traced(lambda: candidate.timed(1))
+    with candidate.settings():
+        effect = seen_effect(trial.candidate.changes, session, trace)
+    if effect is None:
+        raise UsageError(
+            "setting-without-effect",
+            f"`{trial.candidate.name}` has no effect here.",
+            because="nothing of it was seen in a step made under it",
+            fix="leave it out",
+        )
+    return effect

@@ -1,0 +1,178 @@
+"""Builds what is measured: the plain loop, and flatout's loop under any recipe.
+
+Every contestant is built from the experiment's factories with the same seed, so all begin with the
+same weights and see the same batches; nothing of the person's is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from flatout.engine.defaults import changed_recipe, check_recipe, chosen_recipe
+from flatout.engine.experiment import Experiment
+from flatout.engine.identity import identity
+from flatout.engine.measuring import Contestant, RecipeLoop
+from flatout.engine.meter import Meter
+from flatout.engine.optim import check_implementation
+from flatout.engine.plain import PlainLoop
+from flatout.engine.precision import check_precision
+from flatout.engine.session import Built, Session, build, process_settings
+from flatout.engine.step import Step
+from flatout.nouns.recipe import Choice, Recipe, check_field
+from flatout.nouns.tuning import Numerics, Setting
+from flatout.tune.candidates import plain_changes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is tuned: an experiment as it is trained.
+
+    fixed: recipe fields that the person has set.
+    """
+
+    experiment: Experiment
+    seed: int = 0
+    device_name: str | None = None
+    fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Contestants:
+    """Those of one subject, built one after another.
+
+    Args:
+        subject: what is tuned.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = dataclasses.replace(
+            subject, experiment=_without_validation(subject.experiment)
+        )
+        first = build(self.subject.experiment, subject.seed, subject.device_name)
+        self.setting = _setting(first, subject.fixed)
+        self._facts = first.facts
+        self._train_data = first.train_data
+        self._identity = identity(first, subject.fixed)
+        # Nobody has used it yet: the first contestant is made of it.
+        self._spare: Built | None = first
+
+    def identity(self, numerics: Numerics) -> dict[str, Any]:
+        """What must be the same for a decision to hold another time."""
+        return {**self._identity, "numerics": numerics}
+
+    def plain(self) -> Contestant:
+        """The plain loop."""
+        built = self._built(None)
+        threads = self.setting.num_threads
+        return Contestant(
+            runner=PlainLoop(built),
+            settings=lambda: _plain_settings(threads),
+            device=built.device,
+        )
+
+    def session(self, changes: dict[str, Any]) -> Session:
+        """Live objects under the plain loop's settings but for these.
+
+        Raises:
+            UsageError: the recipe cannot be carried out here.
+        """
+        recipe = self.recipe(changes)
+        built = self._built(changes.get("device"))
+        check_precision(recipe.precision.value, built.device)
+        implementation = recipe.optimizer_implementation.value
+        check_implementation(built.optimizer, implementation, can_be_fused=built.facts.can_be_fused)
+        check_recipe(recipe, built.facts)
+        with process_settings(recipe):
+            return Session(built, recipe)
+
+    def contestant(self, session: Session, meter: Meter | None = None) -> Contestant:
+        """flatout's loop over a session; with a meter it tells where its time goes."""
+        meter = meter or Meter(session.device)
+        recipe = session.recipe
+        return Contestant(
+            runner=RecipeLoop(session, Step(session.step_parts(), meter), meter),
+            settings=lambda: process_settings(recipe),
+            device=session.device,
+            num_ahead=recipe.loader_workers.value * recipe.loader_prefetch.value,
+        )
+
+    def plain_recipe(self) -> Recipe:
+        """A plain loop's settings as a recipe, with what the person has fixed."""
+        plain = {
+            name: Choice(value=value, why="as a plain loop has it")
+            for name, value in plain_changes(self.setting).items()
+        }
+        recipe = msgspec.structs.replace(chosen_recipe(self._facts, {}), **plain)
+        return changed_recipe(recipe, self.subject.fixed)
+
+    def recipe(self, changes: dict[str, Any]) -> Recipe:
+        """The whole recipe of a candidate."""
+        tried = {
+            name: Choice(value=check_field(name, value), why="being tried", origin="measured")
+            for name, value in changes.items()
+        }
+        return msgspec.structs.replace(self.plain_recipe(), **tried)
+
+    def _built(self, device_name: str | None) -> Built:
+        spare, self._spare = self._spare, None
+        if spare is not None and device_name is None:
+            return spare
+        subject = self.subject
+        name = device_name or subject.device_name
+        return build(subject.experiment, subject.seed, name, self._train_data)
+
+
+def _without_validation(experiment: Experiment) -> Experiment:
+    """The experiment with what belongs to its step alone."""
+    return dataclasses.replace(
+        experiment,
+        validation_data=None,
+        early_stop=None,
+        schedule=experiment.schedule if experiment.schedule_every == "step" else None,
+    )
+
+
+@contextlib.contextmanager
+def _plain_settings(num_threads: int) -> Iterator[None]:
+    """What a process has whose author has set nothing."""
+    threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    try:
+        torch.set_num_threads(num_threads)
+        torch.set_float32_matmul_precision("highest")
+        torch.use_deterministic_algorithms(False)
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(matmul)
+        torch.use_deterministic_algorithms(is_deterministic)
+
+
+def _setting(built: Built, fixed: dict[str, Any]) -> Setting:
+    facts, device = built.facts, built.device
+    return Setting(
+        device=device.type,
+        data_kind=facts.data_kind,
+        batch_size=facts.batch_size,
+        num_cores=facts.num_cores,
+        num_threads=facts.num_threads,
+        has_batch_norm=facts.has_batch_norm,
+        has_bf16=_has_bf16(device),
+        has_tf32=device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0),
+        can_be_fused=facts.can_be_fused,
+        has_foreach="foreach" in built.optimizer.defaults,
+        fixed=fixed,
+    )
+
+
+def _has_bf16(device: torch.device) -> bool:
+    """Whether the device multiplies bf16 faster than fp32; without such units it is slower."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

@@ -1,0 +1,77 @@
+"""Is a faster step still right? A candidate is compared with the plain step and with fp64.
+
+    gradients     at the same weights and draws, with an fp64 reference
+    accumulation  sums, counts, clipping and loss scaling, with gradients known beforehand
+    optimizer     alone, fed known gradients while the learning rate changes, with fp64
+    curve         a few whole updates from the same weights, with the plain step's
+    masks         what is drawn differs from step to step, and repeats from the same state
+    data          each sample once, in the plain order, with the plain augmentation
+
+Only what the changed fields of the recipe concern is asked (tune/gate.py). Few samples are used, so
+that it takes no longer than a few steps; and everything is left as it was.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flatout.engine import randomness
+from flatout.engine.gate_material import Material, PlainStepFailed, Subject
+from flatout.engine.gate_questions import QUESTIONS
+from flatout.engine.gate_runs import Maker, Updating
+from flatout.errors import FlatoutError
+from flatout.nouns.recipe import Recipe
+from flatout.nouns.tuning import Check, Verdict
+from flatout.tune.gate import Question, questions
+
+__all__ = ["Gate", "Maker", "Subject", "Updating", "judge"]
+
+
+def judge(subject: Subject, candidate: Recipe, plain: Recipe) -> Verdict:
+    """Asks whether the candidate still computes what the plain step computes.
+
+    Raises:
+        UsageError: the recipe does not go on this device.
+        Exception: whatever the plain step itself raises.
+    """
+    return Gate(subject, plain).judge(candidate)
+
+
+class Gate:
+    """Judges candidates of one subject; what the plain step gives is computed once.
+
+    Args:
+        subject: what is judged.
+        plain: the recipe that candidates are compared with.
+    """
+
+    def __init__(self, subject: Subject, plain: Recipe) -> None:
+        self._material = Material(subject, plain)
+
+    def judge(self, candidate: Recipe) -> Verdict:
+        """See the function of this name."""
+        material = self._material
+        changed = [
+            name
+            for name in candidate.__struct_fields__
+            if getattr(candidate, name).value != getattr(material.plain, name).value
+        ]
+        asked = questions(changed)
+        checks: list[Check] = []
+        with randomness.untouched_generators(material.device), torch.enable_grad():
+            for question in QUESTIONS:
+                if question in asked:
+                    checks += self._answers(question, candidate)
+        return Verdict(checks=tuple(checks))
+
+    def _answers(self, question: Question, candidate: Recipe) -> list[Check]:
+        try:
+            return QUESTIONS[question](self._material, candidate)
+        except PlainStepFailed as failed:
+            assert failed.__cause__ is not None
+            raise failed.__cause__ from None
+        except (torch.OutOfMemoryError, FlatoutError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the candidate cannot be used
+            note = f"could not be computed: {type(error).__name__}: {error}"
+            return [Check(name=question, is_passed=False, note=note)]

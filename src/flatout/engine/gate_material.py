@@ -1,0 +1,153 @@
+"""What the gate works with: a subject made small, and what its plain step gives, kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import nn
+
+from flatout.engine import randomness
+from flatout.engine.experiment import Experiment
+from flatout.engine.facts import chosen_device
+from flatout.engine.gate_draws import Draws
+from flatout.engine.gate_runs import Case, Maker
+from flatout.engine.gate_stand_ins import bare, few_samples, remembering
+from flatout.nouns.recipe import Recipe
+
+DrawsKind = Literal["keyed", "expected", "own"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is judged.
+
+    Args:
+        experiment: whose training is to be made faster.
+        seed: of the run.
+        device: `cpu`, `cuda` or `cuda:N`; None is the best one here.
+        maker: how the candidate's sessions and steps are made.
+        num_samples: in a batch of the gate, at most; fewer make it cheaper and less sure.
+    """
+
+    experiment: Experiment
+    seed: int = 0
+    device: str | None = None
+    maker: Maker = field(default_factory=Maker)
+    num_samples: int = 8
+
+
+class PlainStepFailed(Exception):
+    """What the plain step raised is its cause: not the candidate is to blame."""
+
+
+class Material:
+    """A subject on few samples, in cases that are run; the plain ones' results are kept.
+
+    Args:
+        subject: what is judged.
+        plain: the recipe that candidates are compared with.
+    """
+
+    def __init__(self, subject: Subject, plain: Recipe) -> None:
+        self.plain = plain
+        self.device = chosen_device(subject.device)
+        self._subject = subject
+        self._results: dict[Any, Any] = {}
+        self.size = min(subject.num_samples, subject.experiment.batch_size)
+        with randomness.untouched_generators(self.device):
+            randomness.seed_generators(randomness.mixed_seed(subject.seed, "model"))
+            self.model = subject.experiment.model()
+            # Two whole batches, and one that is smaller but not a single sample.
+            rest = self.size - 2 if self.size >= 4 else 0
+            self.data = few_samples(subject.experiment.train_data(), 2 * self.size + rest)
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The subject's experiment on few samples."""
+        experiment = self._subject.experiment
+        has_validation = experiment.validation_data is not None
+        return replace(
+            experiment,
+            model=self.new_model,
+            train_data=lambda: self.data,
+            # Some schedules ask for it.
+            validation_data=(lambda: self.data) if has_validation else None,
+            batch_size=self.size,
+        )
+
+    @cached_property
+    def remembering(self) -> Experiment:
+        """The same with an optimizer that leaves the weights alone and keeps the gradients."""
+        return replace(bare(self.experiment), optimizer=remembering, named_parameters=False)
+
+    def new_model(self) -> nn.Module:
+        """The model as it begins, not initialised anew where it can be copied."""
+        try:
+            return copy.deepcopy(self.model)
+        except (RuntimeError, TypeError, AttributeError, NotImplementedError):
+            # Not everything that a module can hold can be copied.
+            randomness.seed_generators(randomness.mixed_seed(self._subject.seed, "model"))
+            return self._subject.experiment.model()
+
+    def small(self, recipe: Recipe, **changes: Any) -> Recipe:
+        """The recipe for a batch of the gate, read in this process; split if it splits the batch.
+
+        Parts are unequal, and never a single sample where that can be: BatchNorm cannot have it.
+        """
+        whole = self._subject.experiment.batch_size
+        micro, plain = recipe.micro_batch_size.value, self.plain.micro_batch_size.value
+        size = self.size
+        if micro < whole and size > 1:
+            size = min(3, self.size - 1)
+            if plain < whole and micro != plain:
+                size = max(1, size - 1) if micro < plain else min(4, self.size - 1)
+        in_process = {"loader_workers": 0, "loader_persistent": False}
+        return changed(recipe, **({"micro_batch_size": size} | in_process | changes))
+
+    def splits_otherwise(self, candidate: Recipe) -> bool:
+        """Whether batches are cut into other parts, so that their draws cannot be the same."""
+        sizes = [self.small(recipe).micro_batch_size.value for recipe in (candidate, self.plain)]
+        return sizes[0] != sizes[1]
+
+    def case(
+        self, experiment: Experiment, recipe: Recipe, *, is_plain: bool, draws: DrawsKind = "keyed"
+    ) -> Case:
+        """Something to be run; draws: made of keys, as expected (see Draws), or torch's own."""
+        return Case(
+            experiment=experiment,
+            recipe=recipe,
+            seed=self._subject.seed,
+            device=str(self.device),
+            maker=Maker() if is_plain else self._subject.maker,
+            draws=None if draws == "own" else Draws(is_expected=draws == "expected"),
+        )
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What the plain step gives, computed when it is first asked for.
+
+        Raises:
+            PlainStepFailed: the cause is what was raised.
+        """
+        if key not in self._results:
+            try:
+                self._results[key] = make()
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                raise PlainStepFailed from error
+        return self._results[key]
+
+
+def changed(recipe: Recipe, **values: Any) -> Recipe:
+    """The recipe with other values in some of its fields."""
+    choices = {
+        name: msgspec.structs.replace(getattr(recipe, name), value=value)
+        for name, value in values.items()
+    }
+    return msgspec.structs.replace(recipe, **choices)

@@ -1,0 +1,247 @@
+"""The gate's questions about a candidate: what is run for each, and with what it is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+from torch import Tensor, nn
+
+from flatout.engine import randomness
+from flatout.engine.batches import tensors_in
+from flatout.engine.experiment import Experiment
+from flatout.engine.facts import data_kind
+from flatout.engine.gate_comparison import (
+    Epoch,
+    accumulation_check,
+    curve_checks,
+    data_check,
+    gradient_errors,
+    known_gradients,
+    masks_check,
+    optimizer_checks,
+    samples_check,
+    smallest_norm,
+)
+from flatout.engine.gate_material import DrawsKind, Material
+from flatout.engine.gate_reference import Gradients, reference_gradients, reference_updates
+from flatout.engine.gate_runs import (
+    BagRun,
+    Case,
+    first_updates,
+    read_epoch,
+    run_bag,
+    run_curve,
+    run_gradients,
+    run_repeatedly,
+    running,
+)
+from flatout.engine.gate_stand_ins import (
+    Bag,
+    bag_experiment,
+    bag_mean,
+    bag_sum,
+    bare,
+    numbered_experiment,
+    remembering,
+    weighted_rows,
+)
+from flatout.nouns.recipe import Precision, Recipe
+from flatout.nouns.tuning import Check
+from flatout.tune.gate import Question, coarser, gradient_check
+
+_NUM_GRADIENTS, _NUM_CURVE = 2, 3
+# Learning rates of four updates: what freezes the first one, or its double, is seen.
+_RATES = [0.01, 0.01, 0.003, 0.02]
+# Of the moving average while a curve is made: what goes wrong shows at once.
+_EMA = 0.5
+# An eager fp32 step farther from fp64 than this was not compared with the same thing.
+_TRUSTED = 1e-2
+
+
+def gradients(material: Material, candidate: Recipe) -> list[Check]:
+    """At the same weights and draws, compared with fp64 and with the eager step's error."""
+    is_split = material.splits_otherwise(candidate)
+    draws: DrawsKind = "expected" if is_split else "keyed"
+    precision = candidate.precision.value
+    reference, is_double = _reference(material, draws)
+    eager = _eager(material, draws, precision)
+    recipe = material.small(candidate, clip_norm=None)
+    case = material.case(material.remembering, recipe, is_plain=False, draws=draws)
+    found = run_gradients(case, _NUM_GRADIENTS)
+    names = [name for name, _ in material.model.named_parameters()]
+    if len(found) != len(names):
+        note = f"the model has {len(found)} parameter tensors, the plain one {len(names)}"
+        return [Check(name="gradients", is_passed=False, note=note)]
+    errors = gradient_errors(names, found, eager, reference)
+    errors = msgspec.structs.replace(errors, is_double=is_double)
+    if is_split and _has_norms(material.model):
+        return [gradient_check(errors, precision, "BatchNorm sees the micro-batches")]
+    return [gradient_check(errors, precision)]
+
+
+def _has_norms(model: nn.Module) -> bool:
+    norms = nn.modules.batchnorm._BatchNorm
+    return any(isinstance(module, norms) for module in model.modules())
+
+
+def _eager(material: Material, draws: DrawsKind, precision: Precision) -> Gradients:
+    recipe = material.small(material.plain, clip_norm=None, precision=precision)
+    case = material.case(material.remembering, recipe, is_plain=True, draws=draws)
+    key = ("eager", draws, precision)
+    result: Gradients = material.once(key, lambda: run_gradients(case, _NUM_GRADIENTS))
+    return result
+
+
+def _reference(material: Material, draws: DrawsKind) -> tuple[Gradients, bool]:
+    """Gradients in fp64, and whether they are: else in fp32, where fp64 cannot be had."""
+
+    def make() -> tuple[Gradients, bool]:
+        eager = _eager(material, draws, "fp32")
+        recipe = material.small(material.plain, clip_norm=None)
+        case = material.case(material.remembering, recipe, is_plain=True, draws=draws)
+        try:
+            exact = _double_gradients(case)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
+            return eager, False
+        names = [""] * len(exact)
+        # Code that asks for a number format in its own way computes something else in fp64.
+        is_trusted = gradient_errors(names, eager, eager, exact).error <= _TRUSTED
+        return (exact, True) if is_trusted else (eager, False)
+
+    result: tuple[Gradients, bool] = material.once(("reference", draws), make)
+    return result
+
+
+def _double_gradients(case: Case) -> Gradients:
+    with running(case) as (session, _):
+        updates = first_updates(session, _NUM_GRADIENTS)
+        randomness.seed_generators(randomness.mixed_seed(case.seed, "gate"))
+        assert case.draws is not None
+        with case.draws:
+            return reference_gradients(session.model, case.experiment.loss, updates, is_double=True)
+
+
+def accumulation(material: Material, candidate: Recipe) -> list[Check]:
+    """Sums, counts, clipping and scaling, with gradients that are known beforehand."""
+    bag, rows = _bag(material), weighted_rows(2, material.size)
+    experiment = replace(
+        bag_experiment(material.experiment, bag, 2), optimizer=remembering, train_data=lambda: rows
+    )
+    checks = []
+    for loss in (bag_mean, bag_sum):
+        known = known_gradients(bag, rows, is_sum=loss is bag_sum)
+        # Unclipped, too: clipping hides gradients that are too large by a factor.
+        clips = [None, 0.5 * smallest_norm(known)]
+        for clip_norm in clips if candidate.clip_norm.value is not None else clips[:1]:
+            recipe = material.small(candidate, clip_norm=clip_norm)
+            case = material.case(replace(experiment, loss=loss), recipe, is_plain=False)
+            checks.append(accumulation_check(bag, known, run_gradients(case, 2), clip_norm))
+    return [max(checks, key=lambda check: (not check.is_passed, check.measured))]
+
+
+def optimizer(material: Material, candidate: Recipe) -> list[Check]:
+    """Fed known gradients while the learning rate changes, compared with fp64."""
+    bag = _bag(material)
+    experiment = bag_experiment(material.experiment, bag, len(_RATES))
+
+    def run(recipe: Recipe, *, is_plain: bool) -> BagRun:
+        small = material.small(recipe, clip_norm=None)
+        return run_bag(material.case(experiment, small, is_plain=is_plain), _RATES)
+
+    plain: BagRun = material.once("plain bag", lambda: run(material.plain, is_plain=True))
+    exact: BagRun = material.once("fp64 bag", lambda: _exact_bag(bag, experiment, plain))
+    return optimizer_checks(bag, run(candidate, is_plain=False), plain, exact)
+
+
+def _bag(material: Material) -> Bag:
+    bag: Bag = material.once("bag", lambda: Bag(material.model, len(_RATES)))
+    return bag
+
+
+def _exact_bag(bag: Bag, experiment: Experiment, plain: BagRun) -> BagRun:
+    try:
+        weights, states = reference_updates(bag, experiment.optimizer, _RATES)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        # An optimizer that computes in fp32 alone is compared with itself.
+        return plain
+    return BagRun(weights=weights, states=states)
+
+
+def curve(material: Material, candidate: Recipe) -> list[Check]:
+    """Whole updates from the same weights, compared with the plain step's."""
+    draws: DrawsKind = "expected" if material.splits_otherwise(candidate) else "keyed"
+    experiment = material.experiment
+    if experiment.ema is not None:
+        experiment = replace(experiment, ema=_EMA)
+    plain_case = material.case(
+        experiment, material.small(material.plain), is_plain=True, draws=draws
+    )
+    plain = material.once(("curve", draws), lambda: run_curve(plain_case, _NUM_CURVE))
+    case = material.case(experiment, material.small(candidate), is_plain=False, draws=draws)
+    precision = coarser(candidate.precision.value, material.plain.precision.value)
+    return curve_checks(run_curve(case, _NUM_CURVE), plain, precision)
+
+
+def masks(material: Material, candidate: Recipe) -> list[Check]:
+    """Dropout and the like: other draws in each step, the same ones from the same state."""
+
+    def run(recipe: Recipe, *, is_plain: bool) -> list[Gradients]:
+        small = material.small(recipe, clip_norm=None)
+        case = material.case(material.remembering, small, is_plain=is_plain, draws="own")
+        return run_repeatedly(case)
+
+    plain = material.once("masks", lambda: run(material.plain, is_plain=True))
+    return [masks_check(run(candidate, is_plain=False), plain)]
+
+
+def data(material: Material, candidate: Recipe) -> list[Check]:
+    """Each sample once, in the plain order, with the plain augmentation."""
+    count = 3 * material.size + max(1, material.size // 2)
+    numbered = numbered_experiment(material.experiment, material.data, count)
+    # Read in the candidate's way: with its workers. The plain way needs none to be known.
+    recipe = _small_batches(material, candidate)
+    in_process = material.small(material.plain)
+
+    def read(experiment: Experiment, recipe: Recipe, *, is_plain: bool) -> list[Epoch]:
+        with running(material.case(experiment, recipe, is_plain=is_plain)) as (session, _):
+            return [read_epoch(session, epoch) for epoch in (0, 1)]
+
+    plain = material.once("order", lambda: read(numbered, in_process, is_plain=True))
+    checks = [data_check(read(numbered, recipe, is_plain=False), plain)]
+    if not checks[0].is_passed or data_kind(material.data) != "map-style":
+        return checks
+    # Its real samples may draw from a generator of their own.
+    few = replace(bare(material.experiment), optimizer=remembering, named_parameters=False)
+
+    def read_samples(recipe: Recipe, *, is_plain: bool) -> list[Tensor]:
+        with running(material.case(few, recipe, is_plain=is_plain)) as (session, _):
+            return [
+                tensor.clone()
+                for update in first_updates(session, _NUM_CURVE)
+                for batch, _ in update
+                for tensor in tensors_in(batch)
+            ]
+
+    if material.splits_otherwise(candidate):
+        in_process = material.small(candidate)
+    twice = [read_samples(in_process, is_plain=True) for _ in range(2)]
+    checks.append(samples_check(read_samples(recipe, is_plain=False), twice))
+    return checks
+
+
+def _small_batches(material: Material, candidate: Recipe) -> Recipe:
+    workers = candidate.loader_workers.value
+    persistent = candidate.loader_persistent.value
+    return material.small(candidate, loader_workers=workers, loader_persistent=persistent)
+
+
+QUESTIONS: dict[Question, Callable[[Material, Recipe], list[Check]]] = {
+    "accumulation": accumulation,
+    "optimizer": optimizer,
+    "gradients": gradients,
+    "masks": masks,
+    "curve": curve,
+    "data": data,
+}

@@ -1,0 +1,290 @@
+"""Short runs of a step, plain or not, and what they leave to be compared."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine import randomness
+from flatout.engine.batches import tensors_in
+from flatout.engine.ema import WeightAverage
+from flatout.engine.experiment import Experiment
+from flatout.engine.feed import MicroBatch
+from flatout.engine.gate_draws import Draws, NoFusedDropout
+from flatout.engine.gate_reference import Gradients, optimizer_states, set_rates
+from flatout.engine.gate_stand_ins import Bag, remembered
+from flatout.engine.meter import Meter
+from flatout.engine.session import Session, build, process_settings
+from flatout.engine.step import Step
+from flatout.nouns.recipe import Recipe
+
+# A scaler begins so high that first steps overflow and are left out; nothing is wrong with that.
+_CALM_SCALE = 1024.0
+# What the learning rate is multiplied by after the first update, where no schedule changes it.
+_RATE_CHANGE = 0.25
+
+
+class Updating(Protocol):
+    """What makes updates."""
+
+    def run(self, update: list[MicroBatch]) -> Tensor:
+        """Makes one update; gives the batch's mean loss."""
+        ...
+
+
+def begin(experiment: Experiment, seed: int, device: str, recipe: Recipe) -> Session:
+    """A session as training begins it."""
+    return Session(build(experiment, seed, device), recipe)
+
+
+def make_step(session: Session) -> Updating:
+    """A step as training makes it."""
+    return Step(session.step_parts(), Meter(session.device))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Maker:
+    """How sessions and steps are made: the engine's way, or one that is to be judged.
+
+    begin: makes a session of an experiment, a seed, a device and a recipe.
+    step: makes of a session what makes its updates.
+    """
+
+    begin: Callable[[Experiment, int, str, Recipe], Session] = begin
+    step: Callable[[Session], Updating] = make_step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is run: an experiment under a recipe, made in some way, with some kind of draws."""
+
+    experiment: Experiment
+    recipe: Recipe
+    seed: int
+    device: str
+    maker: Maker
+    draws: Draws | None = None
+
+
+@contextlib.contextmanager
+def running(case: Case) -> Iterator[tuple[Session, Updating]]:
+    """A session and its step, under the recipe's settings, generators as training begins."""
+    with process_settings(case.recipe):
+        session = case.maker.begin(case.experiment, case.seed, case.device, case.recipe)
+        try:
+            if session.scaler is not None:
+                calm = session.scaler.state_dict() | {"scale": _CALM_SCALE}
+                session.scaler.load_state_dict(calm)
+            session.model.train()
+            yield session, case.maker.step(session)
+        finally:
+            session.close()
+
+
+def drawing(case: Case, device: torch.device) -> contextlib.ExitStack:
+    """The context in which steps are made: draws that do not depend on format and layout."""
+    stack = contextlib.ExitStack()
+    randomness.seed_generators(randomness.mixed_seed(case.seed, "gate"))
+    if case.draws is not None:
+        if device.type == "cuda":
+            stack.enter_context(NoFusedDropout())
+        stack.enter_context(case.draws)
+    return stack
+
+
+def first_updates(session: Session, count: int) -> list[list[MicroBatch]]:
+    """The first updates' micro-batches. Fetched at once: workers must not inherit what follows."""
+    updates = session.feed.updates(0, 0)
+    taken = list(itertools.islice(updates, count))
+    getattr(updates, "close", bool)()
+    return taken
+
+
+def run_gradients(case: Case, count: int) -> Gradients:
+    """The sums of the gradients that a remembering optimizer was given by some updates."""
+    with running(case) as (session, step):
+        updates = first_updates(session, count)
+        with drawing(case, session.device):
+            for update in updates:
+                step.run(update)
+        return remembered(session.optimizer)
+
+
+def run_repeatedly(case: Case) -> list[Gradients]:
+    """Gradients of the same batch: twice in a row, and from where the generators began."""
+    found: list[Gradients] = []
+    before: Gradients = []
+    with running(case) as (session, step):
+        update = first_updates(session, 1)[0]
+        with drawing(case, session.device):
+            states = randomness.generator_states(session.device)
+            for number in range(3):
+                if number == 2:
+                    randomness.restore_generators(states, session.device)
+                step.run(update)
+                sums = remembered(session.optimizer)
+                found.append(_differences(sums, before or [None] * len(sums)))
+                before = sums
+    return found
+
+
+def _differences(sums: Gradients, before: Gradients) -> Gradients:
+    return [
+        one if one is None or earlier is None else one - earlier
+        for one, earlier in zip(sums, before, strict=True)
+    ]
+
+
+@dataclass(kw_only=True)
+class BagRun:
+    """What updates with made-up gradients left: weights and states in fp64 on the CPU."""
+
+    weights: list[Tensor]
+    states: list[dict[str, Any]]
+
+
+def run_bag(case: Case, rates: list[float]) -> BagRun:
+    """One update of a bag for each learning rate."""
+    with running(case) as (session, step):
+        updates = first_updates(session, len(rates))
+        with drawing(case, session.device):
+            for rate, update in zip(rates, updates, strict=True):
+                set_rates(session.optimizer, rate)
+                step.run(update)
+        bag: Any = session.model
+        assert isinstance(bag, Bag)
+        weights = [member.detach().to("cpu", torch.float64) for member in bag.members]
+        return BagRun(weights=weights, states=optimizer_states(session.optimizer, bag))
+
+
+@dataclass(kw_only=True)
+class Curve:
+    """What a few updates left; ways: of each update, how far each parameter went.
+
+    rates: of each update, the groups' learning rates. unmoved: share of the weights that are
+    bit for bit where they began. average_error: of a moving average, to one made in fp64.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    rates: list[list[float]] = field(default_factory=list)
+    ways: list[list[float]] = field(default_factory=list)
+    counts: list[float] = field(default_factory=list)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    unmoved: float = 0.0
+    average_error: float | None = None
+
+
+def run_curve(case: Case, count: int) -> Curve:
+    """Whole updates: accumulation, clipping, scaler, optimizer, average, schedule."""
+    curve = Curve()
+    with running(case) as (session, step):
+        updates = first_updates(session, count)
+        began = _weights(session.model)
+        average = _ExactAverage(session)
+        before = began
+        with drawing(case, session.device):
+            for number, update in enumerate(updates):
+                curve.rates.append(_rates(session.optimizer))
+                curve.losses.append(float(step.run(update)))
+                weights = _weights(session.model)
+                curve.ways.append([
+                    float((new - old).norm())
+                    for new, old in zip(weights, before, strict=True)
+                ])  # fmt: skip
+                average.update(weights)
+                before = weights
+                _change_rates(session, number)
+        same = sum(int((new == old).sum()) for new, old in zip(before, began, strict=True))
+        curve.unmoved = same / max(1, sum(weight.numel() for weight in began))
+        curve.counts = _step_counts(session.optimizer)
+        curve.buffers = {
+            name: buffer.detach().to("cpu", copy=True)
+            for name, buffer in session.model.named_buffers()
+        }
+        curve.average_error = average.error()
+    return curve
+
+
+def _weights(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters() if p.requires_grad]
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    return [float(rate) for rate in rates if isinstance(rate, int | float | Tensor)]
+
+
+def _change_rates(session: Session, number: int) -> None:
+    """What the loop does after an update; where it does nothing, the rate is changed once."""
+    if session.schedule is not None and session.experiment.schedule_every == "step":
+        session.schedule.step()
+    elif number == 0:
+        for group in session.optimizer.param_groups:
+            rate = group.get("lr")
+            if isinstance(rate, Tensor):
+                rate.mul_(_RATE_CHANGE)
+            elif isinstance(rate, int | float):
+                group["lr"] = rate * _RATE_CHANGE
+
+
+def _step_counts(optimizer: torch.optim.Optimizer) -> list[float]:
+    counts = [state.get("step") for state in optimizer.state.values() if isinstance(state, dict)]
+    return sorted(float(count) for count in counts if isinstance(count, int | float | Tensor))
+
+
+class _ExactAverage:
+    """The moving average of the weights as they really were, in fp64."""
+
+    def __init__(self, session: Session) -> None:
+        self._average: WeightAverage | None = session.average
+        self._decay = session.experiment.ema or 0.0
+        # The average has frozen parameters, too; they never move.
+        floating = [p for p in session.model.parameters() if p.is_floating_point()]
+        self._places = [index for index, p in enumerate(floating) if p.requires_grad]
+        self._began = [weight.double() for weight in _weights(session.model)]
+        self._exact = list(self._began)
+
+    def update(self, weights: list[Tensor]) -> None:
+        if self._average is not None:
+            self._exact = [
+                torch.lerp(exact, weight.double(), 1 - self._decay)
+                for exact, weight in zip(self._exact, weights, strict=True)
+            ]
+
+    def error(self) -> float | None:
+        """Relative to how far the average has come."""
+        if self._average is None:
+            return None
+        kept = self._average.state_dict()["averages"]
+        averages = [kept[place].detach().double() for place in self._places]
+        way = _distance(self._exact, self._began) + 1e-5 * _distance(self._began, None)
+        return _distance(averages, self._exact) / way if way > 0 else 0.0
+
+
+def _distance(one: list[Tensor], other: list[Tensor] | None) -> float:
+    pairs = zip(one, other if other is not None else [None] * len(one), strict=True)
+    squares = [float((a if b is None else a - b).square().sum()) for a, b in pairs]
+    return math.sqrt(sum(squares))
+
+
+def read_epoch(session: Session, epoch: int) -> tuple[list[int], Tensor]:
+    """Sizes of the updates, and the rows of all their samples one after another.
+
+    A micro-batch that has not as many rows as it says gives the size -1.
+    """
+    sizes, rows = [], []
+    for update in session.feed.updates(epoch, 0):
+        size = 0
+        for batch, said in update:
+            tensor = next(tensors_in(batch))
+            size = -1 if len(tensor) != said or size < 0 else size + said
+            rows.append(tensor.detach().cpu())
+        sizes.append(size)
+    return sizes, torch.cat(rows) if rows else torch.zeros(0, 1)

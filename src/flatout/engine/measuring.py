@@ -1,0 +1,199 @@
+"""Two ways of making the same updates, measured in turns until the difference is clear."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from flatout.engine.meter import Losses, Meter
+from flatout.engine.session import Session
+from flatout.engine.step import Step
+from flatout.nouns.tuning import Interval
+from flatout.system.clock import elapsed_s
+from flatout.tune.statistics import speedup
+
+# Shorter blocks would measure the clock and the scheduler.
+_BLOCK_S = 0.04
+
+# The first update makes the optimizer's state, the second prepares its kernel, the third is like
+# all that follow.
+_NUM_WARM_UPS = 3
+
+_LEAST_PAIRS = 3
+_MOST_PAIRS = 12
+
+# A candidate that is this much slower is not measured on.
+_HOPELESS = 1 / 3
+
+# Where the interval is this narrow, or on one side of no difference, more pairs tell little new.
+_NARROW = 0.01
+
+
+class Runner(Protocol):
+    """Something that makes updates."""
+
+    def run(self, num_updates: int) -> int:
+        """Makes so many updates and gives the number of samples in them."""
+        ...
+
+    def close(self) -> None:
+        """Ends what reads ahead."""
+        ...
+
+
+class RecipeLoop:
+    """flatout's own loop under a recipe, run a few updates at a time, without validation.
+
+    Args:
+        session: live objects under the recipe.
+        step: carries out its updates.
+        meter: told when the data is there.
+    """
+
+    def __init__(self, session: Session, step: Step, meter: Meter) -> None:
+        self._session = session
+        self._step = step
+        self._meter = meter
+        self._updates: Iterator[Any] = iter(())
+        self._losses = Losses(session.device)
+        self._every_step = (
+            session.schedule is not None and session.experiment.schedule_every == "step"
+        )
+        session.model.train()
+
+    def run(self, num_updates: int) -> int:
+        """See Runner."""
+        num_samples = 0
+        position = self._session.position
+        self._meter.mark("other")
+        for _ in range(num_updates):
+            update = next(self._updates, None)
+            if update is None:
+                self._updates = self._session.feed.updates(position.epoch, 0)
+                position.epoch += 1
+                update = next(self._updates)
+            self._meter.mark("data")
+            loss = self._step.run(update)
+            size = sum(size for _, size in update)
+            self._losses.add(loss, size)
+            if self._every_step:
+                self._every_step = stepped(self._session.schedule)
+            num_samples += size
+        self._losses.take()
+        return num_samples
+
+    def close(self) -> None:
+        """See Runner."""
+        self._session.close()
+
+
+def stepped(schedule: Any) -> bool:
+    """Steps a schedule; False once it has come to its end: a trial may outlast a short run."""
+    try:
+        schedule.step()
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """A runner with the settings of the process under which it runs.
+
+    num_ahead: batches that its loader's workers read while the other one is measured: they are
+    used up first, or reading would seem to cost nothing.
+    """
+
+    runner: Runner
+    settings: Callable[[], AbstractContextManager[Any]]
+    device: torch.device
+    num_ahead: int = 0
+
+    def timed(self, num_updates: int) -> float:
+        """Seconds per sample of so many updates, the device's work included."""
+        with self.settings():
+            if self.num_ahead:
+                self.runner.run(self.num_ahead)
+            _wait_for(self.device)
+            begin_s = elapsed_s()
+            num_samples = self.runner.run(num_updates)
+            _wait_for(self.device)
+            return (elapsed_s() - begin_s) / num_samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The candidate's speed-up over the incumbent, and the samples per second of both."""
+
+    speedup: Interval
+    incumbent_samples_per_s: float
+    samples_per_s: float
+
+
+def compared(
+    incumbent: Contestant, candidate: Contestant, *, limit_s: float, num_pairs: int = _MOST_PAIRS
+) -> Comparison:
+    """Measures two contestants in turns, until the difference is clear or the time is over.
+
+    Args:
+        incumbent: what the candidate is compared with.
+        candidate: its updates are the same ones.
+        limit_s: no further pair is begun after this; at least two are made.
+        num_pairs: at most so many.
+    """
+    begin_s = elapsed_s()
+    for contestant in (incumbent, candidate):
+        contestant.timed(_NUM_WARM_UPS if limit_s > 1 else 2)
+    num_updates = _block_updates(incumbent)
+    pairs: list[tuple[float, float]] = []
+    gc.collect()
+    for number in range(max(2, num_pairs)):
+        if number % 2:
+            second, first = candidate.timed(num_updates), incumbent.timed(num_updates)
+        else:
+            first, second = incumbent.timed(num_updates), candidate.timed(num_updates)
+        pairs.append((first, second))
+        is_over = elapsed_s() - begin_s > limit_s
+        if len(pairs) >= 2 and (is_over or first / second < _HOPELESS):
+            break
+        if len(pairs) >= _LEAST_PAIRS and _is_clear(speedup(pairs)):
+            break
+    firsts, seconds = zip(*pairs, strict=True)
+    return Comparison(
+        speedup=speedup(pairs),
+        incumbent_samples_per_s=1 / _median(firsts),
+        samples_per_s=1 / _median(seconds),
+    )
+
+
+def _block_updates(contestant: Contestant) -> int:
+    """How many updates make a block that is long enough to be measured."""
+    with contestant.settings():
+        begin_s = elapsed_s()
+        num_updates = 1
+        contestant.runner.run(1)
+        _wait_for(contestant.device)
+        took_s = elapsed_s() - begin_s
+    while took_s * num_updates < _BLOCK_S and num_updates < 1024:
+        num_updates *= 2
+    return num_updates
+
+
+def _is_clear(interval: Interval) -> bool:
+    width = interval.high / interval.low - 1.0
+    is_apart = interval.low > 1.05 or interval.high < 0.97
+    return width < _NARROW or (is_apart and width < 0.2)
+
+
+def _median(values: tuple[float, ...]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

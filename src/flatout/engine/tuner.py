@@ -1,0 +1,214 @@
+"""Drives the search for a recipe: carries out its trials, and tells each in the run's folder.
+
+What was found is kept, and used again for the same model on the same machine once a short probe
+agrees with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from flatout.engine import randomness
+from flatout.engine.contest import Contest
+from flatout.engine.contestants import Subject
+from flatout.engine.facts import chosen_device
+from flatout.engine.trial import Request, measured_apart
+from flatout.engine.watch import StopRequest
+from flatout.nouns.lines import Event, Profiled, Tried, Trying, Tuned
+from flatout.nouns.recipe import Choice, Recipe
+from flatout.nouns.tuning import Candidate, Decision, Known, Profile, Result, Trial, Wish
+from flatout.system import recipes
+from flatout.system.clock import elapsed_s, now_s
+from flatout.tune.cache import cache_key, still_holds
+from flatout.tune.candidates import base_candidate, candidates
+from flatout.tune.search import NUM_PROCESSES, Problem, is_faster, next_move
+
+# A search that was asked for may take this long, or as long as these many plain steps.
+_FULL_S = 60.0
+_FULL_STEPS = 12
+
+# A run shorter than this is over before a search has paid; of a longer one, it may take this much.
+_SHORT_RUN_S = 60.0
+_SHARE_OF_RUN = 0.03
+
+# Of the whole search, what a single measurement may take; the least and most seconds for it.
+_TRIAL_SHARE = 1 / 24
+_TRIAL_S = (0.3, 3.0)
+_PROBE_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What a search works with.
+
+    num_steps: of the run that is to be made faster; None where nobody knows.
+    tell: takes each line as it comes.
+    folder: of the run, from which other processes load the experiment; None in a notebook.
+    """
+
+    subject: Subject
+    wish: Wish
+    num_steps: int | None
+    request: StopRequest
+    tell: Callable[[Event], None]
+    folder: Path | None
+
+
+def tuned_recipe(search: Search) -> Recipe | None:
+    """The recipe by measuring; None where the defaults are to be taken.
+
+    Raises:
+        KeyboardInterrupt: somebody asked to stop.
+    """
+    # Seeds are set for every contestant: whoever calls this goes on as if nothing had been drawn.
+    with randomness.untouched_generators(chosen_device(search.subject.device_name)):
+        return _tuned_recipe(search)
+
+
+def _tuned_recipe(search: Search) -> Recipe | None:
+    began_s = elapsed_s()
+    contest = Contest(search.subject)
+    identity = contest.contestants.identity(search.wish.numerics)
+    key = cache_key(identity)
+    known = recipes.recall(key)
+    if known is not None and _holds(contest, known.decision):
+        decision = msgspec.structs.replace(known.decision, search_s=elapsed_s() - began_s)
+        _tell_end(search, decision, is_from_cache=True)
+        return _recipe(contest, decision)
+    step_s, trace = contest.plain_step()
+    budget_s = _budget_s(search, step_s)
+    if budget_s is None:
+        return None
+    profile = contest.profile(step_s, trace, _process_age_s())
+    decision = _decision(search, contest, profile, budget_s - (elapsed_s() - began_s))
+    decision = msgspec.structs.replace(decision, search_s=elapsed_s() - began_s)
+    recipes.keep(key, Known(identity=identity, decided_at=now_s(), decision=decision))
+    _tell_end(search, decision, is_from_cache=False)
+    return _recipe(contest, decision)
+
+
+def _tell_end(search: Search, decision: Decision, *, is_from_cache: bool) -> None:
+    search.tell(
+        Tuned(
+            at=now_s(),
+            step=0,
+            decision=decision,
+            unit=search.subject.experiment.unit,
+            is_from_cache=is_from_cache,
+        )
+    )
+
+
+def _process_age_s() -> float:
+    """How long this process took to come so far: another one takes as long to begin measuring."""
+    return now_s() - psutil.Process().create_time()
+
+
+def _budget_s(search: Search, step_s: float) -> float | None:
+    """What the search may take; None where it cannot pay."""
+    if search.wish.budget_s is not None:
+        return search.wish.budget_s
+    if search.wish.mode == "full":
+        return max(_FULL_S, _FULL_STEPS * step_s)
+    run_s = (search.num_steps or 0) * step_s
+    return _SHARE_OF_RUN * run_s if run_s >= _SHORT_RUN_S else None
+
+
+def _holds(contest: Contest, decision: Decision) -> bool:
+    """Whether what was found before agrees with a short probe; a plain loop needs none."""
+    if decision.is_plain or decision.speedup is None:
+        return True
+    whole = Candidate(name="probe", axis="probe", changes=decision.changes, why="found before")
+    trial = Trial(stage="final", candidate=whole, incumbent=None, changes=decision.changes)
+    probe = contest.measured(trial, _PROBE_S)
+    return probe.speedup is not None and still_holds(decision.speedup, probe.speedup)
+
+
+def _decision(search: Search, contest: Contest, profile: Profile, budget_s: float) -> Decision:
+    setting = contest.contestants.setting
+    tried, skipped = candidates(setting, profile, search.wish.numerics)
+    problem = Problem(
+        base=base_candidate(setting),
+        candidates=tried,
+        skipped=skipped,
+        profile=profile,
+        budget_s=budget_s,
+        batch_size=setting.batch_size,
+        num_processes=_num_processes(search, profile, budget_s),
+    )
+    search.tell(
+        Profiled(
+            at=now_s(),
+            step=0,
+            profile=profile,
+            num_candidates=len(tried),
+            budget_s=budget_s,
+        )
+    )
+    history: list[Result] = []
+    while isinstance(move := next_move(problem, history), Trial):
+        if search.request.reason is not None:
+            raise KeyboardInterrupt
+        search.tell(Trying(at=now_s(), step=0, trial=move))
+        result = _carried_out(move, contest, search, budget_s)
+        search.tell(Tried(at=now_s(), step=0, result=result))
+        history.append(result)
+    return move
+
+
+def _num_processes(search: Search, profile: Profile, budget_s: float) -> int:
+    """Fresh processes decide, unless there can be none, or they would take most of the time."""
+    takes_s = NUM_PROCESSES * profile.start_s
+    return NUM_PROCESSES if search.folder is not None and 2 * takes_s <= budget_s else 0
+
+
+def _carried_out(trial: Trial, contest: Contest, search: Search, budget_s: float) -> Result:
+    least_s, most_s = _TRIAL_S
+    limit_s = min(most_s, max(least_s, _TRIAL_SHARE * budget_s))
+    if trial.num_processes == 0 or search.folder is None:
+        result = contest.measured(trial, limit_s)
+    else:
+        request = Request(
+            trial=trial,
+            limit_s=limit_s,
+            device_name=search.subject.device_name,
+            fixed=search.subject.fixed,
+        )
+        result = measured_apart(search.folder, request)
+    if not trial.candidate.changes_numerics or not is_faster(result):
+        return result
+    begin_s = elapsed_s()
+    verdict = contest.judged(trial.changes)
+    gate_s = elapsed_s() - begin_s
+    return msgspec.structs.replace(
+        result, verdict=verdict, gate_s=gate_s, cost_s=result.cost_s + gate_s
+    )
+
+
+def _recipe(contest: Contest, decision: Decision) -> Recipe:
+    """The recipe that a search has decided on: each field says what it gained."""
+    recipe = contest.contestants.plain_recipe()
+    if decision.is_plain and "precision" not in contest.contestants.setting.fixed:
+        why = f"the plain loop's: {decision.why}"
+        choice: dict[str, Choice[Any]] = {
+            "precision": Choice(value=recipe.precision.value, why=why, origin="measured")
+        }
+        return msgspec.structs.replace(recipe, **choice)
+    chosen: dict[str, Choice[Any]] = {}
+    for rung in () if decision.is_plain else decision.rungs:
+        gain = rung.gain
+        for name, value in rung.changes.items():
+            if gain is not None and name not in contest.contestants.setting.fixed:
+                chosen[name] = Choice(
+                    value=value,
+                    why=f"{rung.name}: x{gain.middle:.2f}",
+                    origin="measured",
+                    evidence=f"95 % interval {gain.low:.2f} to {gain.high:.2f}",
+                )
+    return msgspec.structs.replace(recipe, **chosen)

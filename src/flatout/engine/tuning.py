@@ -1,0 +1,99 @@
+"""The search for a recipe in this process: for notebooks and scripts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.engine.contestants import Subject
+from flatout.engine.experiment import Experiment
+from flatout.engine.tuner import Search, tuned_recipe
+from flatout.engine.watch import StopRequest
+from flatout.errors import RunFailed
+from flatout.nouns.lines import Event, Tried, Tuned
+from flatout.nouns.recipe import Recipe, check_field
+from flatout.nouns.tuning import Decision, Numerics, Wish
+
+
+@dataclass(frozen=True)
+class TunedHere:
+    """What a search in this process gives back.
+
+    Args:
+        recipe: every field with its reason.
+        decision: what was tried, what it gained, what was refused.
+    """
+
+    recipe: Recipe
+    decision: Decision
+
+    @property
+    def use(self) -> dict[str, Any]:
+        """The fields that the search has chosen, as `train(experiment, use=...)` takes them."""
+        return {} if self.decision.is_plain else dict(self.decision.changes)
+
+
+def tune(
+    experiment: Experiment,
+    *,
+    use: dict[str, Any] | None = None,
+    seed: int = 0,
+    numerics: Numerics = "default",
+    budget_s: float | None = None,
+    is_quiet: bool = False,
+) -> TunedHere:
+    """Finds the fastest correct recipe for an experiment by measuring, in this process.
+
+    The experiment exists only here, so no fresh processes confirm what was found; on a file,
+    `flatout tune` is surer.
+
+    Args:
+        experiment: what is to be trained.
+        use: recipe fields by name, with the values to fix.
+        seed: of weights and order.
+        numerics: how far results may differ by rounding: `strict`, `default` or `fast`.
+        budget_s: seconds the search may take; None: 60, or 12 plain steps where that is more.
+        is_quiet: does not print the trials as they come.
+
+    Returns:
+        The recipe, and how it was found.
+
+    Raises:
+        UsageError: what was asked for cannot be.
+    """
+    fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
+    told: list[Event] = []
+
+    def tell(line: Event) -> None:
+        told.append(line)
+        if not is_quiet and isinstance(line, Tried):
+            _print(line)
+
+    search = Search(
+        subject=Subject(
+            experiment=experiment, seed=seed, device_name=fixed.get("device"), fixed=fixed
+        ),
+        wish=Wish(mode="full", numerics=numerics, budget_s=budget_s),
+        num_steps=None,
+        request=StopRequest(),
+        tell=tell,
+        folder=None,
+    )
+    recipe = tuned_recipe(search)
+    decision = next((line.decision for line in told if isinstance(line, Tuned)), None)
+    if recipe is None or decision is None:
+        raise RunFailed(
+            "search-not-finished",
+            "the search ended before it had found a recipe.",
+            fix="give it more time: tune(experiment, budget_s=120)",
+        )
+    return TunedHere(recipe=recipe, decision=decision)
+
+
+def _print(line: Tried) -> None:
+    gain, name = line.result.speedup, line.result.trial.candidate.name
+    if gain is None:
+        problem = line.result.problem
+        print(f"{name}: {problem.problem if problem else 'could not be measured'}")
+    else:
+        print(f"{name}: x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}]")

@@ -1,0 +1,18 @@
+"""What a search for a recipe has found, as it is told to other programs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.nouns.recipe import Recipe
+from flatout.nouns.tuning import Decision
+
+
+class TunedRecipe(msgspec.Struct, frozen=True, kw_only=True):
+    """A recipe with the search it came from; is_from_cache: it was found before and still holds."""
+
+    folder: str
+    recipe: Recipe
+    decision: Decision
+    unit: str
+    is_from_cache: bool

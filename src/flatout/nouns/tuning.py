@@ -1,0 +1,209 @@
+"""What a search for the fastest correct recipe tries, measures, refuses and decides.
+
+All ratios are of speeds: 2.0 is twice as fast as what it is compared with. A candidate is a set of
+recipe fields; everything else of the recipe stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from flatout.nouns.finding import Finding
+
+Numerics = Literal["strict", "default", "fast"]
+Mode = Literal["auto", "off", "full"]
+Stage = Literal["screen", "final"]
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person wants of the search for a recipe.
+
+    mode: `off` takes the defaults; `full` searches whatever it costs; `auto` only as far as it
+        pays within the run. numerics: how far results may differ by rounding.
+    budget_s: what the search may take; None leaves it to flatout. is_only: nothing is trained.
+    """
+
+    mode: Mode = "off"
+    numerics: Numerics = "default"
+    budget_s: float | None = None
+    is_only: bool = False
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured number with its 95 % confidence interval."""
+
+    middle: float
+    low: float
+    high: float
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One question of the gate: what was measured, what is allowed, and in which words.
+
+    measured, allowed: in the check's own unit, None where there is nothing to measure.
+    """
+
+    name: str
+    is_passed: bool
+    measured: float | None = None
+    allowed: float | None = None
+    note: str | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a candidate still computes what the plain step computes."""
+
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether every check was passed."""
+        return all(check.is_passed for check in self.checks)
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """The checks that were not."""
+        return tuple(check for check in self.checks if not check.is_passed)
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of the recipe that may make it faster.
+
+    name: what people read (`bf16 autocast`). axis: what it is an alternative of (`precision`).
+    changes: recipe fields with their values. why: what it could gain.
+    is_process_wide: changes what a process has only once, so it is measured in one of its own.
+    changes_numerics: the results differ by rounding, so the gate has to look at them.
+    """
+
+    name: str
+    axis: str
+    changes: dict[str, Any]
+    why: str
+    is_process_wide: bool = False
+    changes_numerics: bool = False
+
+
+class Skip(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate that was not tried, and why it cannot help here."""
+
+    name: str
+    axis: str
+    reason: str
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be measured next: a candidate beside the incumbent, in turns.
+
+    incumbent: recipe fields of what it is compared with; None is the plain loop itself.
+    changes: all recipe fields of the candidate, those it takes over from the incumbent included.
+    num_processes: in how many fresh processes; 0 measures in the one that is there.
+    """
+
+    stage: Stage
+    candidate: Candidate
+    incumbent: dict[str, Any] | None
+    changes: dict[str, Any]
+    num_processes: int = 0
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out of a trial.
+
+    speedup: of the candidate over the incumbent. samples_per_s: of both.
+    verdict: None where the gate had nothing to judge. problem: why it could not be measured.
+    effect: how it was seen that the setting took effect; None where nothing was seen.
+    cost_s: what the trial took. gate_s: of it, the gate.
+    """
+
+    trial: Trial
+    cost_s: float
+    gate_s: float = 0.0
+    speedup: Interval | None = None
+    samples_per_s: float | None = None
+    incumbent_samples_per_s: float | None = None
+    verdict: Verdict | None = None
+    problem: Finding | None = None
+    effect: str | None = None
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """What experiment and device allow: decides which candidates there are.
+
+    device: `cpu` or `cuda`. data_kind: `tensors`, `map-style` or `iterable`.
+    has_bf16: the device multiplies bf16 faster than fp32. is_step_own: the experiment has a step
+    of its own, so there are no micro-batches.
+    fixed: recipe fields that the person has set.
+    """
+
+    device: str
+    data_kind: str
+    batch_size: int
+    num_cores: int
+    num_threads: int
+    has_batch_norm: bool
+    has_bf16: bool
+    has_tf32: bool
+    can_be_fused: bool
+    has_foreach: bool
+    is_step_own: bool = False
+    fixed: dict[str, Any] = {}
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """One plain step looked at from inside: what decides which candidates can gain anything.
+
+    step_s: a plain step. shares: of data, copy, forward, backward and optimizer in it.
+    num_operations: calls of torch's operators in it. has_*: which kinds were among them.
+    start_s: what it takes to start a process and to build the experiment in it.
+    """
+
+    step_s: float
+    start_s: float
+    shares: dict[str, float]
+    num_operations: int
+    has_convolutions: bool
+    has_products: bool
+    has_attention: bool
+
+
+class Rung(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of the ladder from the plain loop to the recipe."""
+
+    name: str
+    changes: dict[str, Any]
+    samples_per_s: float
+    gain: Interval | None = None
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """How a search ended.
+
+    is_plain: nothing was enough faster, so the plain loop's settings stay.
+    changes: recipe fields of what came out on top.
+    speedup: of the winner over the plain loop, None where that is the plain loop itself.
+    why: one sentence. search_s: the price. pays_back_after_steps: None where it never does.
+    """
+
+    is_plain: bool
+    changes: dict[str, Any]
+    rungs: tuple[Rung, ...]
+    lost: tuple[Result, ...]
+    refused: tuple[Result, ...]
+    skipped: tuple[Skip, ...]
+    speedup: Interval | None
+    why: str
+    search_s: float
+    pays_back_after_steps: int | None = None
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision kept for the next time the same thing is trained on the same machine.
+
+    identity: what must be the same for it to hold. decided_at: seconds since the epoch, UTC.
+    """
+
+    identity: dict[str, Any]
+    decided_at: float
+    decision: Decision

@@ -1,0 +1,38 @@
+"""When a recipe that was found before may be used again."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import msgspec
+
+from flatout.nouns.tuning import Interval
+
+# A probe that differs by more than this from what was found means that something has changed.
+_MOST_DRIFT = 0.10
+
+
+def cache_key(identity: dict[str, Any]) -> str:
+    """A name for everything that must be the same: 24 hexadecimal digits.
+
+    Args:
+        identity: facts by name, of JSON's kinds.
+    """
+    content = msgspec.json.encode(identity, order="sorted")
+    return hashlib.sha256(content).hexdigest()[:24]
+
+
+def still_holds(found: Interval, probed: Interval) -> bool:
+    """Whether a short probe agrees with the speed-up that was found, within 10 %.
+
+    Args:
+        found: when the recipe was searched.
+        probed: now, in a few pairs; where they are not sure, its interval decides.
+    """
+    drift = abs(math.log(probed.middle / found.middle))
+    is_certain = probed.high / probed.low < 1.0 + 2 * _MOST_DRIFT
+    return drift <= math.log1p(_MOST_DRIFT) or (
+        not is_certain and probed.low <= found.middle <= probed.high
+    )

@@ -1,0 +1,232 @@
+"""Every candidate there is, in one list, and which of them can gain anything here.
+
+The order is that of what usually gains most, so that a short budget is spent where it pays; it is
+changed by where the plain step's time goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from flatout.nouns.tuning import Candidate, Numerics, Profile, Setting, Skip
+from flatout.nouns.units import percent_text
+
+# What takes less of the step than this cannot win the 3 % that a recipe needs to win.
+_LEAST_SHARE = 0.02
+
+# A micro-batch below this is mostly overhead on any device.
+_LEAST_MICRO_BATCH = 4
+
+
+def plain_changes(setting: Setting) -> dict[str, Any]:
+    """The recipe fields of a plain loop: everything as torch does it when nobody asks."""
+    return {
+        "precision": "fp32",
+        "memory_format": "contiguous",
+        "optimizer_implementation": "own",
+        "loader_workers": 0,
+        "loader_persistent": False,
+        "loader_pin_memory": False,
+        "micro_batch_size": setting.batch_size,
+        "num_threads": setting.num_threads,
+    }
+
+
+def base_candidate(setting: Setting) -> Candidate:
+    """flatout's own loop at a plain loop's settings: what all others are built on."""
+    if setting.data_kind == "tensors":
+        name, why = "tensors sliced in memory", "no DataLoader takes the batches apart"
+    else:
+        name, why = "flatout's loop", "the same settings, with less around the step"
+    return Candidate(name=name, axis="loop", changes=dict(setting.fixed), why=why)
+
+
+def candidates(
+    setting: Setting, profile: Profile, numerics: Numerics
+) -> tuple[tuple[Candidate, ...], tuple[Skip, ...]]:
+    """What is worth trying here, in order, and what is not, each with its reason.
+
+    Args:
+        setting: what experiment and device allow.
+        profile: of a plain step.
+        numerics: how far results may differ by rounding.
+    """
+    tried, skipped = [], []
+    for candidate, reason in _all(setting, profile, numerics):
+        fixed = [name for name in candidate.changes if name in setting.fixed]
+        if fixed:
+            reason = f"you have set {', '.join(fixed)}"
+        if reason is None:
+            tried.append(candidate)
+        else:
+            skipped.append(Skip(name=candidate.name, axis=candidate.axis, reason=reason))
+    data = profile.shares.get("data", 0.0)
+    # Where reading takes longer than everything else, nothing else shows before it is mended.
+    first = "data" if data > 0.5 else ""
+    ordered = sorted(tried, key=lambda candidate: candidate.axis != first)
+    return tuple(ordered), tuple(skipped)
+
+
+def _all(
+    setting: Setting, profile: Profile, numerics: Numerics
+) -> Iterator[tuple[Candidate, str | None]]:
+    yield from _precisions(setting, profile, numerics)
+    yield from _memory_formats(profile)
+    yield from _attentions(setting, profile)
+    yield from _data_paths(setting, profile)
+    yield from _optimizers(setting, profile)
+    yield from _threads(setting)
+    yield from _micro_batches(setting)
+
+
+def _precisions(
+    setting: Setting, profile: Profile, numerics: Numerics
+) -> Iterator[tuple[Candidate, str | None]]:
+    nothing = None
+    if numerics == "strict":
+        nothing = "--numerics strict allows no other rounding"
+    elif not (profile.has_products or profile.has_convolutions):
+        nothing = "the step has neither matrix products nor convolutions"
+    tf32 = _precision("tf32", "tf32 products", "tensor cores round their inputs to 10 bits")
+    yield tf32, nothing or (None if setting.has_tf32 else "this device has no tf32")
+    bf16 = _precision("bf16", "bf16 autocast", "matrix units of the device, half the memory")
+    slow = None if setting.has_bf16 else "this device multiplies bf16 no faster than fp32"
+    yield bf16, nothing or slow
+    # Some settings gain only together: bf16 kernels want channels_last, and on a CPU the fused
+    # attention is so slow in bf16 that it hides what bf16 gains elsewhere (LOG.md, 2026-11-21).
+    with_layout = _together(bf16, "channels_last", {"memory_format": "channels_last"})
+    yield with_layout, nothing or slow or _no_convolution(profile)
+    with_math = _together(bf16, "math attention", {"attention": "math"})
+    yield with_math, nothing or slow or _no_slow_attention(setting, profile)
+    fp16 = _precision("fp16", "fp16 autocast, scaled", "as bf16, with 3 more bits")
+    is_fast = numerics == "fast"
+    rare = None if is_fast else "only with --numerics fast: a smaller range than bf16"
+    yield fp16, nothing or (rare if setting.device == "cuda" else "slower than fp32 on a CPU")
+
+
+def _no_convolution(profile: Profile) -> str | None:
+    return None if profile.has_convolutions else "the step has no convolution"
+
+
+def _no_slow_attention(setting: Setting, profile: Profile) -> str | None:
+    if not profile.has_attention:
+        return "the step does not call torch's attention"
+    return None if setting.device == "cpu" else "on a GPU the fused attention is the faster one"
+
+
+def _together(alone: Candidate, name: str, changes: dict[str, Any]) -> Candidate:
+    return msgspec.structs.replace(
+        alone, name=f"{alone.name} + {name}", changes={**alone.changes, **changes}
+    )
+
+
+def _precision(value: str, name: str, why: str) -> Candidate:
+    return Candidate(
+        name=name,
+        axis="precision",
+        changes={"precision": value},
+        why=why,
+        changes_numerics=True,
+    )
+
+
+def _memory_formats(profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
+    candidate = Candidate(
+        name="channels_last",
+        axis="memory format",
+        changes={"memory_format": "channels_last"},
+        why="the order in which convolutions read fastest",
+        changes_numerics=True,
+    )
+    yield candidate, _no_convolution(profile)
+
+
+def _attentions(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
+    candidate = Candidate(
+        name="math attention",
+        axis="attention",
+        changes={"attention": "math"},
+        why="matrix products instead of the fused kernel: faster for short sequences on a CPU",
+        changes_numerics=True,
+    )
+    yield candidate, _no_slow_attention(setting, profile)
+
+
+def _data_paths(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
+    share = profile.shares.get("data", 0.0)
+    if setting.data_kind == "tensors":
+        resident = Candidate(
+            name="data held on the GPU",
+            axis="data",
+            changes={"data_path": "resident"},
+            why="batches need not be copied",
+        )
+        yield resident, None if setting.device == "cuda" else "the data is where the step is"
+        return
+    little = f"reading takes {percent_text(share)} of the step" if share < _LEAST_SHARE else None
+    for workers in sorted({1, 2, max(1, setting.num_cores // 2), setting.num_cores}):
+        candidate = Candidate(
+            name=f"{workers} loader worker{'s' if workers > 1 else ''}",
+            axis="data",
+            changes={"loader_workers": workers, "loader_persistent": True},
+            why="samples are read beside the step",
+        )
+        whole = "each worker would read the whole iterable"
+        yield candidate, little or (whole if setting.data_kind == "iterable" else None)
+
+
+def _optimizers(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
+    share = profile.shares.get("optimizer", 0.0)
+    little = (
+        f"the optimizer takes {percent_text(share)} of the step" if share < _LEAST_SHARE else None
+    )
+    for value, why, is_here in (
+        ("fused", "one kernel for all parameters", setting.can_be_fused),
+        ("foreach", "one call per operation, not per parameter", setting.has_foreach),
+    ):
+        candidate = Candidate(
+            name=f"{value} optimizer",
+            axis="optimizer",
+            changes={"optimizer_implementation": value},
+            why=why,
+            changes_numerics=True,
+        )
+        yield candidate, (None if is_here else f"torch has no {value} form of it here") or little
+
+
+def _threads(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
+    on_gpu = "the step runs on the GPU" if setting.device != "cpu" else None
+    counts = {1, max(1, setting.num_cores // 2), setting.num_cores} - {setting.num_threads}
+    for count in sorted(counts):
+        candidate = Candidate(
+            name=f"{count} CPU thread{'s' if count > 1 else ''}",
+            axis="threads",
+            changes={"num_threads": count},
+            why="small operations cost more to share out than to do",
+            is_process_wide=True,
+        )
+        yield candidate, on_gpu
+
+
+def _micro_batches(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
+    reason = None
+    if setting.is_step_own:
+        reason = "the experiment's own step takes the whole batch"
+    elif setting.has_batch_norm:
+        reason = "BatchNorm's statistics would be those of micro-batches"
+    for parts in (2, 4):
+        size = setting.batch_size // parts
+        candidate = Candidate(
+            name=f"{parts} micro-batches of {size}",
+            axis="micro-batch",
+            changes={"micro_batch_size": size},
+            why="what a smaller batch computes stays in the cache",
+            changes_numerics=True,
+        )
+        small = f"micro-batches of {size} are too small" if size < _LEAST_MICRO_BATCH else None
+        if size * parts != setting.batch_size:
+            small = f"a batch of {setting.batch_size} is not {parts} equal ones"
+        yield candidate, reason or small

@@ -1,0 +1,198 @@
+"""What the gate asks about a candidate, and how much may differ: arithmetic without tensors.
+
+Differences are relative: 0.1 is a tenth of what it is compared with. The bands were measured on
+the built-ins (LOG.md, "how far a right step is from the plain one").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import msgspec
+
+from flatout.nouns.recipe import Precision
+from flatout.nouns.tuning import Check
+
+Question = Literal["gradients", "accumulation", "optimizer", "curve", "masks", "data"]
+
+_OF_THE_STEP: frozenset[Question] = frozenset(
+    ("gradients", "accumulation", "optimizer", "curve", "masks")
+)
+_ALL: frozenset[Question] = _OF_THE_STEP | {"data"}
+_OF_THE_DATA: frozenset[Question] = frozenset(("data",))
+
+# A field that is not here concerns everything.
+_CONCERNED: dict[str, frozenset[Question]] = {
+    "precision": _OF_THE_STEP,
+    "memory_format": _OF_THE_STEP,
+    "optimizer_implementation": frozenset(("accumulation", "optimizer", "curve")),
+    "num_threads": frozenset(("gradients",)),
+    "deterministic": frozenset(("gradients", "masks")),
+    "data_path": _OF_THE_DATA,
+    "loader_workers": _OF_THE_DATA,
+    "loader_prefetch": _OF_THE_DATA,
+    "loader_pin_memory": _OF_THE_DATA,
+    "loader_persistent": _OF_THE_DATA,
+    "checkpoint_every": frozenset(),
+}
+
+# A candidate's error, compared with that of the eager step at the same precision.
+LARGEST_RATIO = 4.0
+
+
+class Band(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a right step in some precision may be from the reference.
+
+    gradient: error of all gradients together that is always allowed. parameter: the same for one
+    parameter's. loss: of a loss. buffer: of a running statistic. update: by what factor a
+    parameter tensor's way may be longer or shorter.
+    """
+
+    gradient: float
+    parameter: float
+    loss: float
+    buffer: float
+    update: float
+
+
+BANDS: dict[Precision, Band] = {
+    "fp32": Band(gradient=2e-5, parameter=5e-3, loss=1e-4, buffer=1e-3, update=1.5),
+    "tf32": Band(gradient=2e-3, parameter=0.2, loss=5e-3, buffer=2e-2, update=2.0),
+    "bf16": Band(gradient=1e-2, parameter=0.4, loss=2e-2, buffer=5e-2, update=2.0),
+    "fp16": Band(gradient=2e-3, parameter=0.2, loss=5e-3, buffer=2e-2, update=2.0),
+}
+
+_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "tf32", "bf16")
+
+
+def coarser(one: Precision, other: Precision) -> Precision:
+    """The one of two precisions whose results may differ more."""
+    return max(one, other, key=_PRECISIONS.index)
+
+
+def questions(changed: Iterable[str]) -> frozenset[Question]:
+    """What has to be asked where these recipe fields were changed."""
+    asked: frozenset[Question] = frozenset()
+    for name in changed:
+        asked |= _CONCERNED.get(name, _ALL)
+    return asked
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Relative errors of one tensor: the candidate's, and the eager step's at its precision."""
+
+    name: str
+    error: float
+    eager: float
+
+
+class Errors(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors to a reference: of all tensors together, and of each.
+
+    is_double: the reference was computed in fp64; else in fp32, and twice as much is allowed.
+    """
+
+    error: float
+    eager: float
+    parts: tuple[Part, ...] = ()
+    is_double: bool = True
+
+
+def gradient_check(errors: Errors, precision: Precision, note: str | None = None) -> Check:
+    """Whether gradients are no farther from the reference than rounding brings the eager step.
+
+    The ratio of the errors of one small tensor is nearly arbitrary: both are a few roundings. So
+    the ratio is asked of all gradients together, and of each tensor only that it is not another.
+    """
+    band = BANDS[precision]
+    slack = 1.0 if errors.is_double else 2.0
+    if not errors.is_double:
+        note = _joined("the model does not run in fp64: compared with fp32, twice as much allowed",
+                       note)  # fmt: skip
+    allowed = slack * LARGEST_RATIO * max(errors.eager, band.gradient / LARGEST_RATIO)
+    worst = worst_part(errors.parts, slack * band.parameter)
+    if worst is not None and within(errors.error, allowed):
+        most = slack * max(band.parameter, LARGEST_RATIO * worst.eager)
+        return Check(
+            name="gradients",
+            is_passed=False,
+            measured=worst.error,
+            allowed=most,
+            note=_joined(f"relative error of {worst.name}", note),
+        )
+    return Check(
+        name="gradients",
+        is_passed=within(errors.error, allowed),
+        measured=errors.error,
+        allowed=allowed,
+        note=_joined(f"relative error; eager's own is {errors.eager:.1e}", note),
+    )
+
+
+def worst_part(parts: Iterable[Part], band: float) -> Part | None:
+    """The tensor that is farthest outside what is allowed for one, if any is.
+
+    Where the eager step itself is nearly all rounding (a bias before BatchNorm, whose gradient is
+    zero), nothing is asked.
+    """
+    outside = [
+        part
+        for part in parts
+        if part.eager <= band and not within(part.error, max(band, LARGEST_RATIO * part.eager))
+    ]
+    return max(outside, key=lambda part: _or_infinite(part.error), default=None)
+
+
+def ratio_check(name: str, parts: Sequence[Part], floor: float, what: str) -> Check:
+    """Whether each tensor's error is at most so many times the eager step's, or the floor."""
+    worst = max(parts, key=lambda part: _excess(part, floor), default=None)
+    if worst is None:
+        return Check(name=name, is_passed=True, note="nothing to compare")
+    allowed = LARGEST_RATIO * max(worst.eager, floor)
+    return Check(
+        name=name,
+        is_passed=within(worst.error, allowed),
+        measured=worst.error,
+        allowed=allowed,
+        note=f"{what} of {worst.name}",
+    )
+
+
+def _excess(part: Part, floor: float) -> float:
+    return _or_infinite(part.error) / max(part.eager, floor)
+
+
+def curve_difference(losses: Sequence[float], plain: Sequence[float]) -> float:
+    """The largest difference of two loss curves, relative to the largest loss of the plain one."""
+    if len(losses) != len(plain):
+        return math.inf
+    scale = max((abs(value) for value in plain if math.isfinite(value)), default=0.0) or 1.0
+    differences = [
+        0.0 if one == other or (math.isnan(one) and math.isnan(other)) else abs(one - other) / scale
+        for one, other in zip(losses, plain, strict=True)
+    ]
+    return max(map(_or_infinite, differences), default=0.0)
+
+
+def ways_ratio(way: float, plain: float) -> float:
+    """By what factor one way is longer or shorter than the plain step's; 1 is equal."""
+    if way == plain:
+        return 1.0
+    if not (way > 0 and plain > 0 and math.isfinite(way)):
+        return math.inf
+    return max(way / plain, plain / way)
+
+
+def within(measured: float, allowed: float) -> bool:
+    """Whether it is at most what is allowed; NaN never is."""
+    return measured <= allowed
+
+
+def _or_infinite(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _joined(*notes: str | None) -> str | None:
+    return "; ".join(note for note in notes if note) or None

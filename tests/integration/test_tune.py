@@ -1,0 +1,155 @@
+"""The search for a recipe on real experiments, driven as a user does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import flatout.engine
+from flatout.engine.contest import Contest
+from flatout.engine.contestants import Subject
+from flatout.engine.plain import PlainLoop
+from flatout.engine.session import build
+from flatout.nouns.tuning import Candidate, Trial
+
+WIDTH = 256
+
+
+def experiment(**changes: Any) -> flatout.Experiment:
+    """Wide enough that bf16 and more threads could matter, small enough to be quick."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(512, WIDTH, generator=generator)
+    targets = torch.randint(10, (512,), generator=generator)
+    fields: dict[str, Any] = {
+        "model": lambda: torch.nn.Sequential(
+            torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, 10)
+        ),
+        "optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        "loss": lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        "train_data": lambda: (inputs, targets),
+        "batch_size": 64,
+        "epochs": 1,
+    }
+    return flatout.Experiment(**(fields | changes))
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
+
+
+def test_a_search_in_a_notebook_leaves_everything_as_it_was() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state().clone()
+    threads = torch.get_num_threads()
+    found = flatout.engine.tune(experiment(), budget_s=8, is_quiet=True)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert found.decision.rungs[0].name == "plain loop"
+    assert found.use == ({} if found.decision.is_plain else found.decision.changes)
+
+
+def test_what_was_found_is_found_again_without_a_search() -> None:
+    first = flatout.engine.tune(experiment(), budget_s=8, is_quiet=True)
+    again = flatout.engine.tune(experiment(), budget_s=8, is_quiet=True)
+    # A machine that has changed its mind by 10 % meanwhile searches anew, and may.
+    if again.decision.rungs == first.decision.rungs:
+        assert again.decision.search_s < first.decision.search_s
+
+
+def test_a_fixed_field_is_not_tried() -> None:
+    found = flatout.engine.tune(experiment(), use={"precision": "fp32"}, budget_s=6, is_quiet=True)
+    assert found.recipe.precision.value == "fp32"
+    reasons = {skip.name: skip.reason for skip in found.decision.skipped}
+    assert reasons["bf16 autocast"] == "you have set precision"
+
+
+def test_strict_numerics_try_no_other_rounding() -> None:
+    found = flatout.engine.tune(experiment(), numerics="strict", budget_s=6, is_quiet=True)
+    assert found.recipe.precision.value == "fp32"
+
+
+def test_a_candidate_that_cannot_run_becomes_a_problem() -> None:
+    contest = Contest(Subject(experiment=experiment()))
+    candidate = Candidate(
+        name="fused", axis="optimizer", changes={"precision": "fp16"}, why="not on a CPU"
+    )
+    trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes={"precision": "fp16"})
+    result = contest.measured(trial, 0.3)
+    assert result.speedup is None
+    assert result.problem is not None and result.problem.rule == "precision-not-here"
+
+
+def test_a_setting_that_did_nothing_is_told() -> None:
+    """A model without a single product has nothing that autocast could round."""
+    scaling = experiment(
+        model=lambda: Scaling(),
+        loss=lambda model, batch: model(batch[0]).square().mean(),
+    )
+    contest = Contest(Subject(experiment=scaling))
+    changes = {"precision": "bf16"}
+    candidate = Candidate(name="bf16 autocast", axis="precision", changes=changes, why="")
+    trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes=changes)
+    result = contest.measured(trial, 0.3)
+    assert result.problem is not None and result.problem.rule == "setting-without-effect"
+
+
+class Scaling(torch.nn.Module):
+    """One weight for each column."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * self.weight
+
+
+def test_the_plain_loop_makes_the_updates_of_a_loop_written_by_hand() -> None:
+    described = experiment(shuffle=False, clip_norm=1.0)
+    built = build(described, 0, None)
+    by_hand = build(described, 0, None)
+    PlainLoop(built).run(8)
+    inputs, targets = by_hand.train_data
+    for start in range(0, 512, 64):
+        by_hand.optimizer.zero_grad()
+        batch = (inputs[start : start + 64], targets[start : start + 64])
+        described.loss(by_hand.model, batch).backward()  # type: ignore[union-attr]
+        torch.nn.utils.clip_grad_norm_(by_hand.model.parameters(), 1.0)
+        by_hand.optimizer.step()
+    for one, other in zip(built.model.parameters(), by_hand.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flatout", *arguments],
+        capture_output=True, text=True, timeout=300, env=dict(os.environ),
+    )  # fmt: skip
+
+
+def test_the_command_finds_a_recipe_that_train_takes_from_the_cache() -> None:
+    tuned = run("tune", "mlp", "--budget", "20", "--json")
+    assert tuned.returncode == 0, tuned.stderr
+    document = json.loads(tuned.stdout)
+    assert document["decision"]["rungs"][0]["name"] == "plain loop"
+    assert (Path(document["folder"]) / "recipe.json").exists()
+    trained = run("train", "mlp", "--epochs", "1", "--json")
+    assert trained.returncode == 0, trained.stderr
+    recipe = json.loads(trained.stdout)["run"]["recipe"]
+    assert "measured" in [choice["origin"] for choice in recipe.values()]
+
+
+def test_a_short_run_takes_the_defaults_without_a_search() -> None:
+    trained = run("train", "mlp", "--epochs", "1", "--json")
+    assert trained.returncode == 0, trained.stderr
+    recipe = json.loads(trained.stdout)["run"]["recipe"]
+    assert all(choice["origin"] != "measured" for choice in recipe.values())

@@ -1,0 +1,103 @@
+"""Which candidates there are, and why the others are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from flatout.nouns.recipe import check_field
+from flatout.nouns.tuning import Profile, Setting
+from flatout.tune.candidates import base_candidate, candidates, plain_changes
+
+CPU = Setting(
+    device="cpu", data_kind="tensors", batch_size=64, num_cores=2, num_threads=2,
+    has_batch_norm=False, has_bf16=True, has_tf32=False, can_be_fused=True, has_foreach=True,
+)  # fmt: skip
+GPU = msgspec.structs.replace(CPU, device="cuda", has_tf32=True)
+BUSY = Profile(
+    step_s=0.01, start_s=2.0, shares={"data": 0.1, "optimizer": 0.2, "forward": 0.7},
+    num_operations=100, has_convolutions=True, has_products=True, has_attention=True,
+)  # fmt: skip
+
+
+def names(setting: Setting, profile: Profile = BUSY, numerics: Any = "default") -> list[str]:
+    tried, _ = candidates(setting, profile, numerics)
+    return [candidate.name for candidate in tried]
+
+
+def reasons(setting: Setting, profile: Profile = BUSY, numerics: Any = "default") -> dict[str, str]:
+    _, skipped = candidates(setting, profile, numerics)
+    return {skip.name: skip.reason for skip in skipped}
+
+
+def test_a_cpu_with_bf16_tries_it_alone_and_with_what_it_needs() -> None:
+    found = names(CPU)
+    assert found.index("bf16 autocast") < found.index("channels_last")
+    assert "bf16 autocast + channels_last" in found and "bf16 autocast + math attention" in found
+    assert reasons(CPU)["tf32 products"] == "this device has no tf32"
+
+
+def test_a_cpu_without_bf16_does_not_try_it() -> None:
+    assert "bf16 autocast" not in names(msgspec.structs.replace(CPU, has_bf16=False))
+
+
+def test_strict_numerics_try_no_other_number_format() -> None:
+    assert not [name for name in names(GPU, numerics="strict") if "bf16" in name or "tf32" in name]
+
+
+def test_fp16_is_tried_on_a_gpu_where_it_was_asked_for() -> None:
+    assert "fp16 autocast, scaled" in names(GPU, numerics="fast")
+    assert "fp16 autocast, scaled" not in names(GPU)
+    assert "fp16 autocast, scaled" not in names(CPU, numerics="fast")
+
+
+def test_batch_norm_forbids_micro_batches() -> None:
+    assert "2 micro-batches of 32" in names(CPU)
+    found = reasons(msgspec.structs.replace(CPU, has_batch_norm=True))
+    assert found["2 micro-batches of 32"].startswith("BatchNorm")
+
+
+def test_micro_batches_must_divide_the_batch() -> None:
+    odd = msgspec.structs.replace(CPU, batch_size=63)
+    assert not [name for name in names(odd) if "micro" in name]
+
+
+def test_what_takes_nothing_of_the_step_is_not_tried() -> None:
+    little = msgspec.structs.replace(BUSY, shares={"optimizer": 0.01, "forward": 0.99})
+    assert "fused optimizer" not in names(CPU, little)
+    assert reasons(CPU, little)["fused optimizer"] == "the optimizer takes 1.0 % of the step"
+
+
+def test_a_step_that_waits_for_its_data_begins_with_the_data() -> None:
+    images = msgspec.structs.replace(CPU, data_kind="map-style")
+    waiting = msgspec.structs.replace(BUSY, shares={"data": 0.8, "forward": 0.2})
+    assert names(images, waiting)[0] == "1 loader worker"
+    assert names(images)[0] == "bf16 autocast"
+
+
+def test_workers_do_not_read_an_iterable() -> None:
+    stream = msgspec.structs.replace(CPU, data_kind="iterable")
+    assert not [name for name in names(stream) if "worker" in name]
+
+
+def test_a_field_that_the_person_has_set_is_not_tried() -> None:
+    fixed = msgspec.structs.replace(CPU, fixed={"precision": "fp32"})
+    assert not [name for name in names(fixed) if "bf16" in name]
+    assert reasons(fixed)["bf16 autocast"] == "you have set precision"
+    assert base_candidate(fixed).changes == {"precision": "fp32"}
+
+
+@pytest.mark.parametrize("setting", [CPU, GPU])
+def test_every_change_is_a_recipe_field_with_a_value_it_can_have(setting: Setting) -> None:
+    tried, _ = candidates(setting, BUSY, "fast")
+    for changes in [plain_changes(setting), *(candidate.changes for candidate in tried)]:
+        for name, value in changes.items():
+            assert check_field(name, value) == value
+
+
+def test_names_are_different() -> None:
+    tried, skipped = candidates(CPU, BUSY, "default")
+    found = [one.name for one in (*tried, *skipped)]
+    assert len(found) == len(set(found))

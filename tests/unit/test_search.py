@@ -1,0 +1,203 @@
+"""The search for a recipe, against machines whose speeds are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.nouns.tuning import (
+    Candidate,
+    Check,
+    Decision,
+    Interval,
+    Profile,
+    Result,
+    Trial,
+    Verdict,
+)
+from flatout.tune.search import LEAST_GAIN, Problem, next_move
+
+PROFILE = Profile(
+    step_s=0.01, start_s=2.0, shares={}, num_operations=10,
+    has_convolutions=True, has_products=True, has_attention=False,
+)  # fmt: skip
+
+BASE = Candidate(name="base", axis="loop", changes={}, why="")
+BF16 = Candidate(
+    name="bf16", axis="precision", changes={"precision": "bf16"}, why="", changes_numerics=True
+)
+LAST = Candidate(
+    name="channels_last", axis="memory format", changes={"memory_format": "channels_last"}, why="",
+    changes_numerics=True,
+)  # fmt: skip
+FUSED = Candidate(
+    name="fused", axis="optimizer", changes={"optimizer_implementation": "fused"}, why=""
+)
+FOREACH = Candidate(
+    name="foreach", axis="optimizer", changes={"optimizer_implementation": "foreach"}, why=""
+)
+ONE = Candidate(
+    name="1 thread", axis="threads", changes={"num_threads": 1}, why="", is_process_wide=True
+)
+ALL = (BF16, LAST, FUSED, FOREACH, ONE)
+
+Speed = Callable[[dict[str, Any]], float]
+
+
+def problem(**changes: Any) -> Problem:
+    fields: dict[str, Any] = {
+        "base": BASE, "candidates": ALL, "skipped": (), "profile": PROFILE,
+        "budget_s": 60.0, "batch_size": 32, "num_processes": 3,
+    }  # fmt: skip
+    return Problem(**(fields | changes))
+
+
+def searched(
+    asked: Problem, speed: Speed, *, wrong: tuple[str, ...] = (), error: float = 0.001
+) -> tuple[Decision, list[Result]]:
+    """Runs a search on a machine with these speeds (the plain loop's is 1)."""
+    history: list[Result] = []
+    while isinstance(move := next_move(asked, history), Trial):
+        history.append(measured(move, speed, wrong, error))
+        assert len(history) < 100
+    return move, history
+
+
+def measured(trial: Trial, speed: Speed, wrong: tuple[str, ...], error: float) -> Result:
+    before = 1.0 if trial.incumbent is None else speed(trial.incumbent)
+    gain = speed(trial.changes) / before
+    is_right = trial.candidate.name not in wrong
+    return Result(
+        trial=trial,
+        cost_s=0.5 + 2.5 * trial.num_processes,
+        speedup=Interval(middle=gain, low=gain * (1 - error), high=gain * (1 + error)),
+        samples_per_s=1000.0 * speed(trial.changes),
+        incumbent_samples_per_s=1000.0 * before,
+        verdict=Verdict(checks=(Check(name="gradients", is_passed=is_right),)),
+    )
+
+
+def speeds(**gains: float) -> Speed:
+    """Speeds that multiply: each given value of a recipe field is that much faster."""
+
+    def speed(changes: dict[str, Any]) -> float:
+        product = gains.get("base", 1.0)
+        for value in changes.values():
+            product *= gains.get(str(value), 1.0)
+        return product
+
+    return speed
+
+
+def test_everything_that_gains_is_in_the_recipe() -> None:
+    speed = speeds(base=1.1, bf16=2.0, channels_last=0.8, fused=1.2, foreach=1.1)
+    decision, _ = searched(problem(), speed)
+    assert decision.changes == {"precision": "bf16", "optimizer_implementation": "fused"}
+    assert not decision.is_plain
+    assert decision.speedup is not None and abs(decision.speedup.middle - 2.64) < 1e-6
+    assert [rung.name for rung in decision.rungs] == ["plain loop", "base", "bf16", "fused"]
+    assert [r.trial.candidate.name for r in decision.lost] == [
+        "channels_last", "foreach", "1 thread",
+    ]  # fmt: skip
+
+
+def test_the_plain_loop_stays_where_nothing_gains_three_percent() -> None:
+    decision, _ = searched(problem(), speeds(fused=1.02))
+    assert decision.is_plain and decision.speedup is None
+    assert "not 3 %" in decision.why
+
+
+def test_what_the_gate_refuses_does_not_win() -> None:
+    decision, _ = searched(problem(), speeds(bf16=2.0, fused=1.5), wrong=("bf16",))
+    assert decision.changes == {"optimizer_implementation": "fused"}
+    assert [result.trial.candidate.name for result in decision.refused] == ["bf16"]
+
+
+def test_the_whole_recipe_is_refused_where_its_parts_were_right() -> None:
+    whole = "base + bf16"
+    decision, _ = searched(problem(candidates=(BF16,)), speeds(bf16=2.0), wrong=(whole,))
+    assert decision.is_plain
+    assert [result.trial.candidate.name for result in decision.refused] == [whole]
+
+
+def test_a_loser_is_tried_again_once_the_layout_suits_it() -> None:
+    def speed(changes: dict[str, Any]) -> float:
+        is_last = changes.get("memory_format") == "channels_last"
+        is_bf16 = changes.get("precision") == "bf16"
+        return (1.2 if is_last else 1.0) * ((1.5 if is_last else 0.7) if is_bf16 else 1.0)
+
+    decision, _ = searched(problem(candidates=(BF16, LAST)), speed)
+    assert decision.changes == {"precision": "bf16", "memory_format": "channels_last"}
+
+
+def test_what_a_process_has_only_once_is_measured_in_one_of_its_own() -> None:
+    _, history = searched(problem(), speeds())
+    by_name = {result.trial.candidate.name: result.trial.num_processes for result in history}
+    assert by_name["1 thread"] == 1 and by_name["fused"] == 0
+
+
+def test_the_last_word_is_that_of_fresh_processes() -> None:
+    _, history = searched(problem(), speeds(bf16=2.0))
+    last = history[-1].trial
+    assert last.stage == "final" and last.num_processes == 3 and last.incumbent is None
+
+
+def test_processes_that_leave_it_open_are_followed_by_more() -> None:
+    _, history = searched(problem(), speeds(bf16=1.04), error=0.02)
+    # The rung itself must be certain before it gets so far.
+    _, certain = searched(problem(), speeds(bf16=1.04, base=1.0), error=0.005)
+    assert [r.trial.num_processes for r in certain if r.trial.stage == "final"] == [3]
+    finals = [r.trial.num_processes for r in history if r.trial.stage == "final"]
+    assert finals in ([3], [3, 5])
+
+
+def test_a_notebook_is_measured_in_its_own_process() -> None:
+    decision, history = searched(problem(num_processes=0), speeds(bf16=2.0))
+    assert {result.trial.num_processes for result in history} == {0}
+    assert decision.changes == {"precision": "bf16"}
+
+
+def test_a_budget_that_is_too_short_tries_less_and_says_so() -> None:
+    decision, history = searched(problem(budget_s=9.0), speeds(bf16=2.0, fused=1.5))
+    assert sum(result.cost_s for result in history) <= 10.0
+    assert any("no time left" in skip.reason for skip in decision.skipped)
+
+
+def test_a_base_that_cannot_be_measured_ends_the_search() -> None:
+    asked = problem()
+    first = next_move(asked, [])
+    assert isinstance(first, Trial)
+    decision = next_move(asked, [Result(trial=first, cost_s=0.1)])
+    assert isinstance(decision, Decision) and decision.is_plain
+
+
+def test_the_price_is_told_in_steps() -> None:
+    decision, history = searched(problem(), speeds(bf16=2.0))
+    # A plain step takes 32 ms here; half of it is saved.
+    cost_s = sum(result.cost_s for result in history)
+    assert decision.pays_back_after_steps == round(cost_s / 0.016) + 1
+
+
+gains = st.floats(0.3, 4.0)
+
+
+@given(
+    st.tuples(gains, gains, gains, gains, gains, gains), st.sets(st.sampled_from(range(len(ALL))))
+)
+def test_a_search_never_ends_worse_than_plain_or_wrong(
+    values: tuple[float, ...], wrong: set[int]
+) -> None:
+    names = ("base", "bf16", "channels_last", "fused", "foreach", "1")
+    speed = speeds(**dict(zip(names, values, strict=True)))
+    refused = tuple(ALL[number].name for number in wrong)
+    decision, _ = searched(problem(), speed, wrong=refused)
+    if decision.is_plain:
+        assert decision.speedup is None
+        return
+    assert speed(decision.changes) >= LEAST_GAIN
+    for number in wrong:
+        name, value = next(iter(ALL[number].changes.items()))
+        assert decision.changes.get(name) != value
