@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from flatout.nouns.recipe import Precision
 from flatout.nouns.tuning import Check
 from flatout.tune.gate import (
     BANDS,
+    LARGEST_RATIO,
     Errors,
     Part,
     curve_difference,
@@ -35,6 +36,8 @@ _NOTHING_DRAWN = 1e-4
 # More of the weights than in the plain step may be left where they were, by so much.
 _LOST_SHARE = 0.02
 _AVERAGE_ERROR = 0.05
+# A precision whose losses are farther away than this trains something else.
+_LARGEST_LOSS_DIFFERENCE = 0.2
 
 Epoch = tuple[list[int], Tensor]
 
@@ -109,7 +112,7 @@ def accumulation_check(
             before if one is None else one * factor + (0 if before is None else before)
             for one, before in zip(gradients, expected, strict=True)
         ]
-    allowed = max(1e-5, *(_ROUNDINGS * _resolution(member) for member in bag.members))
+    allowed = max(5e-5, *(_ROUNDINGS * _resolution(member) for member in bag.members))
     parts = [
         Part(name=name, error=_error(one, exact, 0.0), eager=0.0)
         for name, one, exact in zip(bag.names, found, expected, strict=True)
@@ -202,18 +205,28 @@ def _numbers(states: list[dict[str, Any]]) -> list[tuple[str, float]]:
     ]
 
 
-def curve_checks(found: Curve, plain: Curve, precision: Precision) -> list[Check]:
-    """Whether whole updates go the plain step's way, within the precision's band."""
+def curve_checks(
+    found: Curve, plain: Curve, precision: Precision, eager: Callable[[], Curve]
+) -> list[Check]:
+    """Whether whole updates go the plain step's way, within the precision's band.
+
+    eager: the plain step's curve at the candidate's precision. It is only asked for outside the
+    band: some optimizers make much of a rounding, and then the eager step's is as far away.
+    """
     band = BANDS[precision]
     difference = curve_difference(found.losses, plain.losses)
+    allowed = band.loss
+    if not within(difference, allowed):
+        rounding = curve_difference(eager().losses, plain.losses)
+        allowed = max(allowed, min(LARGEST_RATIO * rounding, _LARGEST_LOSS_DIFFERENCE))
     checks = [
-        _check("loss curve", difference, band.loss, "relative difference of the losses"),
+        _check("loss curve", difference, allowed, "relative difference of the losses"),
         _rates_check(found, plain),
         _updates_check(found, plain, band.update),
         _check("lost updates", found.unmoved - plain.unmoved, _LOST_SHARE,
                "more of the weights did not move at all"),
     ]  # fmt: skip
-    if plain.buffers or found.buffers:
+    if any(plain.buffers) or any(found.buffers):
         checks.append(_buffers_check(found, plain, band.buffer))
     if plain.average_error is not None:
         error = math.inf if found.average_error is None else found.average_error
@@ -256,12 +269,28 @@ def _updates_check(found: Curve, plain: Curve, allowed: float) -> Check:
 
 
 def _buffers_check(found: Curve, plain: Curve, allowed: float) -> Check:
-    worst, name = 0.0, "none"
-    for key in {**plain.buffers, **found.buffers}:
-        error = _buffer_error(found.buffers.get(key), plain.buffers.get(key))
-        if error > worst or math.isnan(error):
-            worst, name = error, key
-    return _check("running statistics", worst, allowed, f"relative difference of {name}")
+    """Equal after the first update; after the last, moved where the plain step's are.
+
+    By then the weights differ by more than rounding: an optimizer that goes by a gradient's sign
+    moves a bias before BatchNorm, whose gradient is zero, by chance.
+    """
+    name = "running statistics"
+    worst, worst_key = 0.0, "none"
+    first, last = ({}, {}) if not found.buffers else (found.buffers[0], found.buffers[-1])
+    plain_first, plain_last = plain.buffers[0], plain.buffers[-1]
+    for key in {**plain_first, **first}:
+        error = _buffer_error(first.get(key), plain_first.get(key))
+        if error > worst:
+            worst, worst_key = error, key
+        if key not in plain_last or key not in last:
+            continue
+        is_moved = not torch.equal(plain_last[key], plain_first[key])
+        if is_moved and torch.equal(last[key], first[key]):
+            return Check(name=name, is_passed=False, note=f"{key} stands still")
+        is_whole = not last[key].is_floating_point()
+        if is_whole and not torch.equal(last[key], plain_last[key]):
+            return Check(name=name, is_passed=False, note=f"{key} is another")
+    return _check(name, worst, allowed, f"relative difference of {worst_key}")
 
 
 def _buffer_error(one: Tensor | None, other: Tensor | None) -> float:
@@ -309,9 +338,11 @@ def data_check(found: list[Epoch], plain: list[Epoch]) -> Check:
             note = f"an epoch has updates of {sizes} samples, the plain one of {plain_sizes}"
         elif not torch.equal(indices, plain_rows[:, 0]):
             note = "samples come in another order"
+        elif not torch.equal(indices, rows[:, 1]):
+            note = "inputs have the targets of other samples"
         elif not torch.equal(rows, plain_rows):
             note = "augmentation draws other numbers"
-        elif any(_is_repeated(rows[:, column]) for column in range(1, rows.shape[1])):
+        elif any(_is_repeated(rows[:, column]) for column in range(2, rows.shape[1])):
             note = "augmentation draws the same numbers for different samples"
         if note is not None:
             return Check(name="data", is_passed=False, note=note)
@@ -322,17 +353,19 @@ def _is_repeated(draws: Tensor) -> bool:
     return bool((draws != 0).any()) and len(draws.unique()) < len(draws)
 
 
-def samples_check(found: list[Tensor], plain: list[list[Tensor]]) -> Check:
+def samples_check(found: list[Tensor], plain: list[list[Tensor]], num_workers: int) -> Check:
     """Whether the real samples are the plain ones, bit for bit.
 
-    plain: read twice, since data that differs from one reading to the next proves nothing.
+    plain: read twice. Where that gives others, the data draws from a generator that nobody seeds;
+    several workers would each have a copy of it, and draw the same.
     """
     name = "samples"
     if not _is_same(plain[0], plain[1]):
-        return Check(name=name, is_passed=True, note="the data differs whenever it is read")
+        note = "the data draws from a generator of its own; each worker would have a copy of it"
+        return Check(name=name, is_passed=num_workers <= 1, note=note)
     if _is_same(found, plain[0]):
         return Check(name=name, is_passed=True)
-    note = "the data's samples are others; it may draw from a generator of its own"
+    note = "samples differ from those of the plain loop"
     return Check(name=name, is_passed=False, note=note)
 
 

@@ -107,18 +107,17 @@ def _fill_order(source: Source, result: Tensor, args: Any, kwargs: Any) -> Tenso
 
 
 def _fill_bernoulli(source: Source, result: Tensor, args: Any, kwargs: Any) -> Tensor:
-    probability = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+    # In place the filled tensor comes first, and the probability may be left out.
+    is_of_itself = len(args) < 2 and "p" not in kwargs and result is not args[0]
+    probability = args[0] if is_of_itself else kwargs.get("p", args[1] if len(args) > 1 else 0.5)
     draws = source("uniform", result.shape)
     if isinstance(draws, Tensor):
         if isinstance(probability, Tensor):
             probability = probability.to(draws)
         return _filled(result, draws < probability)
-    return _filled(result, _likely(result, probability))
-
-
-def _likely(result: Tensor, probability: Any) -> Any:
-    """The probability itself; in whole numbers, what is likelier."""
-    return probability if result.is_floating_point() else probability >= 0.5
+    # In whole numbers, what is likelier.
+    is_whole = not result.is_floating_point()
+    return _filled(result, probability >= 0.5 if is_whole else probability)
 
 
 def _fill_dropout(source: Source, result: Any, args: Any, kwargs: Any) -> Any:
@@ -148,6 +147,7 @@ _FILLS: dict[Any, Callable[[Source, Any, Any, Any], Any]] = {
     _aten.normal_: _fill_normal_around,
     _aten.randint: _fill_integers,
     _aten.randperm: _fill_order,
+    _aten.bernoulli: _fill_bernoulli,
     _aten.bernoulli_: _fill_bernoulli,
     _aten.native_dropout: _fill_dropout,
 }

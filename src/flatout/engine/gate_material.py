@@ -18,6 +18,7 @@ from flatout.engine.facts import chosen_device
 from flatout.engine.gate_draws import Draws
 from flatout.engine.gate_runs import Case, Maker
 from flatout.engine.gate_stand_ins import bare, few_samples, remembering
+from flatout.errors import FlatoutError
 from flatout.nouns.recipe import Recipe
 
 DrawsKind = Literal["keyed", "expected", "own"]
@@ -43,7 +44,7 @@ class Subject:
 
 
 class PlainStepFailed(Exception):
-    """What the plain step raised is its cause: not the candidate is to blame."""
+    """The plain step raised something itself: so small a batch may not suit the experiment."""
 
 
 class Material:
@@ -132,15 +133,15 @@ class Material:
         """What the plain step gives, computed when it is first asked for.
 
         Raises:
-            PlainStepFailed: the cause is what was raised.
+            PlainStepFailed: what was raised is its cause.
         """
         if key not in self._results:
             try:
                 self._results[key] = make()
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, FlatoutError):
                 raise
             except Exception as error:
-                raise PlainStepFailed from error
+                raise PlainStepFailed(f"{type(error).__name__}: {error}") from error
         return self._results[key]
 
 

@@ -29,6 +29,7 @@ from flatout.engine.gate_reference import Gradients, reference_gradients, refere
 from flatout.engine.gate_runs import (
     BagRun,
     Case,
+    Curve,
     first_updates,
     read_epoch,
     run_bag,
@@ -175,13 +176,21 @@ def curve(material: Material, candidate: Recipe) -> list[Check]:
     experiment = material.experiment
     if experiment.ema is not None:
         experiment = replace(experiment, ema=_EMA)
-    plain_case = material.case(
-        experiment, material.small(material.plain), is_plain=True, draws=draws
-    )
-    plain = material.once(("curve", draws), lambda: run_curve(plain_case, _NUM_CURVE))
+
+    def eager(precision: Precision) -> Curve:
+        recipe = material.small(material.plain, precision=precision)
+        case = material.case(experiment, recipe, is_plain=True, draws=draws)
+        result: Curve = material.once(
+            ("curve", draws, precision), lambda: run_curve(case, _NUM_CURVE)
+        )
+        return result
+
+    precision = candidate.precision.value
+    plain = eager(material.plain.precision.value)
     case = material.case(experiment, material.small(candidate), is_plain=False, draws=draws)
-    precision = coarser(candidate.precision.value, material.plain.precision.value)
-    return curve_checks(run_curve(case, _NUM_CURVE), plain, precision)
+    found = run_curve(case, _NUM_CURVE)
+    band = coarser(precision, material.plain.precision.value)
+    return curve_checks(found, plain, band, lambda: eager(precision))
 
 
 def masks(material: Material, candidate: Recipe) -> list[Check]:
@@ -210,7 +219,7 @@ def data(material: Material, candidate: Recipe) -> list[Check]:
 
     plain = material.once("order", lambda: read(numbered, in_process, is_plain=True))
     checks = [data_check(read(numbered, recipe, is_plain=False), plain)]
-    if not checks[0].is_passed or data_kind(material.data) != "map-style":
+    if not checks[0].is_passed or data_kind(material.data) == "iterable":
         return checks
     # Its real samples may draw from a generator of their own.
     few = replace(bare(material.experiment), optimizer=remembering, named_parameters=False)
@@ -227,7 +236,8 @@ def data(material: Material, candidate: Recipe) -> list[Check]:
     if material.splits_otherwise(candidate):
         in_process = material.small(candidate)
     twice = [read_samples(in_process, is_plain=True) for _ in range(2)]
-    checks.append(samples_check(read_samples(recipe, is_plain=False), twice))
+    found = read_samples(recipe, is_plain=False)
+    checks.append(samples_check(found, twice, candidate.loader_workers.value))
     return checks
 
 

@@ -26,7 +26,7 @@ Gradients = list[Tensor | None]
 def reference_gradients(
     model: nn.Module, loss: Loss, updates: list[list[MicroBatch]], *, is_double: bool
 ) -> Gradients:
-    """The sum of the gradients of several batches, at the same weights.
+    """The sum of the gradients of several batches, at weights that are halved after each.
 
     Args:
         model: is doubled in place where is_double.
@@ -49,7 +49,16 @@ def reference_gradients(
             micro_batches = [(_raised(place(batch)) if is_double else place(batch), size)
                              for batch, size in update]  # fmt: skip
             _add(sums, _gradients_of(model, loss, micro_batches))
+            halve(model)
     return sums
+
+
+@torch.no_grad()
+def halve(model: nn.Module) -> None:
+    """Halves the trained weights, which is exact in every number format."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.mul_(0.5)
 
 
 def _gradients_of(model: nn.Module, loss: Loss, update: list[MicroBatch]) -> Gradients:

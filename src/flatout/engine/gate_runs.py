@@ -18,7 +18,7 @@ from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import MicroBatch
 from flatout.engine.gate_draws import Draws, NoFusedDropout
-from flatout.engine.gate_reference import Gradients, optimizer_states, set_rates
+from flatout.engine.gate_reference import Gradients, halve, optimizer_states, set_rates
 from flatout.engine.gate_stand_ins import Bag, remembered
 from flatout.engine.meter import Meter
 from flatout.engine.session import Session, build, process_settings
@@ -101,19 +101,20 @@ def drawing(case: Case, device: torch.device) -> contextlib.ExitStack:
 
 def first_updates(session: Session, count: int) -> list[list[MicroBatch]]:
     """The first updates' micro-batches. Fetched at once: workers must not inherit what follows."""
-    updates = session.feed.updates(0, 0)
-    taken = list(itertools.islice(updates, count))
-    getattr(updates, "close", bool)()
-    return taken
+    return list(itertools.islice(session.feed.updates(0, 0), count))
 
 
 def run_gradients(case: Case, count: int) -> Gradients:
-    """The sums of the gradients that a remembering optimizer was given by some updates."""
+    """The sums of the gradients that a remembering optimizer was given by some updates.
+
+    The weights are halved after each, so that a step that computes with those of before is seen.
+    """
     with running(case) as (session, step):
         updates = first_updates(session, count)
         with drawing(case, session.device):
             for update in updates:
                 step.run(update)
+                halve(session.model)
         return remembered(session.optimizer)
 
 
@@ -169,14 +170,15 @@ class Curve:
     """What a few updates left; ways: of each update, how far each parameter went.
 
     rates: of each update, the groups' learning rates. unmoved: share of the weights that are
-    bit for bit where they began. average_error: of a moving average, to one made in fp64.
+    bit for bit where they began. buffers: after the first and after the last update.
+    average_error: of a moving average, to one made in fp64.
     """
 
     losses: list[float] = field(default_factory=list)
     rates: list[list[float]] = field(default_factory=list)
     ways: list[list[float]] = field(default_factory=list)
     counts: list[float] = field(default_factory=list)
-    buffers: dict[str, Tensor] = field(default_factory=dict)
+    buffers: list[dict[str, Tensor]] = field(default_factory=list)
     unmoved: float = 0.0
     average_error: float | None = None
 
@@ -200,20 +202,22 @@ def run_curve(case: Case, count: int) -> Curve:
                 ])  # fmt: skip
                 average.update(weights)
                 before = weights
+                if number in (0, len(updates) - 1):
+                    curve.buffers.append(_buffers(session.model))
                 _change_rates(session, number)
         same = sum(int((new == old).sum()) for new, old in zip(before, began, strict=True))
         curve.unmoved = same / max(1, sum(weight.numel() for weight in began))
         curve.counts = _step_counts(session.optimizer)
-        curve.buffers = {
-            name: buffer.detach().to("cpu", copy=True)
-            for name, buffer in session.model.named_buffers()
-        }
         curve.average_error = average.error()
     return curve
 
 
 def _weights(model: nn.Module) -> list[Tensor]:
     return [p.detach().clone() for p in model.parameters() if p.requires_grad]
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.detach().to("cpu", copy=True) for name, buffer in model.named_buffers()}
 
 
 def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
@@ -248,7 +252,8 @@ class _ExactAverage:
         # The average has frozen parameters, too; they never move.
         floating = [p for p in session.model.parameters() if p.is_floating_point()]
         self._places = [index for index, p in enumerate(floating) if p.requires_grad]
-        self._began = [weight.double() for weight in _weights(session.model)]
+        is_kept = self._average is not None
+        self._began = [w.double() for w in _weights(session.model)] if is_kept else []
         self._exact = list(self._began)
 
     def update(self, weights: list[Tensor]) -> None:
@@ -275,7 +280,7 @@ def _distance(one: list[Tensor], other: list[Tensor] | None) -> float:
 
 
 def read_epoch(session: Session, epoch: int) -> tuple[list[int], Tensor]:
-    """Sizes of the updates, and the rows of all their samples one after another.
+    """Sizes of the updates, and what their numbered samples hold, in a row for each.
 
     A micro-batch that has not as many rows as it says gives the size -1.
     """
@@ -283,8 +288,8 @@ def read_epoch(session: Session, epoch: int) -> tuple[list[int], Tensor]:
     for update in session.feed.updates(epoch, 0):
         size = 0
         for batch, said in update:
-            tensor = next(tensors_in(batch))
-            size = -1 if len(tensor) != said or size < 0 else size + said
-            rows.append(tensor.detach().cpu())
+            tensors = [tensor.detach().cpu() for tensor in tensors_in(batch)]
+            size = -1 if len(tensors[0]) != said or size < 0 else size + said
+            rows.append(torch.cat(tensors, dim=1))
         sizes.append(size)
     return sizes, torch.cat(rows) if rows else torch.zeros(0, 1)

@@ -239,7 +239,7 @@ class Numbered:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> Tensor:
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return _drawing(index)
 
 
@@ -252,21 +252,23 @@ class NumberedStream:
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return map(_drawing, range(self.count))
 
 
-def _drawing(index: int) -> Tensor:
-    """(index, draw of torch, of Python, of NumPy if it is loaded)."""
+def _drawing(index: int) -> tuple[Tensor, Tensor]:
+    """The index as input; as target the index and draws of torch, Python, and NumPy if loaded."""
     numpy = sys.modules.get("numpy")
     drawn = numpy.random.random() if numpy is not None else 0.0
-    return torch.tensor([index, torch.rand(()).item(), random.random(), drawn], dtype=torch.float64)
+    row = [index, torch.rand(()).item(), random.random(), drawn]
+    return torch.tensor([index], dtype=torch.float64), torch.tensor(row, dtype=torch.float64)
 
 
 def numbered_experiment(experiment: Experiment, data: Any, count: int) -> Experiment:
     """An experiment of nothing but samples that tell which they are, of the same kind of data."""
+    numbers = torch.arange(count, dtype=torch.float64).unsqueeze(1)
     make: dict[str, Callable[[], Any]] = {
-        "tensors": lambda: torch.arange(count, dtype=torch.float64).unsqueeze(1),
+        "tensors": lambda: (numbers, numbers.clone()),
         "map-style": lambda: Numbered(count),
         "iterable": lambda: NumberedStream(count),
     }
@@ -275,7 +277,7 @@ def numbered_experiment(experiment: Experiment, data: Any, count: int) -> Experi
         model=lambda: nn.Linear(1, 1),
         optimizer=remembering,
         named_parameters=False,
-        loss=lambda model, batch: model(batch[:, :1].float()).mean(),
+        loss=lambda model, batch: model(batch[0].float()).mean(),
         train_data=make[data_kind(data)],
         **(_BARE | {"shuffle": experiment.shuffle}),
     )

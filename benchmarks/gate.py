@@ -1,0 +1,162 @@
+"""Whether the gate catches planted bugs, and how often it refuses what is right.
+
+    python benchmarks/gate.py [--clean 1000] [--seed 0] [--only NAME]
+
+Every bug is put into a small training (gate_bugs.py), under the change of the recipe that would
+bring it about. Clean configurations are drawn by seed from models, optimizers, precisions, layouts,
+accumulation, schedules and data (gate_clean.py); each takes some tenths of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dated
+import torch
+from gate_bugs import BUGS, NOT_HERE, Bug
+from gate_clean import Clean, configurations
+
+from flatout.engine.experiment import Experiment
+from flatout.engine.gate import Maker, Subject, judge
+from flatout.engine.gate_material import changed
+from flatout.engine.session import build
+from flatout.nouns.measurement import Measurement
+from flatout.nouns.tuning import Verdict
+
+MOST_FALSE_ALARMS, LEAST_CAUGHT = 0.01, 20
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict and the seconds it took."""
+
+    name: str
+    verdict: Verdict
+    duration_s: float
+
+    def failed_text(self) -> str:
+        """The checks that were not passed, in words."""
+        return "; ".join(
+            f"{check.name} {check.measured:.1e} (allowed {check.allowed:.1e})"
+            if check.measured is not None and check.allowed is not None
+            else f"{check.name}: {check.note}"
+            for check in self.verdict.failed
+        )
+
+
+def main() -> int:
+    """Plants bugs, judges clean configurations, prints a table, writes the result."""
+    options = _options()
+    torch.set_num_threads(1)
+    bugs = [bug for bug in BUGS if options.only is None or options.only in bug.name]
+    caught = [judge_bug(bug) for bug in bugs]
+    for bug, judged in zip(bugs, caught, strict=True):
+        print_bug(bug, judged)
+    clean = []
+    for number, configuration in enumerate(configurations(options.clean, options.seed), start=1):
+        clean.append(judge_clean(configuration))
+        if not clean[-1].verdict.is_passed:
+            print(f"false alarm  seed {configuration.seed}: {configuration.name}")
+            print(f"             {clean[-1].failed_text()}")
+        if number % 100 == 0:
+            print(f"{number} clean configurations judged", file=sys.stderr)
+    return report(bugs, caught, clean, options)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clean", type=int, default=1000, help="clean configurations")
+    parser.add_argument("--seed", type=int, default=0, help="of the first clean configuration")
+    parser.add_argument("--only", help="bugs with this in their name")
+    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    return parser.parse_args()
+
+
+def judge_bug(bug: Bug) -> Judged:
+    """What the gate says of a planted bug."""
+    fixed = {"num_threads": 1, "loader_workers": 0}
+    return _judged(bug.name, bug.experiment(), bug.maker(), fixed, bug.changes)
+
+
+def judge_clean(clean: Clean) -> Judged:
+    """What the gate says of a clean configuration."""
+    return _judged(clean.name, clean.experiment, clean.maker, clean.fixed, clean.changes)
+
+
+def _judged(
+    name: str, experiment: Experiment, maker: Maker, fixed: dict[str, Any], changes: dict[str, Any]
+) -> Judged:
+    plain = build(experiment, 0, "cpu").recipe(fixed)
+    subject = Subject(experiment=experiment, device="cpu", maker=maker)
+    began_s = time.perf_counter()
+    verdict = judge(subject, changed(plain, **changes), plain)
+    return Judged(name, verdict, time.perf_counter() - began_s)
+
+
+def print_bug(bug: Bug, judged: Judged) -> None:
+    """One line: caught or not, and by what."""
+    word = "MISSED" if judged.verdict.is_passed else "caught"
+    hazard = f"hazard {bug.hazard}" if bug.hazard else ""
+    first = judged.failed_text().partition(";")[0]
+    print(f"{word}  {hazard:9}  {bug.name:45}  {first[:90]}")
+
+
+def report(
+    bugs: list[Bug], caught: list[Judged], clean: list[Judged], options: argparse.Namespace
+) -> int:
+    """Prints the sums and writes the result; 1 where a goal was missed."""
+    num_caught = sum(not judged.verdict.is_passed for judged in caught)
+    alarms = [judged for judged in clean if not judged.verdict.is_passed]
+    times = sorted(judged.duration_s for judged in [*caught, *clean])
+    for number, who in NOT_HERE.items():
+        print(f"not here  hazard {number}: {who}")
+    print(f"{num_caught} of {len(bugs)} bugs caught")
+    print(f"{len(alarms)} false alarms among {len(clean)} clean configurations")
+    median_s, most_s = statistics.median(times), times[-1]
+    print(f"a judgement takes {median_s:.2f} s (median), {most_s:.2f} s at most")
+    measurements = [
+        Measurement(name="bugs caught", value=num_caught, unit="of " + str(len(bugs))),
+        Measurement(name="false alarms", value=len(alarms), unit="of " + str(len(clean))),
+        Measurement(
+            name="judgement", value=median_s, unit="s", samples=tuple(times),
+            spread=(times[0], most_s),
+        ),
+    ]  # fmt: skip
+    closest = closest_calls(clean)
+    for name, (share, who) in closest.items():
+        print(f"closest  {name:20} {share:6.1%} of what is allowed  {who}")
+    details = {
+        "closest": closest,
+        "seed": options.seed,
+        "bugs": {
+            bug.name: {"hazard": bug.hazard, "failed": judged.failed_text()}
+            for bug, judged in zip(bugs, caught, strict=True)
+        },
+        "false alarms": {judged.name: judged.failed_text() for judged in alarms},
+        "not here": {f"hazard {number}": who for number, who in NOT_HERE.items()},
+    }
+    machine = dated.read_machine()
+    print(dated.write_result("gate", machine, measurements, details, options.out))
+    is_missed = num_caught < len(bugs) or (options.only is None and num_caught < LEAST_CAUGHT)
+    return int(is_missed or len(alarms) > MOST_FALSE_ALARMS * len(clean))
+
+
+def closest_calls(clean: list[Judged]) -> dict[str, tuple[float, str]]:
+    """For each check the largest share of what is allowed, and whose it was."""
+    closest: dict[str, tuple[float, str]] = {}
+    for judged in clean:
+        for check in judged.verdict.checks:
+            if check.measured is not None and check.allowed:
+                share = check.measured / check.allowed
+                closest[check.name] = max(closest.get(check.name, (-1.0, "")), (share, judged.name))
+    return closest
+
+
+if __name__ == "__main__":
+    sys.exit(main())
