@@ -1,6 +1,6 @@
 """Whether the gate catches planted bugs, and how often it refuses what is right.
 
-    python benchmarks/gate.py [--clean 1000] [--seed 0] [--only NAME]
+    python benchmarks/gate.py [--clean 1000] [--seed 0] [--jobs 2] [--only NAME]
 
 Every bug is put into a small training (gate_bugs.py), under the change of the recipe that would
 bring it about. Clean configurations are drawn by seed from models, optimizers, precisions, layouts,
@@ -10,9 +10,11 @@ accumulation, schedules and data (gate_clean.py); each takes some tenths of a se
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 import dated
 import torch
 from gate_bugs import BUGS, NOT_HERE, Bug
-from gate_clean import Clean, configurations
+from gate_clean import Clean, configuration
 
 from flatout.engine.experiment import Experiment
 from flatout.engine.gate import Maker, Subject, judge
@@ -58,14 +60,7 @@ def main() -> int:
     caught = [judge_bug(bug) for bug in bugs]
     for bug, judged in zip(bugs, caught, strict=True):
         print_bug(bug, judged)
-    clean = []
-    for number, configuration in enumerate(configurations(options.clean, options.seed), start=1):
-        clean.append(judge_clean(configuration))
-        if not clean[-1].verdict.is_passed:
-            print(f"false alarm  seed {configuration.seed}: {configuration.name}")
-            print(f"             {clean[-1].failed_text()}")
-        if number % 100 == 0:
-            print(f"{number} clean configurations judged", file=sys.stderr)
+    clean = judge_all(range(options.seed, options.seed + options.clean), options.jobs)
     return report(bugs, caught, clean, options)
 
 
@@ -73,9 +68,29 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clean", type=int, default=1000, help="clean configurations")
     parser.add_argument("--seed", type=int, default=0, help="of the first clean configuration")
+    parser.add_argument("--jobs", type=int, default=1, help="processes for the clean ones")
     parser.add_argument("--only", help="bugs with this in their name")
     parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
     return parser.parse_args()
+
+
+def judge_all(seeds: range, num_jobs: int) -> list[Judged]:
+    """What the gate says of the clean configurations of these seeds; tells as it goes."""
+    judged: list[Judged] = []
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_jobs, context, torch.set_num_threads, (1,)) as pool:
+        for seed, one in zip(seeds, pool.map(judge_seed, seeds, chunksize=5), strict=True):
+            judged.append(one)
+            if not one.verdict.is_passed:
+                print(f"false alarm  seed {seed}: {one.name}\n             {one.failed_text()}")
+            if len(judged) % 100 == 0:
+                print(f"{len(judged)} clean configurations judged", file=sys.stderr, flush=True)
+    return judged
+
+
+def judge_seed(seed: int) -> Judged:
+    """What the gate says of the clean configuration of a seed."""
+    return judge_clean(configuration(seed))
 
 
 def judge_bug(bug: Bug) -> Judged:

@@ -116,12 +116,6 @@ class Clean:
     maker: Maker
 
 
-def configurations(count: int, seed: int, *, with_workers: bool = True) -> Iterator[Clean]:
-    """That many of them, always the same for the same seed."""
-    for number in range(count):
-        yield configuration(seed + number, with_workers=with_workers)
-
-
 def configuration(seed: int, *, with_workers: bool = True) -> Clean:
     """The configuration of a seed."""
     dice = random.Random(seed)
