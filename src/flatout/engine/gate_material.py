@@ -34,6 +34,7 @@ class Subject:
         device: `cpu`, `cuda` or `cuda:N`; None is the best one here.
         maker: how the candidate's sessions and steps are made.
         num_samples: in a batch of the gate, at most; fewer make it cheaper and less sure.
+        train_data: what its factory has given before, where it need not be called again.
     """
 
     experiment: Experiment
@@ -41,6 +42,7 @@ class Subject:
     device: str | None = None
     maker: Maker = field(default_factory=Maker)
     num_samples: int = 8
+    train_data: Any = None
 
 
 class PlainStepFailed(Exception):
@@ -66,7 +68,9 @@ class Material:
             self.model = subject.experiment.model()
             # Two whole batches, and one that is smaller but not a single sample.
             rest = self.size - 2 if self.size >= 4 else 0
-            self.data = few_samples(subject.experiment.train_data(), 2 * self.size + rest)
+            data = subject.train_data
+            data = subject.experiment.train_data() if data is None else data
+            self.data = few_samples(data, 2 * self.size + rest)
 
     @cached_property
     def experiment(self) -> Experiment:

@@ -28,6 +28,7 @@ _CONCERNED: dict[str, frozenset[Question]] = {
     "precision": _OF_THE_STEP,
     "memory_format": _OF_THE_STEP,
     "optimizer_implementation": frozenset(("accumulation", "optimizer", "curve")),
+    "attention": frozenset(("gradients", "curve", "masks")),
     "num_threads": frozenset(("gradients",)),
     "deterministic": frozenset(("gradients", "masks")),
     "data_path": _OF_THE_DATA,
