@@ -6,6 +6,8 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
+
 from flatout import __version__
 from flatout.errors import FlatoutError, UsageError
 from flatout.experiment_text import parse_changes, parse_parameters, parse_settings
@@ -48,12 +50,14 @@ from flatout.system.reading import (
     list_runs,
     milestones,
     newest_run,
+    outline_of,
     results_of,
     split_of,
     tuned_recipe,
 )  # fmt: skip
 from flatout.system.runs import RunFolder
 from flatout.templates.writing import written
+from flatout.tune.code import program
 
 # The verbs of which there is nothing to say here but where they are.
 __all__ = [
@@ -334,8 +338,11 @@ def next_step() -> tuple[str, str]:
 
 
 def tuned(run: Run) -> TunedRecipe:
-    """What a search for a recipe has found."""
-    return tuned_recipe(run)
+    """What a search for a recipe has found, and its program where one was asked for."""
+    found, outline = tuned_recipe(run), outline_of(run)
+    if outline is None:
+        return found
+    return msgspec.structs.replace(found, code=program(run.header, found, outline))
 
 
 def forget_recipes() -> int:

@@ -25,7 +25,7 @@ class SearchDisplay:
     """Shows the lines of a search as they come.
 
     Args:
-        is_quiet: everything goes to stderr, since stdout carries a document.
+        is_quiet: everything goes to stderr, since stdout carries a document or a program.
     """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
@@ -91,8 +91,12 @@ class SearchDisplay:
 
 
 def print_tuned(tuned: TunedRecipe) -> None:
-    """The ladder, what lost, what was refused, what does not apply here, and the price."""
-    console, decision, unit = show.make_console(), tuned.decision, tuned.unit
+    """The ladder, what lost, what was refused, what does not apply here, and the price.
+
+    On stdout; where that carries the recipe's program, on stderr.
+    """
+    console = show.make_console(is_error=tuned.code is not None)
+    decision, unit = tuned.decision, tuned.unit
     console.print()
     for number, rung in enumerate(decision.rungs):
         console.print(_rung_text(rung, unit, is_first=number == 0), soft_wrap=True)

@@ -21,6 +21,7 @@ from flatout.engine.history import read_history
 from flatout.engine.journal import Journal
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
 from flatout.engine.meter import Meter, peak_memory_bytes
+from flatout.engine.outline import check_outlined, outline
 from flatout.engine.precision import check_precision
 from flatout.engine.saver import Saver
 from flatout.engine.session import Built, Session, build, process_settings
@@ -32,7 +33,7 @@ from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.lines import Extended, Finished, RecipeSet, Started, Stopped
+from flatout.nouns.lines import Extended, Finished, Outlined, RecipeSet, Started, Stopped
 from flatout.nouns.recipe import Recipe
 from flatout.system import store
 from flatout.system.clock import elapsed_s, now_s
@@ -85,6 +86,8 @@ class Course:
         device_name = named.get("device") or (recipe.device.value if recipe else None)
         with randomness.untouched_generators(chosen_device(device_name)):
             built = self._build(device_name)
+            if self._task.spec.tuning.is_outlined:
+                check_outlined(self._experiment)
             recipe = self._decided(built, recipe, limits)
             if self._task.spec.tuning.is_only:
                 return self._only_tuned(built, recipe)
@@ -208,6 +211,9 @@ class Course:
     def _only_tuned(self, built: Built, recipe: Recipe) -> nn.Module:
         """The end where nothing was to be trained."""
         store.write_json(self._task.folder.recipe, recipe)
+        if self._task.spec.tuning.is_outlined:
+            outlined = Outlined(at=now_s(), step=0, outline=outline(built, recipe))
+            self._journal.event(outlined)
         spent_s = elapsed_s() - self._began_s
         finished = Finished(
             at=now_s(), step=0, train_s=0.0, split_s={"tuning": spent_s}, num_samples_seen=0

@@ -266,7 +266,12 @@ def _values(experiment: Experiment, model: nn.Module, batch: Any) -> dict[str, A
 def _is_better(name: str, value: float, best: float | None) -> bool:
     if best is None:
         return value == value  # anything but NaN
-    return value < best if name.endswith(_SMALLER_IS_BETTER) else value > best
+    return value < best if is_smaller_better(name) else value > best
+
+
+def is_smaller_better(name: str) -> bool:
+    """Whether smaller values of the metric of that name are the better ones."""
+    return name.endswith(_SMALLER_IS_BETTER)
 
 
 def _check_best(name: str, metrics: dict[str, float]) -> None:

@@ -81,6 +81,11 @@ class TensorFeed:
         batch_bytes = slicing.batch_size * sum(_row_bytes(tensor) for tensor in self._tensors)
         self._batches_per_gather = max(1, _GATHERED_BYTES // max(1, batch_bytes))
 
+    @property
+    def samples_per_gather(self) -> int:
+        """How many samples one call gathers at most."""
+        return self._batches_per_gather * self._slicing.batch_size
+
     def updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
         """See Feed."""
         slicing = self._slicing
@@ -89,7 +94,7 @@ class TensorFeed:
         # same alignment in memory: vectorised kernels may round differently otherwise.
         start = first // self._batches_per_gather
         skipped = first - start * self._batches_per_gather
-        parts = order.split(self._batches_per_gather * slicing.batch_size)
+        parts = order.split(self.samples_per_gather)
         for part in parts[start:]:
             indices = part.to(self._device)
             gathered = [tensor.index_select(0, indices) for tensor in self._tensors]

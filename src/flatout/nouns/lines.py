@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from flatout.nouns.finding import Finding
+from flatout.nouns.outline import Outline
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.tuning import Decision, Profile, Result, Trial
 
@@ -99,6 +100,12 @@ class Tuned(Line, frozen=True, kw_only=True):
     is_from_cache: bool = False
 
 
+class Outlined(Line, frozen=True, kw_only=True):
+    """What a plain loop for the experiment needs to know of it, where one is wanted."""
+
+    outline: Outline
+
+
 class Checkpointed(Line, frozen=True, kw_only=True):
     """A checkpoint is on the disk: how long training stood still for its copy, how long writing
     took beside the training, and how much time the training lost by it.
@@ -143,6 +150,7 @@ Event = (
     | Trying
     | Tried
     | Tuned
+    | Outlined
     | Started
     | RecipeSet
     | Extended

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     settings, uses: `key=value` texts for the experiment's parameters and for recipe fields.
     device: `auto`, or the recipe's device. run_id: the name of a new run; None finds a free one.
     tune, numerics, budget: the search for a recipe (nouns/tuning.py); budget in seconds.
+    emit: what `flatout tune` writes of the recipe it has found.
     """
 
     experiment: str | None = None
@@ -36,6 +37,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     numerics: Numerics = "default"
     budget: float | None = None
     is_only_tuned: bool = False
+    emit: Literal["code"] | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -61,6 +63,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             numerics=self.numerics,
             budget_s=self.budget,
             is_only=self.is_only_tuned,
+            is_outlined=self.emit is not None,
         )
 
     def check(self) -> None:

@@ -9,10 +9,14 @@ from flatout.nouns.tuning import Decision
 
 
 class TunedRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """A recipe with the search it came from; is_from_cache: it was found before and still holds."""
+    """A recipe with the search it came from; is_from_cache: it was found before and still holds.
+
+    code: a plain PyTorch program with that recipe, where one was asked for.
+    """
 
     folder: str
     recipe: Recipe
     decision: Decision
     unit: str
     is_from_cache: bool
+    code: str | None = None

@@ -23,12 +23,14 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     mode: `off` takes the defaults; `full` searches whatever it costs; `auto` only as far as it
         pays within the run. numerics: how far results may differ by rounding.
     budget_s: what the search may take; None leaves it to flatout. is_only: nothing is trained.
+    is_outlined: the experiment's outline is told, for a plain loop to be written from.
     """
 
     mode: Mode = "off"
     numerics: Numerics = "default"
     budget_s: float | None = None
     is_only: bool = False
+    is_outlined: bool = False
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):

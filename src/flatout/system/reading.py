@@ -12,10 +12,12 @@ from flatout.nouns.lines import (
     Event,
     Generated,
     Metric,
+    Outlined,
     Progress,
     Tuned,
     Validated,
 )  # fmt: skip
+from flatout.nouns.outline import Outline
 from flatout.nouns.results import Results
 from flatout.nouns.run import DamagedRun, Run
 from flatout.nouns.tuned_recipe import TunedRecipe
@@ -106,6 +108,13 @@ def tuned_recipe(run: Run) -> TunedRecipe:
         unit=tuned.unit,
         is_from_cache=tuned.is_from_cache,
     )
+
+
+def outline_of(run: Run) -> Outline | None:
+    """What a search has told of its experiment, for a plain loop to be written from."""
+    events = store.read_lines(RunFolder(Path(run.folder)).events, Event)
+    lines = [line for line in events if isinstance(line, Outlined)]
+    return lines[-1].outline if lines else None
 
 
 def checkpoint_steps(run: Run) -> list[int]:

@@ -18,6 +18,7 @@ import click
 @click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:N", show_default=True)
 @click.option("--numerics", default="default", type=click.Choice(["strict", "default", "fast"]))
 @click.option("--budget", type=click.FloatRange(1), metavar="SECONDS", help="What it may take.")
+@click.option("--emit", type=click.Choice(["code"]), help="Print a plain PyTorch program with it.")
 @click.option("--forget", is_flag=True, help="Forget every recipe that was found.")
 @click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
@@ -35,7 +36,8 @@ def command(forget: bool, is_json: bool, **options: Any) -> int:
         show.print_note(f"{flow.forget_recipes()} recipes forgotten")
         return 0
     request = TrainRequest(**options, tune="full", is_only_tuned=True)
-    with flow.interrupts() as interrupts, SearchDisplay(is_quiet=is_json) as display:
+    is_quiet = is_json or request.emit is not None
+    with flow.interrupts() as interrupts, SearchDisplay(is_quiet=is_quiet) as display:
         attendance = flow.begin(request, interrupts)
         display.say("experiment", flow.read(str(attendance.folder.path)).header.spec.name)
         for lines in flow.follow(attendance, interrupts):
@@ -50,4 +52,5 @@ def command(forget: bool, is_json: bool, **options: Any) -> int:
         show.print_json(tuned)
     else:
         print_tuned(tuned)
+        click.echo(tuned.code or "", nl=False)
     return 0

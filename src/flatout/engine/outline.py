@@ -1,0 +1,99 @@
+"""Looks up an experiment's outline, for a plain loop to be written from."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from flatout.engine.evaluation import is_smaller_better
+from flatout.engine.experiment import Experiment
+from flatout.engine.feed import Feed, TensorFeed
+from flatout.engine.loader import LoaderFeed
+from flatout.engine.session import Built, Session, process_settings
+from flatout.errors import UsageError
+from flatout.nouns.outline import DataKind, Outline, Scheduling
+from flatout.nouns.recipe import Choice, Recipe
+
+
+def check_outlined(experiment: Experiment) -> None:
+    """Refuses what cannot be written as a plain loop, before anything is measured for it.
+
+    Raises:
+        UsageError: no-code-for-own-step.
+    """
+    if getattr(experiment, "step", None) is not None:
+        raise UsageError(
+            "no-code-for-own-step",
+            "`--emit code` writes no program for an experiment with a `step` of its own.",
+            because="that step is written for flatout's `updates`, which a plain loop has not",
+            fix="leave `--emit code` out; the recipe is in the search's folder",
+        )
+
+
+def outline(built: Built, recipe: Recipe) -> Outline:
+    """What of an experiment its plain loop needs to know; the loss is computed once.
+
+    Args:
+        built: its objects; they are used up.
+        recipe: how its steps are executed.
+    """
+    # One batch is read: no processes need to be started for it.
+    alone: Choice[int] = Choice(value=0, why="one batch is read")
+    with process_settings(recipe):
+        session = Session(built, msgspec.structs.replace(recipe, loader_workers=alone))
+        try:
+            return _outline(session)
+        finally:
+            session.close()
+
+
+def _outline(session: Session) -> Outline:
+    experiment = session.experiment
+    every = experiment.validate_every
+    validation = session.validation_feed
+    return Outline(
+        data_kind=session.facts.data_kind,
+        batch_size=experiment.batch_size,
+        num_gathered=_num_gathered(session.feed),
+        is_shuffled=experiment.shuffle,
+        has_collate=experiment.collate is not None,
+        has_named_parameters=experiment.named_parameters,
+        is_counted=_is_counted(session),
+        is_by_steps=experiment.steps is not None,
+        scheduling=_scheduling(session),
+        has_ema=experiment.ema is not None,
+        validation_kind=_kind(validation) if validation is not None else None,
+        num_gathered_validation=_num_gathered(validation),
+        has_metrics=experiment.metrics is not None,
+        validate_every=every if isinstance(every, int) else None,
+        has_early_stop=experiment.early_stop is not None,
+        best=experiment.best,
+        is_smaller_better=is_smaller_better(experiment.best),
+    )
+
+
+def _is_counted(session: Session) -> bool:
+    batch, _ = next(session.feed.updates(0, 0))[0]
+    parts = session.step_parts()
+    with torch.no_grad(), parts.autocast():
+        result = parts.loss(session.model, parts.place(batch) if parts.place else batch)
+    return isinstance(result, tuple)
+
+
+def _scheduling(session: Session) -> Scheduling | None:
+    if session.schedule is None:
+        return None
+    if isinstance(session.schedule, ReduceLROnPlateau):
+        return "plateau"
+    return session.experiment.schedule_every
+
+
+def _num_gathered(feed: Feed | None) -> int | None:
+    return feed.samples_per_gather if isinstance(feed, TensorFeed) else None
+
+
+def _kind(feed: Feed) -> DataKind:
+    if isinstance(feed, TensorFeed):
+        return "tensors"
+    return "map-style" if isinstance(feed, LoaderFeed) else "iterable"

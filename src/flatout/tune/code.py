@@ -1,0 +1,309 @@
+"""A recipe as a plain PyTorch program: only the lines that it needs, each with its reason.
+
+The program computes what `flatout train` computes under that recipe, and imports torch alone. Its
+text lies in `code_loop.py` and `code_data.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from flatout.nouns.machine import Machine
+from flatout.nouns.outline import Outline
+from flatout.nouns.recipe import Choice, Recipe
+from flatout.nouns.run import RunHeader
+from flatout.nouns.tuned_recipe import TunedRecipe
+from flatout.tune import code_data, code_loop
+from flatout.tune.code_lines import Filling, filled
+
+_WIDTH = 100
+
+# Words of flags, all of which must hold, and the text that is then part of the program.
+_SECTIONS = (
+    ("", code_data.SEEDS),
+    ("inline", code_data.STATES),
+    ("indexed shuffled", code_data.ORDER),
+    ("spans", code_data.SPANS),
+    ("each", code_data.EACH),
+    ("place", code_data.PLACE),
+    ("slices", code_data.SLICES),
+    ("loader", code_data.UNCHANGED),
+    ("samples", code_data.SAMPLES),
+    ("streams", code_data.STREAM),
+    ("", code_loop.BUILD),
+    ("", code_loop.MEAN),
+    ("skip", code_loop.IS_FINITE),
+    ("ema", code_loop.SWAP),
+    ("validation", code_loop.EVALUATE),
+    ("", code_loop.TRAIN),
+    ("", code_loop.MAIN),
+)
+_TEXTS = {
+    "update": code_loop.UPDATE,
+    "whole": code_loop.WHOLE,
+    "parts": code_loop.PARTS,
+    "validation": code_loop.VALIDATION,
+}
+_MODULES = (
+    "hashlib", "importlib", "itertools", "math", "operator", "os", "random", "sys", "types",
+)  # fmt: skip
+_BACKENDS = {
+    "math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+}  # fmt: skip
+_OF_TORCH = ("DataLoader", "Dataset", "IterableDataset", "default_collate", "get_worker_info")
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    header: RunHeader
+    recipe: Recipe
+    outline: Outline
+
+
+def program(header: RunHeader, tuned: TunedRecipe, outline: Outline) -> str:
+    """A program that trains an experiment under a recipe as `flatout train` does.
+
+    Args:
+        header: of the search; names the experiment and the machine.
+        tuned: what it has found.
+        outline: of the experiment.
+
+    Returns:
+        Its text.
+    """
+    plan = _Plan(header=header, recipe=tuned.recipe, outline=outline)
+    flags = _flags(plan)
+    filling = Filling(
+        flags=flags, values=_values(plan), reasons=_reasons(tuned.recipe), texts=_TEXTS
+    )
+    parts = [
+        filled(text, filling)
+        for words, text in _SECTIONS
+        if all(flags[word] for word in words.split())
+    ]
+    device = f"DEVICE = torch.device({_literal(tuned.recipe.device.value)})"
+    body = "\n\n\n".join(parts)
+    constants = [device] if re.search(r"\bDEVICE\b", body) else []
+    if flags["file"]:
+        constants.append(code_loop.STAND_IN.strip("\n"))
+    environment = list(_environment(plan))
+    imports = _imports("\n".join([*environment, *constants, body]), environment)
+    head = "\n\n".join([_about(plan, tuned), "from __future__ import annotations", *imports])
+    return "\n\n\n".join(["\n\n".join([head, *constants]), body]) + "\n"
+
+
+def _flags(plan: _Plan) -> dict[str, bool]:
+    """What of the text is needed, by name."""
+    recipe, outline = plan.recipe, plan.outline
+    kinds = {outline.data_kind, outline.validation_kind}
+    is_read = bool(kinds & {"map-style", "iterable"})
+    has_workers = is_read and recipe.loader_workers.value > 0
+    of_step = _flags_of_step(recipe, outline)
+    is_resident = recipe.data_path.value == "resident" and of_step["cuda"]
+    # What lies on the device as the model wants it need not be brought there.
+    is_placed = of_step["layout"] or (of_step["cuda"] and not (is_resident and not is_read))
+    return {
+        **of_step,
+        **_flags_of_experiment(outline),
+        "file": plan.header.spec.file is not None,
+        "resident": is_resident,
+        "place": is_placed,
+        "slices": "tensors" in kinds,
+        "samples": "map-style" in kinds,
+        "streams": "iterable" in kinds,
+        "loader": is_read,
+        "workers": has_workers,
+        "inline": is_read and not has_workers,
+        "pin": is_read and of_step["cuda"] and recipe.loader_pin_memory.value,
+        "each": "tensors" in kinds or is_placed,
+        "spans": "tensors" in kinds or of_step["accumulated"],
+    }
+
+
+def _flags_of_step(recipe: Recipe, outline: Outline) -> dict[str, bool]:
+    precision = recipe.precision.value
+    is_clipping = recipe.clip_norm.value is not None
+    is_skipping = recipe.nonfinite_loss.value == "skip"
+    is_accumulated = recipe.micro_batch_size.value < outline.batch_size
+    return {
+        "cuda": recipe.device.value.startswith("cuda"),
+        "tf32": precision == "tf32",
+        "fp16": precision == "fp16",
+        "autocast": precision in ("bf16", "fp16"),
+        "attention": recipe.attention.value != "auto",
+        "layout": recipe.memory_format.value == "channels_last",
+        "implementation": recipe.optimizer_implementation.value != "own",
+        "fused": recipe.optimizer_implementation.value == "fused",
+        "deterministic": recipe.deterministic.value,
+        "clip": is_clipping,
+        "skip": is_skipping,
+        "accumulated": is_accumulated,
+        "parameters": is_clipping or is_skipping or (is_accumulated and outline.is_counted),
+    }
+
+
+def _flags_of_experiment(outline: Outline) -> dict[str, bool]:
+    return {
+        "tensors": outline.data_kind == "tensors",
+        "map": outline.data_kind == "map-style",
+        "stream": outline.data_kind == "iterable",
+        "indexed": outline.data_kind != "iterable",
+        "shuffled": outline.is_shuffled,
+        "counted": outline.is_counted,
+        "steps": outline.is_by_steps,
+        "schedule": outline.scheduling is not None,
+        "schedule_step": outline.scheduling == "step",
+        "schedule_epoch": outline.scheduling == "epoch",
+        "plateau": outline.scheduling == "plateau",
+        "ema": outline.has_ema,
+        "validation": outline.validation_kind is not None,
+        "on_tensors": outline.validation_kind == "tensors",
+        "on_samples": outline.validation_kind == "map-style",
+        "on_stream": outline.validation_kind == "iterable",
+        "metrics": outline.has_metrics,
+        "validate_steps": outline.validation_kind is not None
+        and outline.validate_every is not None,
+        "early_stop": outline.has_early_stop,
+    }
+
+
+def _values(plan: _Plan) -> dict[str, str]:
+    """What is put into the text, by name."""
+    recipe, outline, spec = plan.recipe, plan.outline, plan.header.spec
+    module = f"flatout.experiments.{spec.name.replace('-', '_')}"
+    file = PurePath(spec.file) if spec.file else None
+    implementation = recipe.optimizer_implementation.value
+    is_smaller = outline.is_smaller_better
+    return {
+        "seed": str(spec.seed),
+        "epochs": str(spec.epochs or "experiment.epochs"),
+        "parameters": "named_parameters" if outline.has_named_parameters else "parameters",
+        "num_threads": str(recipe.num_threads.value),
+        "is_tf32": str(recipe.precision.value == "tf32"),
+        "is_benchmarking": str(not recipe.deterministic.value),
+        "is_foreach": str(implementation == "foreach"),
+        "is_fused": str(implementation == "fused"),
+        "dtype": "torch.bfloat16" if recipe.precision.value == "bf16" else "torch.float16",
+        "backend": _BACKENDS.get(recipe.attention.value, ""),
+        "micro_batch_size": f"{recipe.micro_batch_size.value:_}",
+        "clip_norm": _literal(recipe.clip_norm.value),
+        "loader_workers": str(recipe.loader_workers.value),
+        "loader_prefetch": str(recipe.loader_prefetch.value),
+        "loader_persistent": str(recipe.loader_persistent.value),
+        "collate": "experiment.collate" if outline.has_collate else "default_collate",
+        "num_samples": "count(data)" if outline.data_kind == "tensors" else "len(data)",
+        "num_gathered": f"{outline.num_gathered or 1:_}",
+        "num_gathered_on": f"{outline.num_gathered_validation or 1:_}",
+        "validate_every": str(outline.validate_every),
+        "forked": "DEVICE" if recipe.device.value.startswith("cuda") else "",
+        "best": _literal(outline.best),
+        "better": "<" if is_smaller else ">",
+        "best_of": "min" if is_smaller else "max",
+        "worst": "math.inf" if is_smaller else "-math.inf",
+        "folder": _literal(str(file.parent)) if file else "",
+        "module": _literal(file.stem if file else module),
+        "arguments": _arguments(spec.parameters),
+        "weights_file": _literal(f"{spec.name}.pt"),
+    }
+
+
+def _arguments(parameters: dict[str, Any]) -> str:
+    """Arguments of a call, on one line if they fit on it."""
+    texts = [f"{name}={_literal(value)}" for name, value in parameters.items()]
+    line = ", ".join(texts)
+    if len(f"    chosen = described.experiment({line})") <= _WIDTH:
+        return line
+    return "\n" + "".join(f"        {text},\n" for text in texts) + "    "
+
+
+def _literal(value: Any) -> str:
+    """A value as it is written in Python."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def _reasons(recipe: Recipe) -> dict[str, str]:
+    """Each field's choice in words; the loader's fields speak as one."""
+    choices: dict[str, Choice[Any]] = msgspec.structs.asdict(recipe)
+    reasons = {name: _reason(name, choice) for name, choice in choices.items()}
+    return {**reasons, "loader": reasons["loader_workers"]}
+
+
+def _reason(name: str, choice: Choice[Any]) -> str:
+    evidence = f" ({choice.evidence})" if choice.evidence else ""
+    return f"{name} {choice.value}: {choice.why}{evidence}."
+
+
+def _about(plan: _Plan, tuned: TunedRecipe) -> str:
+    """The program's docstring."""
+    header = plan.header
+    title = f"{header.spec.name} in plain PyTorch, with the recipe that flatout found for it."
+    gain = tuned.decision.speedup
+    found = f"The plain loop's settings stayed: {tuned.decision.why}."
+    if gain is not None:
+        found = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}] of a plain loop's speed"
+        found += f"{_place(header.machine, plan.recipe)}."
+    told = (
+        f"{found} It gives the losses of `flatout train` (flatout {header.flatout_version}) with "
+        "the same recipe; there are no checkpoints, and the last weights are kept, not the best."
+    )
+    text = "\n".join([_sober(title), "", *textwrap.wrap(_sober(told), _WIDTH)])
+    return f'"""{text}\n"""'
+
+
+def _sober(text: str) -> str:
+    """Text that can stand in a docstring."""
+    return " ".join(text.split()).replace("\\", "/").replace('"', "'")
+
+
+def _place(machine: Machine | None, recipe: Recipe) -> str:
+    """Where the speed was measured, as far as it is known."""
+    if machine is None:
+        return ""
+    name = machine.cpu.name
+    _, _, index = recipe.device.value.partition(":")
+    if recipe.device.value.startswith("cuda"):
+        names = {gpu.index: gpu.name for gpu in machine.gpus}
+        name = names.get(int(index or 0))
+    torch = machine.framework("torch")
+    return (f", on {name}" if name else "") + (f" with torch {torch.version}" if torch else "")
+
+
+def _environment(plan: _Plan) -> Iterator[str]:
+    """Lines for what the libraries read when they are loaded."""
+    recipe = plan.recipe
+    is_cuda = recipe.device.value.startswith("cuda")
+    if is_cuda:
+        yield "# GPUs are counted as nvidia-smi counts them."
+        yield 'os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")'
+    if is_cuda and recipe.deterministic.value:
+        yield "# Without it cuBLAS does not repeat bit for bit."
+        yield 'os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")'
+    if not is_cuda and recipe.num_threads.value > 1:
+        yield "# Threads that wait for each other sleep soon: other programs need the cores, too."
+        yield 'os.environ.setdefault("GOMP_SPINCOUNT", "1000")'
+
+
+def _imports(text: str, environment: list[str]) -> list[str]:
+    """The imports that a text needs, with the environment between Python's and torch's."""
+    own = [f"import {name}" for name in _MODULES if re.search(rf"(?<![\w.]){name}\.", text)]
+    if re.search(r"\bIterator\[", text):
+        own.append("from collections.abc import Iterator")
+    own.append("from typing import Any")
+    names = ", ".join(name for name in _OF_TORCH if re.search(rf"\b{name}\b", text))
+    others = ["import torch"]
+    others += ["from torch.nn.attention import SDPBackend, sdpa_kernel"] * ("sdpa_kernel" in text)
+    others += [f"from torch.utils.data import {names}"] * bool(names)
+    blocks = (own, environment, others)
+    return ["\n".join(block) for block in blocks if block]

@@ -1,0 +1,108 @@
+"""Programs without flatout give the same losses, metrics and weights as flatout, to the bit."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from flatout.engine.loading import load_experiment
+from flatout.engine.outline import outline
+from flatout.engine.session import build
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.lines import EpochEnded, Validated
+from flatout.nouns.run import RunHeader
+from flatout.nouns.tuned_recipe import TunedRecipe
+from flatout.nouns.tuning import Decision
+from flatout.system.runs import RunFolder
+from flatout.tune.code import program
+
+if TYPE_CHECKING:
+    from conftest import Lab, Tell
+
+MINE = Path(__file__).resolve().parents[1] / "cases" / "code" / "mine.py"
+DECISION = Decision(
+    is_plain=True, changes={}, rungs=(), lost=(), refused=(), skipped=(), speedup=None,
+    why="nothing was measured", search_s=0.0,
+)  # fmt: skip
+
+
+def written(spec: ExperimentSpec) -> str:
+    """The program for an experiment under the recipe fields that its spec fixes."""
+    built = build(load_experiment(spec), spec.seed, "cpu")
+    recipe = built.recipe(spec.fixed)
+    header = RunHeader(id="x", created_at=0.0, flatout_version="0", python="", spec=spec)
+    tuned = TunedRecipe(
+        folder="", recipe=recipe, decision=DECISION, is_from_cache=False, unit="rows"
+    )
+    return program(header, tuned, outline(built, recipe))
+
+
+def run_without_flatout(text: str, folder: Path) -> str:
+    """What the program prints, where nobody can import flatout."""
+    barrier = folder / "barrier"
+    barrier.mkdir()
+    (barrier / "flatout.py").write_text("raise ImportError('not here')\n", encoding="utf-8")
+    (folder / "plain.py").write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "plain.py"],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(barrier)}, check=False,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def kept_weights(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights at a run's end, averaged where an average is kept."""
+    weights = dict(model.state_dict())
+    if state["average"] is not None:
+        names = [name for name, _ in model.named_parameters()]
+        weights |= dict(zip(names, state["average"]["averages"], strict=True))
+    return weights
+
+
+CASES = [
+    ("tensors", {"micro_batch_size": 3}),
+    ("tensors", {"optimizer_implementation": "for-loop", "nonfinite_loss": "skip"}),
+    ("samples", {"loader_workers": 0}),
+    ("samples", {"loader_workers": 2, "micro_batch_size": 5}),
+    ("tokens", {"precision": "bf16", "micro_batch_size": 3, "clip_norm": 0.1}),
+    ("tokens", {"optimizer_implementation": "foreach", "attention": "math"}),
+    ("stream", {"micro_batch_size": 5}),
+    ("images", {"precision": "bf16", "memory_format": "channels_last"}),
+    ("broken", {"nonfinite_loss": "skip"}),
+]
+
+
+@pytest.mark.parametrize(("case", "use"), CASES, ids=lambda value: str(value))
+def test_program_computes_what_flatout_computes(
+    lab: Lab, tell: Tell, tmp_path: Path, case: str, use: dict[str, Any]
+) -> None:
+    parameters = {"case": case}
+    spec = ExperimentSpec(
+        name="mine", file=str(MINE), parameters=parameters, seed=5, fixed=lab.use | use
+    )
+    printed = run_without_flatout(written(spec), tmp_path)
+    losses = [float(text) for text in re.findall(r"^epoch \d+: loss (.+)$", printed, re.M)]
+    found = re.findall(r"^step (\d+): ({.+})$", printed, re.M)
+
+    folder: RunFolder = lab.new(seed=5, **use)
+    model = lab.go_on(folder, load_experiment(spec))
+    told = [line.loss for line in tell.metrics(folder, EpochEnded)]
+    # A run that ends by steps in the midst of an epoch tells nothing of that one.
+    assert told and losses[: len(told)] == told
+    validated = [(line.step, line.metrics) for line in tell.metrics(folder, Validated)]
+    assert [(int(step), ast.literal_eval(text)) for step, text in found] == validated
+    expected = kept_weights(model, tell.state(folder))
+    weights = torch.load(tmp_path / "mine.pt")
+    assert weights.keys() == expected.keys()
+    different = [name for name, value in expected.items() if not torch.equal(weights[name], value)]
+    assert different == []

@@ -1,0 +1,251 @@
+"""Programs written from recipes: they can be compiled, and hold what the recipe asks for."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.outline import DataKind, Outline, Scheduling
+from flatout.nouns.recipe import (
+    Attention,
+    Choice,
+    MemoryFormat,
+    NonfiniteLoss,
+    OptimizerImplementation,
+    Precision,
+    Recipe,
+    recipe_fields,
+)
+from flatout.nouns.run import RunHeader
+from flatout.nouns.tuned_recipe import TunedRecipe
+from flatout.nouns.tuning import Decision, Interval
+from flatout.tune.code import program
+from flatout.tune.code_lines import Filling, filled
+
+PLAIN: dict[str, Any] = {
+    "device": "cpu", "precision": "fp32", "attention": "auto", "data_path": "sliced", "loader_workers": 0,
+    "loader_prefetch": 2, "loader_pin_memory": False, "loader_persistent": False,
+    "optimizer_implementation": "own", "memory_format": "contiguous", "micro_batch_size": 8,
+    "clip_norm": None, "num_threads": 1, "deterministic": True, "nonfinite_loss": "stop",
+    "checkpoint_every": None,
+}  # fmt: skip
+OUTLINE = Outline(data_kind="tensors", batch_size=8, num_gathered=4096)
+
+
+def recipe(**fields: Any) -> Recipe:
+    values = PLAIN | fields
+    return Recipe(**{name: Choice(value=value, why="so") for name, value in values.items()})
+
+
+def written(chosen: Recipe, outline: Outline = OUTLINE, **spec: Any) -> str:
+    experiment = ExperimentSpec(**({"name": "rings", "file": "/home/me/rings.py"} | spec))
+    header = RunHeader(
+        id="rings-0001", created_at=0.0, flatout_version="1.2.3", python="", spec=experiment
+    )
+    decision = Decision(
+        is_plain=False, changes={}, rungs=(), lost=(), refused=(), skipped=(),
+        speedup=Interval(middle=1.5, low=1.4, high=1.6), why="it was", search_s=1.0,
+    )  # fmt: skip
+    tuned = TunedRecipe(
+        folder="", recipe=chosen, decision=decision, is_from_cache=False, unit="rows"
+    )
+    return program(header, tuned, outline)
+
+
+def only_in(one: str, other: str) -> set[str]:
+    return set(one.splitlines()) - set(other.splitlines())
+
+
+def test_program_imports_torch_and_nothing_of_flatout_but_its_name() -> None:
+    imported = [
+        name.name
+        for node in ast.walk(ast.parse(written(recipe())))
+        if isinstance(node, ast.Import)
+        for name in node.names
+    ]
+    assert set(imported) - sys.stdlib_module_names == {"torch", "flatout"}
+
+
+def test_program_of_a_built_in_says_that_flatout_describes_it() -> None:
+    text = written(recipe(), name="mnist-large", file=None)
+    assert 'importlib.import_module("flatout.experiments.mnist_large")' in text
+    assert "must be installed" in text and "types.ModuleType" not in text
+
+
+def test_program_says_the_gain_and_the_reasons() -> None:
+    choice: Choice[Any] = Choice(value="fused", why="x1.2\nfaster", evidence="$5 \"sure\" '''")
+    text = written(msgspec.structs.replace(recipe(), optimizer_implementation=choice))
+    assert "x1.50 [1.40, 1.60] of a plain loop's speed" in text
+    assert "# optimizer_implementation fused: x1.2 faster ($5 \"sure\" ''')." in text
+    ast.parse(text)
+
+
+def test_program_hands_over_the_parameters() -> None:
+    parameters = {"rate": float("inf"), "name": 'a"b\\', "width": 64, "is_deep": True, "x": None}
+    text = written(recipe(), parameters=parameters, seed=7, epochs=9)
+    call = next(
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "described.experiment"
+    )
+    given = {word.arg: eval(ast.unparse(word.value)) for word in call.keywords}
+    assert given == parameters
+    assert "seed: int = 7" in text and "range(9)" in text
+
+
+# A changed value of each field of the recipe, and what it brings into the program.
+LOADED = {"data_path": "loader", "loader_workers": 2}
+CHANGED: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "device": ({}, "cuda:1", 'torch.device("cuda:1")'),
+    "precision": ({}, "bf16", "dtype=torch.bfloat16"),
+    "attention": ({}, "math", "with sdpa_kernel(SDPBackend.MATH):"),
+    "data_path": ({"device": "cuda:0"}, "resident", "each(data, torch.Tensor.to, DEVICE)"),
+    "loader_workers": (LOADED, 3, "num_workers=3"),
+    "loader_prefetch": (LOADED, 5, "prefetch_factor=5"),
+    "loader_pin_memory": (LOADED | {"device": "cuda:0"}, True, "pin_memory=True"),
+    "loader_persistent": (LOADED, True, "persistent_workers=True"),
+    "optimizer_implementation": ({}, "fused", "foreach=False, fused=True"),
+    "memory_format": ({}, "channels_last", "model.to(memory_format=torch.channels_last)"),
+    "micro_batch_size": ({}, 2, "spans(first, last, 2)"),
+    "clip_norm": ({}, 0.5, "clip_grad_norm_(parameters, 0.5)"),
+    "num_threads": ({}, 4, "torch.set_num_threads(4)"),
+    "deterministic": ({"deterministic": False}, True, "use_deterministic_algorithms(True)"),
+    "nonfinite_loss": ({}, "skip", "if is_finite(loss, parameters):"),
+}
+
+
+def test_every_field_of_a_recipe_has_its_lines_in_a_program() -> None:
+    # A plain program keeps no checkpoints.
+    assert set(CHANGED) | {"checkpoint_every"} == set(recipe_fields())
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_changed_field_changes_the_program(name: str) -> None:
+    others, value, line = CHANGED[name]
+    kind = "map-style" if "loader_workers" in others else "tensors"
+    outline = msgspec.structs.replace(OUTLINE, data_kind=kind)
+    before = written(recipe(**others), outline)
+    after = written(recipe(**(others | {name: value})), outline)
+    assert line not in before and line in after
+    assert only_in(after, before)
+
+
+def outlines() -> st.SearchStrategy[Outline]:
+    kinds = st.sampled_from(get_args(DataKind))
+    flags = (
+        "is_shuffled", "has_collate", "has_named_parameters", "is_counted", "is_by_steps",
+        "has_ema", "has_metrics", "has_early_stop", "is_smaller_better",
+    )  # fmt: skip
+    return st.builds(
+        Outline,
+        data_kind=kinds,
+        batch_size=st.just(8),
+        num_gathered=st.just(4096),
+        num_gathered_validation=st.just(4096),
+        validation_kind=st.none() | kinds,
+        scheduling=st.none() | st.sampled_from(get_args(Scheduling)),
+        validate_every=st.none() | st.just(50),
+        **{name: st.booleans() for name in flags},
+    ).filter(
+        lambda one: one.validation_kind or not (one.has_early_stop or one.scheduling == "plateau")
+    )
+
+
+def recipes() -> st.SearchStrategy[Recipe]:
+    values = {
+        "device": st.sampled_from(["cpu", "cuda:0"]),
+        "precision": st.sampled_from(get_args(Precision)),
+        "attention": st.sampled_from(get_args(Attention)),
+        "data_path": st.sampled_from(["sliced", "resident"]),
+        "loader_workers": st.sampled_from([0, 2]),
+        "loader_pin_memory": st.booleans(),
+        "loader_persistent": st.booleans(),
+        "optimizer_implementation": st.sampled_from(get_args(OptimizerImplementation)),
+        "memory_format": st.sampled_from(get_args(MemoryFormat)),
+        "micro_batch_size": st.sampled_from([8, 3]),
+        "clip_norm": st.sampled_from([None, 1.0]),
+        "num_threads": st.sampled_from([1, 8]),
+        "deterministic": st.booleans(),
+        "nonfinite_loss": st.sampled_from(get_args(NonfiniteLoss)),
+    }
+    return st.fixed_dictionaries(values).map(lambda fields: recipe(**fields))
+
+
+@given(recipes(), outlines())
+def test_every_program_compiles_and_leaves_no_mark(chosen: Recipe, outline: Outline) -> None:
+    text = written(chosen, outline)
+    compile(text, "program.py", "exec")
+    assert not [line for line in text.splitlines() if "#?" in line or "#|" in line or "$" in line]
+    assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def some_programs() -> list[str]:
+    """A few programs that together make use of nearly all there is."""
+    full = Outline(
+        data_kind="tensors", batch_size=8, num_gathered=4096, num_gathered_validation=4096,
+        validation_kind="tensors", has_metrics=True, has_ema=True, is_counted=True,
+        scheduling="step", has_early_stop=True, validate_every=50,
+    )  # fmt: skip
+    samples = Outline(
+        data_kind="map-style", batch_size=8, validation_kind="iterable", scheduling="plateau",
+        has_collate=True, validate_every=50,
+    )  # fmt: skip
+    stream = Outline(
+        data_kind="iterable", batch_size=8, is_by_steps=True, validation_kind="map-style"
+    )
+    return [
+        written(recipe()),
+        written(
+            recipe(micro_batch_size=3, clip_norm=1.0, nonfinite_loss="skip", attention="math"), full
+        ),
+        written(recipe(device="cuda:0", data_path="resident", precision="fp16"), full),
+        written(recipe(**LOADED, memory_format="channels_last", num_threads=8), samples),
+        written(recipe(data_path="loader", precision="bf16", micro_batch_size=3), samples),
+        written(recipe(data_path="loader", device="cuda:0", loader_pin_memory=True), stream),
+        written(recipe(**LOADED, micro_batch_size=3), stream),
+    ]
+
+
+def test_programs_pass_the_checks_of_the_house(tmp_path: Path) -> None:
+    pytest.importorskip("ruff", reason="needs ruff: programs are checked with it")
+    for number, text in enumerate(some_programs()):
+        (tmp_path / f"program_{number}.py").write_text(text, encoding="utf-8")
+    ruff = [sys.executable, "-m", "ruff"]
+    rules = "--select=E,F,W,I,UP,B,C4,PIE,RUF100,SIM,D103"
+    options = ["--isolated", "--line-length=100", "--target-version=py311"]
+    for command in (["check", rules, "--ignore=SIM105,SIM108,SIM117"], ["format", "--diff"]):
+        done = subprocess.run(
+            [*ruff, *command, *options, str(tmp_path)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+
+
+FILLING = Filling(
+    flags={"on": True, "off": False}, values={"name": "x"}, reasons={"why": "a reason"},
+    texts={"inner": "with b:  #| off\n    c\n"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a  #? on\nb  #? off\nc  #? on !off\nd  #? on off", ["a", "c"]),
+        ("with a:  #| on\n    b\nc", ["with a:", "    b", "c"]),
+        ("with a:  #| off\n    b\n\n    if c:\n        d\ne", ["b", "", "if c:", "    d", "e"]),
+        ("with a:  #| off\nwith b:  #| on\n    c", ["with b:", "    c"]),
+        ("if a:\n    #@ inner\n    d", ["if a:", "    c", "    d"]),
+        ("    #= why\n    #= why  #? off\n    $name", ["    # a reason", "    x"]),
+    ],
+)
+def test_filled(text: str, lines: list[str]) -> None:
+    assert filled(text, FILLING).splitlines() == lines
