@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -141,11 +142,16 @@ def specify(request: TrainRequest) -> ExperimentSpec:
         sha256=source.sha256,
         parameters=parse_settings(parameters, request.settings),
         seed=request.seed or 0,
-        fixed=request.fixed,
+        fixed=read_recipe(request.recipe) | request.fixed,
         epochs=request.epochs,
         init=sources.find_weights(request.init) if request.init else None,
         tuning=request.wish,
     )
+
+
+def read_recipe(file: str | None) -> dict[str, Any]:
+    """The recipe fields that a file fixes."""
+    return recipes.fields_in(Path(file).expanduser()) if file else {}
 
 
 def choose_interpreter(

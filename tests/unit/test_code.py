@@ -32,7 +32,8 @@ from flatout.tune.code import program
 from flatout.tune.code_lines import Filling, filled
 
 PLAIN: dict[str, Any] = {
-    "device": "cpu", "precision": "fp32", "attention": "auto", "data_path": "sliced", "loader_workers": 0,
+    "device": "cpu", "precision": "fp32", "attention": "auto", "data_path": "sliced",
+    "loader_workers": 0,
     "loader_prefetch": 2, "loader_pin_memory": False, "loader_persistent": False,
     "optimizer_implementation": "own", "memory_format": "contiguous", "micro_batch_size": 8,
     "clip_norm": None, "num_threads": 1, "deterministic": True, "nonfinite_loss": "stop",

@@ -18,6 +18,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     experiment: a built-in's name or a file; None where `resume` names a run.
     settings, uses: `key=value` texts for the experiment's parameters and for recipe fields.
+    recipe: a file with a recipe, whose fields are then fixed as if by `uses`.
     device: `auto`, or the recipe's device. run_id: the name of a new run; None finds a free one.
     tune, numerics, budget: the search for a recipe (nouns/tuning.py); budget in seconds.
     emit: what `flatout tune` writes of the recipe it has found.
@@ -26,6 +27,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     experiment: str | None = None
     settings: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
+    recipe: str | None = None
     device: str = "auto"
     epochs: int | None = None
     seed: int | None = None
@@ -59,7 +61,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     def wish(self) -> Wish:
         """What the search for a recipe may do."""
         return Wish(
-            mode=self.tune,
+            # Where every field is given there is nothing to search.
+            mode="off" if self.recipe and self.tune == "auto" else self.tune,
             numerics=self.numerics,
             budget_s=self.budget,
             is_only=self.is_only_tuned,
@@ -78,6 +81,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             f"the experiment `{self.experiment}`": self.experiment is not None,
             "`-s`": bool(self.settings),
             "`--seed`": self.seed is not None,
+            "`--recipe`": self.recipe is not None,
             "`--init`": self.init is not None,
             "`--name`": self.run_id is not None,
         }

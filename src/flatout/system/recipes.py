@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from flatout.errors import FlatoutError
+from flatout.errors import FlatoutError, UsageError
+from flatout.nouns.recipe import Recipe, check_field, recipe_fields
 from flatout.nouns.tuning import Known
 from flatout.system import store
 from flatout.system.folders import state_folder
@@ -33,6 +35,30 @@ def keep(key: str, known: Known) -> None:
     with store.mapped_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     store.write_json(path, known)
+
+
+def fields_in(path: Path) -> dict[str, Any]:
+    """The fields of a recipe in a file, such as a search leaves, with their values.
+
+    Raises:
+        UsageError: recipe-not-readable, bad-recipe-value.
+    """
+    try:
+        recipe = store.read_json(path, Recipe)
+    except FlatoutError as error:
+        raise UsageError(
+            "recipe-not-readable",
+            f"cannot read a recipe from {path}.",
+            because=error.because,
+            fix="give the `recipe.json` that `flatout tune` has left in its folder",
+        ) from error
+    names = list(recipe_fields())
+    # What has no effect would only be warned of.
+    if recipe.data_path.value != "loader":
+        names = [name for name in names if not name.startswith("loader_")]
+    elif recipe.loader_workers.value == 0:
+        names = [name for name in names if name not in ("loader_prefetch", "loader_persistent")]
+    return {name: check_field(name, getattr(recipe, name).value) for name in names}
 
 
 def forget_all() -> int:

@@ -77,6 +77,7 @@ recipe = {
     "loader_pin_memory": False,
     "loader_persistent": True,
     "optimizer_implementation": "own",
+    "attention": "auto",
     "memory_format": "contiguous",
     "micro_batch_size": 8,
     "clip_norm": None,

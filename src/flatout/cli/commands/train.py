@@ -19,6 +19,7 @@ import click
     metavar="FIELD=VALUE",
     help="Fix a field of the recipe: how a step is executed.",
 )
+@click.option("--recipe", metavar="FILE", help="Fix all fields, as `flatout tune` has found them.")
 @click.option(
     "--device",
     default="auto",
