@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from flatout import flow
+from flatout.engine.course import Task
 from flatout.engine.loading import load_experiment
-from flatout.engine.outline import outline
+from flatout.engine.outline import check_outlined, outline
 from flatout.engine.session import build
+from flatout.engine.training import train_in
+from flatout.engine.watch import StopRequest
+from flatout.errors import UsageError
+from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import EpochEnded, Validated
 from flatout.nouns.run import RunHeader
 from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.nouns.tuning import Decision
-from flatout.system.runs import RunFolder
+from flatout.nouns.tuning import Decision, Wish
+from flatout.system.runs import RunFolder, create_run, read_run
 from flatout.tune.code import program
 
 if TYPE_CHECKING:
@@ -106,3 +114,27 @@ def test_program_computes_what_flatout_computes(
     assert weights.keys() == expected.keys()
     different = [name for name, value in expected.items() if not torch.equal(weights[name], value)]
     assert different == []
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_search_gives_a_program_where_one_is_wanted(lab: Lab, is_wanted: bool) -> None:
+    wish = Wish(mode="full", budget_s=1.0, is_only=True, is_outlined=is_wanted)
+    spec = ExperimentSpec(name="mine", file=str(MINE), fixed={"num_threads": 1}, tuning=wish)
+    header = RunHeader(id="x", created_at=0.0, flatout_version="0", python="", spec=spec)
+    folder = create_run(header)
+    # Somebody who reads along keeps the search in this process.
+    task = Task(folder, spec, Change(), StopRequest(), io.StringIO())
+    train_in(task, lambda: load_experiment(spec))
+    code = flow.tuned(read_run(folder)).code
+    if is_wanted:
+        assert code is not None and "clip_grad_norm_(parameters, 0.5)" in code
+        compile(code, "plain.py", "exec")
+    else:
+        assert code is None
+
+
+def test_step_of_its_own_is_refused_before_the_search() -> None:
+    experiment: Any = SimpleNamespace(step=lambda updates, model, batch: None)
+    with pytest.raises(UsageError) as caught:
+        check_outlined(experiment)
+    assert caught.value.rule == "no-code-for-own-step"
