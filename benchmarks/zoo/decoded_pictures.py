@@ -20,8 +20,7 @@ class PackedPictures(torch.utils.data.Dataset[Sample]):
         patterns = interpolate(coarse, size=96, mode="bilinear") * 200
         self.classes = torch.randint(8, (512,), generator=dice).tolist()
         self.packed = [
-            zlib.compress(_noisy(patterns[label], dice).numpy().tobytes())
-            for label in self.classes
+            zlib.compress(_noisy(patterns[label], dice).numpy().tobytes()) for label in self.classes
         ]
 
     def __len__(self) -> int:

@@ -33,7 +33,9 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def experiment(width: int = 8, batch_size: int = 2, steps: int = 300) -> flatout.Experiment:
     return flatout.Experiment(
         model=lambda: nn.Sequential(
-            layer(1, width), layer(width, 2 * width), layer(2 * width, width),
+            layer(1, width),
+            layer(width, 2 * width),
+            layer(2 * width, width),
             nn.Conv3d(width, 1, kernel_size=1),
         ),  # fmt: skip
         optimizer=lambda parameters: torch.optim.SGD(

@@ -50,8 +50,12 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def experiment(width: int = 512, batch_size: int = 128, steps: int = 1_000) -> flatout.Experiment:
     return flatout.Experiment(
         model=lambda: nn.Sequential(
-            BinaryLinear(256, width), nn.BatchNorm1d(width), nn.Hardtanh(),
-            BinaryLinear(width, width), nn.BatchNorm1d(width), nn.Hardtanh(),
+            BinaryLinear(256, width),
+            nn.BatchNorm1d(width),
+            nn.Hardtanh(),
+            BinaryLinear(width, width),
+            nn.BatchNorm1d(width),
+            nn.Hardtanh(),
             nn.Linear(width, 10),
         ),  # fmt: skip
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3),

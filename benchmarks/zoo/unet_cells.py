@@ -21,9 +21,9 @@ class CellUNet(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.whole = double(1, width)
-        self.half = double(width, 2 * width)
-        self.quarter = double(2 * width, 4 * width)
+        self.at_whole = double(1, width)
+        self.at_half = double(width, 2 * width)
+        self.at_quarter = double(2 * width, 4 * width)
         self.up_to_half = nn.ConvTranspose2d(4 * width, 2 * width, kernel_size=2, stride=2)
         self.back_at_half = double(4 * width, 2 * width)
         self.up_to_whole = nn.ConvTranspose2d(2 * width, width, kernel_size=2, stride=2)
@@ -32,9 +32,9 @@ class CellUNet(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Pictures (pictures, 1, 64, 64) to scores of the same shape."""
-        whole = self.whole(pictures)
-        half = self.half(max_pool2d(whole, 2))
-        quarter = self.quarter(max_pool2d(half, 2))
+        whole = self.at_whole(pictures)
+        half = self.at_half(max_pool2d(whole, 2))
+        quarter = self.at_quarter(max_pool2d(half, 2))
         half = self.back_at_half(torch.cat([half, self.up_to_half(quarter)], dim=1))
         whole = self.back_at_whole(torch.cat([whole, self.up_to_whole(half)], dim=1))
         return self.mark(whole)

@@ -23,7 +23,10 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def experiment(width: int = 1_536, batch_size: int = 128, steps: int = 300) -> flatout.Experiment:
     return flatout.Experiment(
         model=lambda: nn.Sequential(
-            nn.Linear(784, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+            nn.Linear(784, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
             nn.Linear(width, 10),
         ),  # fmt: skip
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),

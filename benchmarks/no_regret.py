@@ -1,0 +1,257 @@
+"""Does `flatout tune` ever make a training slower, and how near does it come to the best recipe?
+
+    python benchmarks/no_regret.py [--models wide_mlp,charlm] [--quick] [--numerics strict]
+
+For each model of a declared list: the plain loop, what `flatout tune` chooses when it knows nothing
+yet, the best of a declared grid of at most 48 recipes (all looked at briefly, the best five
+measured again), Lightning and Accelerate. All are measured in turns, in several fresh processes.
+A run that was ended goes on with the next model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import dated
+import msgspec
+from no_regret_models import CHOSEN, MODELS, QUICK, Model
+from no_regret_report import OTHERS_SHARE, Measured, Screened, Searched, summary, table
+
+from flatout.nouns.measurement import Measurement
+from flatout.nouns.recipe import parse_field
+from flatout.nouns.tuning import Decision
+from flatout.system import store
+
+HERE = Path(__file__).resolve().parent
+PEERS = ("lightning", "accelerate")
+NUM_OF_ORACLE = 5
+# Those that people write have the environment that people have; the others the worker's.
+WORKER_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
+DATA_FIELDS = ("data_path", "loader_workers", "loader_persistent", "loader_prefetch")
+
+
+def main() -> int:
+    """Measures what is not yet measured, prints the table, writes the result."""
+    options = _options()
+    results = []
+    for name in options.models:
+        done = _read(options.work, _key(name, options))
+        if done is None:
+            done = measured(MODELS[name], options)
+            work = store.Lines(options.work)
+            work.append(done, is_synced=True)
+            work.close()
+        results.append(done)
+        print(table([done]).splitlines()[-1], flush=True)
+    return report(results, options)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", help=f"some of: {', '.join(MODELS)}")
+    parser.add_argument("--quick", action="store_true", help="two models, shorter blocks")
+    parser.add_argument("--numerics", default="default", choices=["strict", "default", "fast"])
+    parser.add_argument(
+        "--recipe", action="append", metavar="FIELD=VALUE",
+        help="measures this instead of what a search chooses",
+    )  # fmt: skip
+    parser.add_argument("--processes", type=int, default=3, help="fresh ones for each model")
+    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument("--work", type=Path, default=Path("no_regret.jsonl"),
+                        help="file of what is already measured")  # fmt: skip
+    options = parser.parse_args()
+    names = options.models.split(",") if options.models else QUICK if options.quick else CHOSEN
+    unknown = [name for name in names if name not in MODELS]
+    if unknown:
+        sys.exit(f"unknown: {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    options.models = list(names)
+    options.block_s, options.num_blocks = (0.1, 4) if options.quick else (0.2, 6)
+    options.screen_s = 0.05 if options.quick else 0.15
+    return options
+
+
+def _key(name: str, options: argparse.Namespace) -> str:
+    """What must be equal for a result to be taken over."""
+    return f"{name} {options.numerics} {options.recipe} {options.processes} {options.block_s}"
+
+
+def _read(work: Path, key: str) -> Measured | None:
+    lines = store.read_lines(work, Measured) if work.exists() else []
+    return next((line for line in lines if line.key == key), None)
+
+
+def measured(model: Model, options: argparse.Namespace) -> Measured:
+    """Everything about one model."""
+    searched = search(model, options)
+    begin_s = time.perf_counter()
+    child = Child(model, WORKER_ENVIRONMENT)
+    screened = child.ask(screen=options.screen_s)
+    child.close()
+    screened = Screened(**screened, took_s=time.perf_counter() - begin_s)
+    begin_s = time.perf_counter()
+    recipes = {
+        f"oracle {rank}": one["fields"]
+        for rank, one in enumerate(screened.found[:NUM_OF_ORACLE], start=1)
+    }
+    if searched.fields is not None:
+        data = {name: value for name, value in searched.fields.items() if name in DATA_FIELDS}
+        recipes = {"chosen": searched.fields, "data": data} | recipes
+    finals = [one_process(model, recipes, number, options) for number in range(options.processes)]
+    blocks: dict[str, list[list[float]]] = {}
+    for final in finals:
+        for name, row in final["blocks"].items():
+            blocks.setdefault(name, []).append(row)
+    return Measured(
+        key=_key(model.name, options),
+        model=model.name,
+        searched=searched,
+        screened=screened,
+        # One that failed in some process is not compared.
+        blocks={name: rows for name, rows in blocks.items() if len(rows) == len(finals)},
+        others=[share for final in finals for share in final["others"]],
+        problems={name: text for final in finals for name, text in final["problems"].items()},
+        final_s=time.perf_counter() - begin_s,
+    )
+
+
+def search(model: Model, options: argparse.Namespace) -> Searched:
+    """What `flatout tune` chooses with an empty cache, by the command that a person types."""
+    if options.recipe:
+        pairs = [item.split("=", 1) for item in options.recipe]
+        fields = {name: parse_field(name, value) for name, value in pairs}
+        return Searched(fields=fields, search_s=0.0, why="given")
+    argv = [sys.executable, "-m", "flatout", "tune", *model.arguments(), "--json"]
+    argv += ["--numerics", options.numerics]
+    with tempfile.TemporaryDirectory() as folder:
+        begin_s = time.perf_counter()
+        done = subprocess.run(
+            argv, env=os.environ | {"FLATOUT_STATE": folder},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        )  # fmt: skip
+        took_s = time.perf_counter() - begin_s
+    if done.returncode:
+        sys.exit(f"{model.name}: flatout tune failed:\n{done.stdout}{done.stderr}")
+    decision = msgspec.convert(json.loads(done.stdout)["decision"], Decision)
+    fields = None if decision.is_plain else decision.changes
+    return Searched(fields=fields, search_s=took_s, why=decision.why)
+
+
+class Child:
+    """A fresh process with contestants of one model in it.
+
+    Args:
+        model: whose.
+        environment: beside what this process has.
+    """
+
+    def __init__(self, model: Model, environment: dict[str, str]) -> None:
+        self._name = model.name
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "no_regret_child.py"), model.name],
+            env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+
+    def ask(self, **question: Any) -> dict[str, Any]:
+        """Its answer; a child that dies ends the benchmark."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            sys.exit(f"{self._name}: the process that measures has died")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """Lets it end."""
+        self._process.communicate()
+
+
+def one_process(
+    model: Model, recipes: dict[str, dict[str, Any]], number: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """All contestants in turns: one fresh process for what people write, one for flatout's loop.
+
+    Only one of the two has work at any moment.
+    """
+    peers = ["plain", *(name for name in PEERS if importlib.util.find_spec(name))]
+    theirs, ours = Child(model, {}), Child(model, WORKER_ENVIRONMENT)
+    homes = dict.fromkeys(peers, theirs) | dict.fromkeys(recipes, ours)
+    problems: dict[str, str] = {}
+    for name, home in homes.items():
+        answer = home.ask(make=name, fields=recipes.get(name))
+        if "problem" in answer:
+            problems[name] = answer["problem"]
+    names = [name for name in homes if name not in problems]
+    blocks: dict[str, list[float]] = {name: [] for name in names}
+    others = []
+    for turn in range(options.num_blocks):
+        # Each turn begins with another one: whoever follows the same one always is not alike.
+        shift = (turn * 2 + number) % len(names)
+        for name in names[shift:] + names[:shift]:
+            answer = homes[name].ask(time=name, seconds=options.block_s)
+            if "problem" in answer:
+                sys.exit(f"{model.name}: {name}: {answer['problem']}")
+            blocks[name].append(answer["update_s"])
+            others.append(answer["others"])
+    theirs.close()
+    ours.close()
+    return {"blocks": blocks, "others": others, "problems": problems}
+
+
+def report(results: list[Measured], options: argparse.Namespace) -> int:
+    """Prints the table and the goals, and writes the result; 1 where a goal is missed."""
+    machine = dated.read_machine()
+    found = summary(results)
+    print(f"\nmachine   {dated.machine_text(machine)}")
+    print("versions  " + " · ".join(f"{k} {v}" for k, v in dated.versions("torch", *PEERS).items()))
+    print(f"numerics  {options.numerics}\n\n{table(results)}\n")
+    for text, is_reached in found.goals():
+        print(f"{'reached' if is_reached else 'MISSED'}   {text}")
+    print(f"of it     the data path x{found.data_mean:.2f}, all else x{found.rest_mean:.2f}")
+    shares = [share for one in results for share in one.others]
+    num_disturbed = sum(share > OTHERS_SHARE for share in shares)
+    print(f"disturbed {num_disturbed} of {len(shares)} blocks")
+    print("took      " + _costs(results))
+    measurements = [
+        Measurement(
+            name=f"{one.model}: {name}", value=one.update_s(name), unit="s/update",
+            samples=tuple(value for row in rows for value in row),
+            spread=None, conditions={"numerics": options.numerics},
+        )
+        for one in results for name, rows in one.blocks.items()
+    ]  # fmt: skip
+    details = {
+        "summary": msgspec.to_builtins(found),
+        "goals": dict(found.goals()),
+        "models": [msgspec.to_builtins(one) for one in results],
+        "num_disturbed": num_disturbed,
+    }
+    print(
+        f"written   {dated.write_result('no-regret', machine, measurements, details, options.out)}"
+    )
+    return 0 if all(is_reached for _, is_reached in found.goals()) else 1
+
+
+def _costs(results: list[Measured]) -> str:
+    """What each part of the benchmark cost."""
+    parts = {
+        "searches": sum(one.searched.search_s for one in results),
+        "oracles": sum(one.screened.took_s for one in results),
+        "finals": sum(one.final_s for one in results),
+    }
+    return ", ".join(f"{name} {seconds / 60:.1f} min" for name, seconds in parts.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

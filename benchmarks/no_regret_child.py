@@ -1,0 +1,144 @@
+"""One process of no_regret.py: builds contestants of one model, and times them when asked.
+
+Speaks JSON, a line each way. `{"make": NAME, "fields": {...} or null}` builds a contestant,
+`{"time": NAME, "seconds": 0.2}` times about as many seconds of it, `{"screen": SECONDS}` goes
+through the grid. What cannot be built or run is answered with `problem`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import time
+import warnings
+from typing import Any
+
+import psutil
+from no_regret_loops import Contestant, made
+from no_regret_models import MODELS, Model, grid, plain_fields
+
+from flatout.engine.experiment import Experiment
+from flatout.engine.loading import load_experiment
+from flatout.engine.session import Built, build
+from flatout.errors import FlatoutError
+from flatout.nouns.experiment_spec import ExperimentSpec
+
+# How many of the grid are looked at a second time, and for how much longer.
+_SECOND_LOOK, _LONGER = 12, 3
+
+
+def main() -> None:
+    """Answers the lines on stdin until there are no more."""
+    warnings.filterwarnings("ignore")
+    # Whatever a library prints must not come between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    workbench = Workbench(MODELS[sys.argv[1]])
+    for line in sys.stdin:
+        print(json.dumps(workbench.answer(json.loads(line))), file=answers, flush=True)
+    workbench.close()
+
+
+class Workbench:
+    """The contestants of one model in this process.
+
+    Args:
+        model: whose.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._experiment = _without_validation(_loaded(model))
+        self._first = build(self._experiment, 0, None)
+        self._contestants: dict[str, Contestant] = {}
+        self._update_s: dict[str, float] = {}
+
+    def answer(self, question: dict[str, Any]) -> Any:
+        """What is asked for, or the problem that there was."""
+        try:
+            if "make" in question:
+                return self._make(question["make"], question["fields"])
+            if "time" in question:
+                return self._time(question["time"], question["seconds"])
+            return self._screen(question["screen"])
+        except (RuntimeError, TypeError, ValueError, FlatoutError) as error:
+            return {"problem": f"{type(error).__name__}: {error}"}
+
+    def close(self) -> None:
+        """Ends the processes that read data."""
+        for contestant in self._contestants.values():
+            contestant.close()
+
+    def _make(self, name: str, fields: dict[str, Any] | None) -> dict[str, float]:
+        whole = None if fields is None else plain_fields(self._first.facts) | fields
+        self._contestants[name] = made(name, self._built(), whole)
+        self._update_s[name] = self._contestants[name].timed(2)
+        return {"update_s": self._update_s[name]}
+
+    def _time(self, name: str, seconds: float) -> dict[str, float]:
+        num_updates = max(2, round(seconds / self._update_s[name]))
+        others_s, begin_s = others_busy_s(), time.perf_counter()
+        update_s = self._contestants[name].timed(num_updates)
+        took_s = time.perf_counter() - begin_s
+        return {"update_s": update_s, "others": (others_busy_s() - others_s) / took_s}
+
+    def _screen(self, seconds: float) -> dict[str, Any]:
+        """The grid from the fastest recipe on, those that cannot be carried out left out."""
+        found, problems = [], []
+        for fields in grid(self._first.facts, self._optimizers()):
+            answer = self._look(fields, seconds)
+            if "problem" in answer:
+                problems.append({"fields": fields, **answer})
+            else:
+                found.append({"fields": fields, **answer})
+        found.sort(key=lambda one: one["update_s"])
+        for one in found[:_SECOND_LOOK]:
+            again = self._look(one["fields"], _LONGER * seconds)
+            one["update_s"] = again.get("update_s", one["update_s"])
+        found[:_SECOND_LOOK] = sorted(found[:_SECOND_LOOK], key=lambda one: one["update_s"])
+        return {
+            "batch_size": self._experiment.batch_size,
+            "found": found,
+            "problems": problems,
+        }
+
+    def _look(self, fields: dict[str, Any], seconds: float) -> dict[str, Any]:
+        answer = self.answer({"make": "looked at", "fields": fields})
+        if "problem" not in answer:
+            answer = self.answer({"time": "looked at", "seconds": seconds})
+        with contextlib.suppress(KeyError):
+            self._contestants.pop("looked at").close()
+        return answer
+
+    def _built(self) -> Built:
+        data = self._first.train_data
+        experiment = dataclasses.replace(self._experiment, train_data=lambda: data)
+        return build(experiment, 0, None)
+
+    def _optimizers(self) -> tuple[str, ...]:
+        offered = self._first.optimizer.defaults
+        fused = ("fused",) if self._first.facts.can_be_fused else ()
+        return ("own", *(("foreach",) if "foreach" in offered else ()), *fused)
+
+
+def others_busy_s() -> float:
+    """Seconds that processors have worked for others than this process and its loader's workers."""
+    times = psutil.cpu_times()
+    own = [psutil.Process().cpu_times(), *(one.cpu_times() for one in psutil.Process().children())]
+    all_s = times.user + times.system + getattr(times, "nice", 0.0)
+    return float(all_s - sum(one.user + one.system for one in own))
+
+
+def _loaded(model: Model) -> Experiment:
+    file = str(model.file) if model.file else None
+    return load_experiment(ExperimentSpec(name=model.name, file=file, parameters=model.parameters))
+
+
+def _without_validation(experiment: Experiment) -> Experiment:
+    return dataclasses.replace(experiment, validation_data=None, early_stop=None)
+
+
+if __name__ == "__main__":
+    main()

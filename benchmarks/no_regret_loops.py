@@ -1,0 +1,250 @@
+"""The contestants of no_regret.py: a few updates at a time, timed when they have warmed up.
+
+`plain`, `accelerate` and `lightning` are what people write; `recipe` is flatout's own loop. All
+have the same model, loss, optimizer, batches of the same size and the schedule of the experiment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from flatout.engine.batches import tensors_in, with_tensors
+from flatout.engine.defaults import changed_recipe
+from flatout.engine.ema import WeightAverage
+from flatout.engine.measuring import RecipeLoop, stepped
+from flatout.engine.meter import Meter
+from flatout.engine.plain import PlainLoop
+from flatout.engine.session import Built, Session, process_settings
+from flatout.engine.step import Step
+
+# The first update makes the optimizer's state, the second prepares its kernel.
+_FIRST_UPDATES = 3
+
+
+class Contestant(Protocol):
+    """Somebody who trains."""
+
+    def timed(self, num_updates: int) -> float:
+        """Seconds per update of so many updates, after some that are not timed."""
+        ...
+
+    def close(self) -> None:
+        """Ends the processes that read data for it."""
+        ...
+
+
+class Plain:
+    """The loop of the tutorials."""
+
+    def __init__(self, built: Built) -> None:
+        self._loop = PlainLoop(built)
+        self._loop.run(_FIRST_UPDATES)
+
+    def timed(self, num_updates: int) -> float:
+        """See Contestant."""
+        self._loop.run(1)
+        return _timed(self._loop.run, num_updates)
+
+    def close(self) -> None:
+        """See Contestant."""
+
+
+class Recipe:
+    """flatout's loop under a recipe.
+
+    Args:
+        built: the experiment's objects; they belong to this loop from now on.
+        fields: recipe fields; the others have their defaults.
+    """
+
+    def __init__(self, built: Built, fields: dict[str, Any]) -> None:
+        self._recipe = changed_recipe(built.recipe({}), fields)
+        # A loader's workers have filled their queue while others were measured: it is emptied
+        # before the clock starts, or the first updates would cost nothing.
+        self._num_queued = self._recipe.loader_workers.value * self._recipe.loader_prefetch.value
+        with process_settings(self._recipe):
+            session = Session(built, self._recipe)
+            meter = Meter(session.device)
+            self._loop = RecipeLoop(session, Step(session.step_parts(), meter), meter)
+            self._loop.run(_FIRST_UPDATES)
+
+    def timed(self, num_updates: int) -> float:
+        """See Contestant."""
+        with process_settings(self._recipe):
+            self._loop.run(1 + self._num_queued)
+            return _timed(self._loop.run, num_updates)
+
+    def close(self) -> None:
+        """See Contestant."""
+        self._loop.close()
+
+
+class Accelerate:
+    """The plain loop with Accelerate's three changes."""
+
+    def __init__(self, built: Built) -> None:
+        self._built = built
+        self._accelerator = import_module("accelerate").Accelerator(cpu=built.device.type == "cpu")
+        self._model, self._optimizer, self._loader = self._accelerator.prepare(
+            built.model.train(), built.optimizer, textbook_loader(built)
+        )
+        self._rest = _Rest(built)
+        self._batches: Iterator[Any] = iter(())
+        self._run(_FIRST_UPDATES)
+
+    def timed(self, num_updates: int) -> float:
+        """See Contestant."""
+        self._run(1)
+        return _timed(self._run, num_updates)
+
+    def _run(self, num_updates: int) -> None:
+        clip_norm = self._built.experiment.clip_norm
+        for _ in range(num_updates):
+            batch = next(self._batches, None)
+            if batch is None:
+                self._batches = iter(self._loader)
+                batch = next(self._batches)
+            self._optimizer.zero_grad()
+            self._accelerator.backward(_mean_loss(self._built, self._model, batch))
+            if clip_norm is not None:
+                self._accelerator.clip_grad_norm_(self._model.parameters(), clip_norm)
+            self._optimizer.step()
+            self._rest.end_update()
+
+    def close(self) -> None:
+        """See Contestant."""
+
+
+class Lightning:
+    """Lightning's Trainer with its own settings of speed; logger, checkpoints, summary, bar off."""
+
+    def __init__(self, built: Built) -> None:
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        warnings.filterwarnings("ignore", module="lightning.*")
+        self._lightning = import_module("lightning")
+        self._built = built
+        self._loader = textbook_loader(built)
+        self._begun_at: list[float] = []
+        self._module = self._as_module()
+
+    def _as_module(self) -> Any:
+        built, rest, begun_at = self._built, _Rest(self._built), self._begun_at
+
+        class Module(self._lightning.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = built.model
+
+            def on_train_batch_start(self, batch: Any, index: int) -> None:
+                begun_at.append(time.perf_counter())
+
+            def training_step(self, batch: Any, index: int) -> Tensor:
+                return _mean_loss(built, self.model, batch)
+
+            def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
+                rest.end_update()
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return built.optimizer
+
+        return Module()
+
+    def timed(self, num_updates: int) -> float:
+        """See Contestant: from the beginning of one update to the beginning of a later one."""
+        self._begun_at.clear()
+        trainer = self._lightning.Trainer(
+            max_steps=_FIRST_UPDATES + num_updates + 1,
+            accelerator="cpu" if self._built.device.type == "cpu" else "gpu",
+            devices=1,
+            gradient_clip_val=self._built.experiment.clip_norm,
+            logger=False,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+        )
+        trainer.fit(self._module, self._loader)
+        first, last = self._begun_at[_FIRST_UPDATES], self._begun_at[_FIRST_UPDATES + num_updates]
+        return (last - first) / num_updates
+
+    def close(self) -> None:
+        """See Contestant."""
+
+
+class _Rest:
+    """What an experiment asks for after an update, for those who do not know of it."""
+
+    def __init__(self, built: Built) -> None:
+        experiment = built.experiment
+        make = experiment.schedule if experiment.schedule_every == "step" else None
+        self._schedule: Any = make(built.optimizer) if make is not None else None
+        decay = experiment.ema
+        self._average = WeightAverage(built.model, decay) if decay is not None else None
+
+    def end_update(self) -> None:
+        """Schedule and moving average, where there are."""
+        if self._schedule is not None and not stepped(self._schedule):
+            self._schedule = None
+        if self._average is not None:
+            self._average.update()
+
+
+class _Samples(Dataset[Any]):
+    """Tensors of any nesting, sample by sample."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        self._tensors = list(tensors_in(data))
+
+    def __len__(self) -> int:
+        return len(self._tensors[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return with_tensors(self._data, iter([tensor[index] for tensor in self._tensors]))
+
+
+def textbook_loader(built: Built) -> DataLoader[Any]:
+    """Shuffled batches, as in every tutorial: nothing set that need not be."""
+    experiment, kind = built.experiment, built.facts.data_kind
+    return DataLoader(
+        _Samples(built.train_data) if kind == "tensors" else built.train_data,
+        batch_size=experiment.batch_size,
+        shuffle=experiment.shuffle and kind != "iterable",
+        collate_fn=experiment.collate,
+    )
+
+
+def _mean_loss(built: Built, model: nn.Module, batch: Any) -> Tensor:
+    result = built.experiment.loss(model, batch)
+    return result[0] / result[1] if isinstance(result, tuple) else result
+
+
+def _timed(run: Callable[[int], Any], num_updates: int) -> float:
+    _wait()
+    begin_s = time.perf_counter()
+    run(num_updates)
+    _wait()
+    return (time.perf_counter() - begin_s) / num_updates
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def made(name: str, built: Built, fields: dict[str, Any] | None) -> Contestant:
+    """The contestant of that name, warmed up; with recipe fields, flatout's loop."""
+    if fields is not None:
+        return Recipe(built, fields)
+    with contextlib.redirect_stdout(None):
+        return {"plain": Plain, "accelerate": Accelerate, "lightning": Lightning}[name](built)

@@ -1,0 +1,200 @@
+"""What the blocks of no_regret.py say: ratios with their intervals, the table, the goals."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from flatout.nouns.tuning import Interval
+from flatout.tune.statistics import speedup, speedup_over_processes
+
+# A model whose step is ten times faster must not make up for nine that are no faster.
+CAP = 4.0
+LEAST_LOWER_BOUND = 0.98
+LEAST_OF_ORACLE = 0.95
+LEAST_MEAN = 1.6
+MOST_SEARCH_S, MOST_SEARCH_STEPS = 60.0, 12
+# A block during which others had more than this of one core is counted as disturbed.
+OTHERS_SHARE = 0.1
+
+# Seconds per update of each contestant, block by block, in each process.
+Blocks = dict[str, list[list[float]]]
+
+
+class Searched(msgspec.Struct, frozen=True, kw_only=True):
+    """What a search has chosen, and its price. fields: None where the plain loop stays."""
+
+    fields: dict[str, Any] | None
+    search_s: float
+    why: str
+
+
+class Screened(msgspec.Struct, frozen=True, kw_only=True):
+    """The oracle's first look. found: fields and seconds per update, the fastest first."""
+
+    batch_size: int
+    found: list[dict[str, Any]]
+    problems: list[dict[str, Any]]
+    took_s: float
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One model's whole result; a line of the work file.
+
+    blocks: of `plain`, `accelerate`, `lightning`, `chosen`, `data` (the chosen data path alone) and
+    `oracle 1` to `oracle 5`. others: share of a core that others had, in each block.
+    """
+
+    key: str
+    model: str
+    searched: Searched
+    screened: Screened
+    blocks: Blocks
+    others: list[float]
+    problems: dict[str, str]
+    final_s: float
+
+    def ratio(self, faster: str, slower: str) -> Interval | None:
+        """How many times as fast the first is as the second; None where one is not there."""
+        first, second = self.blocks.get(faster), self.blocks.get(slower)
+        if not first or not second:
+            return None
+        return speedup_over_processes(
+            [speedup(list(zip(*rows, strict=True))) for rows in zip(second, first, strict=True)]
+        )
+
+    def update_s(self, name: str) -> float:
+        """The median block's seconds per update."""
+        return statistics.median(one for process in self.blocks[name] for one in process)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the search left everything as it was."""
+        return self.searched.fields is None
+
+    def over_plain(self) -> Interval:
+        """Of what was chosen over the plain loop; 1 by definition where that is the plain loop."""
+        found = None if self.is_plain else self.ratio("chosen", "plain")
+        return found or Interval(middle=1.0, low=1.0, high=1.0)
+
+    def best_of_oracle(self) -> str:
+        """The fastest of the grid's best, on these blocks; the plain loop if none is faster."""
+        names = [name for name in self.blocks if name == "plain" or name.startswith("oracle")]
+        return min(names, key=self.update_s)
+
+    def of_oracle(self) -> Interval:
+        """Speed of what was chosen, as a share of the oracle's."""
+        chosen = "plain" if self.is_plain else "chosen"
+        best = self.best_of_oracle()
+        found = None if chosen == best else self.ratio(chosen, best)
+        return found or Interval(middle=1.0, low=1.0, high=1.0)
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """All models together. Means are geometric, of ratios capped at 4.
+
+    data_mean: what the data path alone gains; rest_mean: what all else gains on top of it.
+    """
+
+    num_models: int
+    num_not_slower: int
+    num_near_oracle: int
+    num_quick: int
+    mean: float
+    data_mean: float
+    rest_mean: float
+
+    def goals(self) -> list[tuple[str, bool]]:
+        """Each goal in words, with whether it is reached."""
+        every = self.num_models
+        return [
+            (f"lower bound over plain >= {LEAST_LOWER_BOUND}: {self.num_not_slower} of {every}",
+             self.num_not_slower == every),
+            (f">= {LEAST_OF_ORACLE} of the oracle: {self.num_near_oracle} of {every}",
+             self.num_near_oracle == every),
+            (f"search <= max({MOST_SEARCH_S:.0f} s, {MOST_SEARCH_STEPS} plain steps): "
+             f"{self.num_quick} of {every}", self.num_quick == every),
+            (f"geometric mean over plain >= {LEAST_MEAN}: {self.mean:.2f}",
+             self.mean >= LEAST_MEAN),
+        ]  # fmt: skip
+
+
+def summary(results: Sequence[Measured]) -> Summary:
+    """Counts and means over the models."""
+    whole = [one.over_plain().middle for one in results]
+    data = [_middle(None if one.is_plain else one.ratio("data", "plain")) for one in results]
+    rest = [_middle(None if one.is_plain else one.ratio("chosen", "data")) for one in results]
+    limits = [max(MOST_SEARCH_S, MOST_SEARCH_STEPS * one.update_s("plain")) for one in results]
+    return Summary(
+        num_models=len(results),
+        num_not_slower=sum(one.over_plain().low >= LEAST_LOWER_BOUND for one in results),
+        num_near_oracle=sum(one.of_oracle().middle >= LEAST_OF_ORACLE for one in results),
+        num_quick=sum(
+            one.searched.search_s <= limit for one, limit in zip(results, limits, strict=True)
+        ),
+        mean=capped_mean(whole),
+        data_mean=capped_mean(data),
+        rest_mean=capped_mean(rest),
+    )
+
+
+def capped_mean(ratios: Iterable[float]) -> float:
+    """The geometric mean of ratios, none of which counts for more than 4."""
+    return math.exp(statistics.fmean(math.log(min(ratio, CAP)) for ratio in ratios))
+
+
+def _middle(interval: Interval | None) -> float:
+    return interval.middle if interval else 1.0
+
+
+def table(results: Sequence[Measured]) -> str:
+    """One line for each model."""
+    lines = [
+        f"{'':18}{'plain':>10}  {'chosen / plain':21}{'oracle':>7}{'Lightn.':>9}{'Accel.':>8}"
+        f"{'search':>8}{'steps':>9}  chosen"
+    ]
+    for one in results:
+        plain_s, over = one.update_s("plain"), one.over_plain()
+        interval = "1 by definition" if one.is_plain else interval_text(over)
+        lines.append(
+            f"{one.model:18}{plain_s * 1e3:7.1f} ms  {interval:21}{one.of_oracle().middle:7.2f}"
+            f"{_over(one, 'lightning'):>9}{_over(one, 'accelerate'):>8}"
+            f"{one.searched.search_s:6.0f} s{one.searched.search_s / plain_s:9,.0f}"
+            f"  {fields_text(one.searched.fields)}"
+        )
+    return "\n".join(lines)
+
+
+def interval_text(interval: Interval) -> str:
+    """`x1.43 [1.40, 1.46]`."""
+    return f"x{interval.middle:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
+
+
+def _over(result: Measured, peer: str) -> str:
+    found = result.ratio("plain" if result.is_plain else "chosen", peer)
+    return f"x{found.middle:.2f}" if found else "-"
+
+
+# What a plain loop does, and what needs no mention.
+_USUAL = {
+    "precision": "fp32", "memory_format": "contiguous", "optimizer_implementation": "own",
+    "loader_workers": 0, "loader_persistent": None, "micro_batch_size": None,
+}  # fmt: skip
+
+
+def fields_text(fields: dict[str, Any] | None) -> str:
+    """A recipe in few words: what differs from a plain loop."""
+    if fields is None:
+        return "the plain loop"
+    short = {"num_threads": "threads", "loader_workers": "workers"}
+    told = []
+    for name, value in fields.items():
+        if name in _USUAL and _USUAL[name] in (None, value):
+            continue
+        is_named = isinstance(value, str)
+        told.append(str(value) if is_named else f"{short.get(name, name)} {value}")
+    return ", ".join(told) or "flatout's loop"
