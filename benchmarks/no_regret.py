@@ -24,7 +24,15 @@ from typing import Any
 import dated
 import msgspec
 from no_regret_models import CHOSEN, MODELS, QUICK, Model
-from no_regret_report import OTHERS_SHARE, Measured, Screened, Searched, summary, table
+from no_regret_report import (
+    MOST_DISTURBED,
+    Measured,
+    Screened,
+    Searched,
+    disturbed_share,
+    summary,
+    table,
+)
 
 from flatout.nouns.measurement import Measurement
 from flatout.nouns.recipe import parse_field
@@ -34,7 +42,7 @@ from flatout.system import store
 HERE = Path(__file__).resolve().parent
 PEERS = ("lightning", "accelerate")
 NUM_OF_ORACLE = 5
-# Those that people write have the environment that people have; the others the worker's.
+# What system/child.py gives a worker. Those that people write have what people have.
 WORKER_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 DATA_FIELDS = ("data_path", "loader_workers", "loader_persistent", "loader_prefetch")
 
@@ -45,7 +53,9 @@ def main() -> int:
     results = []
     for name in options.models:
         done = _read(options.work, _key(name, options))
-        if done is None:
+        if done is not None:
+            print(f"{name}: already measured ({options.work})", file=sys.stderr)
+        else:
             done = measured(MODELS[name], options)
             work = store.Lines(options.work)
             work.append(done, is_synced=True)
@@ -74,8 +84,8 @@ def _options() -> argparse.Namespace:
     if unknown:
         sys.exit(f"unknown: {', '.join(unknown)}; there are {', '.join(MODELS)}")
     options.models = list(names)
-    options.block_s, options.num_blocks = (0.1, 4) if options.quick else (0.2, 6)
-    options.screen_s = 0.05 if options.quick else 0.15
+    options.block_s, options.num_blocks = (0.1, 4) if options.quick else (0.15, 6)
+    options.screen_s = 0.05 if options.quick else 0.12
     return options
 
 
@@ -94,7 +104,7 @@ def measured(model: Model, options: argparse.Namespace) -> Measured:
     searched = search(model, options)
     begin_s = time.perf_counter()
     child = Child(model, WORKER_ENVIRONMENT)
-    screened = child.ask(screen=options.screen_s)
+    screened = child.ask(screen=options.screen_s, numerics=options.numerics)
     child.close()
     screened = Screened(**screened, took_s=time.perf_counter() - begin_s)
     begin_s = time.perf_counter()
@@ -155,10 +165,11 @@ class Child:
 
     def __init__(self, model: Model, environment: dict[str, str]) -> None:
         self._name = model.name
+        self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "no_regret_child.py"), model.name],
             env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
+            stderr=self._log, text=True,
         )  # fmt: skip
 
     def ask(self, **question: Any) -> dict[str, Any]:
@@ -168,13 +179,16 @@ class Child:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"{self._name}: the process that measures has died")
+            self._log.seek(0)
+            told = self._log.read().decode(errors="replace")
+            sys.exit(f"{self._name}: the process that measures has died:\n{told}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:
         """Lets it end."""
         self._process.communicate()
+        self._log.close()
 
 
 def one_process(
@@ -219,9 +233,10 @@ def report(results: list[Measured], options: argparse.Namespace) -> int:
     for text, is_reached in found.goals():
         print(f"{'reached' if is_reached else 'MISSED'}   {text}")
     print(f"of it     the data path x{found.data_mean:.2f}, all else x{found.rest_mean:.2f}")
-    shares = [share for one in results for share in one.others]
-    num_disturbed = sum(share > OTHERS_SHARE for share in shares)
-    print(f"disturbed {num_disturbed} of {len(shares)} blocks")
+    disturbed = disturbed_share(results)
+    print(f"disturbed {disturbed:.0%} of the blocks")
+    if disturbed > MOST_DISTURBED:
+        print("NOT QUIET: others had too much of this machine for these ratios to mean much")
     print("took      " + _costs(results))
     measurements = [
         Measurement(
@@ -235,7 +250,7 @@ def report(results: list[Measured], options: argparse.Namespace) -> int:
         "summary": msgspec.to_builtins(found),
         "goals": dict(found.goals()),
         "models": [msgspec.to_builtins(one) for one in results],
-        "num_disturbed": num_disturbed,
+        "disturbed_share": disturbed,
     }
     print(
         f"written   {dated.write_result('no-regret', machine, measurements, details, options.out)}"

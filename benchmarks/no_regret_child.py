@@ -1,15 +1,19 @@
 """One process of no_regret.py: builds contestants of one model, and times them when asked.
 
-Speaks JSON, a line each way. `{"make": NAME, "fields": {...} or null}` builds a contestant,
-`{"time": NAME, "seconds": 0.2}` times about as many seconds of it, `{"screen": SECONDS}` goes
-through the grid. What cannot be built or run is answered with `problem`.
+Speaks JSON, a line each way:
+
+    {"make": NAME, "fields": {...} or null}         builds a contestant; with fields, flatout's loop
+    {"time": NAME, "seconds": 0.2}                  times about so many seconds of it
+    {"screen": SECONDS, "numerics": "default"}      looks at the whole grid
+
+What cannot be built or run is answered with `problem`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
+import math
 import os
 import sys
 import time
@@ -26,8 +30,9 @@ from flatout.engine.session import Built, build
 from flatout.errors import FlatoutError
 from flatout.nouns.experiment_spec import ExperimentSpec
 
-# How many of the grid are looked at a second time, and for how much longer.
-_SECOND_LOOK, _LONGER = 12, 3
+# How many of the grid are looked at a second time, and for how much longer; what is this much
+# slower than the best so far is not looked at even once for the whole time.
+_SECOND_LOOK, _LONGER, _HOPELESS = 12, 3, 2.0
 
 
 def main() -> None:
@@ -62,7 +67,7 @@ class Workbench:
                 return self._make(question["make"], question["fields"])
             if "time" in question:
                 return self._time(question["time"], question["seconds"])
-            return self._screen(question["screen"])
+            return self._screen(question["screen"], question["numerics"])
         except (RuntimeError, TypeError, ValueError, FlatoutError) as error:
             return {"problem": f"{type(error).__name__}: {error}"}
 
@@ -78,37 +83,32 @@ class Workbench:
         return {"update_s": self._update_s[name]}
 
     def _time(self, name: str, seconds: float) -> dict[str, float]:
-        num_updates = max(2, round(seconds / self._update_s[name]))
+        num_updates = max(1, round(seconds / self._update_s[name]))
         others_s, begin_s = others_busy_s(), time.perf_counter()
         update_s = self._contestants[name].timed(num_updates)
         took_s = time.perf_counter() - begin_s
         return {"update_s": update_s, "others": (others_busy_s() - others_s) / took_s}
 
-    def _screen(self, seconds: float) -> dict[str, Any]:
-        """The grid from the fastest recipe on, those that cannot be carried out left out."""
+    def _screen(self, seconds: float, numerics: str) -> dict[str, Any]:
+        """The grid from the fastest recipe on; beside it what cannot be carried out."""
         found, problems = [], []
-        for fields in grid(self._first.facts, self._optimizers()):
-            answer = self._look(fields, seconds)
-            if "problem" in answer:
-                problems.append({"fields": fields, **answer})
-            else:
-                found.append({"fields": fields, **answer})
+        best_s = math.inf
+        for fields in grid(self._first.facts, self._optimizers(), numerics):
+            one = {"fields": fields, **self._look(fields, seconds, best_s)}
+            (problems if "problem" in one else found).append(one)
+            best_s = min(best_s, one.get("update_s", math.inf))
         found.sort(key=lambda one: one["update_s"])
         for one in found[:_SECOND_LOOK]:
-            again = self._look(one["fields"], _LONGER * seconds)
-            one["update_s"] = again.get("update_s", one["update_s"])
+            one |= self._look(one["fields"], _LONGER * seconds, math.inf)
+        found = [one for one in found if "problem" not in one]
         found[:_SECOND_LOOK] = sorted(found[:_SECOND_LOOK], key=lambda one: one["update_s"])
-        return {
-            "batch_size": self._experiment.batch_size,
-            "found": found,
-            "problems": problems,
-        }
+        return {"found": found, "problems": problems}
 
-    def _look(self, fields: dict[str, Any], seconds: float) -> dict[str, Any]:
+    def _look(self, fields: dict[str, Any], seconds: float, best_s: float) -> dict[str, Any]:
         answer = self.answer({"make": "looked at", "fields": fields})
-        if "problem" not in answer:
+        if answer.get("update_s", math.inf) < _HOPELESS * best_s:
             answer = self.answer({"time": "looked at", "seconds": seconds})
-        with contextlib.suppress(KeyError):
+        if "looked at" in self._contestants:
             self._contestants.pop("looked at").close()
         return answer
 

@@ -27,8 +27,8 @@ from flatout.engine.plain import PlainLoop
 from flatout.engine.session import Built, Session, process_settings
 from flatout.engine.step import Step
 
-# The first update makes the optimizer's state, the second prepares its kernel.
-_FIRST_UPDATES = 3
+# The first update makes the optimizer's state and prepares what follows.
+_FIRST_UPDATES = 2
 
 
 class Contestant(Protocol):

@@ -83,16 +83,17 @@ CHOSEN = (
 QUICK = ("mlp", "wide_mlp")
 
 
-def grid(facts: Facts, optimizers: tuple[str, ...]) -> list[dict[str, Any]]:
+def grid(facts: Facts, optimizers: tuple[str, ...], numerics: str) -> list[dict[str, Any]]:
     """The recipes that the oracle knows, as recipe fields: all combinations that apply.
 
     Args:
         facts: of experiment and device.
         optimizers: the implementations that the experiment's optimizer has.
+        numerics: `strict` allows no other number format.
     """
     is_cpu = facts.device.type == "cpu"
     axes: dict[str, list[Any]] = {
-        "precision": ["fp32", "bf16"],
+        "precision": ["fp32"] if numerics == "strict" else ["fp32", "bf16"],
         "memory_format": ["contiguous", "channels_last"]
         if facts.has_convolutions
         else ["contiguous"],

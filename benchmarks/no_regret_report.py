@@ -18,8 +18,9 @@ LEAST_LOWER_BOUND = 0.98
 LEAST_OF_ORACLE = 0.95
 LEAST_MEAN = 1.6
 MOST_SEARCH_S, MOST_SEARCH_STEPS = 60.0, 12
-# A block during which others had more than this of one core is counted as disturbed.
-OTHERS_SHARE = 0.1
+# A block during which others had more than this of one core is counted as disturbed; of a machine
+# on which more than so many blocks are, ratios say little.
+OTHERS_SHARE, MOST_DISTURBED = 0.1, 0.25
 
 # Seconds per update of each contestant, block by block, in each process.
 Blocks = dict[str, list[list[float]]]
@@ -36,7 +37,6 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
 class Screened(msgspec.Struct, frozen=True, kw_only=True):
     """The oracle's first look. found: fields and seconds per update, the fastest first."""
 
-    batch_size: int
     found: list[dict[str, Any]]
     problems: list[dict[str, Any]]
     took_s: float
@@ -149,6 +149,11 @@ def capped_mean(ratios: Iterable[float]) -> float:
 
 def _middle(interval: Interval | None) -> float:
     return interval.middle if interval else 1.0
+
+
+def disturbed_share(results: Sequence[Measured]) -> float:
+    """Which part of all blocks others have disturbed."""
+    return statistics.fmean(share > OTHERS_SHARE for one in results for share in one.others)
 
 
 def table(results: Sequence[Measured]) -> str:

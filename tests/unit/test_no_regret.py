@@ -1,0 +1,108 @@
+"""What the benchmark of the search makes of its blocks, and that it goes on where it was ended."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+FAST = {"precision": "bf16", "num_threads": 2, "loader_workers": 0, "loader_persistent": False}
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The part of the benchmark that counts."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("no_regret_report")
+
+
+def result(report: Any, seconds: dict[str, float], *, is_plain: bool = False, **fields: Any) -> Any:
+    """A model measured in three processes, with noise of 0.2 % that differs between contestants."""
+    blocks = {
+        name: [
+            [value * (1 + 0.001 * ((block * number + process) % 3)) for block in range(6)]
+            for process in range(3)
+        ]
+        for number, (name, value) in enumerate(seconds.items(), start=1)
+    }
+    search_s = fields.pop("search_s", 20.0)
+    return report.Measured(
+        key="",
+        model="some_model",
+        searched=report.Searched(fields=None if is_plain else FAST, search_s=search_s, why=""),
+        screened=report.Screened(found=[], problems=[], took_s=1.0),
+        blocks=blocks,
+        others=[0.0],
+        problems={},
+        final_s=1.0,
+    )
+
+
+def test_over_plain_is_the_ratio_of_speeds(report: Any) -> None:
+    over = result(report, {"plain": 0.3, "chosen": 0.2}).over_plain()
+    assert over.middle == pytest.approx(1.5, rel=0.01)
+    assert 1.4 < over.low < over.middle < over.high < 1.6
+
+
+def test_over_plain_is_one_where_the_plain_loop_was_chosen(report: Any) -> None:
+    measured = result(report, {"plain": 0.3, "oracle 1": 0.29}, is_plain=True)
+    assert measured.over_plain().low == 1.0
+    assert measured.of_oracle().middle == pytest.approx(0.29 / 0.3, rel=0.01)
+
+
+def test_of_oracle_is_one_where_nothing_of_the_grid_is_faster_than_plain(report: Any) -> None:
+    measured = result(report, {"plain": 0.3, "oracle 1": 0.4}, is_plain=True)
+    assert measured.of_oracle().middle == 1.0
+
+
+def test_of_oracle_compares_with_the_best_on_fresh_blocks(report: Any) -> None:
+    seconds = {"plain": 0.4, "chosen": 0.22, "oracle 1": 0.25, "oracle 2": 0.2}
+    measured = result(report, seconds)
+    assert measured.best_of_oracle() == "oracle 2"
+    assert measured.of_oracle().middle == pytest.approx(0.2 / 0.22, rel=0.01)
+
+
+def test_mean_is_geometric_and_capped(report: Any) -> None:
+    assert report.capped_mean([1.0, 100.0]) == pytest.approx(2.0)
+    assert report.capped_mean([0.5, 2.0]) == pytest.approx(1.0)
+
+
+def test_summary_tells_the_data_path_apart(report: Any) -> None:
+    measured = result(report, {"plain": 0.6, "chosen": 0.2, "data": 0.3})
+    found = report.summary([measured])
+    assert found.mean == pytest.approx(3.0, rel=0.01)
+    assert found.data_mean == pytest.approx(2.0, rel=0.01)
+    assert found.rest_mean == pytest.approx(1.5, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "search_s", "missed"),
+    [
+        ({"plain": 0.4, "chosen": 0.2, "oracle 1": 0.2}, 60.0, []),
+        ({"plain": 0.4, "chosen": 0.2, "oracle 1": 0.2}, 61.0, ["search"]),
+        # Twelve plain steps may take longer than a minute.
+        ({"plain": 40.0, "chosen": 20.0, "oracle 1": 20.0}, 450.0, []),
+        ({"plain": 0.4, "chosen": 0.2, "oracle 1": 0.18}, 20.0, ["oracle"]),
+        ({"plain": 0.4, "chosen": 0.42, "oracle 1": 0.42}, 20.0, ["lower bound", "mean"]),
+    ],
+)
+def test_goals_that_are_missed(
+    report: Any, seconds: dict[str, float], search_s: float, missed: list[str]
+) -> None:
+    found = report.summary([result(report, seconds, search_s=search_s)])
+    told = [text for text, is_reached in found.goals() if not is_reached]
+    assert len(told) == len(missed)
+    assert all(any(word in text for text in told) for word in missed)
+
+
+def test_table_tells_the_choice_in_few_words(report: Any) -> None:
+    measured = result(report, {"plain": 0.3, "chosen": 0.2, "lightning": 0.4})
+    header, line = report.table([measured]).splitlines()
+    assert line.startswith("some_model          300.3 ms  x1.50 [")
+    assert line.endswith("bf16, threads 2")
+    assert "x2.00" in line and "Lightn." in header
+    plain = result(report, {"plain": 0.3}, is_plain=True)
+    assert report.table([plain]).splitlines()[1].endswith("the plain loop")
