@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -106,3 +107,19 @@ def test_table_tells_the_choice_in_few_words(report: Any) -> None:
     assert "x2.00" in line and "Lightn." in header
     plain = result(report, {"plain": 0.3}, is_plain=True)
     assert report.table([plain]).splitlines()[1].endswith("the plain loop")
+
+
+def test_choice_that_is_only_faster_on_the_whole_is_not_counted(report: Any) -> None:
+    measured = result(report, {"plain": 0.3, "chosen": 0.3})
+    for row, ratio in zip(measured.blocks["chosen"], (0.8, 1.02, 0.9), strict=True):
+        row[:] = [value * ratio for value in row]
+    assert measured.over_plain().middle > 1.05
+    assert measured.over_plain().low < report.LEAST_LOWER_BOUND
+    assert report.summary([measured]).num_not_slower == 0
+
+
+def test_blocks_are_disturbed_where_others_have_more_than_a_tenth_of_a_core(report: Any) -> None:
+    measured = msgspec.structs.replace(
+        result(report, {"plain": 0.3}, is_plain=True), others=[0.0, 0.09, 0.11, 2.0]
+    )
+    assert report.disturbed_share([measured]) == 0.5
