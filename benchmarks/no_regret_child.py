@@ -55,6 +55,7 @@ class Workbench:
     """
 
     def __init__(self, model: Model) -> None:
+        self._model = model
         self._experiment = _without_validation(_loaded(model))
         self._first = build(self._experiment, 0, None)
         self._contestants: dict[str, Contestant] = {}
@@ -93,7 +94,7 @@ class Workbench:
         """The grid from the fastest recipe on; beside it what cannot be carried out."""
         found, problems = [], []
         best_s = math.inf
-        for fields in grid(self._first.facts, self._optimizers(), numerics):
+        for fields in grid(self._model, self._first.facts, self._optimizers(), numerics):
             one = {"fields": fields, **self._look(fields, seconds, best_s)}
             (problems if "problem" in one else found).append(one)
             best_s = min(best_s, one.get("update_s", math.inf))

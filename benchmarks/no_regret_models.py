@@ -18,11 +18,15 @@ LARGEST_GRID = 48
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """An experiment as it is named on the command line. file: None for a built-in."""
+    """An experiment as it is named on the command line.
+
+    file: None for a built-in. has_attention: it calls torch's scaled_dot_product_attention.
+    """
 
     name: str
     stresses: str
     file: Path | None = None
+    has_attention: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> list[str]:
@@ -34,11 +38,15 @@ class Model:
 
 
 def _zoo(name: str, stresses: str) -> Model:
-    return Model(name=name, stresses=stresses, file=ZOO / f"{name}.py")
+    has_attention = stresses.startswith("attention")
+    return Model(name=name, stresses=stresses, file=ZOO / f"{name}.py", has_attention=has_attention)
 
 
 def _tiny(name: str, stresses: str) -> Model:
-    return Model(name=name, stresses=stresses, parameters={"size": "tiny"})
+    has_attention = stresses.startswith("attention")
+    return Model(
+        name=name, stresses=stresses, has_attention=has_attention, parameters={"size": "tiny"}
+    )
 
 
 _ALL = (
@@ -46,7 +54,7 @@ _ALL = (
     Model(name="digits", stresses="overhead, BatchNorm"),
     Model(name="mnist", stresses="small convolutions"),
     _tiny("mnist-large", "one large product"),
-    _tiny("resnet50", "convolutions, augmentation"),
+    _tiny("resnet50", "convolutions, BatchNorm"),
     _tiny("charlm", "attention"),
     _tiny("lstm-text", "recurrence"),
     _tiny("unet-denoise", "convolutions, samples with noise"),
@@ -83,10 +91,13 @@ CHOSEN = (
 QUICK = ("mlp", "wide_mlp")
 
 
-def grid(facts: Facts, optimizers: tuple[str, ...], numerics: str) -> list[dict[str, Any]]:
+def grid(
+    model: Model, facts: Facts, optimizers: tuple[str, ...], numerics: str
+) -> list[dict[str, Any]]:
     """The recipes that the oracle knows, as recipe fields: all combinations that apply.
 
     Args:
+        model: whose.
         facts: of experiment and device.
         optimizers: the implementations that the experiment's optimizer has.
         numerics: `strict` allows no other number format.
@@ -97,12 +108,14 @@ def grid(facts: Facts, optimizers: tuple[str, ...], numerics: str) -> list[dict[
         "memory_format": ["contiguous", "channels_last"]
         if facts.has_convolutions
         else ["contiguous"],
+        "attention": ["auto", "math"] if model.has_attention and is_cpu else ["auto"],
         "optimizer_implementation": _optimizers(optimizers),
         "num_threads": sorted({1, facts.num_cores}) if is_cpu else [facts.num_threads],
     }
     if facts.data_kind == "tensors":
-        # BatchNorm would see other statistics, and then it is another training.
-        sizes = [1] if facts.has_batch_norm else [1, 2]
+        # BatchNorm would see other statistics, and then it is another training. With attention
+        # there are enough recipes without.
+        sizes = [1] if facts.has_batch_norm or model.has_attention else [1, 2]
         axes["micro_batch_size"] = [max(1, facts.batch_size // parts) for parts in sizes]
     else:
         can_have_workers = facts.data_kind == "map-style"
@@ -126,6 +139,7 @@ def plain_fields(facts: Facts) -> dict[str, Any]:
     return {
         "precision": "fp32",
         "memory_format": "contiguous",
+        "attention": "auto",
         "optimizer_implementation": "own",
         "num_threads": facts.num_threads,
         "micro_batch_size": facts.batch_size,

@@ -186,8 +186,8 @@ def _over(result: Measured, peer: str) -> str:
 
 # What a plain loop does, and what needs no mention.
 _USUAL = {
-    "precision": "fp32", "memory_format": "contiguous", "optimizer_implementation": "own",
-    "loader_workers": 0, "loader_persistent": None, "micro_batch_size": None,
+    "precision": "fp32", "memory_format": "contiguous", "attention": "auto",
+    "optimizer_implementation": "own", "loader_workers": 0, "loader_persistent": None,
 }  # fmt: skip
 
 
@@ -200,6 +200,6 @@ def fields_text(fields: dict[str, Any] | None) -> str:
     for name, value in fields.items():
         if name in _USUAL and _USUAL[name] in (None, value):
             continue
-        is_named = isinstance(value, str)
+        is_named = isinstance(value, str) and name != "attention"
         told.append(str(value) if is_named else f"{short.get(name, name)} {value}")
     return ", ".join(told) or "flatout's loop"

@@ -123,3 +123,9 @@ def test_blocks_are_disturbed_where_others_have_more_than_a_tenth_of_a_core(repo
         result(report, {"plain": 0.3}, is_plain=True), others=[0.0, 0.09, 0.11, 2.0]
     )
     assert report.disturbed_share([measured]) == 0.5
+
+
+def test_fields_that_a_plain_loop_has_too_are_not_told(report: Any) -> None:
+    fields = {"precision": "fp32", "attention": "math", "micro_batch_size": 4, "loader_workers": 2}
+    assert report.fields_text(fields) == "attention math, micro_batch_size 4, workers 2"
+    assert report.fields_text({"precision": "fp32", "loader_workers": 0}) == "flatout's loop"
