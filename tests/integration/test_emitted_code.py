@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,11 +17,10 @@ import torch
 from flatout import flow
 from flatout.engine.course import Task
 from flatout.engine.loading import load_experiment
-from flatout.engine.outline import check_outlined, outline
+from flatout.engine.outline import outline
 from flatout.engine.session import build
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest
-from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import EpochEnded, Validated
@@ -131,10 +129,3 @@ def test_search_gives_a_program_where_one_is_wanted(lab: Lab, is_wanted: bool) -
         compile(code, "plain.py", "exec")
     else:
         assert code is None
-
-
-def test_step_of_its_own_is_refused_before_the_search() -> None:
-    experiment: Any = SimpleNamespace(step=lambda updates, model, batch: None)
-    with pytest.raises(UsageError) as caught:
-        check_outlined(experiment)
-    assert caught.value.rule == "no-code-for-own-step"

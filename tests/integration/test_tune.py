@@ -17,6 +17,7 @@ from flatout.engine.contest import Contest
 from flatout.engine.contestants import Subject
 from flatout.engine.plain import PlainLoop
 from flatout.engine.session import build
+from flatout.errors import UsageError
 from flatout.nouns.tuning import Candidate, Trial
 
 WIDTH = 256
@@ -153,3 +154,15 @@ def test_a_short_run_takes_the_defaults_without_a_search() -> None:
     assert trained.returncode == 0, trained.stderr
     recipe = json.loads(trained.stdout)["run"]["recipe"]
     assert all(choice["origin"] != "measured" for choice in recipe.values())
+
+
+def test_a_step_of_its_own_is_not_searched() -> None:
+    def step(updates: Any, model: Any, batch: Any) -> Any:
+        loss = torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+        updates["optimizer"](loss)
+        return loss
+
+    own = experiment(loss=None, step=step)
+    with pytest.raises(UsageError) as caught:
+        flatout.engine.tune(own, budget_s=1, is_quiet=True)
+    assert caught.value.rule == "no-search-for-own-step"

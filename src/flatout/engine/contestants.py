@@ -20,7 +20,6 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.identity import identity
 from flatout.engine.measuring import Contestant, RecipeLoop
 from flatout.engine.meter import Meter
-from flatout.engine.optim import check_implementation
 from flatout.engine.plain import PlainLoop
 from flatout.engine.precision import check_precision
 from flatout.engine.session import Built, Session, build, process_settings
@@ -86,7 +85,7 @@ class Contestants:
         built = self._built(changes.get("device"))
         check_precision(recipe.precision.value, built.device)
         implementation = recipe.optimizer_implementation.value
-        check_implementation(built.optimizer, implementation, can_be_fused=built.facts.can_be_fused)
+        built.optimizers.check_implementation(implementation, can_be_fused=built.facts.can_be_fused)
         check_recipe(recipe, built.facts)
         with process_settings(recipe):
             return Session(built, recipe)
@@ -166,7 +165,7 @@ def _setting(built: Built, fixed: dict[str, Any]) -> Setting:
         has_bf16=_has_bf16(device),
         has_tf32=device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0),
         can_be_fused=facts.can_be_fused,
-        has_foreach="foreach" in built.optimizer.defaults,
+        has_foreach="foreach" in built.optimizers.only.defaults,
         fixed=fixed,
     )
 

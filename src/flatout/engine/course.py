@@ -21,7 +21,7 @@ from flatout.engine.history import read_history
 from flatout.engine.journal import Journal
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
 from flatout.engine.meter import Meter, peak_memory_bytes
-from flatout.engine.outline import check_outlined, outline
+from flatout.engine.outline import outline
 from flatout.engine.precision import check_precision
 from flatout.engine.saver import Saver
 from flatout.engine.session import Built, Session, build, process_settings
@@ -86,8 +86,6 @@ class Course:
         device_name = named.get("device") or (recipe.device.value if recipe else None)
         with randomness.untouched_generators(chosen_device(device_name)):
             built = self._build(device_name)
-            if self._task.spec.tuning.is_outlined:
-                check_outlined(self._experiment)
             recipe = self._decided(built, recipe, limits)
             if self._task.spec.tuning.is_only:
                 return self._only_tuned(built, recipe)
@@ -189,7 +187,8 @@ class Course:
     def _tuned(self, fixed: dict[str, Any], num_steps: int | None) -> Recipe | None:
         """The recipe by measuring, where that is wanted and pays; None takes the defaults."""
         task, wish = self._task, self._task.spec.tuning
-        if wish.mode == "off" or (wish.mode == "auto" and num_steps is None):
+        has_own_step = self._experiment.step is not None
+        if wish.mode == "off" or (wish.mode == "auto" and (num_steps is None or has_own_step)):
             return None
         subject = Subject(
             experiment=self._experiment,

@@ -48,6 +48,7 @@ from flatout.engine.gate_stand_ins import (
     remembering,
     weighted_rows,
 )
+from flatout.engine.optimizers import Optimizers
 from flatout.nouns.recipe import Precision, Recipe
 from flatout.nouns.tuning import Check
 from flatout.tune.gate import Question, coarser, gradient_check
@@ -119,9 +120,10 @@ def _double_gradients(case: Case) -> Gradients:
     with running(case) as (session, _):
         updates = first_updates(session, _NUM_GRADIENTS)
         randomness.seed_generators(randomness.mixed_seed(case.seed, "gate"))
-        assert case.draws is not None
+        loss = case.experiment.loss
+        assert case.draws is not None and loss is not None
         with case.draws:
-            return reference_gradients(session.model, case.experiment.loss, updates, is_double=True)
+            return reference_gradients(session.model, loss, updates, is_double=True)
 
 
 def accumulation(material: Material, candidate: Recipe) -> list[Check]:
@@ -163,7 +165,9 @@ def _bag(material: Material) -> Bag:
 
 def _exact_bag(bag: Bag, experiment: Experiment, plain: BagRun) -> BagRun:
     try:
-        weights, states = reference_updates(bag, experiment.optimizer, _RATES)
+        weights, states = reference_updates(
+            bag, lambda members: Optimizers(experiment.optimizer(members)).only, _RATES
+        )
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         # An optimizer that computes in fp32 alone is compared with itself.
         return plain

@@ -115,7 +115,7 @@ def run_gradients(case: Case, count: int) -> Gradients:
             for update in updates:
                 step.run(update)
                 halve(session.model)
-        return remembered(session.optimizer)
+        return remembered(session.optimizers.only)
 
 
 def run_repeatedly(case: Case) -> list[Gradients]:
@@ -130,7 +130,7 @@ def run_repeatedly(case: Case) -> list[Gradients]:
                 if number == 2:
                     randomness.restore_generators(states, session.device)
                 step.run(update)
-                sums = remembered(session.optimizer)
+                sums = remembered(session.optimizers.only)
                 found.append(_differences(sums, before or [None] * len(sums)))
                 before = sums
     return found
@@ -157,12 +157,12 @@ def run_bag(case: Case, rates: list[float]) -> BagRun:
         updates = first_updates(session, len(rates))
         with drawing(case, session.device):
             for rate, update in zip(rates, updates, strict=True):
-                set_rates(session.optimizer, rate)
+                set_rates(session.optimizers.only, rate)
                 step.run(update)
         bag: Any = session.model
         assert isinstance(bag, Bag)
         weights = [member.detach().to("cpu", torch.float64) for member in bag.members]
-        return BagRun(weights=weights, states=optimizer_states(session.optimizer, bag))
+        return BagRun(weights=weights, states=optimizer_states(session.optimizers.only, bag))
 
 
 @dataclass(kw_only=True)
@@ -193,7 +193,7 @@ def run_curve(case: Case, count: int) -> Curve:
         before = began
         with drawing(case, session.device):
             for number, update in enumerate(updates):
-                curve.rates.append(_rates(session.optimizer))
+                curve.rates.append(_rates(session.optimizers.only))
                 curve.losses.append(float(step.run(update)))
                 weights = _weights(session.model)
                 curve.ways.append([
@@ -207,7 +207,7 @@ def run_curve(case: Case, count: int) -> Curve:
                 _change_rates(session, number)
         same = sum(int((new == old).sum()) for new, old in zip(before, began, strict=True))
         curve.unmoved = same / max(1, sum(weight.numel() for weight in began))
-        curve.counts = _step_counts(session.optimizer)
+        curve.counts = _step_counts(session.optimizers.only)
         curve.average_error = average.error()
     return curve
 
@@ -227,10 +227,10 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
 
 def _change_rates(session: Session, number: int) -> None:
     """What the loop does after an update; where it does nothing, the rate is changed once."""
-    if session.schedule is not None and session.experiment.schedule_every == "step":
-        session.schedule.step()
+    if session.learning_rates.are_per_step:
+        session.learning_rates.after_update()
     elif number == 0:
-        for group in session.optimizer.param_groups:
+        for group in session.optimizers.only.param_groups:
             rate = group.get("lr")
             if isinstance(rate, Tensor):
                 rate.mul_(_RATE_CHANGE)

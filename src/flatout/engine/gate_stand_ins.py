@@ -21,6 +21,7 @@ from flatout.engine import randomness
 from flatout.engine.batches import tensors_in, with_tensors
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import data_kind
+from flatout.engine.optimizers import Optimizers
 
 # Of each parameter, for the optimizer alone: enough for vector instructions; and one of them enough
 # for several threads.
@@ -179,9 +180,10 @@ def bag_experiment(experiment: Experiment, bag: Bag, count: int) -> Experiment:
     def optimizer(given: Any) -> torch.optim.Optimizer:
         members = [item[1] if isinstance(item, tuple) else item for item in given]
         is_named = experiment.named_parameters
-        return experiment.optimizer(
+        made = experiment.optimizer(
             iter(zip(bag.names, members, strict=True)) if is_named else iter(members)
         )
+        return Optimizers(made).only
 
     return replace(
         experiment,

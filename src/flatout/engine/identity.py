@@ -50,9 +50,9 @@ def _optimizer_lines(built: Built) -> list[str]:
     # A learning rate changes nothing about the speed.
     flags = [
         {name: str(value) for name, value in group.items() if name not in ("params", "lr")}
-        for group in built.optimizer.param_groups
+        for group in built.optimizers.only.param_groups
     ]
-    return [type(built.optimizer).__qualname__, *map(str, flags)]
+    return [type(built.optimizers.only).__qualname__, *map(str, flags)]
 
 
 def _sample_text(data: Any) -> str:

@@ -41,7 +41,7 @@ class LearningRates:
                 )
         self.are_per_step = bool(self._by_name) and experiment.schedule_every == "step"
         has_no_metric = self.are_per_step or experiment.validation_data is None
-        if has_no_metric and any(_goes_by_metric(one) for one in self._by_name.values()):
+        if has_no_metric and self.go_by_metric:
             raise UsageError(
                 "bad-experiment",
                 "ReduceLROnPlateau goes by the metric `best` after each validated epoch.",
@@ -52,6 +52,11 @@ class LearningRates:
             # Schedulers warn if they do not see the optimizer's own step, which is not always
             # called.
             optimizer._opt_called = True
+
+    @property
+    def go_by_metric(self) -> bool:
+        """Whether one of them is judged by the metric `best`."""
+        return any(_goes_by_metric(one) for one in self._by_name.values())
 
     def after_update(self) -> None:
         """An update was made; only to be called if they are per step."""

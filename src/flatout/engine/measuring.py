@@ -13,6 +13,7 @@ import torch
 from flatout.engine.meter import Losses, Meter
 from flatout.engine.session import Session
 from flatout.engine.step import Step
+from flatout.errors import RunFailed
 from flatout.nouns.tuning import Interval
 from flatout.system.clock import elapsed_s
 from flatout.tune.statistics import speedup
@@ -61,9 +62,7 @@ class RecipeLoop:
         self._meter = meter
         self._updates: Iterator[Any] = iter(())
         self._losses = Losses(session.device)
-        self._every_step = (
-            session.schedule is not None and session.experiment.schedule_every == "step"
-        )
+        self._every_step = session.learning_rates.are_per_step
         session.model.train()
 
     def run(self, num_updates: int) -> int:
@@ -82,7 +81,7 @@ class RecipeLoop:
             size = sum(size for _, size in update)
             self._losses.add(loss, size)
             if self._every_step:
-                self._every_step = stepped(self._session.schedule)
+                self._every_step = stepped(self._session.learning_rates.after_update)
             num_samples += size
         self._losses.take()
         return num_samples
@@ -92,11 +91,11 @@ class RecipeLoop:
         self._session.close()
 
 
-def stepped(schedule: Any) -> bool:
+def stepped(step: Callable[[], object]) -> bool:
     """Steps a schedule; False once it has come to its end: a trial may outlast a short run."""
     try:
-        schedule.step()
-    except ValueError:
+        step()
+    except (ValueError, RunFailed):
         return False
     return True
 

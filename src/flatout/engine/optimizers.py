@@ -54,6 +54,12 @@ class Optimizers:
                     "use another optimizer",
                 )
 
+    @property
+    def only(self) -> Optimizer:
+        """The optimizer of an experiment without a step of its own, which has just one."""
+        (optimizer,) = self.by_name.values()
+        return optimizer
+
     def __iter__(self) -> Any:
         return iter(self.by_name.values())
 

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flatout.engine.evaluation import is_smaller_better
-from flatout.engine.experiment import Experiment
 from flatout.engine.feed import Feed, TensorFeed
 from flatout.engine.loader import LoaderFeed
 from flatout.engine.session import Built, Session, process_settings
-from flatout.errors import UsageError
 from flatout.nouns.outline import DataKind, Outline, Scheduling
 from flatout.nouns.recipe import Choice, Recipe
-
-
-def check_outlined(experiment: Experiment) -> None:
-    """Refuses what cannot be written as a plain loop, before anything is measured for it.
-
-    Raises:
-        UsageError: no-code-for-own-step.
-    """
-    if getattr(experiment, "step", None) is not None:
-        raise UsageError(
-            "no-code-for-own-step",
-            "`--emit code` writes no program for an experiment with a `step` of its own.",
-            because="that step is written for flatout's `updates`, which a plain loop has not",
-            fix="leave `--emit code` out; the recipe is in the search's folder",
-        )
 
 
 def outline(built: Built, recipe: Recipe) -> Outline:
@@ -77,14 +59,16 @@ def _is_counted(session: Session) -> bool:
     batch, _ = next(session.feed.updates(0, 0))[0]
     parts = session.step_parts()
     with torch.no_grad(), parts.autocast():
-        result = parts.loss(session.model, parts.place(batch) if parts.place else batch)
+        assert parts.experiment.loss is not None
+        placed = parts.place(batch) if parts.place else batch
+        result = parts.experiment.loss(session.model, placed)
     return isinstance(result, tuple)
 
 
 def _scheduling(session: Session) -> Scheduling | None:
-    if session.schedule is None:
+    if session.experiment.schedule is None:
         return None
-    if isinstance(session.schedule, ReduceLROnPlateau):
+    if session.learning_rates.go_by_metric:
         return "plateau"
     return session.experiment.schedule_every
 

@@ -30,11 +30,13 @@ class PlainLoop:
     def __init__(self, built: Built) -> None:
         experiment = built.experiment
         self._experiment = experiment
+        assert experiment.loss is not None, "an experiment with a step of its own is not searched"
+        self._loss = experiment.loss
         self._model = built.model.train()
-        self._optimizer = built.optimizer
+        self._optimizer = built.optimizers.only
         self._place = placer(built.device, False)
         make = experiment.schedule if experiment.schedule_every == "step" else None
-        self._schedule: Any = make(built.optimizer) if make is not None else None
+        self._schedule: Any = make(built.optimizers.only) if make is not None else None
         decay = experiment.ema
         self._average = WeightAverage(built.model, decay) if decay is not None else None
         self._loader = _loader(built)
@@ -57,13 +59,13 @@ class PlainLoop:
         if self._place is not None:
             batch = self._place(batch)
         self._optimizer.zero_grad()
-        result = self._experiment.loss(self._model, batch)
+        result = self._loss(self._model, batch)
         value = result[0] / result[1] if isinstance(result, tuple) else result
         value.backward()
         if self._experiment.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._experiment.clip_norm)
         self._optimizer.step()
-        if self._schedule is not None and not stepped(self._schedule):
+        if self._schedule is not None and not stepped(self._schedule.step):
             self._schedule = None
         if self._average is not None:
             self._average.update()

@@ -20,6 +20,7 @@ from flatout.engine.contestants import Subject
 from flatout.engine.facts import chosen_device
 from flatout.engine.trial import Request, measured_apart
 from flatout.engine.watch import StopRequest
+from flatout.errors import UsageError
 from flatout.nouns.lines import Event, Profiled, Tried, Trying, Tuned
 from flatout.nouns.recipe import Choice, Recipe
 from flatout.nouns.tuning import Candidate, Decision, Known, Profile, Result, Trial, Wish
@@ -65,7 +66,15 @@ def tuned_recipe(search: Search) -> Recipe | None:
 
     Raises:
         KeyboardInterrupt: somebody asked to stop.
+        UsageError: no-search-for-own-step.
     """
+    if search.subject.experiment.step is not None:
+        raise UsageError(
+            "no-search-for-own-step",
+            "an experiment with a `step` of its own has no plain loop to be compared with.",
+            because="that step is written for flatout's `updates`",
+            fix="try settings with --use; `flatout compare` shows what they gain",
+        )
     # Seeds are set for every contestant: whoever calls this goes on as if nothing had been drawn.
     with randomness.untouched_generators(chosen_device(search.subject.device_name)):
         return _tuned_recipe(search)
