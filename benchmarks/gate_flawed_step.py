@@ -21,7 +21,9 @@ class FlawedStep:
         self.parts = parts
         self.flaw = flaw
         self.number = 0
-        self.parameters = [p for group in parts.optimizer.param_groups for p in group["params"]]
+        self.parameters = [
+            p for group in parts.optimizers.only.param_groups for p in group["params"]
+        ]
         self.kept: dict[str, Any] = {}
 
     def run(self, update: list[MicroBatch]) -> Tensor:
@@ -107,10 +109,10 @@ class FlawedStep:
         if parts.place is not None:
             batch = parts.place(batch)
         with parts.autocast():
-            result = parts.loss(parts.model, batch)
+            result = parts.experiment.loss(parts.model, batch)
         if flaw == "forward pass made twice":
             with parts.autocast(), torch.no_grad():
-                parts.loss(parts.model, batch)
+                parts.experiment.loss(parts.model, batch)
         return result if isinstance(result, tuple) else (result, None)
 
     def _spoil_gradients(self) -> None:
@@ -128,7 +130,7 @@ class FlawedStep:
         if parts.clip_norm is None:
             return
         if parts.scaler is not None and self.flaw != "clipped before unscaling":
-            parts.scaler.unscale_(parts.optimizer)
+            parts.scaler.unscale_(parts.optimizers.only)
         if self.flaw == "each gradient clipped by itself":
             for parameter in self.parameters:
                 torch.nn.utils.clip_grad_norm_([parameter], parts.clip_norm)
@@ -137,7 +139,7 @@ class FlawedStep:
 
     def _step(self) -> None:
         parts, flaw = self.parts, self.flaw
-        optimizer = parts.optimizer
+        optimizer = parts.optimizers.only
         change = _SPOILED_GROUPS.get(flaw)
         if change is not None:
             for group in optimizer.param_groups:

@@ -16,6 +16,8 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.feed import MicroBatch
 from flatout.engine.gate import Maker
 from flatout.engine.gate_runs import begin
+from flatout.engine.learning_rates import LearningRates
+from flatout.engine.optimizers import Optimizers
 from flatout.engine.session import Session
 from flatout.nouns.recipe import Recipe
 
@@ -100,10 +102,9 @@ def recompute(session: Session) -> None:
 
 def schedule_another(session: Session) -> None:
     """The schedule moves the learning rate of an optimizer that is not used."""
-    schedule = session.experiment.schedule
-    if schedule is not None:
+    if session.experiment.schedule is not None:
         other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-        session.schedule = schedule(other)
+        session.learning_rates = LearningRates(session.experiment, Optimizers(other))
 
 
 def turn_pictures(session: Session) -> None:

@@ -96,7 +96,7 @@ class Accelerate:
         self._built = built
         self._accelerator = import_module("accelerate").Accelerator(cpu=built.device.type == "cpu")
         self._model, self._optimizer, self._loader = self._accelerator.prepare(
-            built.model.train(), built.optimizer, textbook_loader(built)
+            built.model.train(), built.optimizers.only, textbook_loader(built)
         )
         self._rest = _Rest(built)
         self._batches: Iterator[Any] = iter(())
@@ -156,7 +156,7 @@ class Lightning:
                 rest.end_update()
 
             def configure_optimizers(self) -> torch.optim.Optimizer:
-                return built.optimizer
+                return built.optimizers.only
 
         return Module()
 
@@ -187,7 +187,7 @@ class _Rest:
     def __init__(self, built: Built) -> None:
         experiment = built.experiment
         make = experiment.schedule if experiment.schedule_every == "step" else None
-        self._schedule: Any = make(built.optimizer) if make is not None else None
+        self._schedule: Any = make(built.optimizers.only) if make is not None else None
         decay = experiment.ema
         self._average = WeightAverage(built.model, decay) if decay is not None else None
 
