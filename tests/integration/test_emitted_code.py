@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from conftest import Lab, Tell
 
 MINE = Path(__file__).resolve().parents[1] / "cases" / "code" / "mine.py"
+SRC = Path(__file__).resolve().parents[2] / "src"
 DECISION = Decision(
     is_plain=True, changes={}, rungs=(), lost=(), refused=(), skipped=(), speedup=None,
     why="nothing was measured", search_s=0.0,
@@ -56,10 +57,15 @@ def run_without_flatout(text: str, folder: Path) -> str:
     barrier = folder / "barrier"
     barrier.mkdir()
     (barrier / "flatout.py").write_text("raise ImportError('not here')\n", encoding="utf-8")
+    return run_program(text, folder, barrier)
+
+
+def run_program(text: str, folder: Path, python_path: Path) -> str:
+    """What the program prints; its modules are looked for in that folder first."""
     (folder / "plain.py").write_text(text, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "plain.py"],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(barrier)}, check=False,
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(python_path)}, check=False,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
@@ -73,6 +79,11 @@ def kept_weights(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, tor
         names = [name for name, _ in model.named_parameters()]
         weights |= dict(zip(names, state["average"]["averages"], strict=True))
     return weights
+
+
+def epoch_losses(printed: str) -> list[float]:
+    """The losses of the epochs that a program has told."""
+    return [float(text) for text in re.findall(r"^epoch \d+: loss (.+)$", printed, re.M)]
 
 
 CASES = [
@@ -97,7 +108,7 @@ def test_program_computes_what_flatout_computes(
         name="mine", file=str(MINE), parameters=parameters, seed=5, fixed=lab.use | use
     )
     printed = run_without_flatout(written(spec), tmp_path)
-    losses = [float(text) for text in re.findall(r"^epoch \d+: loss (.+)$", printed, re.M)]
+    losses = epoch_losses(printed)
     found = re.findall(r"^step (\d+): ({.+})$", printed, re.M)
 
     folder: RunFolder = lab.new(seed=5, **use)
@@ -112,6 +123,14 @@ def test_program_computes_what_flatout_computes(
     assert weights.keys() == expected.keys()
     different = [name for name, value in expected.items() if not torch.equal(weights[name], value)]
     assert different == []
+
+
+def test_program_of_a_built_in_computes_the_same(lab: Lab, tell: Tell, tmp_path: Path) -> None:
+    spec = ExperimentSpec(name="digits", parameters={"epochs": 1}, fixed=lab.use)
+    printed = run_program(written(spec), tmp_path, SRC)
+    folder = lab.new()
+    lab.go_on(folder, load_experiment(spec))
+    assert epoch_losses(printed) == [line.loss for line in tell.metrics(folder, EpochEnded)]
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])

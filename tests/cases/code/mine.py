@@ -144,7 +144,7 @@ def fields(case: str) -> dict[str, Any]:
             "train_data": lambda: Augmented(50, seed=1), "validate_every": 5,
             "validation_data": lambda: Augmented(20, seed=2), "early_stop": 4,
             "schedule": lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(
-                optimizer, factor=0.5, patience=0
+                optimizer, mode="max", factor=0.5, patience=0
             ),
         }  # fmt: skip
     if case == "tokens":
