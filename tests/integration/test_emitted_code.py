@@ -95,6 +95,7 @@ CASES = [
     ("tokens", {"optimizer_implementation": "foreach", "attention": "math"}),
     ("stream", {"micro_batch_size": 5}),
     ("images", {"precision": "bf16", "memory_format": "channels_last"}),
+    ("rows", {}),
     ("broken", {"nonfinite_loss": "skip"}),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 import pytest
@@ -22,7 +22,8 @@ def example(kind: Any) -> Any:
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         return parts[0]
-    if origin is UnionType:
+    # A Literal or None is of the older kind.
+    if origin in (UnionType, Union):
         return example(parts[0])
     if origin is dict:
         return {example(parts[0]): example(parts[1])}

@@ -31,7 +31,7 @@ def build(experiment: Any, seed: int) -> tuple[Any, Any, Any]:
     #= deterministic  #? deterministic
     torch.use_deterministic_algorithms(True)  #? deterministic
     # Filling new tensors would cost a pass over memory for each operation.  #? deterministic
-    torch.utils.deterministic.fill_uninitialized_memory = False  #? deterministic
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore  #? deterministic
     #= precision  #? tf32
     torch.set_float32_matmul_precision("high")  #? tf32
     torch.backends.cudnn.allow_tf32 = $is_tf32  #? cuda
@@ -98,6 +98,8 @@ def evaluate(experiment: Any, model: Any, batches: Any) -> dict[str, float]:
                     if "loss" not in values:  #? metrics
                         values["loss"] = experiment.loss(model, batch)  #? metrics
             for name, value in values.items():
+                if not isinstance(value, (torch.Tensor, float, int, tuple)):  #? metrics
+                    continue  # It is something that only flatout shows.  #? metrics
                 total, num = value if isinstance(value, tuple) else (wide(value) * size, size)
                 totals[name] = totals.get(name, 0.0) + wide(total)
                 counts[name] = counts.get(name, 0.0) + wide(num)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import flatout
 
@@ -159,6 +160,8 @@ def fields(case: str) -> dict[str, Any]:
             "schedule": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
             "validation_data": lambda: Stream(20), "validate_every": 5,
         }  # fmt: skip
+    if case == "rows":
+        return {"train_data": lambda: TensorDataset(*points(50, seed=1))}
     if case == "images":
         return {"model": image_model, "train_data": images, "shuffle": False}
     return {"loss": broken_loss, "ema": 0.5}
