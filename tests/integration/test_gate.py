@@ -169,6 +169,15 @@ def test_judge_when_a_model_asks_for_fp32(plain: Plain) -> None:
     assert "fp64" not in (check_named(verdict, "gradients").note or "")
 
 
+def test_judge_when_an_optimizer_has_its_state_before_the_layout_changes() -> None:
+    # Found by the gate: fused Adagrad filled a contiguous state in the weights' order.
+    experiment = experiment_of(
+        KINDS["convolutions, GroupNorm"],
+        optimizer=lambda named: torch.optim.Adagrad([p for _, p in named], lr=1e-3),
+    )
+    assert verdict_of(experiment, memory_format="channels_last").is_passed
+
+
 def test_judge_when_the_candidate_raises() -> None:
     # torch has channels_last for pictures alone.
     experiment = experiment_of(KINDS["InstanceNorm3d"])

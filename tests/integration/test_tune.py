@@ -121,11 +121,11 @@ def test_the_plain_loop_makes_the_updates_of_a_loop_written_by_hand() -> None:
     PlainLoop(built).run(8)
     inputs, targets = by_hand.train_data
     for start in range(0, 512, 64):
-        by_hand.optimizer.zero_grad()
+        by_hand.optimizers.only.zero_grad()
         batch = (inputs[start : start + 64], targets[start : start + 64])
         described.loss(by_hand.model, batch).backward()  # type: ignore[union-attr]
         torch.nn.utils.clip_grad_norm_(by_hand.model.parameters(), 1.0)
-        by_hand.optimizer.step()
+        by_hand.optimizers.only.step()
     for one, other in zip(built.model.parameters(), by_hand.model.parameters(), strict=True):
         assert torch.equal(one, other)
 

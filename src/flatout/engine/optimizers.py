@@ -84,6 +84,11 @@ class Optimizers:
         for optimizer in self:
             set_implementation(optimizer, implementation)
 
+    def match_layout(self) -> None:
+        """Gives their states the strides of the weights."""
+        for optimizer in self:
+            match_layout(optimizer)
+
     def learning_rates(self) -> dict[str, float]:
         """The rate of each one's first group."""
         return {name: float(one.param_groups[0]["lr"]) for name, one in self.by_name.items()}

@@ -134,6 +134,8 @@ class Session:
         is_channels_last = recipe.memory_format.value == "channels_last"
         if is_channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            # Some optimizers, Adagrad for one, have made their state by now.
+            self.optimizers.match_layout()
         is_checkpointing = recipe.activation_checkpointing.value
         self.activations = ActivationCheckpointing(self.model) if is_checkpointing else None
         self.optimizers.set_implementation(recipe.optimizer_implementation.value)
