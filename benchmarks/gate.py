@@ -26,7 +26,7 @@ from gate_clean import Clean, configuration
 
 from flatout.engine.experiment import Experiment
 from flatout.engine.gate import Maker, Subject, judge
-from flatout.engine.gate_material import changed
+from flatout.engine.gate.material import changed
 from flatout.engine.session import build
 from flatout.nouns.measurement import Measurement
 from flatout.nouns.tuning import Verdict

@@ -15,7 +15,7 @@ from flatout.engine import randomness
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import MicroBatch
 from flatout.engine.gate import Maker
-from flatout.engine.gate_runs import begin
+from flatout.engine.gate.runs import begin
 from flatout.engine.learning_rates import LearningRates
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.session import Session

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from flatout.engine import Experiment
 from flatout.engine.gate import Gate, Subject, judge
-from flatout.engine.gate_material import changed
+from flatout.engine.gate.material import changed
 from flatout.engine.session import build
 from flatout.errors import UsageError
 from flatout.nouns.recipe import Recipe

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatout.engine.gate_draws import Doubled, Draws, NoFusedDropout
+from flatout.engine.gate.draws import Doubled, Draws, NoFusedDropout
 
 
 def attention(inputs: Tensor) -> Tensor:

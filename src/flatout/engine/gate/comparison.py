@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.engine.gate_reference import Gradients
-from flatout.engine.gate_runs import BagRun, Curve
-from flatout.engine.gate_stand_ins import Bag
+from flatout.engine.gate.reference import Gradients
+from flatout.engine.gate.runs import BagRun, Curve
+from flatout.engine.gate.stand_ins import Bag
 from flatout.nouns.recipe import Precision
 from flatout.nouns.tuning import Check
 from flatout.tune.gate import (

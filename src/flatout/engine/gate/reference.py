@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from flatout.engine.batches import placer
 from flatout.engine.feed import MicroBatch
-from flatout.engine.gate_draws import Doubled
-from flatout.engine.gate_stand_ins import Bag
+from flatout.engine.gate.draws import Doubled
+from flatout.engine.gate.stand_ins import Bag
 from flatout.engine.optim import set_implementation
 
 Loss = Callable[[nn.Module, Any], Any]

@@ -1,30 +1,16 @@
-"""Is a faster step still right? A candidate is compared with the plain step and with fp64.
-
-    gradients     at the same weights and draws, with an fp64 reference
-    accumulation  sums, counts, clipping and loss scaling, with gradients known beforehand
-    optimizer     alone, fed known gradients while the learning rate changes, with fp64
-    curve         a few whole updates from the same weights, with the plain step's
-    masks         what is drawn differs from step to step, and repeats from the same state
-    data          each sample once, in the plain order, with the plain augmentation
-
-Only what the changed fields of the recipe concern is asked (tune/gate.py). Few samples are used, so
-that it takes no longer than a few steps; and everything is left as it was.
-"""
+"""Asks a candidate the questions that its changed fields concern, and collects the answers."""
 
 from __future__ import annotations
 
 import torch
 
 from flatout.engine import randomness
-from flatout.engine.gate_material import Material, PlainStepFailed, Subject
-from flatout.engine.gate_questions import QUESTIONS
-from flatout.engine.gate_runs import Maker, Updating
+from flatout.engine.gate.material import Material, PlainStepFailed, Subject
+from flatout.engine.gate.questions import QUESTIONS
 from flatout.errors import FlatoutError
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.tuning import Check, Verdict
 from flatout.tune.gate import Question, questions
-
-__all__ = ["Gate", "Maker", "Subject", "Updating", "judge"]
 
 
 def judge(subject: Subject, candidate: Recipe, plain: Recipe) -> Verdict:

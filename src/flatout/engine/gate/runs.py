@@ -17,9 +17,9 @@ from flatout.engine.batches import tensors_in
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import MicroBatch
-from flatout.engine.gate_draws import Draws, NoFusedDropout
-from flatout.engine.gate_reference import Gradients, halve, optimizer_states, set_rates
-from flatout.engine.gate_stand_ins import Bag, remembered
+from flatout.engine.gate.draws import Draws, NoFusedDropout
+from flatout.engine.gate.reference import Gradients, halve, optimizer_states, set_rates
+from flatout.engine.gate.stand_ins import Bag, remembered
 from flatout.engine.meter import Meter
 from flatout.engine.session import Session, build, process_settings
 from flatout.engine.step import Step

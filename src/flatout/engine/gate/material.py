@@ -15,9 +15,9 @@ from torch import nn
 from flatout.engine import randomness
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device
-from flatout.engine.gate_draws import Draws
-from flatout.engine.gate_runs import Case, Maker
-from flatout.engine.gate_stand_ins import bare, few_samples, remembering
+from flatout.engine.gate.draws import Draws
+from flatout.engine.gate.runs import Case, Maker
+from flatout.engine.gate.stand_ins import bare, few_samples, remembering
 from flatout.errors import FlatoutError
 from flatout.nouns.recipe import Recipe
 

@@ -12,7 +12,7 @@ from flatout.engine import randomness
 from flatout.engine.batches import tensors_in
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import data_kind
-from flatout.engine.gate_comparison import (
+from flatout.engine.gate.comparison import (
     Epoch,
     accumulation_check,
     curve_checks,
@@ -24,9 +24,9 @@ from flatout.engine.gate_comparison import (
     samples_check,
     smallest_norm,
 )
-from flatout.engine.gate_material import DrawsKind, Material
-from flatout.engine.gate_reference import Gradients, reference_gradients, reference_updates
-from flatout.engine.gate_runs import (
+from flatout.engine.gate.material import DrawsKind, Material
+from flatout.engine.gate.reference import Gradients, reference_gradients, reference_updates
+from flatout.engine.gate.runs import (
     BagRun,
     Case,
     Curve,
@@ -38,7 +38,7 @@ from flatout.engine.gate_runs import (
     run_repeatedly,
     running,
 )
-from flatout.engine.gate_stand_ins import (
+from flatout.engine.gate.stand_ins import (
     Bag,
     bag_experiment,
     bag_mean,
