@@ -96,6 +96,7 @@ CASES = [
     ("stream", {"micro_batch_size": 5}),
     ("images", {"precision": "bf16", "memory_format": "channels_last"}),
     ("rows", {}),
+    ("blocks", {"activation_checkpointing": True, "precision": "bf16", "attention": "math"}),
     ("broken", {"nonfinite_loss": "skip"}),
 ]
 

@@ -37,9 +37,11 @@ PLAIN: dict[str, Any] = {
     "loader_prefetch": 2, "loader_pin_memory": False, "loader_persistent": False,
     "optimizer_implementation": "own", "memory_format": "contiguous", "micro_batch_size": 8,
     "clip_norm": None, "num_threads": 1, "deterministic": True, "nonfinite_loss": "stop",
-    "checkpoint_every": None,
+    "checkpoint_every": None, "activation_checkpointing": False,
 }  # fmt: skip
-OUTLINE = Outline(data_kind="tensors", batch_size=8, num_gathered=4096)
+OUTLINE = Outline(
+    data_kind="tensors", batch_size=8, num_gathered=4096, blocks=("blocks.0", "blocks.1")
+)
 
 
 def recipe(**fields: Any) -> Recipe:
@@ -121,6 +123,7 @@ CHANGED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "num_threads": ({}, 4, "torch.set_num_threads(4)"),
     "deterministic": ({"deterministic": False}, True, "use_deterministic_algorithms(True)"),
     "nonfinite_loss": ({}, "skip", "if is_finite(loss, parameters):"),
+    "activation_checkpointing": ({}, True, 'for name in ["blocks.0", "blocks.1"]:'),
 }
 
 
@@ -155,6 +158,8 @@ def outlines() -> st.SearchStrategy[Outline]:
         validation_kind=st.none() | kinds,
         scheduling=st.none() | st.sampled_from(get_args(Scheduling)),
         validate_every=st.none() | st.just(50),
+        blocks=st.sampled_from([(), ("0",), tuple(f"encoder.layers.{n}" for n in range(12))]),
+        self_checkpointing=st.sampled_from([(), ("", "other")]),
         **{name: st.booleans() for name in flags},
     ).filter(
         lambda one: one.validation_kind or not (one.has_early_stop or one.scheduling == "plateau")
@@ -177,6 +182,7 @@ def recipes() -> st.SearchStrategy[Recipe]:
         "num_threads": st.sampled_from([1, 8]),
         "deterministic": st.booleans(),
         "nonfinite_loss": st.sampled_from(get_args(NonfiniteLoss)),
+        "activation_checkpointing": st.booleans(),
     }
     return st.fixed_dictionaries(values).map(lambda fields: recipe(**fields))
 
@@ -195,6 +201,8 @@ def some_programs() -> list[str]:
         data_kind="tensors", batch_size=8, num_gathered=4096, num_gathered_validation=4096,
         validation_kind="tensors", has_metrics=True, has_ema=True, is_counted=True,
         scheduling="step", has_early_stop=True, validate_every=50,
+        blocks=tuple(f"encoder.layers.{number}" for number in range(12)),
+        self_checkpointing=("encoder.words",),
     )  # fmt: skip
     samples = Outline(
         data_kind="map-style", batch_size=8, validation_kind="iterable", scheduling="plateau",
@@ -208,6 +216,8 @@ def some_programs() -> list[str]:
         written(
             recipe(micro_batch_size=3, clip_norm=1.0, nonfinite_loss="skip", attention="math"), full
         ),
+        written(recipe(activation_checkpointing=True), full),
+        written(recipe(activation_checkpointing=True, attention="math"), full),
         written(recipe(device="cuda:0", data_path="resident", precision="fp16"), full),
         written(recipe(**LOADED, memory_format="channels_last", num_threads=8), samples),
         written(recipe(data_path="loader", precision="bf16", micro_batch_size=3), samples),

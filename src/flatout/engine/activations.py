@@ -6,7 +6,9 @@ https://arxiv.org/abs/1604.06174; torch.utils.checkpoint does the work.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +52,7 @@ def repeated_blocks(model: nn.Module) -> Blocks:
 
 
 def _found(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    if _has_its_own(module) and not _has_running_statistics(module):
+    if has_its_own(module) and not _has_running_statistics(module):
         yield name, module
         return
     children = list(module.named_children())
@@ -64,20 +66,27 @@ def _found(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
             yield from _found(child, path)
 
 
-def _has_its_own(module: nn.Module) -> bool:
+def has_its_own(module: nn.Module) -> bool:
+    """Whether it has a checkpointing of its own, as the models of the transformers library."""
     return bool(getattr(module, "supports_gradient_checkpointing", False)) and hasattr(
         module, "gradient_checkpointing_enable"
     )
 
 
-def _switch_its_own(model: Any, *, is_on: bool) -> None:
+def name_of_its_own(model: Any) -> str:
+    """What the names of its own checkpointing's methods begin with."""
     # Until transformers 5.23 it was named after gradients.
-    name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
-    if is_on:
-        options = {f"{name}_checkpointing_kwargs": {"use_reentrant": False}}
-        getattr(model, f"{name}_checkpointing_enable")(**options)
+    is_new = hasattr(model, "activation_checkpointing_enable")
+    return "activation_checkpointing" if is_new else "gradient_checkpointing"
+
+
+def _switch_its_own(model: Any, options: dict[str, Any] | None) -> None:
+    """On with these arguments of torch's checkpoint; off where there are none."""
+    name = name_of_its_own(model)
+    if options is not None:
+        getattr(model, f"{name}_enable")(**{f"{name}_kwargs": options})
     else:
-        getattr(model, f"{name}_checkpointing_disable")()
+        getattr(model, f"{name}_disable")()
 
 
 def _has_running_statistics(module: nn.Module) -> bool:
@@ -99,18 +108,29 @@ class ActivationCheckpointing:
 
     Args:
         model: whose blocks they are.
+        settings: makes the context in which the forward pass chooses its kernels; torch restores
+            autocast by itself.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+    ) -> None:
+        options = {
+            "use_reentrant": False,
+            # The backward pass is outside of it, and other kernels keep other things.
+            "context_fn": lambda: (contextlib.nullcontext(), settings()),
+        }
         self._with_their_own: list[Any] = []
         self._wrapped: list[tuple[nn.Module, _Recomputed, Any]] = []
         for name, block in repeated_blocks(model).usable.items():
-            if _has_its_own(block):
-                _switch_its_own(block, is_on=True)
+            if has_its_own(block):
+                _switch_its_own(block, options)
                 self._with_their_own.append(block)
             else:
                 before = block.__dict__.get("forward")
-                recomputed = _Recomputed(name, block, block.forward)
+                recomputed = _Recomputed(name, block, options)
                 # An attribute of the object hides the method of its class.
                 block.forward = recomputed
                 self._wrapped.append((block, recomputed, before))
@@ -123,7 +143,7 @@ class ActivationCheckpointing:
     def close(self) -> None:
         """Switches it off: forward passes are the model's own again."""
         for model in self._with_their_own:
-            _switch_its_own(model, is_on=False)
+            _switch_its_own(model, None)
         for block, _, before in self._wrapped:
             del block.forward
             if before is not None:
@@ -134,8 +154,9 @@ class ActivationCheckpointing:
 class _Recomputed:
     """A block's forward that keeps its inputs alone, while the block is trained."""
 
-    def __init__(self, name: str, block: nn.Module, original: Callable[..., Any]) -> None:
-        self._original = original
+    def __init__(self, name: str, block: nn.Module, options: dict[str, Any]) -> None:
+        self._original = block.forward
+        self._options = options
         self._name = name
         self._block = block
         self._buffers = list(block.named_buffers())
@@ -146,7 +167,7 @@ class _Recomputed:
             return self._original(*inputs, **named)
         before = [buffer._version for _, buffer in self._buffers] if not self.is_called else []
         # Dropout draws the same again: the generators' states are kept and put back.
-        outputs = checkpoint(self._original, *inputs, use_reentrant=False, **named)
+        outputs = checkpoint(self._original, *inputs, **self._options, **named)
         if not self.is_called:
             self._check_buffers(before)
             self.is_called = True

@@ -86,6 +86,10 @@ class Course:
         device_name = named.get("device") or (recipe.device.value if recipe else None)
         with randomness.untouched_generators(chosen_device(device_name)):
             built = self._build(device_name)
+            if self._task.spec.tuning.is_outlined and self._experiment.step is None:
+                # Before the search: what no program can be written for is refused at once.
+                found = outline(built, built.recipe(self._task.spec.fixed))
+                self._journal.event(Outlined(at=now_s(), step=0, outline=found))
             recipe = self._decided(built, recipe, limits)
             if self._task.spec.tuning.is_only:
                 return self._only_tuned(built, recipe)
@@ -210,9 +214,6 @@ class Course:
     def _only_tuned(self, built: Built, recipe: Recipe) -> nn.Module:
         """The end where nothing was to be trained."""
         store.write_json(self._task.folder.recipe, recipe)
-        if self._task.spec.tuning.is_outlined:
-            outlined = Outlined(at=now_s(), step=0, outline=outline(built, recipe))
-            self._journal.event(outlined)
         spent_s = elapsed_s() - self._began_s
         finished = Finished(
             at=now_s(), step=0, train_s=0.0, split_s={"tuning": spent_s}, num_samples_seen=0

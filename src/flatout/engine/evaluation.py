@@ -191,7 +191,7 @@ def measure(judged: Judged) -> Measured:
         for batch, num_samples in (micro for update in feed.updates(0, 0) for micro in update):
             placed = judged.place(batch) if judged.place is not None else batch
             with judged.autocast():
-                values = _values(judged.experiment, model, placed)
+                values = values_of_batch(judged.experiment, model, placed)
             for name, value in values.items():
                 if isinstance(value, Confusion):
                     confusions[name] = confusions[name] + value if name in confusions else value
@@ -248,7 +248,12 @@ def _wide(number: Any) -> Any:
     return number.double() if isinstance(number, Tensor) else number
 
 
-def _values(experiment: Experiment, model: nn.Module, batch: Any) -> dict[str, Any]:
+def values_of_batch(experiment: Experiment, model: nn.Module, batch: Any) -> dict[str, Any]:
+    """What the metrics give for a batch, and the loss if they do not.
+
+    Raises:
+        UsageError: metric-is-not-a-scalar.
+    """
     values = dict(experiment.metrics(model, batch)) if experiment.metrics is not None else {}
     if "loss" not in values and experiment.loss is not None:
         values["loss"] = experiment.loss(model, batch)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import msgspec
 import torch
 
-from flatout.engine.evaluation import is_smaller_better
+from flatout.engine.activations import has_its_own, name_of_its_own, repeated_blocks
+from flatout.engine.evaluation import is_smaller_better, values_of_batch
 from flatout.engine.feed import Feed, TensorFeed
 from flatout.engine.loader import LoaderFeed
 from flatout.engine.session import Built, Session, process_settings
+from flatout.errors import UsageError
+from flatout.nouns.class_report import MEANS
 from flatout.nouns.outline import DataKind, Outline, Scheduling
 from flatout.nouns.recipe import Choice, Recipe
 
@@ -19,12 +22,16 @@ def outline(built: Built, recipe: Recipe) -> Outline:
     Args:
         built: its objects; they are used up.
         recipe: how its steps are executed.
+
+    Raises:
+        UsageError: no-code-for-class-scores.
     """
     # One batch is read: no processes need to be started for it.
     alone: Choice[int] = Choice(value=0, why="one batch is read")
     with process_settings(recipe):
         session = Session(built, msgspec.structs.replace(recipe, loader_workers=alone))
         try:
+            _check_best(session)
             return _outline(session)
         finally:
             session.close()
@@ -34,6 +41,8 @@ def _outline(session: Session) -> Outline:
     experiment = session.experiment
     every = experiment.validate_every
     validation = session.validation_feed
+    blocks = repeated_blocks(session.model).usable
+    own = [name for name, block in blocks.items() if has_its_own(block)]
     return Outline(
         data_kind=session.facts.data_kind,
         batch_size=experiment.batch_size,
@@ -52,7 +61,30 @@ def _outline(session: Session) -> Outline:
         has_early_stop=experiment.early_stop is not None,
         best=experiment.best,
         is_smaller_better=is_smaller_better(experiment.best),
+        blocks=tuple(name for name in blocks if name not in own),
+        self_checkpointing=tuple(own),
+        checkpointing_prefix=name_of_its_own(blocks[own[0]]) if own else "",
     )
+
+
+def _check_best(session: Session) -> None:
+    """Refuses to go by what a program without flatout cannot compute: scores of a confusion."""
+    experiment, feed = session.experiment, session.validation_feed
+    is_needed = experiment.early_stop is not None or _scheduling(session) == "plateau"
+    if feed is None or not is_needed or experiment.best not in MEANS:
+        return
+    batch, _ = next(feed.updates(0, 0))[0]
+    parts = session.step_parts()
+    with session.evaluated() as model, torch.no_grad(), parts.autocast():
+        values = values_of_batch(experiment, model, parts.place(batch) if parts.place else batch)
+    if experiment.best not in values:
+        raise UsageError(
+            "no-code-for-class-scores",
+            f"`--emit code` cannot write a program that goes by `{experiment.best}`.",
+            because="flatout computes it from a confusion; early stopping or the schedule needs it",
+            fix=f"let `metrics` return `{experiment.best}`, or set `best` to a number that it "
+            "returns",
+        )
 
 
 def _is_counted(session: Session) -> bool:

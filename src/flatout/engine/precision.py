@@ -39,19 +39,24 @@ def autocast(
     return lambda: torch.autocast(device.type, dtype=dtype)
 
 
+def attention_kernel(attention: Attention) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes the context in which torch's attention uses that kernel."""
+    backend = _BACKENDS.get(attention)
+    return contextlib.nullcontext if backend is None else lambda: sdpa_kernel(backend)
+
+
 def forward_settings(
     precision: Precision, attention: Attention, device: torch.device
 ) -> Callable[[], AbstractContextManager[Any]]:
     """Makes the context in which the forward pass and the loss are computed."""
-    rounding = autocast(precision, device)
-    backend = _BACKENDS.get(attention)
-    if backend is None:
+    rounding, kernel = autocast(precision, device), attention_kernel(attention)
+    if attention not in _BACKENDS:
         return rounding
 
     @contextlib.contextmanager
     def settings() -> Iterator[None]:
         # The backward pass uses the kernel that the forward pass has chosen.
-        with rounding(), sdpa_kernel(backend):
+        with rounding(), kernel():
             yield
 
     return settings

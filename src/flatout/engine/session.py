@@ -137,7 +137,8 @@ class Session:
             # Some optimizers, Adagrad for one, have made their state by now.
             self.optimizers.match_layout()
         is_checkpointing = recipe.activation_checkpointing.value
-        self.activations = ActivationCheckpointing(self.model) if is_checkpointing else None
+        kernel = precision.attention_kernel(recipe.attention.value)
+        self.activations = ActivationCheckpointing(self.model, kernel) if is_checkpointing else None
         self.optimizers.set_implementation(recipe.optimizer_implementation.value)
         self.learning_rates = LearningRates(built.experiment, self.optimizers)
         self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)

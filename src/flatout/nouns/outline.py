@@ -19,6 +19,8 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     scheduling: when the learning rate is stepped; `plateau` by a metric after each epoch.
     validate_every: steps; None is after each epoch. best: the metric that `plateau` and early
     stopping go by.
+    blocks: names of the modules that activation checkpointing computes again; self_checkpointing:
+    of those that have one of their own, switched on by `{checkpointing_prefix}_enable`.
     """
 
     data_kind: DataKind
@@ -38,3 +40,6 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     has_early_stop: bool = False
     best: str = "loss"
     is_smaller_better: bool = True
+    blocks: tuple[str, ...] = ()
+    self_checkpointing: tuple[str, ...] = ()
+    checkpointing_prefix: str = "activation_checkpointing"

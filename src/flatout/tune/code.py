@@ -38,6 +38,8 @@ _SECTIONS = (
     ("loader", code_data.UNCHANGED),
     ("samples", code_data.SAMPLES),
     ("streams", code_data.STREAM),
+    ("recomputed attention", code_loop.SAME_KERNEL),
+    ("recomputed_blocks", code_loop.RECOMPUTED),
     ("", code_loop.BUILD),
     ("", code_loop.MEAN),
     ("skip", code_loop.IS_FINITE),
@@ -53,7 +55,8 @@ _TEXTS = {
     "validation": code_loop.VALIDATION,
 }
 _MODULES = (
-    "hashlib", "importlib", "itertools", "math", "operator", "os", "random", "sys", "types",
+    "contextlib", "hashlib", "importlib", "itertools", "math", "operator", "os", "random", "sys",
+    "types",
 )  # fmt: skip
 _BACKENDS = {
     "math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION",
@@ -133,6 +136,7 @@ def _flags_of_step(recipe: Recipe, outline: Outline) -> dict[str, bool]:
     is_clipping = recipe.clip_norm.value is not None
     is_skipping = recipe.nonfinite_loss.value == "skip"
     is_accumulated = recipe.micro_batch_size.value < outline.batch_size
+    is_recomputing = recipe.activation_checkpointing.value
     return {
         "cuda": recipe.device.value.startswith("cuda"),
         "tf32": precision == "tf32",
@@ -145,6 +149,9 @@ def _flags_of_step(recipe: Recipe, outline: Outline) -> dict[str, bool]:
         "deterministic": recipe.deterministic.value,
         "clip": is_clipping,
         "skip": is_skipping,
+        "recomputed": is_recomputing,
+        "recomputed_blocks": is_recomputing and bool(outline.blocks),
+        "recomputed_by_itself": is_recomputing and bool(outline.self_checkpointing),
         "accumulated": is_accumulated,
         "parameters": is_clipping or is_skipping or (is_accumulated and outline.is_counted),
     }
@@ -182,6 +189,7 @@ def _values(plan: _Plan) -> dict[str, str]:
     file = PurePath(spec.file) if spec.file else None
     implementation = recipe.optimizer_implementation.value
     is_smaller = outline.is_smaller_better
+    has_kernel = recipe.attention.value != "auto"
     return {
         "seed": str(spec.seed),
         "epochs": str(spec.epochs or "experiment.epochs"),
@@ -195,6 +203,11 @@ def _values(plan: _Plan) -> dict[str, str]:
         "backend": _BACKENDS.get(recipe.attention.value, ""),
         "micro_batch_size": f"{recipe.micro_batch_size.value:_}",
         "clip_norm": _literal(recipe.clip_norm.value),
+        "blocks": _names(outline.blocks),
+        "self_checkpointing": _names(outline.self_checkpointing),
+        "prefix": outline.checkpointing_prefix,
+        "kernel_of_block": ", context_fn=same_kernel" if has_kernel else "",
+        "kernel_of_own": ', "context_fn": same_kernel' if has_kernel else "",
         "loader_workers": str(recipe.loader_workers.value),
         "loader_prefetch": str(recipe.loader_prefetch.value),
         "loader_persistent": str(recipe.loader_persistent.value),
@@ -222,6 +235,15 @@ def _arguments(parameters: dict[str, Any]) -> str:
     if len(f"    chosen = described.experiment({line})") <= _WIDTH:
         return line
     return "\n" + "".join(f"        {text},\n" for text in texts) + "    "
+
+
+def _names(names: tuple[str, ...]) -> str:
+    """Names to loop over, on one line if they fit on it."""
+    texts = [_literal(name) for name in names]
+    line = ", ".join(texts)
+    if len(f"    for name in [{line}]:") <= _WIDTH:
+        return f"[{line}]"
+    return "[\n" + "".join(f"        {text},\n" for text in texts) + "    ]"
 
 
 def _literal(value: Any) -> str:
@@ -304,6 +326,7 @@ def _imports(text: str, environment: list[str]) -> list[str]:
     names = ", ".join(name for name in _OF_TORCH if re.search(rf"\b{name}\b", text))
     others = ["import torch"]
     others += ["from torch.nn.attention import SDPBackend, sdpa_kernel"] * ("sdpa_kernel" in text)
+    others += ["from torch.utils.checkpoint import checkpoint"] * ("checkpoint(" in text)
     others += [f"from torch.utils.data import {names}"] * bool(names)
     blocks = (own, environment, others)
     return ["\n".join(block) for block in blocks if block]

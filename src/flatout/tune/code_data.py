@@ -71,6 +71,11 @@ def place(item: Any) -> Any:
 '''
 
 SLICES = '''
+def tensors_of(data: Any) -> Any:
+    """The tensors themselves, where they come as a data set of their rows."""
+    return data.tensors if isinstance(data, Dataset) else data
+
+
 def count(data: Any) -> int:
     """How many samples there are in tensors, whatever their nesting."""
     while not isinstance(data, torch.Tensor):

@@ -15,6 +15,24 @@ except ImportError:
     sys.modules["flatout"] = stand_in
 """
 
+SAME_KERNEL = '''
+def same_kernel() -> tuple[Any, Any]:
+    """Contexts of a block's forward pass and of its repetition, which is made in the backward."""
+    return contextlib.nullcontext(), sdpa_kernel(SDPBackend.$backend)
+'''
+
+RECOMPUTED = '''
+def recomputed(block: Any, forward: Any) -> Any:
+    """A block's forward that keeps its inputs alone, while the block is trained."""
+
+    def kept(*inputs: Any, **named: Any) -> Any:
+        if not block.training or not torch.is_grad_enabled():
+            return forward(*inputs, **named)
+        return checkpoint(forward, *inputs, use_reentrant=False$kernel_of_block, **named)
+
+    return kept
+'''
+
 BUILD = '''
 def build(experiment: Any, seed: int) -> tuple[Any, Any, Any]:
     """Model, optimizer and training data; built in this order, the weights are flatout's."""
@@ -23,7 +41,8 @@ def build(experiment: Any, seed: int) -> tuple[Any, Any, Any]:
     model = experiment.model()  #? !cuda
     model = experiment.model().to(DEVICE)  #? cuda
     optimizer = experiment.optimizer(model.$parameters())
-    data = experiment.train_data()
+    data = experiment.train_data()  #? !tensors
+    data = tensors_of(experiment.train_data())  #? tensors
     #= data_path  #? resident
     data = each(data, torch.Tensor.to, DEVICE)  #? resident tensors
     #= num_threads
@@ -38,6 +57,13 @@ def build(experiment: Any, seed: int) -> tuple[Any, Any, Any]:
     torch.backends.cudnn.benchmark = $is_benchmarking  #? cuda
     #= memory_format  #? layout
     model.to(memory_format=torch.channels_last)  #? layout
+    #= activation_checkpointing  #? recomputed
+    for name in $blocks:  #? recomputed_blocks
+        block = model.get_submodule(name)  #? recomputed_blocks
+        block.forward = recomputed(block, block.forward)  #? recomputed_blocks
+    for name in $self_checkpointing:  #? recomputed_by_itself
+        own = model.get_submodule(name)  #? recomputed_by_itself
+        own.${prefix}_enable({"use_reentrant": False$kernel_of_own})  #? recomputed_by_itself
     #= optimizer_implementation  #? implementation
     for group in optimizer.param_groups:  #? implementation
         group.update(foreach=$is_foreach, fused=$is_fused)  #? implementation
@@ -198,7 +224,8 @@ def train(experiment: Any, seed: int = $seed) -> Any:
     averages = [weight.detach().clone() for weight in weights]  #? ema
     loader = sample_loader(Samples(data, $collate, seed))  #? map
     loader = stream_loader(Stream(data, $collate, seed, experiment.batch_size))  #? stream
-    validation = experiment.validation_data()  #? validation
+    validation = experiment.validation_data()  #? validation !on_tensors
+    validation = tensors_of(experiment.validation_data())  #? on_tensors
     validation = each(validation, torch.Tensor.to, DEVICE)  #? on_tensors resident
     validation_loader = sample_loader(Samples(validation, $collate, seed))  #? on_samples
     source = Stream(validation, $collate, seed, experiment.batch_size)  #? on_stream

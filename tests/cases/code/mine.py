@@ -100,6 +100,23 @@ class Attending(nn.Module):
         return self.head(inner[:, 0] + mixed[:, 0])
 
 
+class Block(nn.Module):
+    """Attends, and forgets some of it: what is computed again must forget the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixing = nn.Linear(16, 16)
+
+    def forward(self, inner: Tensor) -> Tensor:
+        mixed = self.mixing(inner)[:, None]
+        mixed = nn.functional.scaled_dot_product_attention(mixed, mixed, mixed, is_causal=True)
+        return inner + nn.functional.dropout(mixed[:, 0], 0.2, self.training)
+
+
+def block_model() -> nn.Module:
+    return nn.Sequential(nn.Embedding(20, 16), nn.Sequential(Block(), Block()), nn.Linear(16, 20))
+
+
 def images() -> list[Tensor]:
     dice = torch.Generator().manual_seed(4)
     return [torch.randn(40, 3, 8, 8, generator=dice), torch.arange(40) % CLASSES]
@@ -161,7 +178,13 @@ def fields(case: str) -> dict[str, Any]:
             "validation_data": lambda: Stream(20), "validate_every": 5,
         }  # fmt: skip
     if case == "rows":
-        return {"train_data": lambda: TensorDataset(*points(50, seed=1))}
+        rows = {"train_data": lambda: TensorDataset(*points(50, seed=1))}
+        return rows | {"validation_data": lambda: TensorDataset(*points(20, seed=2))}
+    if case == "blocks":
+        return {
+            "model": block_model, "loss": token_loss, "train_data": tokens,
+            "validation_data": tokens,
+        }  # fmt: skip
     if case == "images":
         return {"model": image_model, "train_data": images, "shuffle": False}
     return {"loss": broken_loss, "ema": 0.5}
