@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,14 @@ import pytest
 import torch
 
 from flatout import flow
+from flatout.engine import confusion
 from flatout.engine.course import Task
 from flatout.engine.loading import load_experiment
 from flatout.engine.outline import outline
 from flatout.engine.session import build
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest
+from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import EpochEnded, Validated
@@ -133,6 +136,23 @@ def test_program_of_a_built_in_computes_the_same(lab: Lab, tell: Tell, tmp_path:
     folder = lab.new()
     lab.go_on(folder, load_experiment(spec))
     assert epoch_losses(printed) == [line.loss for line in tell.metrics(folder, EpochEnded)]
+
+
+@pytest.mark.parametrize("early_stop", [2, None])
+def test_outline_when_best_comes_from_a_confusion(early_stop: int | None) -> None:
+    described = replace(
+        load_experiment(ExperimentSpec(name="mine", file=str(MINE))),
+        metrics=lambda model, batch: {"classes": confusion(model(batch[0]), batch[1])},
+        best="macro_f1",
+        early_stop=early_stop,
+    )
+    built = build(described, 0, "cpu")
+    if early_stop is None:
+        assert outline(built, built.recipe({})).best == "macro_f1"
+        return
+    with pytest.raises(UsageError) as caught:
+        outline(built, built.recipe({}))
+    assert caught.value.rule == "no-code-for-class-scores"
 
 
 @pytest.mark.parametrize("is_wanted", [True, False])

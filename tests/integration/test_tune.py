@@ -89,6 +89,39 @@ def test_a_candidate_that_cannot_run_becomes_a_problem() -> None:
     assert result.problem is not None and result.problem.rule == "precision-not-here"
 
 
+def test_channels_last_is_refused_where_weights_have_five_dimensions() -> None:
+    volumes = experiment(
+        model=lambda: torch.nn.Sequential(
+            torch.nn.Unflatten(1, (1, 4, 8, 8)),
+            torch.nn.Conv3d(1, 2, 3),
+            torch.nn.Flatten(),
+            torch.nn.Linear(144, 10),
+        )  # fmt: skip
+    )
+    with pytest.raises(UsageError) as caught:
+        flatout.engine.train(volumes, use={"memory_format": "channels_last"}, is_quiet=True)
+    assert caught.value.rule == "recipe-does-not-fit"
+
+
+def test_workers_that_draw_alike_are_refused() -> None:
+    contest = Contest(Subject(experiment=experiment(train_data=OwnDice)))
+    [failed] = contest.judged({"loader_workers": 2}).failed
+    assert failed.name == "samples"
+
+
+class OwnDice(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """Noise from a generator of its own: each worker has a copy of it."""
+
+    def __init__(self) -> None:
+        self.dice = torch.Generator().manual_seed(0)
+
+    def __len__(self) -> int:
+        return 512
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.randn(WIDTH, generator=self.dice), index % 10
+
+
 def test_a_setting_that_did_nothing_is_told() -> None:
     """A model without a single product has nothing that autocast could round."""
     scaling = experiment(

@@ -64,6 +64,12 @@ def test_micro_batches_must_divide_the_batch() -> None:
     assert not [name for name in names(odd) if "micro" in name]
 
 
+def test_channels_last_is_not_tried_where_weights_have_five_dimensions() -> None:
+    volumes = msgspec.structs.replace(CPU, has_volumes=True)
+    assert not [name for name in names(volumes) if "channels_last" in name]
+    assert "five" in reasons(volumes)["channels_last"]
+
+
 def test_what_takes_nothing_of_the_step_is_not_tried() -> None:
     little = msgspec.structs.replace(BUSY, shares={"optimizer": 0.01, "forward": 0.99})
     assert "fused optimizer" not in names(CPU, little)

@@ -26,12 +26,9 @@ PROFILE = Profile(
 )  # fmt: skip
 
 BASE = Candidate(name="base", axis="loop", changes={}, why="")
-BF16 = Candidate(
-    name="bf16", axis="precision", changes={"precision": "bf16"}, why="", changes_numerics=True
-)
+BF16 = Candidate(name="bf16", axis="precision", changes={"precision": "bf16"}, why="")
 LAST = Candidate(
     name="channels_last", axis="memory format", changes={"memory_format": "channels_last"}, why="",
-    changes_numerics=True,
 )  # fmt: skip
 FUSED = Candidate(
     name="fused", axis="optimizer", changes={"optimizer_implementation": "fused"}, why=""

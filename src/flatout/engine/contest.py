@@ -16,7 +16,7 @@ from flatout.engine.session import Session
 from flatout.engine.tracing import Trace, traced
 from flatout.errors import UsageError
 from flatout.nouns.finding import finding_from
-from flatout.nouns.tuning import Profile, Result, Trial, Verdict
+from flatout.nouns.tuning import Check, Profile, Result, Trial, Verdict
 from flatout.system.clock import elapsed_s
 
 # The parts of a step that a profile tells the shares of.
@@ -66,10 +66,21 @@ class Contest:
         if self._gate is None:
             subject = contestants.subject
             judged = Judged(
-                experiment=subject.experiment, seed=subject.seed, device=subject.device_name
+                experiment=subject.experiment,
+                seed=subject.seed,
+                device=subject.device_name,
+                train_data=contestants.train_data,
             )
             self._gate = Gate(judged, contestants.plain_recipe())
-        return self._gate.judge(contestants.recipe(changes))
+        try:
+            return self._gate.judge(contestants.recipe(changes))
+        except Exception as error:
+            news = bad_news(error)
+            if news is None:
+                raise
+            # What cannot be judged, for want of memory for one, is not used.
+            check = Check(name="gate", is_passed=False, note=f"could not be asked: {news.problem}")
+            return Verdict(checks=(check,))
 
     def plain_step(self) -> tuple[float, Trace]:
         """What a plain step takes, in seconds, and which operators it calls."""

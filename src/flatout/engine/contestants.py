@@ -56,7 +56,7 @@ class Contestants:
         first = build(self.subject.experiment, subject.seed, subject.device_name)
         self.setting = _setting(first, subject.fixed)
         self._facts = first.facts
-        self._train_data = first.train_data
+        self.train_data = first.train_data
         self._identity = identity(first, subject.fixed)
         # Nobody has used it yet: the first contestant is made of it.
         self._spare: Built | None = first
@@ -124,7 +124,7 @@ class Contestants:
             return spare
         subject = self.subject
         name = device_name or subject.device_name
-        return build(subject.experiment, subject.seed, name, self._train_data)
+        return build(subject.experiment, subject.seed, name, self.train_data)
 
 
 def _without_validation(experiment: Experiment) -> Experiment:
@@ -162,6 +162,7 @@ def _setting(built: Built, fixed: dict[str, Any]) -> Setting:
         num_cores=facts.num_cores,
         num_threads=facts.num_threads,
         has_batch_norm=facts.has_batch_norm,
+        has_volumes=facts.has_volumes,
         has_bf16=_has_bf16(device),
         has_tf32=device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0),
         can_be_fused=facts.can_be_fused,

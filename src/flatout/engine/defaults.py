@@ -170,6 +170,13 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             because="the experiment's own step makes its updates itself, from the whole batch",
             fix=f"leave it out, or use a smaller batch_size than {facts.batch_size}",
         )
+    if recipe.memory_format.value == "channels_last" and facts.has_volumes:
+        raise UsageError(
+            "recipe-does-not-fit",
+            "`memory_format=channels_last` does not go with this model.",
+            because="it has weights of five dimensions, and the format is one of four",
+            fix="leave it out",
+        )
     findings = _checkpointing_findings(recipe, facts)
     findings += _loader_findings(recipe, facts)
     if path == "resident" and facts.device.type == "cpu":

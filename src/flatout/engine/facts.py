@@ -26,6 +26,7 @@ class Facts:
 
     data_bytes: size of in-memory tensors, None for other kinds of data.
     free_device_bytes: free memory of the GPU, None on a CPU.
+    has_volumes: weights or buffers of five dimensions, as those of 3-d convolutions.
     num_blocks: repeated blocks of the model that activation checkpointing can compute again;
         num_moving_blocks: those that it cannot, for their running statistics.
     """
@@ -41,6 +42,7 @@ class Facts:
     num_parameters: int
     has_convolutions: bool
     has_batch_norm: bool
+    has_volumes: bool
     num_blocks: int
     num_moving_blocks: int
     num_cores: int
@@ -126,6 +128,7 @@ def experiment_facts(
         num_parameters=sum(p.numel() for p in model.parameters()),
         has_convolutions=any(isinstance(module, nn.Conv2d) for module in modules),
         has_batch_norm=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+        has_volumes=any(t.dim() == 5 for t in (*model.parameters(), *model.buffers())),
         num_blocks=len(blocks.usable),
         num_moving_blocks=len(blocks.with_running_statistics),
         num_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,

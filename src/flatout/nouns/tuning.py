@@ -76,7 +76,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     name: what people read (`bf16 autocast`). axis: what it is an alternative of (`precision`).
     changes: recipe fields with their values. why: what it could gain.
     is_process_wide: changes what a process has only once, so it is measured in one of its own.
-    changes_numerics: the results differ by rounding, so the gate has to look at them.
     """
 
     name: str
@@ -84,7 +83,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, Any]
     why: str
     is_process_wide: bool = False
-    changes_numerics: bool = False
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +133,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     device: `cpu` or `cuda`. data_kind: `tensors`, `map-style` or `iterable`.
     has_bf16: the device multiplies bf16 faster than fp32. is_step_own: the experiment has a step
-    of its own, so there are no micro-batches.
+    of its own, so there are no micro-batches. has_volumes: some weights have five dimensions.
     fixed: recipe fields that the person has set.
     """
 
@@ -150,6 +148,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     can_be_fused: bool
     has_foreach: bool
     is_step_own: bool = False
+    has_volumes: bool = False
     fixed: dict[str, Any] = {}
 
 

@@ -74,7 +74,7 @@ def _all(
     setting: Setting, profile: Profile, numerics: Numerics
 ) -> Iterator[tuple[Candidate, str | None]]:
     yield from _precisions(setting, profile, numerics)
-    yield from _memory_formats(profile)
+    yield from _memory_formats(setting, profile)
     yield from _attentions(setting, profile)
     yield from _data_paths(setting, profile)
     yield from _optimizers(setting, profile)
@@ -98,7 +98,7 @@ def _precisions(
     # Some settings gain only together: bf16 kernels want channels_last, and on a CPU the fused
     # attention is so slow in bf16 that it hides what bf16 gains elsewhere (LOG.md, 2026-11-21).
     with_layout = _together(bf16, "channels_last", {"memory_format": "channels_last"})
-    yield with_layout, nothing or slow or _no_convolution(profile)
+    yield with_layout, nothing or slow or _no_layout(setting, profile)
     with_math = _together(bf16, "math attention", {"attention": "math"})
     yield with_math, nothing or slow or _no_slow_attention(setting, profile)
     fp16 = _precision("fp16", "fp16 autocast, scaled", "as bf16, with 3 more bits")
@@ -107,7 +107,9 @@ def _precisions(
     yield fp16, nothing or (rare if setting.device == "cuda" else "slower than fp32 on a CPU")
 
 
-def _no_convolution(profile: Profile) -> str | None:
+def _no_layout(setting: Setting, profile: Profile) -> str | None:
+    if setting.has_volumes:
+        return "torch has it for weights of four dimensions, and some have five"
     return None if profile.has_convolutions else "the step has no convolution"
 
 
@@ -129,19 +131,17 @@ def _precision(value: str, name: str, why: str) -> Candidate:
         axis="precision",
         changes={"precision": value},
         why=why,
-        changes_numerics=True,
     )
 
 
-def _memory_formats(profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
+def _memory_formats(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
     candidate = Candidate(
         name="channels_last",
         axis="memory format",
         changes={"memory_format": "channels_last"},
         why="the order in which convolutions read fastest",
-        changes_numerics=True,
     )
-    yield candidate, _no_convolution(profile)
+    yield candidate, _no_layout(setting, profile)
 
 
 def _attentions(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
@@ -150,7 +150,6 @@ def _attentions(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate,
         axis="attention",
         changes={"attention": "math"},
         why="matrix products instead of the fused kernel: faster for short sequences on a CPU",
-        changes_numerics=True,
     )
     yield candidate, _no_slow_attention(setting, profile)
 
@@ -192,7 +191,6 @@ def _optimizers(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate,
             axis="optimizer",
             changes={"optimizer_implementation": value},
             why=why,
-            changes_numerics=True,
         )
         yield candidate, (None if is_here else f"torch has no {value} form of it here") or little
 
@@ -224,7 +222,6 @@ def _micro_batches(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
             axis="micro-batch",
             changes={"micro_batch_size": size},
             why="what a smaller batch computes stays in the cache",
-            changes_numerics=True,
         )
         small = f"micro-batches of {size} are too small" if size < _LEAST_MICRO_BATCH else None
         if size * parts != setting.batch_size:

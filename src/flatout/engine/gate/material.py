@@ -15,6 +15,7 @@ from torch import nn
 from flatout.engine import randomness
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device
+from flatout.engine.feeds import built_data
 from flatout.engine.gate.draws import Draws
 from flatout.engine.gate.runs import Case, Maker
 from flatout.engine.gate.stand_ins import bare, few_samples, remembering
@@ -69,7 +70,8 @@ class Material:
             # Two whole batches, and one that is smaller but not a single sample.
             rest = self.size - 2 if self.size >= 4 else 0
             data = subject.train_data
-            data = subject.experiment.train_data() if data is None else data
+            if data is None:
+                data = built_data(subject.experiment, subject.experiment.train_data)
             self.data = few_samples(data, 2 * self.size + rest)
 
     @cached_property
