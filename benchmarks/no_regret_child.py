@@ -119,7 +119,7 @@ class Workbench:
         return build(experiment, 0, None)
 
     def _optimizers(self) -> tuple[str, ...]:
-        offered = self._first.optimizer.defaults
+        offered = self._first.optimizers.only.defaults
         fused = ("fused",) if self._first.facts.can_be_fused else ()
         return ("own", *(("foreach",) if "foreach" in offered else ()), *fused)
 

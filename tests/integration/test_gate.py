@@ -27,32 +27,15 @@ from flatout.nouns.tuning import Check, Verdict
 
 Plain = Callable[..., Experiment]
 
-# One for each question, and those that are hardest to see.
-_HARD = (
-    "gradients overwritten", "products rounded more than asked for", "learning rate frozen",
-    "step count frozen", "weight decay left out", "a gradient is missing",
-    "same masks in each step", "scaler's step left out", "clipped before unscaling",
-    "backward pass a thousandth off", "BatchNorm sees micro-batches",
-    "BatchNorm's averages stand still", "mean of means in the loss", "weights in bf16",
-    "epsilon too large", "last batch dropped", "labels shifted", "gradients doubled",
-    "EMA before the update", "weights cast once", "masks drawn anew in recomputation",
-    "tied weights apart, one of them frozen", "samples seeded alike",
-)  # fmt: skip
 
-
-@pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.name in _HARD], ids=lambda b: b.name)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda b: b.name)
 def test_judge_when_a_bug_is_planted(bug: Bug) -> None:
     failed = benchmark.judge_bug(bug).verdict.failed
     assert failed
     assert not any("could not be computed" in (check.note or "") for check in failed)
 
 
-def test_hard_bugs_are_all_there() -> None:
-    assert set(_HARD) <= {bug.name for bug in BUGS}
-    assert len(BUGS) >= 30
-
-
-@pytest.mark.parametrize("seed", range(100, 130))
+@pytest.mark.parametrize("seed", range(100, 115))
 def test_judge_when_nothing_is_wrong(seed: int) -> None:
     judged = benchmark.judge_clean(configuration(seed, with_workers=False))
     assert judged.verdict.is_passed, f"{judged.name}: {judged.failed_text()}"

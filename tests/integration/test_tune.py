@@ -50,7 +50,7 @@ def test_a_search_in_a_notebook_leaves_everything_as_it_was() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state().clone()
     threads = torch.get_num_threads()
-    found = flatout.engine.tune(experiment(), budget_s=8, is_quiet=True)
+    found = flatout.engine.tune(experiment(), budget_s=4, is_quiet=True)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
     assert not torch.are_deterministic_algorithms_enabled()
@@ -59,22 +59,22 @@ def test_a_search_in_a_notebook_leaves_everything_as_it_was() -> None:
 
 
 def test_what_was_found_is_found_again_without_a_search() -> None:
-    first = flatout.engine.tune(experiment(), budget_s=8, is_quiet=True)
-    again = flatout.engine.tune(experiment(), budget_s=8, is_quiet=True)
+    first = flatout.engine.tune(experiment(), budget_s=4, is_quiet=True)
+    again = flatout.engine.tune(experiment(), budget_s=4, is_quiet=True)
     # A machine that has changed its mind by 10 % meanwhile searches anew, and may.
     if again.decision.rungs == first.decision.rungs:
         assert again.decision.search_s < first.decision.search_s
 
 
 def test_a_fixed_field_is_not_tried() -> None:
-    found = flatout.engine.tune(experiment(), use={"precision": "fp32"}, budget_s=6, is_quiet=True)
+    found = flatout.engine.tune(experiment(), use={"precision": "fp32"}, budget_s=3, is_quiet=True)
     assert found.recipe.precision.value == "fp32"
     reasons = {skip.name: skip.reason for skip in found.decision.skipped}
     assert reasons["bf16 autocast"] == "you have set precision"
 
 
 def test_strict_numerics_try_no_other_rounding() -> None:
-    found = flatout.engine.tune(experiment(), numerics="strict", budget_s=6, is_quiet=True)
+    found = flatout.engine.tune(experiment(), numerics="strict", budget_s=3, is_quiet=True)
     assert found.recipe.precision.value == "fp32"
 
 
@@ -171,7 +171,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_finds_a_recipe_that_train_takes_from_the_cache() -> None:
-    tuned = run("tune", "mlp", "--budget", "20", "--json")
+    tuned = run("tune", "mlp", "--budget", "12", "--json")
     assert tuned.returncode == 0, tuned.stderr
     document = json.loads(tuned.stdout)
     assert document["decision"]["rungs"][0]["name"] == "plain loop"
