@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -36,7 +35,6 @@ from flatout.system import (
     environments,
     folders,
     input_names,
-    recipes,
     runs,
     sketches,
     sources,
@@ -56,14 +54,15 @@ from flatout.system.reading import (
     split_of,
     tuned_recipe,
 )  # fmt: skip
+from flatout.system.recipes import fields_in, forget_recipes
 from flatout.system.runs import RunFolder
 from flatout.templates.writing import written
 from flatout.tune.code import program
 
 # The verbs of which there is nothing to say here but where they are.
 __all__ = [
-    "checkpoint_steps", "conclude", "each_metric", "follow", "list_runs", "milestones",
-    "results_of", "split_of",
+    "checkpoint_steps", "conclude", "each_metric", "follow", "forget_recipes", "list_runs",
+    "milestones", "results_of", "split_of",
 ]  # fmt: skip
 
 # How long a resume waits for a run that has been asked to stop.
@@ -142,16 +141,11 @@ def specify(request: TrainRequest) -> ExperimentSpec:
         sha256=source.sha256,
         parameters=parse_settings(parameters, request.settings),
         seed=request.seed or 0,
-        fixed=read_recipe(request.recipe) | request.fixed,
+        fixed=(fields_in(Path(request.recipe)) if request.recipe else {}) | request.fixed,
         epochs=request.epochs,
         init=sources.find_weights(request.init) if request.init else None,
         tuning=request.wish,
     )
-
-
-def read_recipe(file: str | None) -> dict[str, Any]:
-    """The recipe fields that a file fixes."""
-    return recipes.fields_in(Path(file).expanduser()) if file else {}
 
 
 def choose_interpreter(
@@ -349,11 +343,6 @@ def tuned(run: Run) -> TunedRecipe:
     if outline is None:
         return found
     return msgspec.structs.replace(found, code=program(run.header, found, outline))
-
-
-def forget_recipes() -> int:
-    """Forgets every recipe that was found; gives their number."""
-    return recipes.forget_all()
 
 
 def own_command() -> str:

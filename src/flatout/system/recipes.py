@@ -40,11 +40,14 @@ def keep(key: str, known: Known) -> None:
 def fields_in(path: Path) -> dict[str, Any]:
     """The fields of a recipe in a file, such as a search leaves, with their values.
 
+    Args:
+        path: of the file; `~` is the person's home.
+
     Raises:
         UsageError: recipe-not-readable, bad-recipe-value.
     """
     try:
-        recipe = store.read_json(path, Recipe)
+        recipe = store.read_json(path.expanduser(), Recipe)
     except FlatoutError as error:
         raise UsageError(
             "recipe-not-readable",
@@ -61,7 +64,7 @@ def fields_in(path: Path) -> dict[str, Any]:
     return {name: check_field(name, getattr(recipe, name).value) for name in names}
 
 
-def forget_all() -> int:
+def forget_recipes() -> int:
     """Removes all recipes that were found; gives their number."""
     folder = recipes_folder()
     with store.mapped_os_errors(folder):
