@@ -25,7 +25,8 @@ _BLOCK_S = 0.04
 # all that follow.
 _NUM_WARM_UPS = 3
 
-_LEAST_PAIRS = 3
+# Fewer say nothing with confidence, and building and warming up has taken longer than they do.
+_LEAST_PAIRS = 4
 _MOST_PAIRS = 12
 
 # A candidate that is this much slower is not measured on.
@@ -142,7 +143,8 @@ def compared(
     Args:
         incumbent: what the candidate is compared with.
         candidate: its updates are the same ones.
-        limit_s: no further pair is begun after this; at least two are made.
+        limit_s: no further pair is begun after this; at least four are made, unless the second
+            has shown that the candidate is much slower.
         num_pairs: at most so many.
     """
     begin_s = elapsed_s()
@@ -151,16 +153,16 @@ def compared(
     num_updates = _block_updates(incumbent)
     pairs: list[tuple[float, float]] = []
     gc.collect()
-    for number in range(max(2, num_pairs)):
+    for number in range(max(_LEAST_PAIRS, num_pairs)):
         if number % 2:
             second, first = candidate.timed(num_updates), incumbent.timed(num_updates)
         else:
             first, second = incumbent.timed(num_updates), candidate.timed(num_updates)
         pairs.append((first, second))
         is_over = elapsed_s() - begin_s > limit_s
-        if len(pairs) >= 2 and (is_over or first / second < _HOPELESS):
+        if len(pairs) >= 2 and first / second < _HOPELESS:
             break
-        if len(pairs) >= _LEAST_PAIRS and _is_clear(speedup(pairs)):
+        if len(pairs) >= _LEAST_PAIRS and (is_over or _is_clear(speedup(pairs))):
             break
     firsts, seconds = zip(*pairs, strict=True)
     return Comparison(
