@@ -103,6 +103,7 @@ def test_options_are_those_of_the_templates() -> None:
         ("com1.py", "Windows"),
         ("random", "no longer find"),
         ("torch", "no longer find"),
+        ("pandas", "no longer find"),
     ],
 )
 def test_name_is_refused_when_it_cannot_be_a_module(name: str, because: str) -> None:
@@ -215,3 +216,18 @@ def test_new_warns_of_what_has_no_effect(cli: Any, arguments: list[str]) -> None
     done = cli.run("new", "houses", *arguments)
     assert done.returncode == 0
     assert done.stderr.startswith("warning: ") and "option-without-effect" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["msgspec", "parcel", "__main__"])
+def test_new_refuses_the_name_of_a_module_that_is_elsewhere(cli: Any, name: str) -> None:
+    (cli.folder / "parcel").mkdir()
+    (cli.folder / "parcel" / "__init__.py").write_text("")
+    done = cli.run("new", name)
+    assert done.returncode == 2 and "  see: bad-experiment-name\n" in done.stderr
+    assert not (cli.folder / f"{name}.py").exists()
+
+
+def test_new_may_take_the_name_of_a_folder_or_file_beside_it(cli: Any) -> None:
+    (cli.folder / "flowers").mkdir()
+    assert cli.run("new", "flowers").returncode == 0
+    assert cli.run("new", "flowers", "--force").returncode == 0

@@ -28,8 +28,12 @@ _DEVICES = ("con", "prn", "aux", "nul")
 _PORTS = ("com", "lpt")
 # Source: "Naming Files, Paths, and Namespaces" in Microsoft's documentation of Windows.
 _RESERVED = {*_DEVICES, *(f"{port}{number}" for port in _PORTS for number in range(10))}
-# What a written file may import; a file of the same name would be imported instead.
-_LIBRARIES = {"datasets", "flatout", "safetensors", "torch"}
+# What a written file may import, or what that imports in turn, here or where it is trained; a file
+# of the same name would be imported instead.
+_LIBRARIES = {
+    "PIL", "datasets", "flatout", "matplotlib", "numpy", "pandas", "pyarrow", "safetensors",
+    "torch", "transformers",
+}  # fmt: skip
 
 
 class SketchRequest(msgspec.Struct, frozen=True, kw_only=True):

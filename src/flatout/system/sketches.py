@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 from pathlib import Path
 
 from flatout.errors import UsageError, nearest
@@ -65,9 +66,17 @@ def write_new(name: str, text: str, *, is_forced: bool) -> Path:
     """Writes an experiment's file into this folder.
 
     Raises:
-        UsageError: file-exists.
+        UsageError: bad-experiment-name, file-exists.
     """
     path = Path(f"{name}.py").absolute()
+    taken = _module_elsewhere(name, path.parent)
+    if taken is not None:
+        raise UsageError(
+            "bad-experiment-name",
+            f"an experiment cannot be named `{name}`.",
+            because=f"`import {name}` already means another module: {taken}",
+            fix="use another name: flatout new my_experiment",
+        )
     if path.exists() and not is_forced:
         raise UsageError(
             "file-exists",
@@ -77,6 +86,26 @@ def write_new(name: str, text: str, *, is_forced: bool) -> Path:
         )
     write_atomically(path, text.encode())
     return path
+
+
+def _module_elsewhere(name: str, folder: Path) -> str | None:
+    """Where Python finds a module of that name which is no file of this folder; None if nowhere."""
+    package = folder / name / "__init__.py"
+    if package.is_file():
+        # Python prefers it to a file beside it.
+        return str(package)
+    try:
+        found = importlib.util.find_spec(name)
+    except ValueError:
+        return f"`{name}` is loaded already"
+    if found is None:
+        return None
+    if found.origin is None or not found.has_location:
+        # A folder without `__init__.py` gives way to a file, but only to one found before it.
+        places = [Path(place) for place in found.submodule_search_locations or ()]
+        is_here = all(place.absolute().parent == folder for place in places) and bool(places)
+        return None if is_here else str(places[0] if places else name)
+    return None if Path(found.origin).absolute().parent == folder else found.origin
 
 
 def _not_readable(path: Path, because: str) -> UsageError:
