@@ -333,6 +333,39 @@ def test_batches_hold_samples_of_several_inputs_in_order() -> None:
     assert batches[1].content.tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
+def test_an_input_with_bad_news_is_named_and_the_others_are_read() -> None:
+    rules = {"damaged": "table-not-readable", "later": "data-package-not-installed"}
+
+    def read(text: str) -> Any:
+        if text in rules:
+            raise UsageError(rules[text], "it cannot be read.", fix="mend it")
+        return torch.zeros(2, 3)
+
+    found = list(batches_of(["damaged", "good"], read, 4, None))
+    assert isinstance(found[0], Unreadable) and found[0].text == "damaged"
+    assert isinstance(found[1], Batch) and len(found) == 2
+    # That is the matter with all of them.
+    with pytest.raises(UsageError):
+        list(batches_of(["good", "later", "good"], read, 4, None))
+
+
+def test_samples_that_cannot_be_put_together_leave_the_others() -> None:
+    good, bad = [1.0, 2.0], [3.0, "text", 4.0, 5.0, 6.0]
+    data: dict[str, Any] = {"a": good, "bad": bad, "c": good}
+    found = list(batches_of(["a", "bad", "c"], data.__getitem__, 3, None))
+    told = [one.text if isinstance(one, Unreadable) else one.rows for one in found]
+    assert told == [[("a", 0), ("a", 1), ("bad", 0)], "bad", [("c", 0), ("c", 1)]]
+    # As in training.
+    assert isinstance(found[1], Unreadable) and isinstance(found[1].error, UsageError)
+
+    def collate(samples: list[Any]) -> Any:
+        return torch.tensor([float(one) for one in samples])
+
+    found = list(batches_of(["a", "bad", "c"], data.__getitem__, 8, collate))
+    told = [one.text if isinstance(one, Unreadable) else one.rows for one in found]
+    assert told == [[("a", 0), ("a", 1)], "bad", [("c", 0)], [("c", 1)]]
+
+
 def test_batches_of_a_stream_read_no_further_than_they_need() -> None:
     read: list[int] = []
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 
 from flatout.engine.batches import tensors_in, with_tensors
 from flatout.engine.facts import data_kind
+from flatout.engine.stacking import stacked
 from flatout.errors import FlatoutError
 
 Row = tuple[str, int | None]
@@ -65,21 +65,28 @@ def batches_of(
     pool = _Pool(batch_size, collate)
     for text in inputs:
         samples = _samples(text, read)
-        while True:
+        pool.refused = None
+        # What cannot be put together once is not read on, and is told once.
+        while pool.refused != text:
             try:
                 one = next(samples, None)
-            except FlatoutError:
-                # Nothing is the matter with this input: something is missing for all of them.
-                raise
             except Exception as error:  # noqa: BLE001 - told of the input, with its cause
+                _raise_if_of_all(error)
                 # What was before it is computed before it is told: all comes in order.
                 yield from pool.emptied()
-                yield Unreadable(text, error)
+                if pool.refused != text:
+                    yield Unreadable(text, error)
                 break
             if one is None:
                 break
             yield from pool.take(*one)
     yield from pool.emptied()
+
+
+def _raise_if_of_all(error: Exception) -> None:
+    """Raises what is not the matter with one input: something is missing for all of them."""
+    if isinstance(error, FlatoutError) and error.rule == "data-package-not-installed":
+        raise error
 
 
 def _samples(text: str, read: Callable[[str], Any]) -> Iterator[tuple[list[Row], Any, bool]]:
@@ -103,17 +110,21 @@ def _samples(text: str, read: Callable[[str], Any]) -> Iterator[tuple[list[Row],
 
 
 class _Pool:
-    """Samples that wait for a batch to be full."""
+    """Samples that wait for a batch to be full.
+
+    refused: the last input whose samples could not be put together.
+    """
 
     def __init__(self, batch_size: int, collate: Callable[[list[Any]], Any] | None) -> None:
+        self.refused: str | None = None
         self._batch_size = batch_size
         self._collate = collate
         self._rows: list[Row] = []
         self._parts: list[Any] = []
         self._kind: Any = None
 
-    def take(self, rows: list[Row], content: Any, is_tensors: bool) -> Iterator[Batch]:
-        """Adds samples, and gives the batches that became full."""
+    def take(self, rows: list[Row], content: Any, is_tensors: bool) -> Iterator[Batch | Unreadable]:
+        """Adds samples of an input, and gives the batches that became full."""
         # A `collate` of the experiment's own may put together what differs in shape.
         can_differ = not is_tensors and self._collate is not None
         kind = (is_tensors, None if can_differ else _shapes(content, is_batch=is_tensors))
@@ -128,16 +139,37 @@ class _Pool:
             done += taken
             if len(self._rows) == self._batch_size:
                 yield from self.emptied()
+                if self.refused == rows[0][0]:
+                    return
 
-    def emptied(self) -> Iterator[Batch]:
+    def emptied(self) -> Iterator[Batch | Unreadable]:
         """What is there as a batch, if there is anything."""
         rows, parts, self._rows, self._parts = self._rows, self._parts, [], []
         if not rows:
             return
         is_tensors, _ = self._kind
-        yield Batch(
-            rows, _joined(parts) if is_tensors else (self._collate or default_collate)(parts)
-        )
+        if is_tensors:
+            yield Batch(rows, _joined(parts))
+        else:
+            yield from self._collated(rows, parts)
+
+    def _collated(self, rows: list[Row], samples: list[Any]) -> Iterator[Batch | Unreadable]:
+        """A batch of samples; where that fails, one of each input's, to find whose fault it is."""
+        texts = list(dict.fromkeys(text for text, _ in rows))
+        try:
+            found: Batch | Unreadable = Batch(rows, (self._collate or stacked)(samples))
+        except Exception as error:  # noqa: BLE001 - told of the input, with its cause
+            _raise_if_of_all(error)
+            if len(texts) > 1:
+                for text in texts:
+                    own = [place for place, (one, _) in enumerate(rows) if one == text]
+                    yield from self._collated(
+                        [rows[one] for one in own], [samples[one] for one in own]
+                    )
+                return
+            self.refused = texts[0]
+            found = Unreadable(texts[0], error)
+        yield found
 
 
 def _shapes(content: Any, *, is_batch: bool) -> tuple[Any, ...]:
