@@ -82,13 +82,16 @@ class Columns:
         compute = library("pyarrow.compute", package="pyarrow")
         types = library("pyarrow.types", package="pyarrow")
         column = table[name]
-        is_whole = types.is_integer(column.type) and name not in self.fill
+        fill = float(self.fill[name]) if name in self.fill else None
+        is_whole = types.is_integer(column.type) and (fill is None or _is_whole(fill))
         if not is_whole:
             column = column.cast("int8") if types.is_boolean(column.type) else column
             column = column.cast("float64")
-        if name in self.fill:
+        if fill is not None and is_whole:
+            column = compute.fill_null(column.cast("int64"), int(fill))
+        elif fill is not None:
             column = compute.if_else(compute.is_nan(column), None, column)
-            column = compute.fill_null(column, self.fill[name])
+            column = compute.fill_null(column, fill)
         # The classes of a target stay whole numbers; everything else is measured.
         dtype = torch.int64 if is_whole and name == self.target else torch.float32
         array = column.to_numpy().astype("int64" if is_whole else "float64")
@@ -227,6 +230,11 @@ def _values(
         )
     filled = wanted.fill and wanted.fill.get(name)
     return tuple(sorted(found if filled is None else found | {str(filled)}))
+
+
+def _is_whole(value: float) -> bool:
+    # Above, fp64 does not have all whole numbers.
+    return value.is_integer() and abs(value) <= 2**53
 
 
 def _is_number(value: str) -> bool:
