@@ -179,6 +179,24 @@ def test_table_that_does_not_fit_is_refused(
         assert caught.value.rule == "table-too-large" and "parquet_rows" in caught.value.fix
 
 
+def test_filled_classes_stay_whole_numbers(write: Any) -> None:
+    rows = write("a,kind\n1,0\n2,\n3,2\n")
+    _, kinds = data.csv(rows, target="kind", fill={"kind": 1}).tensors
+    assert kinds.dtype == torch.int64 and kinds.tolist() == [0, 1, 2]
+    _, kinds = data.csv(rows, target="kind", fill={"kind": 0.5}).tensors
+    assert kinds.dtype == torch.float32 and kinds.tolist() == [0, 0.5, 2]
+
+
+def test_one_stream_for_training_and_validation_is_refused(
+    lab: Lab, plain: Plain, parquet_folder: Path
+) -> None:
+    rows = data.parquet_rows(parquet_folder, columns=INPUTS, target="kind")
+    experiment = plain(train_data=lambda: rows, validation_data=lambda: rows)
+    with pytest.raises(UsageError) as caught:
+        lab.run(experiment)
+    assert caught.value.rule == "bad-experiment" and "ParquetRows" in caught.value.problem
+
+
 def test_parquet_rows_are_the_rows_of_the_table(parquet_folder: Path) -> None:
     options: dict[str, Any] = {"columns": [*INPUTS, "row"], "target": "kind"}
     table = data.parquet(parquet_folder, **options)

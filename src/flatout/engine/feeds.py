@@ -13,6 +13,7 @@ from flatout.engine.facts import data_kind
 from flatout.engine.feed import Feed, Slicing, TensorFeed, check_size
 from flatout.engine.loader import LoaderFeed, Loading, StreamFeed
 from flatout.engine.tensor_data import underneath
+from flatout.errors import UsageError
 from flatout.nouns.recipe import Recipe
 
 
@@ -73,3 +74,20 @@ class Reading:
         )
         make = LoaderFeed if kind == "map-style" else StreamFeed
         return make(data, slicing, loading)
+
+
+def check_apart(training: Feed, validation: Feed | None) -> None:
+    """Refuses one stream for both where it knows a single position: a validation would move it.
+
+    Raises:
+        UsageError: bad-experiment.
+    """
+    if not isinstance(training, StreamFeed) or not isinstance(validation, StreamFeed):
+        return
+    if training.has_state and training.source is validation.source:
+        raise UsageError(
+            "bad-experiment",
+            f"`train_data` and `validation_data` give the same {type(training.source).__name__}.",
+            because="it keeps one position, and a validation would move the training's",
+            fix="make a new one in each of them",
+        )

@@ -188,7 +188,7 @@ class StreamFeed:
                 f"the training data is a {type(source).__name__}: it is empty after one epoch.",
                 fix="return an object whose __iter__ begins again each time",
             )
-        self._source = source
+        self.source = source
         self._slicing = slicing
         self._is_in_process = loading.num_workers == 0
         self.has_state = self._is_in_process and has_exact_state(source)
@@ -227,11 +227,11 @@ class StreamFeed:
             yield update
 
     def _begin_epoch(self, epoch: int, loaded: Any) -> None:
-        if hasattr(self._source, "set_epoch"):
-            self._source.set_epoch(epoch)
+        if hasattr(self.source, "set_epoch"):
+            self.source.set_epoch(epoch)
         if loaded is not None:
             # set_epoch may have brought it back to the epoch's beginning.
-            self._source.load_state_dict(loaded)
+            self.source.load_state_dict(loaded)
         self._stream.epoch = epoch
         self._stream.is_seeded = loaded is None
 
@@ -263,7 +263,7 @@ class StreamFeed:
         # A source may tell what it was given only once it is told its epoch.
         is_unused = self._loaded is not None
         return {
-            "source": self._loaded if is_unused else self._source.state_dict(),
+            "source": self._loaded if is_unused else self.source.state_dict(),
             "generators": self._generators,
             "is_at_end": self._is_at_end,
         }
@@ -272,7 +272,7 @@ class StreamFeed:
         """See Feed."""
         if state is None or not self.has_state:
             return
-        self._source.load_state_dict(state["source"])
+        self.source.load_state_dict(state["source"])
         self._loaded = state["source"]
         self._generators = state["generators"]
         self._is_at_end = state["is_at_end"]

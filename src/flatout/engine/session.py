@@ -21,7 +21,7 @@ from flatout.engine.defaults import chosen_recipe
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import Facts, chosen_device, experiment_facts
-from flatout.engine.feeds import Reading, built_data
+from flatout.engine.feeds import Reading, built_data, check_apart
 from flatout.engine.learning_rates import LearningRates
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.position import Position
@@ -148,6 +148,7 @@ class Session:
         reading = Reading(experiment=built.experiment, recipe=recipe, seed=built.seed)
         self.feed = reading.training_feed(built.train_data, self.device)
         self.validation_feed = reading.validation_feed(self.device)
+        check_apart(self.feed, self.validation_feed)
         self.place = placer(self.device, is_channels_last)
         self.autocast = precision.forward_settings(
             recipe.precision.value, recipe.attention.value, self.device
