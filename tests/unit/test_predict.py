@@ -263,6 +263,17 @@ def test_csv_rows_have_a_column_for_each_number(tmp_path: Path) -> None:
     ]
 
 
+def test_csv_rows_refuse_a_value_that_has_no_column(tmp_path: Path) -> None:
+    rows = CsvRows(tmp_path / "a.csv")
+    rows.append({"input": "a", "prediction": [1, 2]})
+    rows.append({"input": "b", "prediction": [3]})
+    with pytest.raises(UsageError) as refused:
+        rows.append({"input": "c", "prediction": [4, 5, 6]})
+    rows.close(is_whole=False)
+    assert refused.value.rule == "output-cannot-hold-it"
+    assert "`prediction_3`" in str(refused.value.because)
+
+
 def test_rows_that_are_not_whole_leave_nothing(tmp_path: Path) -> None:
     rows = JsonRows(tmp_path / "a.jsonl")
     rows.append({"input": "a"})

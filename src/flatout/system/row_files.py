@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from flatout.errors import UsageError
 from flatout.system.store import mapped_os_errors, move_into_place, part_path, sync_file
 
 _NPY_HEADER_BYTES = 128
@@ -55,12 +56,24 @@ class CsvRows:
         self._writer: csv.DictWriter[str] | None = None
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """See RowFile. A value that the first row did not have is left out."""
+        """See RowFile. A value that a row does not have is an empty place.
+
+        Raises:
+            UsageError: output-cannot-hold-it.
+        """
         flat = _flat(row)
         with mapped_os_errors(self._path):
             if self._writer is None:
-                self._writer = csv.DictWriter(self._file, list(flat), extrasaction="ignore")
+                self._writer = csv.DictWriter(self._file, list(flat))
                 self._writer.writeheader()
+            others = [name for name in flat if name not in self._writer.fieldnames]
+            if others:
+                raise UsageError(
+                    "output-cannot-hold-it",
+                    "these predictions do not have the same columns.",
+                    because=f"the first has no `{others[0]}`",
+                    fix="write them as .jsonl",
+                )
             self._writer.writerow(flat)
 
     def close(self, *, is_whole: bool) -> None:
