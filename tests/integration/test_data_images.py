@@ -205,11 +205,20 @@ def test_hidden_files_are_no_images(folder: Path) -> None:
 
 def refusals(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
     file = folder / "red" / "0.jpg"
+    words: Any = "big"
+    numbers: Any = [1]
     return {
         "there is no": ("data-path-not-found", lambda: data.image_folder(folder / "rde")),
         "is not a folder": ("no-images", lambda: data.image_folder(file)),
         "no folder of a class": ("no-images", lambda: data.image_folder(folder / "red" / "more")),
         "twice": ("empty-class", lambda: data.image_folder(folder, classes=["red"] + [*COLOURS])),
+        "size=big": ("bad-data-option", lambda: data.image_folder(folder, size=words)),
+        "random_crop=big": (
+            "bad-data-option",
+            lambda: data.image_folder(folder, random_crop=words),
+        ),
+        "='big'` is not": ("bad-data-option", lambda: data.image_folder(folder, classes=words)),
+        "=[1]` is not": ("bad-data-option", lambda: data.image_folder(folder, classes=numbers)),
         "size=0": ("bad-data-option", lambda: data.image_folder(folder, size=0)),
         "random_crop=1.5": ("bad-data-option", lambda: data.image_folder(folder, random_crop=1.5)),
     }

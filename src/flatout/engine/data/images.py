@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,14 +63,29 @@ def image_folder(
         UsageError: data-path-not-found, no-images, empty-class, bad-data-option,
             data-package-not-installed.
     """
-    if size < 1 or (random_crop is not None and not 0 < random_crop <= 1):
+    _check_options(size, random_crop, classes)
+    library("PIL.Image", package="Pillow")
+    return ImageFolder(existing(path), size, random_crop, flip, classes)
+
+
+def _check_options(size: Any, random_crop: Any, classes: Any) -> None:
+    is_size = isinstance(size, numbers.Integral) and int(size) >= 1
+    is_share = isinstance(random_crop, numbers.Real) and 0 < float(random_crop) <= 1
+    if not is_size or not (random_crop is None or is_share):
         raise UsageError(
             "bad-data-option",
             f"`size={size}`, `random_crop={random_crop}`: one of them cannot be.",
-            fix="size must be at least 1 and random_crop above 0 and at most 1, or None",
+            fix="size must be a whole number of at least 1; random_crop a number above 0 and at "
+            "most 1, or None",
         )
-    library("PIL.Image", package="Pillow")
-    return ImageFolder(existing(path), size, random_crop, flip, classes)
+    # A text is a sequence of texts, too: of its letters.
+    is_sequence = isinstance(classes, Sequence) and not isinstance(classes, str)
+    if classes is not None and not (is_sequence and all(isinstance(one, str) for one in classes)):
+        raise UsageError(
+            "bad-data-option",
+            f"`classes={classes!r}` is not a list of names.",
+            fix="give the names of the folders: classes=['cat', 'dog']",
+        )
 
 
 def normalized(
