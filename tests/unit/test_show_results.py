@@ -89,6 +89,14 @@ def test_of_many_classes_the_worst_and_the_most_frequent_mistakes_are_shown() ->
     assert "columns: predicted" not in text
 
 
+def test_labels_over_a_matrix_are_cut_no_shorter_than_the_room() -> None:
+    lines = shown(classes(["inside a house", "outside of it"], [(0, 1, 3)])).splitlines()
+    assert lines[-3].split("  ")[-2:] == ["inside a house", "outside of it"]
+    five = [f"class number {one}" for one in range(5)]
+    heads = shown(classes(five, [(0, 1, 3)])).splitlines()[-6]
+    assert heads.split("  ")[-5:] == ["class num…"] * 5
+
+
 def test_classes_without_any_samples_are_no_error() -> None:
     text = shown(classes(["cat", "dog"], []))
     assert "kinds (0 images, step 1,200)" in text

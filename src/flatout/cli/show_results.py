@@ -75,13 +75,9 @@ def _matrix(line: Classified, width: int) -> Table | None:
     cells = [["."] * num_classes for _ in line.labels]
     for true, predicted, count in line.counts:
         cells[true][predicted] = count_text(count)
-    heads = [_label(label, _COLUMN_WIDTH) for label in line.labels]
     rows = [_label("  " + label) for label in line.labels]
-    widths = [
-        max(head.cell_len, *(len(row[column]) for row in cells)) + 2
-        for column, head in enumerate(heads)
-    ]
-    if max(row.cell_len for row in rows) + 2 + sum(widths) > width:
+    heads = _heads(line.labels, cells, width - max(row.cell_len for row in rows) - 2)
+    if heads is None:
         return None
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("")
@@ -92,6 +88,19 @@ def _matrix(line: Classified, width: int) -> Table | None:
                  for one, cell in enumerate(cells[number])]  # fmt: skip
         table.add_row(row, *right)
     return table
+
+
+def _heads(labels: Sequence[str], cells: list[list[str]], room: int) -> list[Text] | None:
+    """The columns' labels, cut no shorter than they must be; None where they do not fit at all."""
+    numbers = [max(len(row[column]) for row in cells) for column in range(len(labels))]
+    for most in range(_LABEL_WIDTH, _COLUMN_WIDTH - 1, -1):
+        heads = [_label(label, most) for label in labels]
+        taken = (
+            max(head.cell_len, number) + 2 for head, number in zip(heads, numbers, strict=True)
+        )
+        if sum(taken) <= room:
+            return heads
+    return None
 
 
 def _mistake_table(report: ClassReport) -> Table:
