@@ -199,3 +199,18 @@ def test_a_step_of_its_own_is_not_searched() -> None:
     with pytest.raises(UsageError) as caught:
         flatout.engine.tune(own, budget_s=1, is_quiet=True)
     assert caught.value.rule == "no-search-for-own-step"
+
+
+def test_samples_of_any_kind_can_be_searched_for() -> None:
+    """A list of dicts with numbers, as tokenizers and tables give them."""
+    rows = [{"x": [float(number)] * WIDTH, "label": number % 10} for number in range(128)]
+
+    def loss(model: Any, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(model(batch["x"]), batch["label"])
+
+    def collate(samples: list[Any]) -> dict[str, torch.Tensor]:
+        return {name: torch.tensor([sample[name] for sample in samples]) for name in ("x", "label")}
+
+    listed = experiment(train_data=lambda: rows, loss=loss, collate=collate)
+    found = flatout.engine.tune(listed, budget_s=3, is_quiet=True)
+    assert found.decision.rungs[0].name == "plain loop"

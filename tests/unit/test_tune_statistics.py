@@ -8,8 +8,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.nouns.tuning import Interval
-from flatout.tune.cache import cache_key, still_holds
+from flatout.nouns.tuning import Decision, Interval, Known, Wish
+from flatout.tune.cache import cache_key, is_of_use, still_holds
 from flatout.tune.statistics import speedup, speedup_over_processes
 
 seconds = st.floats(1e-6, 1e3)
@@ -73,3 +73,20 @@ def test_a_recipe_holds_while_a_probe_agrees_within_ten_percent() -> None:
     assert not still_holds(found, Interval(middle=1.6, low=1.55, high=1.65))
     # A probe that does not know cannot refute it.
     assert still_holds(found, Interval(middle=1.6, low=1.0, high=2.6))
+
+
+def known(*, is_plain: bool, is_thorough: bool) -> Known:
+    decision = Decision(
+        changes={}, is_plain=is_plain, rungs=(), lost=(), refused=(), skipped=(),
+        speedup=None, why="", search_s=1.0,
+    )  # fmt: skip
+    return Known(identity={}, decided_at=0.0, is_thorough=is_thorough, decision=decision)
+
+
+def test_what_a_hurried_search_did_not_find_may_be_there_all_the_same() -> None:
+    run, thorough = Wish(mode="auto"), Wish(mode="full")
+    assert not is_of_use(known(is_plain=True, is_thorough=False), run)
+    assert is_of_use(known(is_plain=False, is_thorough=False), run)
+    assert is_of_use(known(is_plain=True, is_thorough=True), run)
+    assert not is_of_use(known(is_plain=False, is_thorough=False), thorough)
+    assert is_of_use(known(is_plain=True, is_thorough=True), thorough)

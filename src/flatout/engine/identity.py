@@ -6,9 +6,9 @@ import hashlib
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flatout import __version__
+from flatout.engine.batches import tensors_in
 from flatout.engine.session import Built
 from flatout.system.processor import driver_name, processor_name
 
@@ -25,7 +25,7 @@ def identity(built: Built, fixed: dict[str, Any]) -> dict[str, Any]:
         "model": _digest(_model_lines(built)),
         "optimizer": _digest(_optimizer_lines(built)),
         "data": built.facts.data_kind,
-        "sample": _sample_text(built.train_data) if built.facts.data_kind != "iterable" else "",
+        "sample": _data_text(built),
         "batch_size": experiment.batch_size,
         "loss": getattr(experiment.loss, "__qualname__", type(experiment.loss).__name__),
         "clip_norm": experiment.clip_norm,
@@ -55,14 +55,13 @@ def _optimizer_lines(built: Built) -> list[str]:
     return [type(built.optimizers.only).__qualname__, *map(str, flags)]
 
 
-def _sample_text(data: Any) -> str:
-    if isinstance(data, Tensor):
-        return f"{tuple(data.shape[1:])} {data.dtype}"
-    if isinstance(data, dict):
-        return str({name: _sample_text(value) for name, value in data.items()})
-    if isinstance(data, list | tuple):
-        return str([_sample_text(value) for value in data])
-    return f"{type(data).__qualname__} of {len(data)}"
+def _data_text(built: Built) -> str:
+    """What a sample looks like, as far as that can be told without reading one."""
+    data, kind = built.train_data, built.facts.data_kind
+    if kind == "tensors":
+        return " ".join(f"{tuple(one.shape[1:])} {one.dtype}" for one in tensors_in(data))
+    name = type(data).__qualname__
+    return f"{name} of {len(data)}" if kind == "map-style" else name
 
 
 def _digest(lines: list[str]) -> str:

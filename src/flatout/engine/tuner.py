@@ -26,7 +26,7 @@ from flatout.nouns.recipe import Choice, Recipe
 from flatout.nouns.tuning import Candidate, Decision, Known, Profile, Result, Trial, Wish
 from flatout.system import recipes
 from flatout.system.clock import elapsed_s, now_s
-from flatout.tune.cache import cache_key, still_holds
+from flatout.tune.cache import cache_key, is_of_use, still_holds
 from flatout.tune.candidates import base_candidate, candidates
 from flatout.tune.search import NUM_PROCESSES, Problem, is_faster, next_move
 
@@ -86,7 +86,7 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     identity = contest.contestants.identity(search.wish.numerics)
     key = cache_key(identity)
     known = recipes.recall(key)
-    if known is not None and _holds(contest, known.decision):
+    if known is not None and is_of_use(known, search.wish) and _holds(contest, known.decision):
         decision = msgspec.structs.replace(known.decision, search_s=elapsed_s() - began_s)
         _tell_end(search, decision, is_from_cache=True)
         return _recipe(contest, decision)
@@ -97,7 +97,11 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     profile = contest.profile(step_s, trace, _process_age_s())
     decision = _decision(search, contest, profile, budget_s - (elapsed_s() - began_s))
     decision = msgspec.structs.replace(decision, search_s=elapsed_s() - began_s)
-    recipes.keep(key, Known(identity=identity, decided_at=now_s(), decision=decision))
+    is_thorough = search.wish.mode == "full" or search.wish.budget_s is not None
+    recipes.keep(
+        key,
+        Known(identity=identity, decided_at=now_s(), is_thorough=is_thorough, decision=decision),
+    )
     _tell_end(search, decision, is_from_cache=False)
     return _recipe(contest, decision)
 

@@ -203,8 +203,10 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     """A decision kept for the next time the same thing is trained on the same machine.
 
     identity: what must be the same for it to hold. decided_at: seconds since the epoch, UTC.
+    is_thorough: the search had all the time it wanted, not a share of a run.
     """
 
     identity: dict[str, Any]
     decided_at: float
+    is_thorough: bool
     decision: Decision

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.tuning import Interval
+from flatout.nouns.tuning import Interval, Known, Wish
 
 # A probe that differs by more than this from what was found means that something has changed.
 _MOST_DRIFT = 0.10
@@ -22,6 +22,15 @@ def cache_key(identity: dict[str, Any]) -> str:
     """
     content = msgspec.json.encode(identity, order="sorted")
     return hashlib.sha256(content).hexdigest()[:24]
+
+
+def is_of_use(known: Known, wish: Wish) -> bool:
+    """Whether a decision that was found before answers this wish.
+
+    What a hurried search has found is good enough for a run; that it found nothing says little.
+    """
+    is_hurried = wish.mode == "auto" and wish.budget_s is None
+    return known.is_thorough or (is_hurried and not known.decision.is_plain)
 
 
 def still_holds(found: Interval, probed: Interval) -> bool:
