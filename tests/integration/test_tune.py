@@ -214,3 +214,19 @@ def test_samples_of_any_kind_can_be_searched_for() -> None:
     listed = experiment(train_data=lambda: rows, loss=loss, collate=collate)
     found = flatout.engine.tune(listed, budget_s=3, is_quiet=True)
     assert found.decision.rungs[0].name == "plain loop"
+
+
+class Stream:
+    """Samples without an index, and without torch's class for such."""
+
+    def __iter__(self) -> Any:
+        generator = torch.Generator().manual_seed(1)
+        for number in range(256):
+            yield torch.randn(WIDTH, generator=generator), number % 10
+
+
+def test_an_iterable_can_be_searched_for() -> None:
+    found = flatout.engine.tune(
+        experiment(train_data=Stream, shuffle=False), budget_s=3, is_quiet=True
+    )
+    assert found.decision.rungs[0].name == "plain loop"

@@ -173,7 +173,7 @@ class Course:
             return held
         if held is None:
             fixed = self._task.spec.fixed | fixed
-            recipe = self._tuned(fixed, built.num_updates(limits.epochs, limits.steps))
+            recipe = self._tuned(built, fixed, built.num_updates(limits.epochs, limits.steps))
             recipe = recipe or built.recipe(fixed)
         else:
             recipe = changed_recipe(held, fixed)
@@ -188,11 +188,12 @@ class Course:
         self._history = read_history(self._task.folder)
         return recipe
 
-    def _tuned(self, fixed: dict[str, Any], num_steps: int | None) -> Recipe | None:
+    def _tuned(self, built: Built, fixed: dict[str, Any], num_steps: int | None) -> Recipe | None:
         """The recipe by measuring, where that is wanted and pays; None takes the defaults."""
         task, wish = self._task, self._task.spec.tuning
-        has_own_step = self._experiment.step is not None
-        if wish.mode == "off" or (wish.mode == "auto" and (num_steps is None or has_own_step)):
+        # What is iterated may be one object with a place in it, which a search would move on.
+        is_unfit = self._experiment.step is not None or built.facts.data_kind == "iterable"
+        if wish.mode == "off" or (wish.mode == "auto" and (num_steps is None or is_unfit)):
             return None
         subject = Subject(
             experiment=self._experiment,

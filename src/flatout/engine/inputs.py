@@ -157,7 +157,7 @@ class _Pool:
         """A batch of samples; where that fails, one of each input's, to find whose fault it is."""
         texts = list(dict.fromkeys(text for text, _ in rows))
         try:
-            found: Batch | Unreadable = Batch(rows, (self._collate or stacked)(samples))
+            found: Batch | Unreadable = Batch(rows, (self._collate or _together)(samples))
         except Exception as error:  # noqa: BLE001 - told of the input, with its cause
             _raise_if_of_all(error)
             if len(texts) > 1:
@@ -170,6 +170,13 @@ class _Pool:
             self.refused = texts[0]
             found = Unreadable(texts[0], error)
         yield found
+
+
+def _together(samples: list[Any]) -> Any:
+    """A batch as in training, but for texts, which `predict` is given as they are."""
+    if all(isinstance(sample, str) for sample in samples):
+        return samples
+    return stacked(samples)
 
 
 def _shapes(content: Any, *, is_batch: bool) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flatout.engine import randomness
 from flatout.engine.batches import placer, tensors_in, with_tensors
@@ -74,6 +74,16 @@ class PlainLoop:
         """Nothing reads ahead here."""
 
 
+class _Stream(IterableDataset[Any]):
+    """Anything that can be iterated, as DataLoader wants it: it asks others for an index."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._source)
+
+
 class _Samples(Dataset[Any]):
     """Tensors of any nesting, sample by sample, as torch's TensorDataset gives those of a tuple."""
 
@@ -93,7 +103,7 @@ def _loader(built: Built) -> DataLoader[Any]:
     is_iterable = built.facts.data_kind == "iterable"
     is_tensors = built.facts.data_kind == "tensors"
     return DataLoader(
-        _Samples(data) if is_tensors else data,
+        _Samples(data) if is_tensors else _Stream(data) if is_iterable else data,
         batch_size=experiment.batch_size,
         shuffle=experiment.shuffle and not is_iterable,
         collate_fn=None if is_tensors else experiment.collate,
