@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import statistics
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -29,6 +30,20 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     measurements: tuple[Measurement, ...]
     details: dict[str, Any] = {}
+
+
+def measurement(
+    name: str, unit: str, samples: tuple[float, ...], conditions: dict[str, Any]
+) -> Measurement:
+    """A median of samples, with all of them and the conditions they were made under."""
+    return Measurement(
+        name=name,
+        value=statistics.median(samples),
+        unit=unit,
+        samples=samples,
+        spread=(min(samples), max(samples)),
+        conditions=conditions,
+    )
 
 
 def read_machine() -> Machine:

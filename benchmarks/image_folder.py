@@ -257,28 +257,15 @@ def told(rounds: list[dict[str, dict[str, float]]], gigabytes: float) -> list[Me
     for name in ("tuned", "flatout"):
         rates = tuple(turn[name]["rate"] for turn in rounds)
         peaks = tuple(turn[name]["peak_bytes"] for turn in rounds)
-        found += [_measurement(f"{name} rate", "images/s", rates, conditions),
-                  _measurement(f"{name} peak memory", "bytes", peaks, conditions)]  # fmt: skip
+        found += [dated.measurement(f"{name} rate", "images/s", rates, conditions),
+                  dated.measurement(f"{name} peak memory", "bytes", peaks, conditions)]  # fmt: skip
         print(f"{name:10}{statistics.median(rates):6.0f} images/s  [{min(rates):.0f}, "
               f"{max(rates):.0f}]   {bytes_text(int(max(peaks)))} of memory")  # fmt: skip
     ratios = tuple(turn["flatout"]["rate"] / turn["tuned"]["rate"] for turn in rounds)
     ratio = statistics.median(ratios)
     print(f"ratio     {ratio:.2f}  [{min(ratios):.2f}, {max(ratios):.2f}]; goal {GOAL}: "
           f"{'reached' if ratio >= GOAL else 'MISSED'}", flush=True)  # fmt: skip
-    return [*found, _measurement("flatout/tuned rate", "1", ratios, conditions)]
-
-
-def _measurement(
-    name: str, unit: str, samples: tuple[float, ...], conditions: dict[str, Any]
-) -> Measurement:
-    return Measurement(
-        name=name,
-        value=statistics.median(samples),
-        unit=unit,
-        samples=samples,
-        spread=(min(samples), max(samples)),
-        conditions=conditions,
-    )
+    return [*found, dated.measurement("flatout/tuned rate", "1", ratios, conditions)]
 
 
 if __name__ == "__main__":

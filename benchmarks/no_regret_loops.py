@@ -16,14 +16,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
-from flatout.engine.batches import tensors_in, with_tensors
 from flatout.engine.defaults import changed_recipe
 from flatout.engine.ema import WeightAverage
 from flatout.engine.measuring import RecipeLoop, stepped
 from flatout.engine.meter import Meter
-from flatout.engine.plain import PlainLoop
+from flatout.engine.plain import PlainLoop, plain_loader
 from flatout.engine.session import Built, Session, process_settings
 from flatout.engine.step import Step
 
@@ -96,7 +94,7 @@ class Accelerate:
         self._built = built
         self._accelerator = import_module("accelerate").Accelerator(cpu=built.device.type == "cpu")
         self._model, self._optimizer, self._loader = self._accelerator.prepare(
-            built.model.train(), built.optimizers.only, textbook_loader(built)
+            built.model.train(), built.optimizers.only, plain_loader(built)
         )
         self._rest = _Rest(built)
         self._batches: Iterator[Any] = iter(())
@@ -134,7 +132,7 @@ class Lightning:
         warnings.filterwarnings("ignore", module="lightning.*")
         self._lightning = import_module("lightning")
         self._built = built
-        self._loader = textbook_loader(built)
+        self._loader = plain_loader(built)
         self._begun_at: list[float] = []
         self._module = self._as_module()
 
@@ -197,31 +195,6 @@ class _Rest:
             self._schedule = None
         if self._average is not None:
             self._average.update()
-
-
-class _Samples(Dataset[Any]):
-    """Tensors of any nesting, sample by sample."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-        self._tensors = list(tensors_in(data))
-
-    def __len__(self) -> int:
-        return len(self._tensors[0])
-
-    def __getitem__(self, index: int) -> Any:
-        return with_tensors(self._data, iter([tensor[index] for tensor in self._tensors]))
-
-
-def textbook_loader(built: Built) -> DataLoader[Any]:
-    """Shuffled batches, as in every tutorial: nothing set that need not be."""
-    experiment, kind = built.experiment, built.facts.data_kind
-    return DataLoader(
-        _Samples(built.train_data) if kind == "tensors" else built.train_data,
-        batch_size=experiment.batch_size,
-        shuffle=experiment.shuffle and kind != "iterable",
-        collate_fn=experiment.collate,
-    )
 
 
 def _mean_loss(built: Built, model: nn.Module, batch: Any) -> Tensor:

@@ -22,12 +22,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import dated
 import psutil
-
-from flatout.nouns.measurement import Measurement
 
 GOAL, STRETCH = 0.45, 0.38
 # A measurement during which others had more than this share of the processor is made again, after
@@ -164,12 +161,12 @@ def report(
     conditions = {"epochs": options.epochs, "device": options.device, "task": "mlp"}
     for name in names:
         seconds = tuple(turn[name]["seconds"] for turn in rounds)
-        measurements.append(_measurement(name, "s", seconds, conditions))
+        measurements.append(dated.measurement(name, "s", seconds, conditions))
         line = f"{name:20}{statistics.median(seconds):7.3f} s{min(seconds):7.3f} s"
         line += f"{max(seconds):7.3f} s"
         if "plain" in names:
             ratios = tuple(turn[name]["seconds"] / turn["plain"]["seconds"] for turn in rounds)
-            measurements.append(_measurement(f"{name}/plain", "1", ratios, conditions))
+            measurements.append(dated.measurement(f"{name}/plain", "1", ratios, conditions))
             line += f"   {statistics.median(ratios):.2f}  [{min(ratios):.2f}, {max(ratios):.2f}]"
         print(line)
     losses = {name: statistics.median(turn[name]["loss"] for turn in rounds) for name in names}
@@ -188,19 +185,6 @@ def report(
     path = dated.write_result("overhead", machine, measurements, details, options.out)
     print(f"written   {path}")
     return 0 if is_same else 1
-
-
-def _measurement(
-    name: str, unit: str, samples: tuple[float, ...], conditions: dict[str, Any]
-) -> Measurement:
-    return Measurement(
-        name=name,
-        value=statistics.median(samples),
-        unit=unit,
-        samples=samples,
-        spread=(min(samples), max(samples)),
-        conditions=conditions,
-    )
 
 
 if __name__ == "__main__":

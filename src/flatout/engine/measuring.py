@@ -135,9 +135,7 @@ class Comparison:
     samples_per_s: float
 
 
-def compared(
-    incumbent: Contestant, candidate: Contestant, *, limit_s: float, num_pairs: int = _MOST_PAIRS
-) -> Comparison:
+def compared(incumbent: Contestant, candidate: Contestant, *, limit_s: float) -> Comparison:
     """Measures two contestants in turns, until the difference is clear or the time is over.
 
     Args:
@@ -145,7 +143,6 @@ def compared(
         candidate: its updates are the same ones.
         limit_s: no further pair is begun after this; at least four are made, unless the second
             has shown that the candidate is much slower.
-        num_pairs: at most so many.
     """
     begin_s = elapsed_s()
     for contestant in (incumbent, candidate):
@@ -153,7 +150,7 @@ def compared(
     num_updates = _block_updates(incumbent)
     pairs: list[tuple[float, float]] = []
     gc.collect()
-    for number in range(max(_LEAST_PAIRS, num_pairs)):
+    for number in range(_MOST_PAIRS):
         if number % 2:
             second, first = candidate.timed(num_updates), incumbent.timed(num_updates)
         else:

@@ -39,7 +39,7 @@ class PlainLoop:
         self._schedule: Any = make(built.optimizers.only) if make is not None else None
         decay = experiment.ema
         self._average = WeightAverage(built.model, decay) if decay is not None else None
-        self._loader = _loader(built)
+        self._loader = plain_loader(built)
         self._batches: Iterator[Any] = iter(())
         randomness.seed_generators(randomness.mixed_seed(built.seed, "training"))
 
@@ -98,7 +98,8 @@ class _Samples(Dataset[Any]):
         return with_tensors(self._data, iter([tensor[index] for tensor in self._tensors]))
 
 
-def _loader(built: Built) -> DataLoader[Any]:
+def plain_loader(built: Built) -> DataLoader[Any]:
+    """Shuffled batches, as in every tutorial: nothing set that need not be."""
     experiment, data = built.experiment, built.train_data
     is_iterable = built.facts.data_kind == "iterable"
     is_tensors = built.facts.data_kind == "tensors"

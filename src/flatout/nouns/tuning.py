@@ -132,9 +132,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """What experiment and device allow: decides which candidates there are.
 
     device: `cpu` or `cuda`. data_kind: `tensors`, `map-style` or `iterable`.
-    has_bf16: the device multiplies bf16 faster than fp32. is_step_own: the experiment has a step
-    of its own, so there are no micro-batches. has_volumes: some weights have five dimensions.
-    fixed: recipe fields that the person has set.
+    has_bf16: the device multiplies bf16 faster than fp32.
+    has_volumes: some weights have five dimensions. fixed: recipe fields that the person has set.
     """
 
     device: str
@@ -147,7 +146,6 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     has_tf32: bool
     can_be_fused: bool
     has_foreach: bool
-    is_step_own: bool = False
     has_volumes: bool = False
     fixed: dict[str, Any] = {}
 

@@ -211,9 +211,7 @@ def _threads(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
 
 def _micro_batches(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
     reason = None
-    if setting.is_step_own:
-        reason = "the experiment's own step takes the whole batch"
-    elif setting.has_batch_norm:
+    if setting.has_batch_norm:
         reason = "BatchNorm's statistics would be those of micro-batches"
     for parts in (2, 4):
         size = setting.batch_size // parts
