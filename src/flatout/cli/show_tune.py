@@ -148,7 +148,7 @@ def _profile_text(line: Profiled) -> str:
 
 
 def _result_text(result: Result) -> str:
-    name = f"{result.trial.candidate.name:<{_NAME_WIDTH - _LABEL_WIDTH}}"
+    name = f"{result.trial.candidate.name:<{_NAME_WIDTH - _LABEL_WIDTH - 2}}  "
     if result.speedup is None:
         reason = result.problem.problem if result.problem else "could not be measured"
         return f"{name}{reason}"

@@ -23,6 +23,9 @@ from flatout.system.clock import elapsed_s
 _PARTS = ("data", "copy", "forward", "backward", "optimizer")
 _PROFILED_UPDATES = 3
 
+# A step that takes longer is looked at once, not several times.
+_LONG_STEP_S = 2.0
+
 
 class Contest:
     """Carries out trials of one subject.
@@ -82,13 +85,48 @@ class Contest:
             check = Check(name="gate", is_passed=False, note=f"could not be asked: {news.problem}")
             return Verdict(checks=(check,))
 
+    def contestant(
+        self, changes: dict[str, Any] | None, proved: dict[str, Any]
+    ) -> tuple[Contestant, str | None]:
+        """Builds who is to be measured, and makes sure that it is what it says.
+
+        Args:
+            changes: all recipe fields; None is the plain loop.
+            proved: of them, those that must be seen to take effect.
+
+        Returns:
+            The contestant, and in which way the proved fields were seen; whoever calls closes it.
+
+        Raises:
+            UsageError: setting-without-effect, or the recipe cannot be carried out here.
+        """
+        contestants = self.contestants
+        if changes is None:
+            return contestants.plain(), None
+        session = contestants.session(changes)
+        contestant = contestants.contestant(session)
+        if not proved:
+            return contestant, None
+        try:
+            return contestant, _proved(proved, session, contestant)
+        except Exception:
+            contestant.runner.close()
+            raise
+
     def plain_step(self) -> tuple[float, Trace]:
         """What a plain step takes, in seconds, and which operators it calls."""
         contestant = self.contestants.plain()
+        batch_size = self.contestants.setting.batch_size
+        begin_s = elapsed_s()
         trace = traced(lambda: contestant.timed(1))
-        per_sample_s = min(contestant.timed(1) for _ in range(_PROFILED_UPDATES))
+        traced_s = elapsed_s() - begin_s
+        # Looking on costs little of a step that takes long, and another one would cost much.
+        per_sample_s = traced_s / batch_size
+        if traced_s < _LONG_STEP_S:
+            blocks = [contestant.timed(1) for _ in range(_PROFILED_UPDATES)]
+            per_sample_s = min(block.per_sample_s for block in blocks)
         contestant.runner.close()
-        return per_sample_s * self.contestants.setting.batch_size, trace
+        return per_sample_s * batch_size, trace
 
     def profile(self, step_s: float, trace: Trace, start_s: float) -> Profile:
         """One plain step looked at from inside.
@@ -100,20 +138,22 @@ class Contest:
         return Profile(
             step_s=step_s,
             start_s=start_s,
-            shares=self._shares(),
+            shares=self._shares(step_s),
             num_operations=trace.num_operations,
             has_convolutions=trace.has_convolutions,
             has_products=trace.has_products,
             has_attention=trace.has_attention,
         )
 
-    def _shares(self) -> dict[str, float]:
+    def _shares(self, step_s: float) -> dict[str, float]:
         session = self.contestants.session({})
         meter = Meter(session.device)
         contestant = self.contestants.contestant(session, meter)
-        contestant.timed(1)
+        is_long = step_s > _LONG_STEP_S
+        if not is_long:
+            contestant.timed(1)
         before = meter.split_s()
-        contestant.timed(_PROFILED_UPDATES)
+        contestant.timed(1 if is_long else _PROFILED_UPDATES)
         after = meter.split_s()
         contestant.runner.close()
         spent = {part: after[part] - before[part] for part in _PARTS}
@@ -121,21 +161,15 @@ class Contest:
         return {part: seconds / total for part, seconds in spent.items()}
 
     def _compared(self, trial: Trial, limit_s: float) -> tuple[Comparison, str | None]:
-        contestants = self.contestants
         with contextlib.ExitStack() as stack:
-            if trial.incumbent is None:
-                incumbent = contestants.plain()
-            else:
-                incumbent = contestants.contestant(contestants.session(trial.incumbent))
+            incumbent, _ = self.contestant(trial.incumbent, {})
             stack.callback(incumbent.runner.close)
-            session = contestants.session(trial.changes)
-            candidate = contestants.contestant(session)
+            candidate, effect = self.contestant(trial.changes, trial.candidate.changes)
             stack.callback(candidate.runner.close)
-            effect = _proved(trial, session, candidate)
             return compared(incumbent, candidate, limit_s=limit_s), effect
 
 
-def _proved(trial: Trial, session: Session, candidate: Contestant) -> str:
+def _proved(changes: dict[str, Any], session: Session, candidate: Contestant) -> str:
     """Makes sure that what is measured is what it says.
 
     Raises:
@@ -145,11 +179,12 @@ def _proved(trial: Trial, session: Session, candidate: Contestant) -> str:
     candidate.timed(1)
     trace = traced(lambda: candidate.timed(1))
     with candidate.settings():
-        effect = seen_effect(trial.candidate.changes, session, trace)
+        effect = seen_effect(changes, session, trace)
     if effect is None:
+        fields = ", ".join(f"{name}={value}" for name, value in changes.items())
         raise UsageError(
             "setting-without-effect",
-            f"`{trial.candidate.name}` has no effect here.",
+            f"`{fields}` has no effect here.",
             because="nothing of it was seen in a step made under it",
             fix="leave it out",
         )

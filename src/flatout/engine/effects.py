@@ -69,7 +69,8 @@ def _workers(value: int, session: Session, trace: Trace) -> str | None:
 
 
 def _threads(value: int, session: Session, trace: Trace) -> str | None:
-    return f"{value} threads" if torch.get_num_threads() == value else None
+    plural = "s" if value > 1 else ""
+    return f"{value} thread{plural}" if torch.get_num_threads() == value else None
 
 
 def _micro_batch(value: int, session: Session, trace: Trace) -> str | None:

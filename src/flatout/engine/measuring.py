@@ -16,6 +16,7 @@ from flatout.engine.step import Step
 from flatout.errors import RunFailed
 from flatout.nouns.tuning import Interval
 from flatout.system.clock import elapsed_s
+from flatout.tune.search import is_slow
 from flatout.tune.statistics import speedup
 
 # Shorter blocks would measure the clock and the scheduler.
@@ -28,6 +29,9 @@ _NUM_WARM_UPS = 3
 # Fewer say nothing with confidence, and building and warming up has taken longer than they do.
 _LEAST_PAIRS = 4
 _MOST_PAIRS = 12
+
+# Of updates that take long there is no time for more, and there is little noise in them.
+_LEAST_SLOW_PAIRS = 3
 
 # A candidate that is this much slower is not measured on.
 _HOPELESS = 1 / 3
@@ -102,6 +106,27 @@ def stepped(step: Callable[[], object]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Block:
+    """Some updates made one after another: how long they took, and the samples in them."""
+
+    took_s: float
+    num_samples: int
+
+    @property
+    def per_sample_s(self) -> float:
+        """Seconds per sample."""
+        return self.took_s / self.num_samples
+
+
+class Timed(Protocol):
+    """Somebody whose updates can be timed, here or in another process."""
+
+    def timed(self, num_updates: int) -> Block:
+        """Makes so many updates, the device's work included."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
 class Contestant:
     """A runner with the settings of the process under which it runs.
 
@@ -114,8 +139,8 @@ class Contestant:
     device: torch.device
     num_ahead: int = 0
 
-    def timed(self, num_updates: int) -> float:
-        """Seconds per sample of so many updates, the device's work included."""
+    def timed(self, num_updates: int) -> Block:
+        """See Timed."""
         with self.settings():
             if self.num_ahead:
                 self.runner.run(self.num_ahead)
@@ -123,7 +148,7 @@ class Contestant:
             begin_s = elapsed_s()
             num_samples = self.runner.run(num_updates)
             _wait_for(self.device)
-            return (elapsed_s() - begin_s) / num_samples
+            return Block(took_s=elapsed_s() - begin_s, num_samples=num_samples)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,31 +160,36 @@ class Comparison:
     samples_per_s: float
 
 
-def compared(incumbent: Contestant, candidate: Contestant, *, limit_s: float) -> Comparison:
+def compared(incumbent: Timed, candidate: Timed, *, limit_s: float) -> Comparison:
     """Measures two contestants in turns, until the difference is clear or the time is over.
 
     Args:
         incumbent: what the candidate is compared with.
-        candidate: its updates are the same ones.
-        limit_s: no further pair is begun after this; at least four are made, unless the second
-            has shown that the candidate is much slower.
+        candidate: its updates are the same ones; it has made some, so that its effect was seen.
+        limit_s: no further pair is begun after this; at least four are made, or three of updates
+            that take long, unless the second has shown that the candidate is much slower.
     """
     begin_s = elapsed_s()
-    for contestant in (incumbent, candidate):
-        contestant.timed(_NUM_WARM_UPS if limit_s > 1 else 2)
-    num_updates = _block_updates(incumbent)
+    first_s = incumbent.timed(1).took_s
+    are_slow = is_slow(first_s, limit_s)
+    num_updates = 1
+    if not are_slow:
+        num_warm_ups = _NUM_WARM_UPS if limit_s > 1 else _NUM_WARM_UPS - 1
+        candidate.timed(num_warm_ups)
+        incumbent.timed(num_warm_ups - 1)
+        num_updates = _block_updates(incumbent.timed(1).took_s)
+    least = _LEAST_SLOW_PAIRS if are_slow else _LEAST_PAIRS
     pairs: list[tuple[float, float]] = []
     gc.collect()
     for number in range(_MOST_PAIRS):
-        if number % 2:
-            second, first = candidate.timed(num_updates), incumbent.timed(num_updates)
-        else:
-            first, second = incumbent.timed(num_updates), candidate.timed(num_updates)
+        order = (incumbent, candidate) if number % 2 == 0 else (candidate, incumbent)
+        took = [contestant.timed(num_updates).per_sample_s for contestant in order]
+        first, second = took if number % 2 == 0 else reversed(took)
         pairs.append((first, second))
         is_over = elapsed_s() - begin_s > limit_s
         if len(pairs) >= 2 and first / second < _HOPELESS:
             break
-        if len(pairs) >= _LEAST_PAIRS and (is_over or _is_clear(speedup(pairs))):
+        if len(pairs) >= least and (is_over or _is_clear(speedup(pairs))):
             break
     firsts, seconds = zip(*pairs, strict=True)
     return Comparison(
@@ -169,15 +199,10 @@ def compared(incumbent: Contestant, candidate: Contestant, *, limit_s: float) ->
     )
 
 
-def _block_updates(contestant: Contestant) -> int:
+def _block_updates(update_s: float) -> int:
     """How many updates make a block that is long enough to be measured."""
-    with contestant.settings():
-        begin_s = elapsed_s()
-        num_updates = 1
-        contestant.runner.run(1)
-        _wait_for(contestant.device)
-        took_s = elapsed_s() - begin_s
-    while took_s * num_updates < _BLOCK_S and num_updates < 1024:
+    num_updates = 1
+    while update_s * num_updates < _BLOCK_S and num_updates < 1024:
         num_updates *= 2
     return num_updates
 

@@ -1,110 +1,258 @@
-"""A trial in a process of its own: `python -m flatout.engine.trial RUN_DIR`.
+"""A contestant in a process of its own: `python -m flatout.engine.trial RUN_DIR`.
 
-Reads a Request as JSON from stdin and writes a Result as JSON to stdout; nothing else goes there.
+A plain loop and a recipe that are compared here share nothing: neither the allocator nor threads
+nor the environment that flatout gives its workers. Only one of the two has work at any moment.
+
+The process reads a Request as a line of JSON from stdin and answers it when all is built; then it
+reads numbers of updates, and answers each with the Block that they were. It ends with its stdin.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from flatout.engine.measuring import Block, Comparison, Contestant, compared
 from flatout.errors import RunFailed
-from flatout.nouns.finding import finding_from
+from flatout.nouns.finding import Finding, finding_from
 from flatout.nouns.run import RunHeader
 from flatout.nouns.tuning import Result, Trial
 from flatout.system import store
 from flatout.system.clock import elapsed_s
 from flatout.system.runs import RunFolder
+from flatout.system.variables import plain_environment
 from flatout.tune.statistics import speedup_over_processes
 
-# What a process may take beyond its measurement: imports, building, a slow disk.
-_GRACE_S = 120.0
+# A process that has not answered after so many times what this one took to start is given up.
+_START_PATIENCE = 5
+_LEAST_PATIENCE_S = 20.0
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is to measure, and for how long at most."""
+    """Who is to be built.
 
-    trial: Trial
-    limit_s: float
+    changes: all recipe fields; None is the plain loop. proved: of them, those that must be seen to
+    take effect.
+    """
+
+    name: str
+    changes: dict[str, Any] | None
+    proved: dict[str, Any]
     device_name: str | None
     fixed: dict[str, Any]
 
 
-def measured_apart(folder: Path, request: Request) -> Result:
-    """Carries out a trial in as many fresh processes as it asks for, one after another."""
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """To a Request, in which way the proved fields were seen; to a number, the block; or neither.
+
+    problem: why it could not be done.
+    """
+
+    effect: str | None = None
+    block: Block | None = None
+    problem: Finding | None = None
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What all processes of a search have alike.
+
+    folder: of the run, from which they load the experiment. start_s: what one takes to start.
+    """
+
+    folder: Path
+    device_name: str | None
+    fixed: dict[str, Any]
+    start_s: float
+
+
+def measured_apart(trial: Trial, limit_s: float, surroundings: Surroundings) -> Result:
+    """Carries out a trial in as many pairs of fresh processes as it asks for, one after another.
+
+    Args:
+        trial: what is compared.
+        limit_s: for the measurement in each pair.
+        surroundings: what the processes have alike.
+    """
     begin_s = elapsed_s()
-    results = [_from_process(folder, request) for _ in range(request.trial.num_processes)]
-    cost_s = elapsed_s() - begin_s
-    failed = next((result for result in results if result.speedup is None), None)
-    if failed is not None:
-        return msgspec.structs.replace(failed, cost_s=cost_s)
-    return msgspec.structs.replace(
-        results[0],
-        cost_s=cost_s,
-        speedup=speedup_over_processes([one.speedup for one in results if one.speedup]),
-        samples_per_s=_middle(results, lambda result: result.samples_per_s),
-        incumbent_samples_per_s=_middle(results, lambda result: result.incumbent_samples_per_s),
+    comparisons: list[Comparison] = []
+    effect: str | None = None
+    for _ in range(trial.num_processes):
+        try:
+            comparison, effect = _one_pair(trial, limit_s, surroundings)
+        except _NotMeasuredError as error:
+            return Result(trial=trial, cost_s=elapsed_s() - begin_s, problem=error.finding)
+        comparisons.append(comparison)
+    return Result(
+        trial=trial,
+        cost_s=elapsed_s() - begin_s,
+        effect=effect,
+        speedup=speedup_over_processes([one.speedup for one in comparisons]),
+        by_process=tuple(one.speedup for one in comparisons),
+        samples_per_s=_middle(comparisons, lambda one: one.samples_per_s),
+        incumbent_samples_per_s=_middle(comparisons, lambda one: one.incumbent_samples_per_s),
     )
 
 
-def _middle(results: list[Result], read: Callable[[Result], float | None]) -> float:
-    values = sorted(value for result in results if (value := read(result)) is not None)
+def _middle(comparisons: list[Comparison], read: Callable[[Comparison], float]) -> float:
+    values = sorted(map(read, comparisons))
     return values[len(values) // 2]
 
 
-def _from_process(folder: Path, request: Request) -> Result:
-    command = [sys.executable, "-P", "-m", "flatout.engine.trial", str(folder)]
-    begin_s = elapsed_s()
-    try:
-        ended = subprocess.run(
-            command,
-            input=msgspec.json.encode(request),
+def _one_pair(
+    trial: Trial, limit_s: float, surroundings: Surroundings
+) -> tuple[Comparison, str | None]:
+    with contextlib.ExitStack() as stack:
+        # Both start at once: each needs a core for that, and no more.
+        pair = [
+            stack.enter_context(_Apart(trial, changes, limit_s, surroundings))
+            for changes in (trial.incumbent, trial.changes)
+        ]
+        incumbent, candidate = pair
+        incumbent.wait_until_ready()
+        effect = candidate.wait_until_ready()
+        return compared(incumbent, candidate, limit_s=limit_s), effect
+
+
+class _NotMeasuredError(Exception):
+    """A contestant in another process could not be built, or died."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.problem)
+        self.finding = finding
+
+
+class _Apart(contextlib.AbstractContextManager["_Apart"]):
+    """A contestant in a process of its own, as Timed has it.
+
+    Args:
+        trial: which it is part of.
+        changes: its recipe fields; None is the plain loop.
+        limit_s: for its measurement.
+        surroundings: what it has in common with the other one.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        changes: dict[str, Any] | None,
+        limit_s: float,
+        surroundings: Surroundings,
+    ) -> None:
+        self._name = trial.candidate.name
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flatout.engine.trial", str(surroundings.folder)],
+            env=plain_environment() if changes is None else None,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            timeout=request.limit_s + _GRACE_S,
-            check=True,
         )
-        return msgspec.json.decode(ended.stdout, type=Result)
-    except (subprocess.SubprocessError, msgspec.DecodeError) as error:
-        # A candidate that takes its process along is a candidate that lost.
-        died = RunFailed(
-            "trial-died",
-            f"the process that measured `{request.trial.candidate.name}` broke off.",
-            because=str(error).splitlines()[0],
-            fix="see what it printed: worker.log",
+        patience_s = max(_LEAST_PATIENCE_S, _START_PATIENCE * surroundings.start_s) + 4 * limit_s
+        self._patience = threading.Timer(patience_s, self._process.kill)
+        self._patience.start()
+        self._request = Request(
+            name=self._name,
+            changes=changes,
+            proved=trial.candidate.changes if changes is trial.changes else {},
+            device_name=surroundings.device_name,
+            fixed=surroundings.fixed,
         )
-        return Result(
-            trial=request.trial,
-            cost_s=elapsed_s() - begin_s,
-            problem=finding_from(died, "note"),
-        )
+        self._tell(self._request)
+
+    def __exit__(self, *error: object) -> None:
+        self._patience.cancel()
+        self._process.kill()
+        self._process.communicate()
+
+    def wait_until_ready(self) -> str | None:
+        """Waits until it is built; gives the effect that its settings were seen to have."""
+        return self._answer().effect
+
+    def timed(self, num_updates: int) -> Block:
+        """See Timed."""
+        self._tell(num_updates)
+        block = self._answer().block
+        assert block is not None, "an answer without a problem to a number of updates is a block"
+        return block
+
+    def _tell(self, what: Any) -> None:
+        assert self._process.stdin is not None
+        # What has died is found out when its answer is read.
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(msgspec.json.encode(what) + b"\n")
+            self._process.stdin.flush()
+
+    def _answer(self) -> Answer:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        try:
+            answer = msgspec.json.decode(line, type=Answer)
+        except msgspec.DecodeError as error:
+            # A candidate that takes its process along is a candidate that lost.
+            died = RunFailed(
+                "trial-died",
+                f"the process that measured `{self._name}` broke off.",
+                because=f"it ended with exit code {self._process.wait()}",
+                fix="see what it printed: worker.log",
+            )
+            raise _NotMeasuredError(finding_from(died, "note")) from error
+        if answer.problem is not None:
+            raise _NotMeasuredError(answer.problem)
+        return answer
 
 
 def main(argv: list[str]) -> int:
-    """Measures what stdin asks for."""
-    # What the experiment prints must not get into the answer.
-    answer = os.fdopen(os.dup(1), "wb")
+    """Builds what stdin asks for, and times it."""
+    # What the experiment prints must not get into the answers.
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     from flatout.engine.contest import Contest
     from flatout.engine.contestants import Subject
+    from flatout.engine.failures import bad_news
     from flatout.engine.loading import load_experiment
 
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-    spec = store.read_json(RunFolder(Path(argv[0])).header, RunHeader).spec
-    subject = Subject(
-        experiment=load_experiment(spec),
-        seed=spec.seed,
-        device_name=request.device_name,
-        fixed=request.fixed,
-    )
-    result = Contest(subject).measured(request.trial, request.limit_s)
-    with answer:
-        answer.write(msgspec.json.encode(result))
+    def answer(action: Callable[[], Answer]) -> None:
+        try:
+            answered = action()
+        except Exception as error:
+            news = bad_news(error)
+            if news is None:
+                raise
+            answered = Answer(problem=finding_from(news, "note"))
+        answers.write(msgspec.json.encode(answered) + b"\n")
+        answers.flush()
+
+    with contextlib.ExitStack() as stack:
+        built: list[Contestant] = []
+
+        def build() -> Answer:
+            request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
+            spec = store.read_json(RunFolder(Path(argv[0])).header, RunHeader).spec
+            subject = Subject(
+                experiment=load_experiment(spec),
+                seed=spec.seed,
+                device_name=request.device_name,
+                fixed=request.fixed,
+            )
+            contestant, effect = Contest(subject).contestant(request.changes, request.proved)
+            stack.callback(contestant.runner.close)
+            built.append(contestant)
+            return Answer(effect=effect)
+
+        def time(line: bytes) -> Answer:
+            num_updates = msgspec.json.decode(line, type=int)
+            return Answer(block=built[0].timed(num_updates))
+
+        answer(build)
+        for line in sys.stdin.buffer if built else ():
+            answer(functools.partial(time, line))
     return 0
 
 

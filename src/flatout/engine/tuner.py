@@ -18,17 +18,17 @@ from flatout.engine import randomness
 from flatout.engine.contest import Contest
 from flatout.engine.contestants import Subject
 from flatout.engine.facts import chosen_device
-from flatout.engine.trial import Request, measured_apart
+from flatout.engine.trial import Surroundings, measured_apart
 from flatout.engine.watch import StopRequest
 from flatout.errors import UsageError
 from flatout.nouns.lines import Event, Profiled, Tried, Trying, Tuned
 from flatout.nouns.recipe import Choice, Recipe
-from flatout.nouns.tuning import Candidate, Decision, Known, Profile, Result, Trial, Wish
+from flatout.nouns.tuning import Candidate, Decision, Interval, Known, Profile, Result, Trial, Wish
 from flatout.system import recipes
 from flatout.system.clock import elapsed_s, now_s
 from flatout.tune.cache import cache_key, is_of_use, still_holds
 from flatout.tune.candidates import base_candidate, candidates
-from flatout.tune.search import NUM_PROCESSES, Problem, is_faster, next_move
+from flatout.tune.search import Problem, is_faster, next_move
 
 # A search that was asked for may take this long, or as long as these many plain steps.
 _FULL_S = 60.0
@@ -38,9 +38,6 @@ _FULL_STEPS = 12
 _SHORT_RUN_S = 60.0
 _SHARE_OF_RUN = 0.03
 
-# Of the whole search, what a single measurement may take; the least and most seconds for it.
-_TRIAL_SHARE = 1 / 24
-_TRIAL_S = (0.3, 3.0)
 _PROBE_S = 0.5
 
 
@@ -86,7 +83,7 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     identity = contest.contestants.identity(search.wish.numerics)
     key = cache_key(identity)
     known = recipes.recall(key)
-    if known is not None and is_of_use(known, search.wish) and _holds(contest, known.decision):
+    if known is not None and is_of_use(known, search.wish) and _holds(contest, known):
         decision = msgspec.structs.replace(known.decision, search_s=elapsed_s() - began_s)
         _tell_end(search, decision, is_from_cache=True)
         return _recipe(contest, decision)
@@ -96,12 +93,17 @@ def _tuned_recipe(search: Search) -> Recipe | None:
         return None
     profile = contest.profile(step_s, trace, _process_age_s())
     decision = _decision(search, contest, profile, budget_s - (elapsed_s() - began_s))
+    probe = None if decision.is_plain else _probe(contest, decision)
     decision = msgspec.structs.replace(decision, search_s=elapsed_s() - began_s)
     is_thorough = search.wish.mode == "full" or search.wish.budget_s is not None
-    recipes.keep(
-        key,
-        Known(identity=identity, decided_at=now_s(), is_thorough=is_thorough, decision=decision),
+    known = Known(
+        identity=identity,
+        decided_at=now_s(),
+        is_thorough=is_thorough,
+        decision=decision,
+        probe=probe,
     )
+    recipes.keep(key, known)
     _tell_end(search, decision, is_from_cache=False)
     return _recipe(contest, decision)
 
@@ -133,14 +135,22 @@ def _budget_s(search: Search, step_s: float) -> float | None:
     return _SHARE_OF_RUN * run_s if run_s >= _SHORT_RUN_S else None
 
 
-def _holds(contest: Contest, decision: Decision) -> bool:
+def _holds(contest: Contest, known: Known) -> bool:
     """Whether what was found before agrees with a short probe; a plain loop needs none."""
-    if decision.is_plain or decision.speedup is None:
+    if known.decision.is_plain:
         return True
+    probe = _probe(contest, known.decision) if known.probe is not None else None
+    return probe is not None and known.probe is not None and still_holds(known.probe, probe)
+
+
+def _probe(contest: Contest, decision: Decision) -> Interval | None:
+    """A short look at the speed-up in this process, to be compared with other such looks.
+
+    It is not what fresh processes have found: settings of the process are here those of both.
+    """
     whole = Candidate(name="probe", axis="probe", changes=decision.changes, why="found before")
     trial = Trial(stage="final", candidate=whole, incumbent=None, changes=decision.changes)
-    probe = contest.measured(trial, _PROBE_S)
-    return probe.speedup is not None and still_holds(decision.speedup, probe.speedup)
+    return contest.measured(trial, _PROBE_S).speedup
 
 
 def _decision(search: Search, contest: Contest, profile: Profile, budget_s: float) -> Decision:
@@ -153,7 +163,7 @@ def _decision(search: Search, contest: Contest, profile: Profile, budget_s: floa
         profile=profile,
         budget_s=budget_s,
         batch_size=setting.batch_size,
-        num_processes=_num_processes(search, profile, budget_s),
+        can_start=search.folder is not None,
     )
     search.tell(
         Profiled(
@@ -169,31 +179,24 @@ def _decision(search: Search, contest: Contest, profile: Profile, budget_s: floa
         if search.request.reason is not None:
             raise KeyboardInterrupt
         search.tell(Trying(at=now_s(), step=0, trial=move))
-        result = _carried_out(move, contest, search, budget_s)
+        result = _carried_out(move, contest, search, problem)
         search.tell(Tried(at=now_s(), step=0, result=result))
         history.append(result)
     return move
 
 
-def _num_processes(search: Search, profile: Profile, budget_s: float) -> int:
-    """Fresh processes decide, unless there can be none, or they would take most of the time."""
-    takes_s = NUM_PROCESSES * profile.start_s
-    return NUM_PROCESSES if search.folder is not None and 2 * takes_s <= budget_s else 0
-
-
-def _carried_out(trial: Trial, contest: Contest, search: Search, budget_s: float) -> Result:
-    least_s, most_s = _TRIAL_S
-    limit_s = min(most_s, max(least_s, _TRIAL_SHARE * budget_s))
+def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Problem) -> Result:
+    limit_s = trial.effort * problem.limit_s
     if trial.num_processes == 0 or search.folder is None:
         result = contest.measured(trial, limit_s)
     else:
-        request = Request(
-            trial=trial,
-            limit_s=limit_s,
+        surroundings = Surroundings(
+            folder=search.folder,
             device_name=search.subject.device_name,
             fixed=search.subject.fixed,
+            start_s=problem.profile.start_s,
         )
-        result = measured_apart(search.folder, request)
+        result = measured_apart(trial, limit_s, surroundings)
     # What came out on top was judged as the last rung: the same changes.
     if trial.stage == "final" or not is_faster(result):
         return result

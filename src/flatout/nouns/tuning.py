@@ -76,6 +76,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     name: what people read (`bf16 autocast`). axis: what it is an alternative of (`precision`).
     changes: recipe fields with their values. why: what it could gain.
     is_process_wide: changes what a process has only once, so it is measured in one of its own.
+    is_usual: it gains on most models, so it is part of the one jump for which a slow step has time.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, Any]
     why: str
     is_process_wide: bool = False
+    is_usual: bool = False
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +100,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     incumbent: recipe fields of what it is compared with; None is the plain loop itself.
     changes: all recipe fields of the candidate, those it takes over from the incumbent included.
-    num_processes: in how many fresh processes; 0 measures in the one that is there.
+    num_processes: in how many pairs of fresh processes; 0 measures in the one that is there.
+    effort: how many times as long as others it may be measured.
     """
 
     stage: Stage
@@ -106,12 +109,14 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     incumbent: dict[str, Any] | None
     changes: dict[str, Any]
     num_processes: int = 0
+    effort: int = 1
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What came out of a trial.
 
-    speedup: of the candidate over the incumbent. samples_per_s: of both.
+    speedup: of the candidate over the incumbent. by_process: the same in each pair of processes.
+    samples_per_s: of both.
     verdict: None where the gate had nothing to judge. problem: why it could not be measured.
     effect: how it was seen that the setting took effect; None where nothing was seen.
     cost_s: what the trial took. gate_s: of it, the gate.
@@ -121,6 +126,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     cost_s: float
     gate_s: float = 0.0
     speedup: Interval | None = None
+    by_process: tuple[Interval, ...] = ()
     samples_per_s: float | None = None
     incumbent_samples_per_s: float | None = None
     verdict: Verdict | None = None
@@ -202,9 +208,11 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: what must be the same for it to hold. decided_at: seconds since the epoch, UTC.
     is_thorough: the search had all the time it wanted, not a share of a run.
+    probe: the speed-up as a short probe saw it then; later ones are compared with it.
     """
 
     identity: dict[str, Any]
     decided_at: float
     is_thorough: bool
     decision: Decision
+    probe: Interval | None = None

@@ -23,8 +23,9 @@ from flatout.nouns.question import (
     Broken,
     Question,
 )  # fmt: skip
-from flatout.system.child import ENVIRONMENT, Worker, creation_flags, ending_text
+from flatout.system.child import Worker, creation_flags, ending_text
 from flatout.system.store import part_path
+from flatout.system.variables import worker_environment
 
 # Windows does not let Ctrl-C end a wait that has no limit.
 _POLL_S = 0.1
@@ -45,7 +46,7 @@ def ask(python: str, question: Question) -> Iterator[AnyAnswer]:
         # -P: a file `queue.py` in the current folder must not be taken for Python's own.
         process = subprocess.Popen(
             [python, "-P", "-X", "faulthandler", "-m", "flatout.engine.answer"],
-            env={**ENVIRONMENT, **os.environ},
+            env=worker_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=printed,

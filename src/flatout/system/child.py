@@ -14,6 +14,7 @@ from flatout.nouns.change import Change
 from flatout.nouns.finding import Finding, Fix
 from flatout.system.runs import RunFolder
 from flatout.system.store import mapped_os_errors
+from flatout.system.variables import worker_environment
 
 # What Windows reports instead of a signal.
 _WINDOWS_CODES = {
@@ -21,16 +22,6 @@ _WINDOWS_CODES = {
     0xC00000FD: "a stack overflow",
     0xC0000409: "a failed security check",
     0xC0000017: "no memory left",
-}
-
-ENVIRONMENT = {
-    # So that cuda:1 is the second GPU as nvidia-smi and flatout's probe count them.
-    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    # Without it cuBLAS does not repeat bit for bit; it is read when CUDA is first used.
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    # OpenMP's threads spin while they wait for each other; if one of them has lost its core to
-    # another program, the other burns its time slice at every operation (LOG.md, 2026-11-21).
-    "GOMP_SPINCOUNT": "1000",
 }
 
 
@@ -87,7 +78,7 @@ def start_worker(
     with mapped_os_errors(folder.log), open(folder.log, "ab") as log:
         process = subprocess.Popen(
             command,
-            env={**ENVIRONMENT, **os.environ},
+            env=worker_environment(),
             stdin=subprocess.PIPE if is_attached else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -6,7 +6,7 @@ changed by where the plain step's time goes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -16,6 +16,9 @@ from flatout.nouns.units import percent_text
 
 # What takes less of the step than this cannot win the 3 % that a recipe needs to win.
 _LEAST_SHARE = 0.02
+
+# Where reading takes more than this, workers that read beside the step are sure to help.
+_LARGE_SHARE = 0.3
 
 # A micro-batch below this is mostly overhead on any device.
 _LEAST_MICRO_BATCH = 4
@@ -70,6 +73,26 @@ def candidates(
     return tuple(ordered), tuple(skipped)
 
 
+def jump(tried: Iterable[Candidate]) -> Candidate | None:
+    """What usually helps, all at once: for a step so slow that there is time for one comparison.
+
+    Args:
+        tried: what applies here.
+
+    Returns:
+        None where nothing of it is usual.
+    """
+    usual = [candidate for candidate in tried if candidate.is_usual]
+    changes = {name: value for one in usual for name, value in one.changes.items()}
+    if not usual:
+        return None
+    # `bf16 autocast` and `bf16 autocast + channels_last` are one thing.
+    names = dict.fromkeys(part for one in usual for part in one.name.split(" + "))
+    return Candidate(
+        name=" + ".join(names), axis="together", changes=changes, why="what usually helps"
+    )
+
+
 def _all(
     setting: Setting, profile: Profile, numerics: Numerics
 ) -> Iterator[tuple[Candidate, str | None]]:
@@ -92,7 +115,8 @@ def _precisions(
         nothing = "the step has neither matrix products nor convolutions"
     tf32 = _precision("tf32", "tf32 products", "tensor cores round their inputs to 10 bits")
     yield tf32, nothing or (None if setting.has_tf32 else "this device has no tf32")
-    bf16 = _precision("bf16", "bf16 autocast", "matrix units of the device, half the memory")
+    why = "matrix units of the device, half the memory"
+    bf16 = _precision("bf16", "bf16 autocast", why, is_usual=True)
     slow = None if setting.has_bf16 else "this device multiplies bf16 no faster than fp32"
     yield bf16, nothing or slow
     # Some settings gain only together: bf16 kernels want channels_last, and on a CPU the fused
@@ -125,12 +149,13 @@ def _together(alone: Candidate, name: str, changes: dict[str, Any]) -> Candidate
     )
 
 
-def _precision(value: str, name: str, why: str) -> Candidate:
+def _precision(value: str, name: str, why: str, *, is_usual: bool = False) -> Candidate:
     return Candidate(
         name=name,
         axis="precision",
         changes={"precision": value},
         why=why,
+        is_usual=is_usual,
     )
 
 
@@ -162,6 +187,7 @@ def _data_paths(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate,
             axis="data",
             changes={"data_path": "resident"},
             why="batches need not be copied",
+            is_usual=True,
         )
         yield resident, None if setting.device == "cuda" else "the data is where the step is"
         return
@@ -172,6 +198,7 @@ def _data_paths(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate,
             axis="data",
             changes={"loader_workers": workers, "loader_persistent": True},
             why="samples are read beside the step",
+            is_usual=share > _LARGE_SHARE and workers == setting.num_cores,
         )
         whole = "each worker would read the whole iterable"
         yield candidate, little or (whole if setting.data_kind == "iterable" else None)
@@ -191,6 +218,7 @@ def _optimizers(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate,
             axis="optimizer",
             changes={"optimizer_implementation": value},
             why=why,
+            is_usual=value == "fused",
         )
         yield candidate, (None if is_here else f"torch has no {value} form of it here") or little
 

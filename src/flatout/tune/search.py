@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 
 from flatout.nouns.tuning import Candidate, Decision, Interval, Profile, Result, Skip, Trial
+from flatout.tune.candidates import jump
 from flatout.tune.ladder import Ladder
+from flatout.tune.statistics import speedup_over_processes
 
 # What a recipe must gain, with 95 % confidence, to be worth being another than the plain one.
 LEAST_GAIN = 1.03
@@ -26,9 +28,22 @@ _LEAST_RUNG = 1.005
 NUM_PROCESSES = 3
 _MORE_PROCESSES = 2
 
-# Measuring in a process takes about as many updates as this: warm-up and pairs of blocks.
+# Of the whole search, what a single measurement may take; the least and most seconds for it.
+_TRIAL_SHARE = 1 / 24
+_TRIAL_S = (0.3, 3.0)
+
+# Measuring takes about as many updates as this: building, proof of effect, warm-up, pairs of
+# blocks. Of updates that take long, fewer are made.
 _UPDATES_PER_TRIAL = 16
+_UPDATES_PER_SLOW_TRIAL = 9
 _LEAST_TRIAL_S = 0.5
+_SLOW_SHARE = 1 / 8
+
+# The two processes of a pair start at the same time, and each gets in the other's way a little.
+_START_OF_TWO = 1.3
+
+# A search that has no time for this many trials before the last one makes one jump instead.
+_FEWEST_TRIALS = 4
 
 # Axes that decide about each other: bf16 may win only where the layout suits it.
 _TOGETHER = (frozenset({"precision", "memory format"}), frozenset({"precision", "threads"}))
@@ -38,9 +53,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be decided.
 
     base: flatout's loop at a plain loop's settings. candidates: in the order in which to try.
-    budget_s: what all trials together may take. num_processes: fresh ones that decide; 0 decides
-    in the process that is there: in a notebook, whose experiment exists only there, or where the
-    budget is too short for others.
+    budget_s: what all trials together may take. can_start: other processes can load the experiment;
+    a notebook's exists only there.
     """
 
     base: Candidate
@@ -49,22 +63,42 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     profile: Profile
     budget_s: float
     batch_size: int
-    num_processes: int
+    can_start: bool
 
     @property
-    def process_s(self) -> float:
-        """About what a measurement in a fresh process takes."""
-        return self.profile.start_s + self.trial_s
+    def limit_s(self) -> float:
+        """What a measurement may take, in seconds; of slow updates it takes longer."""
+        least_s, most_s = _TRIAL_S
+        return min(most_s, max(least_s, _TRIAL_SHARE * self.budget_s))
 
     @property
     def trial_s(self) -> float:
-        """About what a measurement in a process that is there takes."""
-        return max(_LEAST_TRIAL_S, _UPDATES_PER_TRIAL * self.profile.step_s)
+        """About what a trial takes in the process that is there."""
+        step_s = self.profile.step_s
+        if is_slow(step_s, self.limit_s):
+            return _UPDATES_PER_SLOW_TRIAL * step_s
+        return max(_LEAST_TRIAL_S, self.limit_s / 2, _UPDATES_PER_TRIAL * step_s)
+
+    @property
+    def process_s(self) -> float:
+        """About what a trial takes in a pair of fresh processes."""
+        return _START_OF_TWO * self.profile.start_s + self.trial_s
+
+    @property
+    def num_processes(self) -> int:
+        """Pairs of fresh processes that decide; none where they would take most of the time."""
+        takes_s = NUM_PROCESSES * self.process_s
+        return NUM_PROCESSES if self.can_start and 2 * takes_s <= self.budget_s else 0
 
     @property
     def final_s(self) -> float:
         """About what the measurement takes that decides: it is kept back from the rest."""
         return self.num_processes * self.process_s if self.num_processes else self.trial_s
+
+    @property
+    def num_trials(self) -> int:
+        """For how many trials before the last one there is time."""
+        return int((self.budget_s - self.final_s) / self.trial_s)
 
 
 def next_move(problem: Problem, history: Sequence[Result]) -> Trial | Decision:
@@ -102,14 +136,42 @@ class _Search:
 
     def moves(self) -> Generator[Trial, Result, Decision]:
         """Every trial in turn; the decision is what is returned at the end."""
+        problem = self._problem
+        together = jump(problem.candidates)
+        if problem.num_trials < _FEWEST_TRIALS:
+            alone: Decision = yield from self._jump_alone(together)
+            return alone
         base = yield from self._try_base()
         if base.speedup is None:
             return self._decision(None, _problem_of(base))
-        for axis in dict.fromkeys(candidate.axis for candidate in self._problem.candidates):
-            yield from self._try_axis([c for c in self._problem.candidates if c.axis == axis])
+        if together is not None and problem.num_trials < len(problem.candidates):
+            yield from self._try_axis([together])
+        for axis in dict.fromkeys(candidate.axis for candidate in problem.candidates):
+            yield from self._try_axis([c for c in problem.candidates if c.axis == axis])
         yield from self._try_losers_again()
         decision: Decision = yield from self._finish()
         return decision
+
+    def _jump_alone(self, together: Candidate | None) -> _Moves:
+        """One comparison, of what usually helps with the plain loop: no time for more."""
+        problem = self._problem
+        candidate = together or problem.base
+        changes = {**problem.base.changes, **candidate.changes}
+        reason = f"no time in a search of {problem.budget_s:.0f} s"
+        self._skipped += [
+            Skip(name=other.name, axis=other.axis, reason=reason)
+            for other in problem.candidates
+            if not other.changes.items() <= changes.items()
+        ]
+        result = yield Trial(stage="screen", candidate=candidate, incumbent=None, changes=changes)
+        self._spent_s += result.cost_s
+        measured = result.incumbent_samples_per_s
+        self._ladder.begin(measured or problem.batch_size / max(problem.profile.step_s, 1e-9))
+        if is_faster(result) and (result.verdict is None or result.verdict.is_passed):
+            self._ladder.climb(result)
+        elif result.verdict is None:
+            self._lost.append(result)
+        return self._decided(result)
 
     def _try_base(self) -> _Moves:
         base, problem = self._problem.base, self._problem
@@ -123,7 +185,7 @@ class _Search:
             self._ladder.climb(result)
         return result
 
-    def _try_axis(self, candidates: list[Candidate]) -> _Moves:
+    def _try_axis(self, candidates: list[Candidate], effort: int = 1) -> _Moves:
         """Tries the alternatives of one axis; the fastest correct one becomes the next rung."""
         before = self._ladder.changes
         best: Result | None = None
@@ -131,7 +193,7 @@ class _Search:
             if candidate.changes.items() <= before.items():
                 # It has come along with something else.
                 continue
-            result = yield from self._try(candidate, before)
+            result = yield from self._try(candidate, before, effort)
             if result is None:
                 continue
             if is_faster(result) and result.verdict and not result.verdict.is_passed:
@@ -144,10 +206,10 @@ class _Search:
         if best is not None:
             self._ladder.climb(best)
 
-    def _try(self, candidate: Candidate, before: dict[str, Any]) -> _Moves:
+    def _try(self, candidate: Candidate, before: dict[str, Any], effort: int) -> _Moves:
         problem = self._problem
-        is_alone = candidate.is_process_wide and problem.num_processes > 0
-        cost_s = problem.process_s if is_alone else problem.trial_s
+        is_alone = candidate.is_process_wide and problem.can_start
+        cost_s = effort * (problem.process_s if is_alone else problem.trial_s)
         if self._spent_s + cost_s + problem.final_s > problem.budget_s:
             reason = f"no time left in a search of {problem.budget_s:.0f} s"
             self._skipped.append(Skip(name=candidate.name, axis=candidate.axis, reason=reason))
@@ -158,28 +220,39 @@ class _Search:
             incumbent=before,
             changes={**before, **candidate.changes},
             num_processes=1 if is_alone else 0,
+            effort=effort,
         )
         self._spent_s += result.cost_s
         return result
 
     def _try_losers_again(self) -> _Moves:
-        """Tries what lost once more, where an axis has been won since that decides about it."""
+        """Tries what lost once more: where an axis has been won since that decides about it, and
+        where it may well be faster, but too little was measured to say so."""
         for result in list(self._lost):
             candidate = result.trial.candidate
             won = self._ladder.won_since(result.trial.incumbent or {})
             is_related = any(frozenset({candidate.axis, axis}) in _TOGETHER for axis in won)
-            if is_related and not self._ladder.has_won(candidate.axis):
-                self._lost.remove(result)
-                yield from self._try_axis([candidate])
+            if self._ladder.has_won(candidate.axis) or not (is_related or _is_unclear(result)):
+                continue
+            self._lost.remove(result)
+            yield from self._try_axis([candidate], 2 if _is_unclear(result) else 1)
 
     def _finish(self) -> _Moves:
         """Measures what has come out on top against the plain loop, where nothing is warm."""
         problem = self._problem
-        num_processes = problem.num_processes
-        result = yield from self._measure_whole(num_processes)
+        result = yield from self._measure_whole(problem.num_processes)
         left_s = problem.budget_s - self._spent_s
-        if num_processes and _is_open(result) and left_s > _MORE_PROCESSES * problem.process_s:
-            result = yield from self._measure_whole(num_processes + _MORE_PROCESSES)
+        if result.by_process and _is_open(result) and left_s > _MORE_PROCESSES * problem.process_s:
+            more = yield from self._measure_whole(_MORE_PROCESSES)
+            if more.speedup is not None:
+                both = result.by_process + more.by_process
+                result = msgspec.structs.replace(
+                    result, speedup=speedup_over_processes(both), by_process=both
+                )
+        return self._decided(result)
+
+    def _decided(self, result: Result) -> Decision:
+        """What follows from the comparison of what came out on top with the plain loop."""
         if result.speedup is None:
             return self._decision(None, _problem_of(result))
         if result.verdict is not None and not result.verdict.is_passed:
@@ -204,6 +277,7 @@ class _Search:
             incumbent=None,
             changes=self._ladder.changes,
             num_processes=num_processes,
+            effort=2 if num_processes == 0 else 1,
         )
         self._spent_s += result.cost_s
         return result
@@ -226,6 +300,11 @@ class _Search:
         )
 
 
+def is_slow(step_s: float, limit_s: float) -> bool:
+    """Whether so few updates fit into a measurement of that length that fewer must do."""
+    return step_s > _SLOW_SHARE * limit_s
+
+
 def is_faster(result: Result) -> bool:
     """Whether the candidate of a trial was faster than its incumbent, beyond doubt."""
     gain = result.speedup
@@ -235,6 +314,11 @@ def is_faster(result: Result) -> bool:
 def _is_open(result: Result) -> bool:
     gain = result.speedup
     return gain is not None and gain.low < LEAST_GAIN < gain.high
+
+
+def _is_unclear(result: Result) -> bool:
+    gain = result.speedup
+    return gain is not None and gain.low <= 1.0 and gain.middle >= _LEAST_RUNG
 
 
 def _gain(result: Result) -> float:

@@ -1,0 +1,106 @@
+"""Trials whose two contestants are processes of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.engine.trial import Surroundings, measured_apart
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.run import RunHeader
+from flatout.nouns.tuning import Candidate, Result, Trial
+from flatout.system import store
+from flatout.system.runs import RunFolder
+
+EXPERIMENT = """
+import os
+from pathlib import Path
+
+import flatout
+import torch
+
+HERE = Path(__file__).parent
+
+def loss(model, batch):
+    # What an experiment prints must not get between the answers.
+    print("a loss")
+    if torch.get_num_threads() == 1 and (HERE / "deadly").exists():
+        os._exit(7)
+    if torch.get_num_threads() == 1 and (HERE / "refuses").exists():
+        raise ValueError("one thread is too few")
+    with open(HERE / f"{os.getpid()}.seen", "w") as file:
+        file.write(os.environ.get("GOMP_SPINCOUNT", "not set"))
+    return model(batch[0]).square().mean()
+
+def experiment():
+    return flatout.Experiment(
+        model=lambda: torch.nn.Linear(64, 64),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        loss=loss,
+        train_data=lambda: (torch.ones(256, 64),),
+        batch_size=32,
+        epochs=1,
+    )
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a run whose worker has been given an environment by flatout."""
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1234")
+    monkeypatch.setenv("FLATOUT_ADDED", "GOMP_SPINCOUNT")
+    file = tmp_path / "small.py"
+    file.write_text(EXPERIMENT)
+    spec = ExperimentSpec(
+        name="small", file=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest()
+    )
+    header = RunHeader(id="x", created_at=0.0, flatout_version="0", python="", spec=spec)
+    store.write_json(RunFolder(tmp_path).header, header)
+    return tmp_path
+
+
+def measured(folder: Path, changes: dict[str, Any], num_processes: int = 1) -> Result:
+    candidate = Candidate(name="tried", axis="threads", changes=changes, why="")
+    trial = Trial(
+        stage="screen", candidate=candidate, incumbent=None, changes=changes,
+        num_processes=num_processes,
+    )  # fmt: skip
+    surroundings = Surroundings(folder=folder, device_name=None, fixed={}, start_s=5.0)
+    return measured_apart(trial, 0.3, surroundings)
+
+
+def test_each_contestant_has_a_process_and_the_plain_loop_a_plain_environment(
+    folder: Path,
+) -> None:
+    result = measured(folder, {"num_threads": 1}, num_processes=2)
+    assert result.problem is None
+    assert result.effect == "1 thread"
+    assert result.speedup is not None and len(result.by_process) == 2
+    seen = {path.stem: path.read_text() for path in folder.glob("*.seen")}
+    assert sorted(seen.values()) == ["1234", "1234", "not set", "not set"]
+    assert str(os.getpid()) not in seen
+
+
+def test_a_candidate_that_takes_its_process_along_has_lost(folder: Path) -> None:
+    (folder / "deadly").touch()
+    result = measured(folder, {"num_threads": 1})
+    assert result.speedup is None and result.problem is not None
+    assert result.problem.rule == "trial-died"
+    assert result.problem.because == "it ended with exit code 7"
+
+
+def test_what_a_candidate_raises_is_told_as_it_is(folder: Path) -> None:
+    (folder / "refuses").touch()
+    result = measured(folder, {"num_threads": 1})
+    assert result.problem is not None and result.problem.rule == "experiment-raised"
+    assert "one thread is too few" in result.problem.problem
+
+
+def test_a_setting_that_does_nothing_is_not_measured(folder: Path) -> None:
+    result = measured(folder, {"memory_format": "channels_last"})
+    assert result.problem is not None and result.problem.rule == "setting-without-effect"
+    assert "memory_format=channels_last" in result.problem.problem
