@@ -38,12 +38,12 @@ from flatout.nouns.measurement import Measurement
 from flatout.nouns.recipe import parse_field
 from flatout.nouns.tuning import Decision
 from flatout.system import store
+from flatout.system.variables import worker_environment
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("lightning", "accelerate")
 NUM_OF_ORACLE = 5
-# What system/child.py gives a worker. Those that people write have what people have.
-WORKER_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
+NUM_RETAINED = 2
 DATA_FIELDS = ("data_path", "loader_workers", "loader_persistent", "loader_prefetch")
 
 
@@ -103,7 +103,7 @@ def measured(model: Model, options: argparse.Namespace) -> Measured:
     """Everything about one model."""
     searched = search(model, options)
     begin_s = time.perf_counter()
-    child = Child(model, WORKER_ENVIRONMENT)
+    child = Child(model, worker_environment())
     screened = child.ask(screen=options.screen_s, numerics=options.numerics)
     child.close()
     screened = Screened(**screened, took_s=time.perf_counter() - begin_s)
@@ -111,6 +111,11 @@ def measured(model: Model, options: argparse.Namespace) -> Measured:
     recipes = {
         f"oracle {rank}": one["fields"]
         for rank, one in enumerate(screened.found[:NUM_OF_ORACLE], start=1)
+    }
+    # It cannot be changed back within a process, so the grid, which is looked at in one, has it not.
+    recipes |= {
+        f"{name}, memory retained": {**fields, "allocator": "retain"}
+        for name, fields in list(recipes.items())[:NUM_RETAINED]
     }
     if searched.fields is not None:
         data = {name: value for name, value in searched.fields.items() if name in DATA_FIELDS}
@@ -160,7 +165,7 @@ class Child:
 
     Args:
         model: whose.
-        environment: beside what this process has.
+        environment: its variables.
     """
 
     def __init__(self, model: Model, environment: dict[str, str]) -> None:
@@ -168,7 +173,7 @@ class Child:
         self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "no_regret_child.py"), model.name],
-            env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._log, text=True,
         )  # fmt: skip
 
@@ -194,13 +199,21 @@ class Child:
 def one_process(
     model: Model, recipes: dict[str, dict[str, Any]], number: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """All contestants in turns: one fresh process for what people write, one for flatout's loop.
+    """All contestants in turns: a fresh process for what people write, one for flatout's loop.
 
-    Only one of the two has work at any moment.
+    Recipes that change what a process has only once have a third. Only one of them has work at any
+    moment.
     """
     peers = ["plain", *(name for name in PEERS if importlib.util.find_spec(name))]
-    theirs, ours = Child(model, {}), Child(model, WORKER_ENVIRONMENT)
-    homes = dict.fromkeys(peers, theirs) | dict.fromkeys(recipes, ours)
+    # Those that people write have the environment that people have.
+    theirs, ours, apart = (
+        Child(model, environment)
+        for environment in (dict(os.environ), worker_environment(), worker_environment())
+    )
+    homes = dict.fromkeys(peers, theirs) | {
+        name: apart if fields.get("allocator", "system") != "system" else ours
+        for name, fields in recipes.items()
+    }
     problems: dict[str, str] = {}
     for name, home in homes.items():
         answer = home.ask(make=name, fields=recipes.get(name))
@@ -218,8 +231,8 @@ def one_process(
                 sys.exit(f"{model.name}: {name}: {answer['problem']}")
             blocks[name].append(answer["update_s"])
             others.append(answer["others"])
-    theirs.close()
-    ours.close()
+    for child in (theirs, ours, apart):
+        child.close()
     return {"blocks": blocks, "others": others, "problems": problems}
 
 

@@ -314,7 +314,7 @@ def _environment(plan: _Plan) -> Iterator[str]:
         yield 'os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")'
     if not is_cuda and recipe.num_threads.value > 1:
         yield "# Threads that wait for each other sleep soon: other programs need the cores, too."
-        yield 'os.environ.setdefault("GOMP_SPINCOUNT", "1000")'
+        yield 'os.environ.setdefault("GOMP_SPINCOUNT", "20000")'
 
 
 def _imports(text: str, environment: list[str]) -> list[str]:
