@@ -112,7 +112,7 @@ def measured(model: Model, options: argparse.Namespace) -> Measured:
         f"oracle {rank}": one["fields"]
         for rank, one in enumerate(screened.found[:NUM_OF_ORACLE], start=1)
     }
-    # It cannot be changed back within a process, so the grid, which is looked at in one, has it not.
+    # It cannot be undone within a process, so the grid, which is looked at in one, has it not.
     recipes |= {
         f"{name}, memory retained": {**fields, "allocator": "retain"}
         for name, fields in list(recipes.items())[:NUM_RETAINED]
