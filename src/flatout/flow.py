@@ -145,6 +145,7 @@ def specify(request: TrainRequest) -> ExperimentSpec:
         epochs=request.epochs,
         init=sources.find_weights(request.init) if request.init else None,
         tuning=request.wish,
+        leave_free_bytes=request.leave_free_bytes,
     )
 
 

@@ -24,6 +24,7 @@ _TENSOR_FILES = "tensor files are made by safetensors, which needs torch, so not
 _OWN_DATA = "reads its data as a person's own file would"
 WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/engine/trial.py: import subprocess": "a trial starts copies of its own process",
+    "flatout/engine/aside.py: import subprocess": "asks what could take its process along",
     "flatout/engine/checkpoint.py: open": _TENSOR_FILES,
     "flatout/engine/checkpoint.py: read_bytes": _TENSOR_FILES,
     "flatout/engine/data/texts.py: open": "reads a person's own data, piece by piece",

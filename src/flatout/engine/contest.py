@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any
+
+import msgspec
 
 from flatout.engine.contestants import Contestants, Subject
 from flatout.engine.effects import seen_effect
-from flatout.engine.failures import bad_news
+from flatout.engine.failures import bad_news, is_out_of_memory
 from flatout.engine.gate import Gate
 from flatout.engine.gate import Subject as Judged
 from flatout.engine.measuring import Comparison, Contestant, compared
+from flatout.engine.memory import MemoryWatch, release_memory
 from flatout.engine.meter import Meter
 from flatout.engine.session import Session
 from flatout.engine.tracing import Trace, traced
-from flatout.errors import UsageError
+from flatout.errors import RunFailed, UsageError
 from flatout.nouns.finding import finding_from
 from flatout.nouns.tuning import Check, Profile, Result, Trial, Verdict
 from flatout.system.clock import elapsed_s
+from flatout.tune.memory import accumulated, recomputing
 
 # The parts of a step that a profile tells the shares of.
 _PARTS = ("data", "copy", "forward", "backward", "optimizer")
@@ -53,6 +58,8 @@ class Contest:
             if news is None:
                 raise
             problem = finding_from(news, "note")
+        if comparison is None:
+            release_memory()
         return Result(
             trial=trial,
             cost_s=elapsed_s() - begin_s,
@@ -61,6 +68,7 @@ class Contest:
             incumbent_samples_per_s=comparison.incumbent_samples_per_s if comparison else None,
             effect=effect,
             problem=problem,
+            excess_bytes=comparison.excess_bytes if comparison else 0,
         )
 
     def judged(self, changes: dict[str, Any]) -> Verdict:
@@ -101,10 +109,11 @@ class Contest:
             UsageError: setting-without-effect, or the recipe cannot be carried out here.
         """
         contestants = self.contestants
+        watch = MemoryWatch(contestants.device)
         if changes is None:
             return contestants.plain(), None
         session = contestants.session(changes)
-        contestant = contestants.contestant(session)
+        contestant = dataclasses.replace(contestants.contestant(session), watch=watch)
         if not proved:
             return contestant, None
         try:
@@ -114,7 +123,46 @@ class Contest:
             raise
 
     def plain_step(self) -> tuple[float, Trace]:
-        """What a plain step takes, in seconds, and which operators it calls."""
+        """What a plain step takes, in seconds, and which operators it calls.
+
+        Where the plain loop does not fit into the memory, the first one that does is measured, and
+        is the plain loop from now on.
+
+        Raises:
+            RunFailed: out-of-memory, where none does that computes the same.
+        """
+        measured = self._plain_step({})
+        if measured is not None:
+            return measured
+        pieces = accumulated(self.contestants.setting)
+        verdict = self.judged(pieces[0]) if pieces else None
+        is_right = verdict is not None and verdict.is_passed
+        for baseline in (*(pieces if is_right else ()), *recomputing(self.contestants.setting)):
+            measured = self._plain_step(baseline)
+            if measured is not None:
+                return measured
+        raise _fits_nowhere(verdict, has_batch_norm=self.contestants.setting.has_batch_norm)
+
+    def take_as_plain(self, baseline: dict[str, Any]) -> None:
+        """From now on the plain loop has these recipe fields, which it needs to fit."""
+        contestants = self.contestants
+        contestants.setting = msgspec.structs.replace(contestants.setting, baseline=baseline)
+        # It compares with the plain step.
+        self._gate = None
+
+    def _plain_step(self, baseline: dict[str, Any]) -> tuple[float, Trace] | None:
+        """None where there is not enough memory for it."""
+        self.take_as_plain(baseline)
+        try:
+            return self._measured_step()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        release_memory()
+        self.take_as_plain({})
+        return None
+
+    def _measured_step(self) -> tuple[float, Trace]:
         contestant = self.contestants.plain()
         batch_size = self.contestants.setting.batch_size
         begin_s = elapsed_s()
@@ -167,6 +215,22 @@ class Contest:
             candidate, effect = self.contestant(trial.changes, trial.candidate.changes)
             stack.callback(candidate.runner.close)
             return compared(incumbent, candidate, limit_s=limit_s), effect
+
+
+def _fits_nowhere(verdict: Verdict | None, *, has_batch_norm: bool) -> RunFailed:
+    because = "one sample alone needs more memory than there is"
+    if has_batch_norm:
+        because = "in parts of the batch, BatchNorm would compute its statistics over those"
+    elif verdict is not None and not verdict.is_passed:
+        notes = "; ".join(check.note or check.name for check in verdict.failed)
+        because = f"in parts of the batch, it was not seen to compute the same: {notes}"
+    return RunFailed(
+        "out-of-memory",
+        "the plain loop does not fit into the memory, nor does one that computes the same in less.",
+        because=because,
+        fix="use a smaller batch_size or model; or take parts of the batch all the same: "
+        "--use micro_batch_size=N",
+    )
 
 
 def _proved(changes: dict[str, Any], session: Session, candidate: Contestant) -> str:

@@ -19,6 +19,7 @@ from flatout.engine.defaults import changed_recipe, check_recipe, chosen_recipe
 from flatout.engine.experiment import Experiment
 from flatout.engine.identity import identity
 from flatout.engine.measuring import Contestant, RecipeLoop
+from flatout.engine.memory import free_bytes
 from flatout.engine.meter import Meter
 from flatout.engine.plain import PlainLoop
 from flatout.engine.precision import check_precision
@@ -27,6 +28,7 @@ from flatout.engine.step import Step
 from flatout.nouns.recipe import Choice, Recipe, check_field
 from flatout.nouns.tuning import Numerics, Setting
 from flatout.tune.candidates import plain_changes
+from flatout.tune.memory import Room
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +36,20 @@ class Subject:
     """What is tuned: an experiment as it is trained.
 
     fixed: recipe fields that the person has set.
+    baseline: those that the plain loop needs to fit into the memory, where that is known.
+    room: what other programs are to have of the device's memory; None where nothing is said.
+    limit_bytes: what a container lets this process have of the computer's memory.
+    pinning_problem: why memory cannot be pinned; None where it can.
     """
 
     experiment: Experiment
     seed: int = 0
     device_name: str | None = None
     fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
+    baseline: dict[str, Any] = dataclasses.field(default_factory=dict)
+    room: Room | None = None
+    limit_bytes: int | None = None
+    pinning_problem: str | None = None
 
 
 class Contestants:
@@ -54,8 +64,9 @@ class Contestants:
             subject, experiment=_without_validation(subject.experiment)
         )
         first = build(self.subject.experiment, subject.seed, subject.device_name)
-        self.setting = _setting(first, subject.fixed)
+        self.setting = _setting(first, subject)
         self._facts = first.facts
+        self.device = first.device
         self.train_data = first.train_data
         self._identity = identity(first, subject.fixed)
         # Nobody has used it yet: the first contestant is made of it.
@@ -69,8 +80,13 @@ class Contestants:
         """The plain loop."""
         built = self._built(None)
         threads = self.setting.num_threads
+        recipe = self.plain_recipe()
         return Contestant(
-            runner=PlainLoop(built),
+            runner=PlainLoop(
+                built,
+                recipe.micro_batch_size.value,
+                is_recomputing=recipe.activation_checkpointing.value,
+            ),
             settings=lambda: _plain_settings(threads),
             device=built.device,
         )
@@ -108,7 +124,20 @@ class Contestants:
             for name, value in plain_changes(self.setting).items()
         }
         recipe = msgspec.structs.replace(chosen_recipe(self._facts, {}), **plain)
-        return changed_recipe(recipe, self.subject.fixed)
+        return changed_recipe(msgspec.structs.replace(recipe, **self._saving()), self.subject.fixed)
+
+    def default_recipe(self) -> Recipe:
+        """The recipe of a run that is not searched, with what it needs to fit into the memory."""
+        return msgspec.structs.replace(
+            chosen_recipe(self._facts, self.subject.fixed), **self._saving()
+        )
+
+    def _saving(self) -> dict[str, Choice[Any]]:
+        why = "the plain loop does not fit into the memory without it"
+        return {
+            name: Choice(value=value, why=why, origin="measured")
+            for name, value in self.setting.baseline.items()
+        }
 
     def recipe(self, changes: dict[str, Any]) -> Recipe:
         """The whole recipe of a candidate."""
@@ -153,8 +182,8 @@ def _plain_settings(num_threads: int) -> Iterator[None]:
         torch.use_deterministic_algorithms(is_deterministic)
 
 
-def _setting(built: Built, fixed: dict[str, Any]) -> Setting:
-    facts, device = built.facts, built.device
+def _setting(built: Built, subject: Subject) -> Setting:
+    facts, device, room = built.facts, built.device, subject.room
     return Setting(
         device=device.type,
         data_kind=facts.data_kind,
@@ -167,7 +196,12 @@ def _setting(built: Built, fixed: dict[str, Any]) -> Setting:
         has_tf32=device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0),
         can_be_fused=facts.can_be_fused,
         has_foreach="foreach" in built.optimizers.only.defaults,
-        fixed=fixed,
+        has_blocks=facts.num_blocks > 0,
+        fixed=subject.fixed,
+        baseline=subject.baseline,
+        data_bytes=facts.data_bytes,
+        pinning_problem=subject.pinning_problem,
+        free_bytes=free_bytes(device, subject.limit_bytes) - (room.leave_bytes if room else 0),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,8 +20,10 @@ from flatout.engine.facts import chosen_device
 from flatout.engine.history import read_history
 from flatout.engine.journal import Journal
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
+from flatout.engine.memory import MemoryCap, give_way, room_left, room_on
 from flatout.engine.meter import Meter, peak_memory_bytes
 from flatout.engine.outline import outline
+from flatout.engine.pinning import pinning_problem, with_pinning_tried
 from flatout.engine.precision import check_precision
 from flatout.engine.saver import Saver
 from flatout.engine.session import Built, Session, build, process_settings
@@ -35,20 +37,26 @@ from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import Extended, Finished, Outlined, RecipeSet, Started, Stopped
 from flatout.nouns.recipe import Recipe
+from flatout.nouns.run import RunHeader
 from flatout.system import store
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.runs import RunFolder
+from flatout.tune.memory import Room
 
 
 @dataclass(frozen=True)
 class Task:
-    """Which run is trained, as whom, with what changed, who may stop it, who reads along."""
+    """Which run is trained, as whom, with what changed, who may stop it, who reads along.
+
+    is_alone: the process is the run's own, and may be kept from what others need.
+    """
 
     folder: RunFolder
     spec: ExperimentSpec
     change: Change
     request: StopRequest
     echo: TextIO | None = None
+    is_alone: bool = False
 
 
 class Course:
@@ -70,6 +78,8 @@ class Course:
         self._began_s = elapsed_s()
         self._saver: Saver | None = None
         self._session: Session | None = None
+        self._room: Room | None = None
+        self._cap: MemoryCap | None = None
 
     @property
     def step(self) -> int:
@@ -85,7 +95,7 @@ class Course:
         named = self._task.change.fixed or (self._task.spec.fixed if recipe is None else {})
         device_name = named.get("device") or (recipe.device.value if recipe else None)
         with randomness.untouched_generators(chosen_device(device_name)):
-            built = self._build(device_name)
+            built = self._with_room(self._build(device_name))
             if self._task.spec.tuning.is_outlined and self._experiment.step is None:
                 # Before the search: what no program can be written for is refused at once.
                 found = outline(built, built.recipe(self._task.spec.fixed))
@@ -107,6 +117,26 @@ class Course:
                 assert following is not None
                 recipe = following
                 built = self._build(recipe.device.value)
+
+    def _with_room(self, built: Built) -> Built:
+        """Leaves other programs what they need; a notebook's process is not only the run's."""
+        if not self._task.is_alone:
+            return built
+        device, asked = built.device, self._task.change.leave_free_bytes
+        asked = self._task.spec.leave_free_bytes if asked is None else asked
+        self._room = room = room_on(device, asked)
+        if room.is_capped:
+            self._cap = MemoryCap(device, room.leave_bytes)
+        if room.is_desktop:
+            give_way()
+        if room.is_desktop or room.leave_bytes:
+            is_searched = self._task.spec.tuning.mode != "off" and self._state is None
+            self._journal.warn(self.step, room_left(room, device, is_searched=is_searched))
+        free = built.facts.free_device_bytes
+        if free is None:
+            return built
+        facts = replace(built.facts, free_device_bytes=max(0, free - room.leave_bytes))
+        return replace(built, facts=facts)
 
     def _build(self, device_name: str | None) -> Built:
         built = build(self._experiment, self._task.spec.seed, device_name)
@@ -130,7 +160,11 @@ class Course:
             self._journal.cut_metrics(self._state["metrics_bytes"] if self._state else 0)
             self._tell_start(session, limits)
         around = Surroundings(
-            journal=self._journal, saver=self._saver, meter=meter, request=self._task.request
+            journal=self._journal,
+            saver=self._saver,
+            meter=meter,
+            request=self._task.request,
+            cap=self._cap,
         )
         change_at = self._history.next_change(session.position.step)
         stretch = Limits(epochs=limits.epochs, steps=limits.steps, recipe_changes_at=change_at)
@@ -174,7 +208,7 @@ class Course:
         if held is None:
             fixed = self._task.spec.fixed | fixed
             recipe = self._tuned(built, fixed, built.num_updates(limits.epochs, limits.steps))
-            recipe = recipe or built.recipe(fixed)
+            recipe = with_pinning_tried(recipe or built.recipe(fixed), built)
         else:
             recipe = changed_recipe(held, fixed)
         # What is refused must not be in the history, or every resume would be refused.
@@ -200,6 +234,9 @@ class Course:
             seed=task.spec.seed,
             device_name=fixed.get("device"),
             fixed=fixed,
+            room=self._room,
+            limit_bytes=self._limit_bytes(),
+            pinning_problem=pinning_problem(built, built.recipe(fixed)),
         )
         search = Search(
             subject=subject,
@@ -211,6 +248,11 @@ class Course:
             folder=None if task.echo is not None else task.folder.path,
         )
         return tuned_recipe(search)
+
+    def _limit_bytes(self) -> int | None:
+        """What a container lets this process have of the computer's memory."""
+        header = store.read_json(self._task.folder.header, RunHeader)
+        return header.machine.memory.limit_bytes if header.machine is not None else None
 
     def _only_tuned(self, built: Built, recipe: Recipe) -> nn.Module:
         """The end where nothing was to be trained."""

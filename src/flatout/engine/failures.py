@@ -16,6 +16,12 @@ from flatout.errors import FlatoutError, RunFailed
 _OWN = Path(flatout.__file__).parent
 _EXPERIMENTS = _OWN / "experiments"
 _SHOWN_FRAMES = 4
+# What allocators say for whose errors torch has no class: the CPU's on Linux and on Windows, and
+# CUDA's own, as for page-locked memory and for the workspaces of its libraries.
+_OUT_OF_MEMORY = (
+    "can't allocate memory", "not enough memory: you tried to allocate",
+    "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+)  # fmt: skip
 # Our files that call what the experiment has built: backward, step, a loader's iteration.
 _AT_WORK = (
     "step.py", "weight_update.py", "optim.py", "activations.py", "learning_rates.py",
@@ -30,11 +36,11 @@ def bad_news(error: BaseException) -> FlatoutError | None:
     if not isinstance(error, Exception):
         return None
     text = str(error)
-    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text:
+    if is_out_of_memory(error):
         return RunFailed(
             "out-of-memory",
             "there is not enough memory for this step.",
-            because=text.splitlines()[0],
+            because=_one_line(error),
             fix="accumulate smaller pieces of each batch: --use micro_batch_size=N; or keep fewer "
             "activations: --use activation_checkpointing=true",
         )
@@ -61,6 +67,14 @@ def bad_news(error: BaseException) -> FlatoutError | None:
             "this process: --use loader_workers=0",
         )
     return _of_the_experiment(error)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was asked for that is not there, on the GPU or beside it."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(said in text for said in _OUT_OF_MEMORY)
 
 
 def _of_the_experiment(error: BaseException) -> FlatoutError | None:

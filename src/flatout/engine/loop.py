@@ -14,6 +14,7 @@ from flatout.engine.custom_step import CustomStep
 from flatout.engine.evaluation import Validator
 from flatout.engine.feed import MicroBatch
 from flatout.engine.journal import Journal
+from flatout.engine.memory import MemoryCap
 from flatout.engine.meter import Meter
 from flatout.engine.reporter import Reporter
 from flatout.engine.saver import Saver, Snapshot
@@ -45,12 +46,15 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What is not of the training itself: where it tells, saves and hears."""
+    """What is not of the training itself: where it tells, saves and hears, and what it may take
+    of the GPU.
+    """
 
     journal: Journal
     saver: Saver
     meter: Meter
     request: StopRequest
+    cap: MemoryCap | None = None
 
 
 class Loop:
@@ -72,7 +76,7 @@ class Loop:
         parts = session.step_parts()
         make_step = Step if session.experiment.step is None else CustomStep
         self._step = make_step(parts, around.meter)
-        self._reporter = Reporter(session, around.journal, around.meter)
+        self._reporter = Reporter(session, around.journal, around.meter, around.cap)
         self._validator = Validator(session, around.journal)
         experiment = session.experiment
         every = experiment.validate_every

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from flatout.engine.memory import MemoryWatch
 from flatout.engine.meter import Losses, Meter
 from flatout.engine.session import Session
 from flatout.engine.step import Step
@@ -107,10 +108,14 @@ def stepped(step: Callable[[], object]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Some updates made one after another: how long they took, and the samples in them."""
+    """Some updates made one after another: how long they took, and the samples in them.
+
+    excess_bytes: what was taken of the GPU beyond what was free, where its driver allows that.
+    """
 
     took_s: float
     num_samples: int
+    excess_bytes: int = 0
 
     @property
     def per_sample_s(self) -> float:
@@ -131,13 +136,14 @@ class Contestant:
     """A runner with the settings of the process under which it runs.
 
     num_ahead: batches that its loader's workers read while the other one is measured: they are
-    used up first, or reading would seem to cost nothing.
+    used up first, or reading would seem to cost nothing. watch: of the GPU's memory.
     """
 
     runner: Runner
     settings: Callable[[], AbstractContextManager[Any]]
     device: torch.device
     num_ahead: int = 0
+    watch: MemoryWatch | None = None
 
     def timed(self, num_updates: int) -> Block:
         """See Timed."""
@@ -148,16 +154,22 @@ class Contestant:
             begin_s = elapsed_s()
             num_samples = self.runner.run(num_updates)
             _wait_for(self.device)
-            return Block(took_s=elapsed_s() - begin_s, num_samples=num_samples)
+            took_s = elapsed_s() - begin_s
+        excess = self.watch.excess_bytes() if self.watch is not None else 0
+        return Block(took_s=took_s, num_samples=num_samples, excess_bytes=excess)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The candidate's speed-up over the incumbent, and the samples per second of both."""
+    """The candidate's speed-up over the incumbent, and the samples per second of both.
+
+    excess_bytes: what the candidate took of the GPU beyond what was free.
+    """
 
     speedup: Interval
     incumbent_samples_per_s: float
     samples_per_s: float
+    excess_bytes: int = 0
 
 
 def compared(incumbent: Timed, candidate: Timed, *, limit_s: float) -> Comparison:
@@ -180,12 +192,15 @@ def compared(incumbent: Timed, candidate: Timed, *, limit_s: float) -> Compariso
         num_updates = _block_updates(incumbent.timed(1).took_s)
     least = _LEAST_SLOW_PAIRS if are_slow else _LEAST_PAIRS
     pairs: list[tuple[float, float]] = []
+    excess = 0
     gc.collect()
     for number in range(_MOST_PAIRS):
         order = (incumbent, candidate) if number % 2 == 0 else (candidate, incumbent)
-        took = [contestant.timed(num_updates).per_sample_s for contestant in order]
-        first, second = took if number % 2 == 0 else reversed(took)
+        blocks = [contestant.timed(num_updates) for contestant in order]
+        before, after = blocks if number % 2 == 0 else reversed(blocks)
+        first, second = before.per_sample_s, after.per_sample_s
         pairs.append((first, second))
+        excess = max(excess, after.excess_bytes)
         is_over = elapsed_s() - begin_s > limit_s
         if len(pairs) >= 2 and first / second < _HOPELESS:
             break
@@ -196,6 +211,7 @@ def compared(incumbent: Timed, candidate: Timed, *, limit_s: float) -> Compariso
         speedup=speedup(pairs),
         incumbent_samples_per_s=1 / _median(firsts),
         samples_per_s=1 / _median(seconds),
+        excess_bytes=excess,
     )
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flatout.engine.journal import Journal
+from flatout.engine.memory import MemoryCap
 from flatout.engine.meter import Losses, Meter, memory_bytes
 from flatout.engine.named_losses import NamedLosses
 from flatout.engine.randomness import sample_order
@@ -26,9 +27,13 @@ class Reporter:
         session: what is trained.
         journal: where it is told.
         meter: knows where the time went.
+        cap: what is left to other programs of the GPU, where it is capped.
     """
 
-    def __init__(self, session: Session, journal: Journal, meter: Meter) -> None:
+    def __init__(
+        self, session: Session, journal: Journal, meter: Meter, cap: MemoryCap | None = None
+    ) -> None:
+        self._cap = cap
         self._session = session
         self._journal = journal
         self._meter = meter
@@ -118,6 +123,9 @@ class Reporter:
             )
         )
         self._line_s, self._line_samples = now, 0
+        taken = self._cap.look() if self._cap is not None else None
+        if taken is not None:
+            self._journal.warn(session.position.step, taken)
 
     def _nonfinite(self, loss: float, num_later: int) -> None:
         """A NaN or infinite loss, of the update that is the num_later-th from the newest."""

@@ -30,6 +30,7 @@ from flatout.system import store
 from flatout.system.clock import elapsed_s
 from flatout.system.runs import RunFolder
 from flatout.system.variables import plain_environment
+from flatout.tune.memory import Room
 from flatout.tune.statistics import speedup_over_processes
 
 # A process that has not answered after so many times what this one took to start is given up.
@@ -41,7 +42,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Who is to be built.
 
     changes: all recipe fields; None is the plain loop. proved: of them, those that must be seen to
-    take effect.
+    take effect. baseline: what the plain loop needs to fit into the memory. room: what is left to
+    other programs.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     proved: dict[str, Any]
     device_name: str | None
     fixed: dict[str, Any]
+    baseline: dict[str, Any] = {}
+    room: Room | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +76,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str | None
     fixed: dict[str, Any]
     start_s: float
+    baseline: dict[str, Any] = {}
+    room: Room | None = None
 
 
 def measured_apart(trial: Trial, limit_s: float, surroundings: Surroundings) -> Result:
@@ -99,6 +105,7 @@ def measured_apart(trial: Trial, limit_s: float, surroundings: Surroundings) -> 
         by_process=tuple(one.speedup for one in comparisons),
         samples_per_s=_middle(comparisons, lambda one: one.samples_per_s),
         incumbent_samples_per_s=_middle(comparisons, lambda one: one.incumbent_samples_per_s),
+        excess_bytes=max(one.excess_bytes for one in comparisons),
     )
 
 
@@ -163,6 +170,8 @@ class _Apart(contextlib.AbstractContextManager["_Apart"]):
             proved=trial.candidate.changes if changes is trial.changes else {},
             device_name=surroundings.device_name,
             fixed=surroundings.fixed,
+            baseline=surroundings.baseline,
+            room=surroundings.room,
         )
         self._tell(self._request)
 
@@ -215,8 +224,10 @@ def main(argv: list[str]) -> int:
     os.dup2(2, 1)
     from flatout.engine.contest import Contest
     from flatout.engine.contestants import Subject
+    from flatout.engine.facts import chosen_device
     from flatout.engine.failures import bad_news
     from flatout.engine.loading import load_experiment
+    from flatout.engine.memory import MemoryCap
 
     def answer(action: Callable[[], Answer]) -> None:
         try:
@@ -240,7 +251,10 @@ def main(argv: list[str]) -> int:
                 seed=spec.seed,
                 device_name=request.device_name,
                 fixed=request.fixed,
+                baseline=request.baseline,
             )
+            if request.room is not None and request.room.is_capped:
+                MemoryCap(chosen_device(request.device_name), request.room.leave_bytes)
             contestant, effect = Contest(subject).contestant(request.changes, request.proved)
             stack.callback(contestant.runner.close)
             built.append(contestant)

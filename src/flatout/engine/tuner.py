@@ -18,6 +18,7 @@ from flatout.engine import randomness
 from flatout.engine.contest import Contest
 from flatout.engine.contestants import Subject
 from flatout.engine.facts import chosen_device
+from flatout.engine.memory import release_memory
 from flatout.engine.trial import Surroundings, measured_apart
 from flatout.engine.watch import StopRequest
 from flatout.errors import UsageError
@@ -28,6 +29,7 @@ from flatout.system import recipes
 from flatout.system.clock import elapsed_s, now_s
 from flatout.tune.cache import cache_key, is_of_use, still_holds
 from flatout.tune.candidates import base_candidate, candidates
+from flatout.tune.memory import loop_name, unless_moved
 from flatout.tune.search import Problem, is_faster, next_move
 
 # A search that was asked for may take this long, or as long as these many plain steps.
@@ -90,7 +92,8 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     step_s, trace = contest.plain_step()
     budget_s = _budget_s(search, step_s)
     if budget_s is None:
-        return None
+        is_short_of_memory = bool(contest.contestants.setting.baseline)
+        return contest.contestants.default_recipe() if is_short_of_memory else None
     profile = contest.profile(step_s, trace, _process_age_s())
     decision = _decision(search, contest, profile, budget_s - (elapsed_s() - began_s))
     probe = None if decision.is_plain else _probe(contest, decision)
@@ -137,6 +140,7 @@ def _budget_s(search: Search, step_s: float) -> float | None:
 
 def _holds(contest: Contest, known: Known) -> bool:
     """Whether what was found before agrees with a short probe; a plain loop needs none."""
+    contest.take_as_plain(known.decision.rungs[0].changes)
     if known.decision.is_plain:
         return True
     probe = _probe(contest, known.decision) if known.probe is not None else None
@@ -164,6 +168,8 @@ def _decision(search: Search, contest: Contest, profile: Profile, budget_s: floa
         budget_s=budget_s,
         batch_size=setting.batch_size,
         can_start=search.folder is not None,
+        plain_name=loop_name(setting.baseline, setting.batch_size),
+        baseline=setting.baseline,
     )
     search.tell(
         Profiled(
@@ -195,8 +201,13 @@ def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Proble
             device_name=search.subject.device_name,
             fixed=search.subject.fixed,
             start_s=problem.profile.start_s,
+            baseline=contest.contestants.setting.baseline,
+            room=search.subject.room,
         )
+        # What this process keeps of the GPU's memory for later, the others need now.
+        release_memory()
         result = measured_apart(trial, limit_s, surroundings)
+    result = unless_moved(result, contest.contestants.setting)
     # What came out on top was judged as the last rung: the same changes.
     if trial.stage == "final" or not is_faster(result):
         return result
@@ -210,8 +221,8 @@ def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Proble
 
 def _recipe(contest: Contest, decision: Decision) -> Recipe:
     """The recipe that a search has decided on: each field says what it gained."""
-    recipe = contest.contestants.plain_recipe()
-    if decision.is_plain and "precision" not in contest.contestants.setting.fixed:
+    recipe, setting = contest.contestants.plain_recipe(), contest.contestants.setting
+    if decision.is_plain and "precision" not in setting.fixed:
         why = f"the plain loop's: {decision.why}"
         choice: dict[str, Choice[Any]] = {
             "precision": Choice(value=recipe.precision.value, why=why, origin="measured")
@@ -221,7 +232,8 @@ def _recipe(contest: Contest, decision: Decision) -> Recipe:
     for rung in () if decision.is_plain else decision.rungs:
         gain = rung.gain
         for name, value in rung.changes.items():
-            if gain is not None and name not in contest.contestants.setting.fixed:
+            is_given = name in setting.fixed or (name, value) in setting.baseline.items()
+            if gain is not None and not is_given:
                 chosen[name] = Choice(
                     value=value,
                     why=f"{rung.name}: x{gain.middle:.2f}",

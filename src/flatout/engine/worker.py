@@ -40,7 +40,8 @@ def main(argv: list[str] | None = None) -> int:
         folder = RunFolder(arguments.run_dir.absolute())
         spec = store.read_json(folder.header, RunHeader).spec
         with signals_as_requests(request), downloads_told_to(folder):
-            train_in(Task(folder, spec, change, request), lambda: load_experiment(spec))
+            task = Task(folder, spec, change, request, is_alone=True)
+            train_in(task, lambda: load_experiment(spec))
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - whatever it is, it is told and logged

@@ -8,7 +8,10 @@ import msgspec
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Recipe fields by name with their values, and the epochs in all; None keeps the length."""
+    """Recipe fields by name with their values, the epochs in all, and what is to be left free of
+    the device's memory; None keeps it as it is.
+    """
 
     fixed: dict[str, Any] = {}
     epochs: int | None = None
+    leave_free_bytes: int | None = None

@@ -22,6 +22,8 @@ class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     epochs: instead of the experiment's own number; None keeps it.
     tuning: what the search for a recipe may do.
     init: file of weights (safetensors) to begin with; None begins with the experiment's own.
+    leave_free_bytes: what other programs are to have of the device's memory; None leaves it to
+        flatout.
     """
 
     name: str
@@ -33,3 +35,4 @@ class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     epochs: int | None = None
     init: str | None = None
     tuning: Wish = Wish()
+    leave_free_bytes: int | None = None

@@ -11,6 +11,7 @@ from flatout.nouns.change import Change
 from flatout.nouns.recipe import parse_field
 from flatout.nouns.settings import split_pairs
 from flatout.nouns.tuning import Mode, Numerics, Wish
+from flatout.nouns.units import parse_bytes
 
 
 class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +23,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     device: `auto`, or the recipe's device. run_id: the name of a new run; None finds a free one.
     tune, numerics, budget: the search for a recipe (nouns/tuning.py); budget in seconds.
     emit: what `flatout tune` writes of the recipe it has found.
+    leave_free: a size as text: what other programs are to have of the device's memory.
     """
 
     experiment: str | None = None
@@ -40,6 +42,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     budget: float | None = None
     is_only_tuned: bool = False
     emit: Literal["code"] | None = None
+    leave_free: str | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -55,7 +58,16 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def change(self) -> Change:
         """What a resume changes, as the worker is told it."""
-        return Change(fixed=self.fixed, epochs=self.epochs)
+        return Change(fixed=self.fixed, epochs=self.epochs, leave_free_bytes=self.leave_free_bytes)
+
+    @property
+    def leave_free_bytes(self) -> int | None:
+        """What is to be left to other programs; None leaves it to flatout.
+
+        Raises:
+            UsageError: bad-size.
+        """
+        return None if self.leave_free is None else parse_bytes(self.leave_free, "--leave-free")
 
     @property
     def wish(self) -> Wish:

@@ -120,6 +120,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     verdict: None where the gate had nothing to judge. problem: why it could not be measured.
     effect: how it was seen that the setting took effect; None where nothing was seen.
     cost_s: what the trial took. gate_s: of it, the gate.
+    excess_bytes: what the candidate took of its GPU beyond what was free there.
     """
 
     trial: Trial
@@ -132,6 +133,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     problem: Finding | None = None
     effect: str | None = None
+    excess_bytes: int = 0
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +141,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     device: `cpu` or `cuda`. data_kind: `tensors`, `map-style` or `iterable`.
     has_bf16: the device multiplies bf16 faster than fp32.
-    has_volumes: some weights have five dimensions. fixed: recipe fields that the person has set.
+    has_volumes: some weights have five dimensions. has_blocks: repeated ones, whose activations
+    can be computed again. fixed: recipe fields that the person has set.
+    baseline: recipe fields that the plain loop needs to fit into the memory; none if it does.
+    data_bytes: of tensors in memory. free_bytes: of the device's memory, what others are to have
+    taken off. pinning_problem: why memory cannot be pinned. None: unknown, or there is none.
     """
 
     device: str
@@ -153,7 +159,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     can_be_fused: bool
     has_foreach: bool
     has_volumes: bool = False
+    has_blocks: bool = False
     fixed: dict[str, Any] = {}
+    baseline: dict[str, Any] = {}
+    data_bytes: int | None = None
+    free_bytes: int | None = None
+    pinning_problem: str | None = None
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,36 @@
 
 from __future__ import annotations
 
+import re
+
+from flatout.errors import UsageError
+
+_UNITS = {
+    "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """The bytes that a person has written for an option: `1.5GiB`, `800 MB`, `0`.
+
+    Raises:
+        UsageError: bad-size.
+    """
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([A-Za-z]*)", text.strip())
+    if found is not None:
+        number, unit = float(found[1]), found[2].lower()
+        if number == 0 and not unit:
+            return 0
+        if unit in _UNITS:
+            return round(number * _UNITS[unit])
+    raise UsageError(
+        "bad-size",
+        f"`{option} {text}` is no size.",
+        because="a size is a number with a unit: B, KiB, MiB, GiB, TiB, kB, MB, GB or TB",
+        fix=f"write it as in `{option} 1.5GiB`, or 0",
+    )
+
 
 def bytes_text(num_bytes: float) -> str:
     """1536 -> "1.5 KiB"; binary multiples, as memory is sold and reported by the drivers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from flatout.nouns.machine import Host
+from flatout.system.host import parse_wsl
 from flatout.system.system import System, Unread
 
 _NAMES = {"win32": "windows", "darwin": "macos"}
@@ -61,18 +62,6 @@ def parse_os_release(text: str) -> str | None:
                 fields[key] = value.strip("\"'")
     pretty = fields.get("PRETTY_NAME", "")
     return pretty or f"{fields.get('NAME', '')} {fields.get('VERSION_ID', '')}".strip() or None
-
-
-def parse_wsl(kernel: str, is_wsl_registered: bool = False) -> int | None:
-    """1 or 2 from a kernel's release, None for a Linux that is not WSL.
-
-    WSL 1 has no kernel of its own and reports 4.4.0-BUILD-Microsoft. A kernel somebody built for
-    WSL 2 may bear any name: it is known by WSL's entry among the binary formats.
-    """
-    name = kernel.lower()
-    if "microsoft" in name:
-        return 1 if name.startswith("4.4.") and "standard" not in name else 2
-    return 2 if is_wsl_registered or "wsl2" in name else None
 
 
 def windows_name(release: str | None, display_version: str | None) -> str | None:

@@ -68,6 +68,8 @@ def _read_gpu(nvml: Any, index: int, ask: Callable[..., Any]) -> dict[str, Any]:
         "compute_capability": capability and "{}.{}".format(*capability),
         "pci_bus_id": ask(lambda: nvml.nvmlDeviceGetPciInfo(handle).busId, at["pci_bus_id"]),
         "uuid": ask(lambda: nvml.nvmlDeviceGetUUID(handle), at["uuid"]),
+        # Not a fact of the machine: asked by the engine, which knows what to do without it.
+        "has_display": ask(lambda: bool(nvml.nvmlDeviceGetDisplayActive(handle))),
     }
 
 

@@ -13,6 +13,7 @@ import msgspec
 
 from flatout.nouns.tuning import Candidate, Numerics, Profile, Setting, Skip
 from flatout.nouns.units import percent_text
+from flatout.tune.memory import too_large
 
 # What takes less of the step than this cannot win the 3 % that a recipe needs to win.
 _LEAST_SHARE = 0.02
@@ -35,6 +36,7 @@ def plain_changes(setting: Setting) -> dict[str, Any]:
         "loader_pin_memory": False,
         "micro_batch_size": setting.batch_size,
         "num_threads": setting.num_threads,
+        **setting.baseline,
     }
 
 
@@ -44,7 +46,7 @@ def base_candidate(setting: Setting) -> Candidate:
         name, why = "tensors sliced in memory", "no DataLoader takes the batches apart"
     else:
         name, why = "flatout's loop", "the same settings, with less around the step"
-    return Candidate(name=name, axis="loop", changes=dict(setting.fixed), why=why)
+    return Candidate(name=name, axis="loop", changes=setting.fixed | setting.baseline, why=why)
 
 
 def candidates(
@@ -62,6 +64,8 @@ def candidates(
         fixed = [name for name in candidate.changes if name in setting.fixed]
         if fixed:
             reason = f"you have set {', '.join(fixed)}"
+        if candidate.changes.get("loader_pin_memory"):
+            reason = reason or setting.pinning_problem
         if reason is None:
             tried.append(candidate)
         else:
@@ -189,7 +193,8 @@ def _data_paths(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate,
             why="batches need not be copied",
             is_usual=True,
         )
-        yield resident, None if setting.device == "cuda" else "the data is where the step is"
+        here = None if setting.device == "cuda" else "the data is where the step is"
+        yield resident, here or too_large(setting, setting.data_bytes)
         return
     little = f"reading takes {percent_text(share)} of the step" if share < _LEAST_SHARE else None
     for workers in sorted({1, 2, max(1, setting.num_cores // 2), setting.num_cores}):
@@ -252,4 +257,6 @@ def _micro_batches(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
         small = f"micro-batches of {size} are too small" if size < _LEAST_MICRO_BATCH else None
         if size * parts != setting.batch_size:
             small = f"a batch of {setting.batch_size} is not {parts} equal ones"
+        if size >= setting.baseline.get("micro_batch_size", size + 1):
+            small = "the plain loop has parts as small as that, to fit into the memory"
         yield candidate, reason or small

@@ -18,9 +18,9 @@ class Ladder:
         self.changes: dict[str, Any] = {}
         self._won: dict[str, dict[str, Any]] = {}
 
-    def begin(self, plain_samples_per_s: float) -> None:
+    def begin(self, plain: Rung) -> None:
         """The ground: the plain loop."""
-        self.rungs.append(Rung(name="plain loop", changes={}, samples_per_s=plain_samples_per_s))
+        self.rungs.append(plain)
 
     def climb(self, result: Result) -> None:
         """What has won becomes the incumbent."""

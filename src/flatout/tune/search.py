@@ -13,7 +13,16 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.tuning import Candidate, Decision, Interval, Profile, Result, Skip, Trial
+from flatout.nouns.tuning import (
+    Candidate,
+    Decision,
+    Interval,
+    Profile,
+    Result,
+    Rung,
+    Skip,
+    Trial,
+)  # fmt: skip
 from flatout.tune.candidates import jump
 from flatout.tune.ladder import Ladder
 from flatout.tune.statistics import speedup_over_processes
@@ -55,6 +64,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     base: flatout's loop at a plain loop's settings. candidates: in the order in which to try.
     budget_s: what all trials together may take. can_start: other processes can load the experiment;
     a notebook's exists only there.
+    plain_name, baseline: of the plain loop, and what it needs to fit into the memory.
     """
 
     base: Candidate
@@ -64,6 +74,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float
     batch_size: int
     can_start: bool
+    plain_name: str = "plain loop"
+    baseline: dict[str, Any] = {}
 
     @property
     def limit_s(self) -> float:
@@ -165,22 +177,31 @@ class _Search:
         ]
         result = yield Trial(stage="screen", candidate=candidate, incumbent=None, changes=changes)
         self._spent_s += result.cost_s
-        measured = result.incumbent_samples_per_s
-        self._ladder.begin(measured or problem.batch_size / max(problem.profile.step_s, 1e-9))
+        self._begin(result)
         if is_faster(result) and (result.verdict is None or result.verdict.is_passed):
             self._ladder.climb(result)
         elif result.verdict is None:
             self._lost.append(result)
         return self._decided(result)
 
+    def _begin(self, result: Result) -> None:
+        """Puts the plain loop on the ground, as the first trial has measured it."""
+        problem = self._problem
+        estimated = problem.batch_size / max(problem.profile.step_s, 1e-9)
+        plain = Rung(
+            name=problem.plain_name,
+            changes=problem.baseline,
+            samples_per_s=result.incumbent_samples_per_s or estimated,
+        )
+        self._ladder.begin(plain)
+
     def _try_base(self) -> _Moves:
-        base, problem = self._problem.base, self._problem
+        base = self._problem.base
         result = yield Trial(
             stage="screen", candidate=base, incumbent=None, changes=dict(base.changes)
         )
         self._spent_s += result.cost_s
-        measured = result.incumbent_samples_per_s
-        self._ladder.begin(measured or problem.batch_size / max(problem.profile.step_s, 1e-9))
+        self._begin(result)
         if result.speedup is not None:
             self._ladder.climb(result)
         return result

@@ -51,6 +51,7 @@ import click
     show_default=True,
     help="How far the search may change rounding.",
 )
+@click.option("--leave-free", metavar="SIZE", help="Memory that other programs are to have.")
 @click.option("--detach", is_flag=True, help="Let it train on when this command has ended.")
 @click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON document about the run on stdout.")

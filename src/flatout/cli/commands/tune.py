@@ -18,6 +18,7 @@ import click
 @click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:N", show_default=True)
 @click.option("--numerics", default="default", type=click.Choice(["strict", "default", "fast"]))
 @click.option("--budget", type=click.FloatRange(1), metavar="SECONDS", help="What it may take.")
+@click.option("--leave-free", metavar="SIZE", help="Memory that other programs are to have.")
 @click.option("--emit", type=click.Choice(["code"]), help="Print a plain PyTorch program with it.")
 @click.option("--forget", is_flag=True, help="Forget every recipe that was found.")
 @click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")

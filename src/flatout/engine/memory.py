@@ -1,0 +1,211 @@
+"""Memory of the process and of its GPU: how much there is, who else needs it, how it is given back.
+
+A GPU that drives a display is shared with the person who looks at it: there, flatout's share is
+capped below what is free, and its process gives way to others.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+import psutil
+import torch
+
+from flatout.engine.aside import asked_aside
+from flatout.errors import UsageError
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.units import bytes_text
+from flatout.system.clock import elapsed_s
+from flatout.system.host import has_windows_driver
+from flatout.tune.memory import Room, lowered_cap, room_for
+
+_NVML_LIMIT_S = 3.0
+
+# Asking the driver takes time; others take memory slowly.
+_LOOKED_EVERY_S = 1.0
+
+# On POSIX; Windows has a class of its own for it.
+_LOWER_NICENESS = 5
+
+
+def release_memory() -> None:
+    """Gives back what nobody holds any more: torch keeps what it has had from the GPU's driver.
+
+    Not to be called inside `except`: the traceback holds the tensors of what has failed.
+    """
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def free_bytes(device: torch.device, limit_bytes: int | None = None) -> int:
+    """Memory that this process could still have on a device.
+
+    Args:
+        device: the CPU means the computer's memory.
+        limit_bytes: what a container lets its processes have of that.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    available = int(psutil.virtual_memory().available)
+    if limit_bytes is None:
+        return available
+    return max(0, min(available, limit_bytes - int(psutil.Process().memory_info().rss)))
+
+
+def room_on(device: torch.device, asked_bytes: int | None) -> Room:
+    """What is to be left to other programs on a device, and why.
+
+    Args:
+        device: where is trained.
+        asked_bytes: what the person wants to be left; None leaves it to flatout.
+    """
+    is_cuda = device.type == "cuda"
+    return room_for(
+        asked_bytes,
+        is_gpu=is_cuda,
+        has_display=_has_display(device) if is_cuda else False,
+        has_windows_driver=is_cuda and has_windows_driver(),
+    )
+
+
+def _has_display(device: torch.device) -> bool | None:
+    """Whether the GPU drives a display; None where the driver does not tell."""
+    # NVML can crash or hang under WSL.
+    told = asked_aside("flatout.system.nvml", limit_s=_NVML_LIMIT_S)
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    return display_told(told, uuid)
+
+
+def display_told(told: dict[str, Any] | str, uuid: str) -> bool | None:
+    """Whether the GPU of that UUID drives a display, from what `system/nvml.py` has printed."""
+    gpus = told.get("gpus", []) if isinstance(told, dict) else []
+    for gpu in gpus:
+        # torch gives it without NVML's prefix.
+        if uuid and str(gpu.get("uuid")).removeprefix("GPU-") == uuid.removeprefix("GPU-"):
+            has_display: bool | None = gpu.get("has_display")
+            return has_display
+    return None
+
+
+def give_way() -> None:
+    """Lets other programs have the processor first; what this process starts does so too."""
+    process = psutil.Process()
+    if sys.platform == "win32":
+        process.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
+    elif process.nice() < _LOWER_NICENESS:
+        process.nice(_LOWER_NICENESS)
+
+
+class MemoryCap:
+    """Keeps what this process takes of a GPU's memory below what others need.
+
+    torch's allocator is told a limit: what is free, less what is to be left. Beyond it, it raises
+    its out-of-memory error, also where Windows' driver would move memory instead.
+
+    Args:
+        device: a GPU.
+        leave_bytes: what is to be left to other programs.
+
+    Raises:
+        UsageError: no-memory-left.
+    """
+
+    def __init__(self, device: torch.device, leave_bytes: int) -> None:
+        self._device = device
+        self._leave_bytes = leave_bytes
+        free, self._total_bytes = torch.cuda.mem_get_info(device)
+        if free <= leave_bytes:
+            raise UsageError(
+                "no-memory-left",
+                f"{bytes_text(leave_bytes)} of the GPU's memory are to be left to others, and "
+                f"{bytes_text(free)} are free.",
+                fix="close other programs that use the GPU, or leave less: --leave-free 512MiB",
+            )
+        self._cap_bytes = torch.cuda.memory_reserved(device) + free - leave_bytes
+        self._looked_s = elapsed_s()
+        self._set()
+
+    def _set(self) -> None:
+        share = min(1.0, self._cap_bytes / self._total_bytes)
+        torch.cuda.set_per_process_memory_fraction(share, self._device)
+
+    def look(self) -> Finding | None:
+        """Lowers the cap where another program has taken memory; gives what is to be told."""
+        now_s = elapsed_s()
+        if now_s - self._looked_s < _LOOKED_EVERY_S:
+            return None
+        self._looked_s = now_s
+        device = self._device
+        found_bytes = torch.cuda.mem_get_info(device)[0]
+        if found_bytes >= self._leave_bytes:
+            return None
+        torch.cuda.empty_cache()
+        lowered = lowered_cap(
+            self._cap_bytes,
+            free_bytes=torch.cuda.mem_get_info(device)[0],
+            held_bytes=torch.cuda.memory_reserved(device),
+            needed_bytes=torch.cuda.max_memory_allocated(device),
+            leave_bytes=self._leave_bytes,
+        )
+        if lowered is None:
+            return None
+        before, self._cap_bytes = self._cap_bytes, lowered
+        self._set()
+        return Finding(
+            rule="gpu-memory-taken",
+            severity="note",
+            problem="another program has taken memory of the GPU: this run now takes "
+            f"{bytes_text(lowered)} of it at most.",
+            because=f"{bytes_text(found_bytes)} were free, and {bytes_text(self._leave_bytes)} are "
+            f"to be; the run could take {bytes_text(before)}",
+            fixes=(Fix(text="nothing; leave it another amount with --leave-free"),),
+        )
+
+
+def room_left(room: Room, device: torch.device, *, is_searched: bool) -> Finding:
+    """What a person should know of a run that leaves memory to others."""
+    if device.type == "cpu" and not is_searched:
+        return Finding(
+            rule="setting-without-effect",
+            severity="warning",
+            problem="`--leave-free` has no effect here.",
+            because="on a CPU it bounds what a search tries, and nothing is searched",
+            fixes=(Fix(text="leave it out, or search with --tune full"),),
+        )
+    of, also = "the computer's memory", ""
+    if device.type == "cuda":
+        of, also = (
+            "the GPU's memory",
+            ", and the processor to them first" if room.is_desktop else "",
+        )
+    return Finding(
+        rule="memory-is-left-free",
+        severity="note",
+        problem=f"{bytes_text(room.leave_bytes)} of {of} are left to other programs{also}.",
+        because=room.why,
+        fixes=(Fix(text="leave another amount with --leave-free; 0 takes all that is free"),),
+    )
+
+
+class MemoryWatch:
+    """Sees memory that Windows' driver moves out of the GPU in place of refusing it.
+
+    Args:
+        device: where something is about to be measured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" and has_windows_driver() else None
+        if self._device is not None:
+            held = torch.cuda.memory_reserved(self._device)
+            self._available_bytes = torch.cuda.mem_get_info(self._device)[0] + held
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def excess_bytes(self) -> int:
+        """What was taken since then beyond what was free; 0 where a driver refuses that."""
+        if self._device is None:
+            return 0
+        return max(0, torch.cuda.max_memory_reserved(self._device) - self._available_bytes)

@@ -1,0 +1,149 @@
+"""What is done where memory is short: arithmetic on bytes and samples, without tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.tuning import Result, Setting
+from flatout.nouns.units import bytes_text
+
+# Left to a desktop: its programs hold what they have, and want more when windows are opened.
+DESKTOP_BYTES = 3 * 2**29
+
+# A cap that moves by less is not worth a line: kernels that are loaded late take some, too.
+_TOLD_FROM_BYTES = 64 * 2**20
+
+# A step at the same size, or a larger one, is not so much slower for any reason of its own; memory
+# that was moved makes it 5 to 50 times slower.
+_EXPLAINED_SPEED = 0.7
+
+
+def accumulated(setting: Setting) -> tuple[dict[str, Any], ...]:
+    """Plain loops that accumulate the batch from ever smaller parts: halved down to one sample.
+
+    None where the person has fixed the parts, or where BatchNorm would see them.
+    """
+    if "micro_batch_size" in setting.fixed or setting.has_batch_norm:
+        return ()
+    found = []
+    size = setting.batch_size
+    while size > 1:
+        size = -(-size // 2)
+        found.append({"micro_batch_size": size})
+    return tuple(found)
+
+
+def recomputing(setting: Setting) -> tuple[dict[str, Any], ...]:
+    """The plain loop that computes activations again; none where the model has no blocks for it."""
+    if "activation_checkpointing" in setting.fixed or not setting.has_blocks:
+        return ()
+    return ({"activation_checkpointing": True},)
+
+
+def loop_name(baseline: dict[str, Any], batch_size: int) -> str:
+    """What the ladder calls the plain loop: with what it needs to fit into the memory."""
+    micro = baseline.get("micro_batch_size")
+    if micro is not None:
+        return f"plain loop, {-(-batch_size // micro)} micro-batches"
+    if baseline.get("activation_checkpointing"):
+        return "plain loop, activations computed again"
+    return "plain loop"
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run leaves to other programs on its device.
+
+    is_desktop: a person looks at a display that the device drives.
+    is_capped: the allocator is to be told; else nothing but choices keeps to it.
+    """
+
+    leave_bytes: int
+    why: str
+    is_desktop: bool = False
+    is_capped: bool = False
+
+
+def room_for(
+    asked_bytes: int | None, *, is_gpu: bool, has_display: bool | None, has_windows_driver: bool
+) -> Room:
+    """What is to be left free, and why.
+
+    Args:
+        asked_bytes: what the person wants to be left; None leaves it to flatout.
+        is_gpu: the device is a GPU.
+        has_display: it drives a display; None where nobody tells.
+        has_windows_driver: it is run by the driver of Windows, there or under WSL.
+    """
+    if not is_gpu:
+        return Room(
+            leave_bytes=asked_bytes or 0,
+            why="set by you; on a CPU, a search keeps to it in what it tries",
+        )
+    is_assumed = has_display is None and has_windows_driver
+    is_desktop = bool(has_display) or is_assumed
+    why = "the GPU drives no display"
+    if is_assumed:
+        why = "the driver does not tell whether this GPU drives the display of Windows: assumed"
+    elif is_desktop:
+        why = "the GPU drives a display"
+    if asked_bytes is not None:
+        why = f"set by you; {why}"
+    default_bytes = DESKTOP_BYTES if is_desktop else 0
+    leave_bytes = default_bytes if asked_bytes is None else asked_bytes
+    # Where nothing is to be left, a cap is still what keeps Windows' driver from moving memory.
+    is_capped = leave_bytes > 0 or has_windows_driver
+    return Room(leave_bytes=leave_bytes, why=why, is_desktop=is_desktop, is_capped=is_capped)
+
+
+def lowered_cap(
+    cap_bytes: int, *, free_bytes: int, held_bytes: int, needed_bytes: int, leave_bytes: int
+) -> int | None:
+    """The cap once another program has taken memory; None where it stays as it is.
+
+    Args:
+        cap_bytes: the cap now.
+        free_bytes: on the GPU.
+        held_bytes: what this process holds of it.
+        needed_bytes: the most that its tensors have taken: with less, the next step would fail.
+        leave_bytes: what is to be left to others.
+    """
+    lowered = max(needed_bytes, held_bytes + free_bytes - leave_bytes)
+    return lowered if lowered < cap_bytes - _TOLD_FROM_BYTES else None
+
+
+def unless_moved(result: Result, setting: Setting) -> Result:
+    """The result, as one of a candidate that did not fit where the driver has moved its memory.
+
+    Windows' driver, under WSL too, does not refuse memory that the GPU does not have. It shows in
+    two things together: more was taken than was free, and the step is slower than its size tells.
+    A smaller micro-batch may be slower by as much as it is smaller, since a GPU takes as long for
+    fewer samples.
+    """
+    if result.speedup is None or result.excess_bytes <= 0:
+        return result
+    usual = setting.baseline.get("micro_batch_size", setting.batch_size)
+    before = (result.trial.incumbent or {}).get("micro_batch_size", usual)
+    size_ratio = result.trial.changes.get("micro_batch_size", usual) / before
+    if result.speedup.middle >= _EXPLAINED_SPEED * min(1.0, size_ratio):
+        return result
+    moved = bytes_text(result.excess_bytes)
+    problem = Finding(
+        rule="out-of-memory",
+        severity="note",
+        problem=f"out of memory: the driver moved {moved} to system memory",
+        because=f"so much more was taken than was free, and x{result.speedup.middle:.2f} samples/s "
+        "are fewer than its size explains",
+        fixes=(Fix(text="a smaller micro_batch_size takes less"),),
+    )
+    return msgspec.structs.replace(result, speedup=None, effect=None, problem=problem)
+
+
+def too_large(setting: Setting, num_bytes: int | None) -> str | None:
+    """Why something of that size is not to be put on the device; None where it may be."""
+    free = setting.free_bytes
+    if num_bytes is None or free is None or num_bytes <= free:
+        return None
+    return f"it takes {bytes_text(num_bytes)}, and {bytes_text(max(0, free))} are to be had"
