@@ -10,6 +10,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.nouns.finding import Finding
 from flatout.nouns.tuning import (
     Candidate,
     Check,
@@ -251,3 +252,27 @@ def test_a_search_never_ends_worse_than_plain_or_wrong(
     for number in wrong:
         name, value = next(iter(ALL[number].changes.items()))
         assert decision.changes.get(name) != value
+
+
+def test_the_ladder_begins_with_what_the_plain_loop_needs_to_fit() -> None:
+    baseline = {"micro_batch_size": 8}
+    base = msgspec.structs.replace(BASE, changes=baseline)
+    asked = problem(base=base, baseline=baseline, plain_name="plain loop, 4 micro-batches")
+    decision, history = searched(asked, speeds(base=1.1, bf16=2.0))
+    assert decision.rungs[0].name == "plain loop, 4 micro-batches"
+    assert decision.rungs[0].changes == baseline
+    assert all(result.trial.changes["micro_batch_size"] == 8 for result in history)
+
+
+def test_what_does_not_fit_loses_and_the_search_goes_on() -> None:
+    asked = problem()
+    history: list[Result] = []
+    lacking = Finding(rule="out-of-memory", severity="note", problem="not enough memory")
+    while isinstance(move := next_move(asked, history), Trial):
+        result = measured(move, speeds(base=1.1, bf16=2.0, fused=1.2), (), 0.001)
+        if move.candidate.name == "bf16":
+            result = msgspec.structs.replace(result, speedup=None, verdict=None, problem=lacking)
+        history.append(result)
+    assert move.changes == {"optimizer_implementation": "fused"}
+    [lost] = [result for result in move.lost if result.trial.candidate.name == "bf16"]
+    assert lost.problem == lacking

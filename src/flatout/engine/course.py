@@ -235,7 +235,7 @@ class Course:
             device_name=fixed.get("device"),
             fixed=fixed,
             room=self._room,
-            limit_bytes=self._limit_bytes(),
+            limit_bytes=_limit_bytes(task.folder),
             pinning_problem=pinning_problem(built, built.recipe(fixed)),
         )
         search = Search(
@@ -248,11 +248,6 @@ class Course:
             folder=None if task.echo is not None else task.folder.path,
         )
         return tuned_recipe(search)
-
-    def _limit_bytes(self) -> int | None:
-        """What a container lets this process have of the computer's memory."""
-        header = store.read_json(self._task.folder.header, RunHeader)
-        return header.machine.memory.limit_bytes if header.machine is not None else None
 
     def _only_tuned(self, built: Built, recipe: Recipe) -> nn.Module:
         """The end where nothing was to be trained."""
@@ -310,6 +305,12 @@ class Course:
             else None,
         )
         self._journal.event(finished, is_synced=True)
+
+
+def _limit_bytes(folder: RunFolder) -> int | None:
+    """What a container lets this process have of the computer's memory."""
+    machine = store.read_json(folder.header, RunHeader).machine
+    return machine.memory.limit_bytes if machine is not None else None
 
 
 def versions_here(device: torch.device) -> dict[str, str]:
