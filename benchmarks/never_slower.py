@@ -1,0 +1,165 @@
+"""Does a run of `flatout train` ever take longer than the plain loop, its search included?
+
+    python benchmarks/never_slower.py [--models charlm,mnist] [--seconds 75] [--rounds 1]
+
+Each model is trained for as many steps as the plain loop makes in about so many seconds, from an
+empty folder: by the plain loop in a script of its own, and by `flatout train` with `--tune auto`
+(which searches first, and pays for it) and `--tune off`. Timed from the start of the process to
+its end, in turns. The run may take 1.03 x the plain loop's time and 5 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import dated
+
+HERE = Path(__file__).resolve().parent
+FACTOR, SECONDS = 1.03, 5.0
+# name: size. Steps that are short and long, made of convolutions, products and recurrences; one
+# whose search finds little.
+MODELS = {"mnist": "", "charlm": "tiny", "lstm-text": "tiny", "resnet50": "tiny"}
+_TRIED_S = 3.0
+
+
+def main() -> int:
+    """Measures, prints a table, writes the result; 1 where a run took too long."""
+    options = _options()
+    if options.child:
+        plain(options.child, options.steps)
+        return 0
+    machine = dated.read_machine()
+    print(f"machine   {dated.machine_text(machine)}")
+    print(f"{'':10}{'steps':>8}{'plain':>9}{'off':>9}{'auto':>9}{'allowed':>9}  what auto trained")
+    measurements, details, is_reached = [], {}, True
+    for name in options.models:
+        steps = steps_in(name, options.seconds)
+        rows: dict[str, list[float]] = {"plain": [], "off": [], "auto": []}
+        told: dict[str, Any] = {}
+        for number in range(options.rounds):
+            order = list(rows)
+            for way in order[number % 3 :] + order[: number % 3]:
+                took_s, found = timed(name, steps, way)
+                rows[way].append(took_s)
+                told |= found
+        for plain_s, auto_s, off_s in zip(rows["plain"], rows["auto"], rows["off"], strict=True):
+            allowed_s = FACTOR * plain_s + SECONDS
+            is_reached &= auto_s <= allowed_s
+            print(f"{name:10}{steps:8,}{plain_s:7.1f} s{off_s:7.1f} s{auto_s:7.1f} s"
+                  f"{allowed_s:7.1f} s  {told.get('search', '')}", flush=True)  # fmt: skip
+        conditions = {"model": name, "size": MODELS[name], "steps": steps}
+        measurements += [
+            dated.measurement(f"{name}: {way}", "s", tuple(taken), conditions)
+            for way, taken in rows.items()
+        ]
+        details[name] = told
+    print(f"goal      auto <= {FACTOR} x plain + {SECONDS:.0f} s: "
+          f"{'reached' if is_reached else 'MISSED'}")  # fmt: skip
+    path = dated.write_result("never-slower", machine, measurements, details, options.out)
+    print(f"written   {path}")
+    return 0 if is_reached else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", help=f"some of: {', '.join(MODELS)}")
+    parser.add_argument(
+        "--seconds", type=float, default=75.0, help="about what the plain loop takes"
+    )
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.models = options.models.split(",") if options.models else list(MODELS)
+    unknown = [name for name in options.models if name not in MODELS]
+    if unknown:
+        sys.exit(f"unknown: {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    return options
+
+
+def plain(name: str, steps: int) -> None:
+    """A plain script: builds everything, trains, saves the weights; says how quick a step is."""
+    import torch
+    from never_slower_experiment import experiment
+
+    from flatout.engine.plain import PlainLoop
+    from flatout.engine.session import build
+
+    built = build(dataclasses.replace(experiment(name, MODELS[name]), steps=steps), 0, None)
+    loop = PlainLoop(built)
+    loop.run(2)
+    begin_s = time.perf_counter()
+    loop.run(steps - 2)
+    step_s = (time.perf_counter() - begin_s) / (steps - 2)
+    with tempfile.NamedTemporaryFile() as file:
+        torch.save(built.model.state_dict(), file)
+    print(json.dumps({"step_s": step_s}))
+
+
+def steps_in(name: str, seconds: float) -> int:
+    """How many steps the plain loop makes in about so many seconds."""
+    steps = 10
+    while True:
+        step_s = _plain_step_s(name, steps)
+        if steps * step_s >= _TRIED_S:
+            return round(seconds / step_s)
+        steps = max(2 * steps, round(1.2 * _TRIED_S / step_s))
+
+
+def _plain_step_s(name: str, steps: int) -> float:
+    done = _run([sys.executable, str(HERE / "never_slower.py"), "--child", name,
+                 "--steps", str(steps)], {})  # fmt: skip
+    step_s: float = json.loads(done.splitlines()[-1])["step_s"]
+    return step_s
+
+
+def timed(name: str, steps: int, way: str) -> tuple[float, dict[str, Any]]:
+    """Seconds from the process's start to its end; of `auto` also what its search came to."""
+    with tempfile.TemporaryDirectory() as folder:
+        begin_s = time.perf_counter()
+        if way == "plain":
+            _plain_step_s(name, steps)
+            return time.perf_counter() - begin_s, {}
+        argv = [sys.executable, "-m", "flatout", "train", str(HERE / "never_slower_experiment.py"),
+                "-s", f"name={name}", "-s", f"size={MODELS[name]}", "-s", f"steps={steps}",
+                "--tune", way, "--json"]  # fmt: skip
+        _run(argv, {"FLATOUT_STATE": folder})
+        took_s = time.perf_counter() - begin_s
+        return took_s, _search_told(Path(folder)) if way == "auto" else {}
+
+
+def _run(argv: list[str], environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        argv, env=os.environ | environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(argv)} failed:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _search_told(folder: Path) -> dict[str, Any]:
+    """What the run's events say of its search."""
+    for path in folder.rglob("events.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            event = json.loads(line)
+            if "decision" in event:
+                decision = event["decision"]
+                what = "plain" if decision["is_plain"] else ", ".join(
+                    rung["name"] for rung in decision["rungs"][1:]
+                )  # fmt: skip
+                return {"search": f"{what} ({decision['search_s']:.1f} s)", "decision": decision}
+    return {"search": "no search"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
