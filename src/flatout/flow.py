@@ -165,7 +165,7 @@ def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFo
         id=runs.check_id(run_id) if run_id else runs.free_id(spec.name, parent),
         created_at=clock.now_s(),
         flatout_version=__version__,
-        python=machine.python,
+        python=machine.python or sys.executable,
         spec=spec,
         machine=machine,
     )
@@ -327,7 +327,7 @@ def next_step() -> tuple[str, str]:
     machine = probe(sys.executable)
     if machine.framework("torch") is None:
         choice = environments.choose_torch(machine, sys.version_info[:2])
-        return environments.install_command(machine.python, choice), f"no torch here; {choice.why}"
+        return environments.install_command(sys.executable, choice), f"no torch here; {choice.why}"
     run = newest_run()
     if run is None:
         return "flatout train digits", "trains on 1,797 small pictures that are part of flatout"

@@ -16,7 +16,8 @@ HEAVY = ("torch", "numpy", "tensorflow", "paddle", "jax", "ray", "dask")
 # An experiment is described, and checked, where there is no torch.
 LIGHT_ENGINE = ("flatout.engine", "flatout.engine.experiment")
 RICH_USERS = {
-    f"flatout/cli/{name}.py" for name in ("live", "show", "show_results", "show_tune", "tables")
+    f"flatout/cli/{name}.py"
+    for name in ("live", "show", "show_doctor", "show_results", "show_tune", "tables")
 }
 
 # "file: what it uses" -> why it may touch the world although it is not in system/.

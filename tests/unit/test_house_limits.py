@@ -21,7 +21,9 @@ BANNED_WORDS = {
 }  # fmt: skip
 
 # "path: what" -> why it may be over its limit. A line that is no longer needed fails the test.
-EXCEPTIONS: dict[str, str] = {}
+EXCEPTIONS: dict[str, str] = {
+    "src/flatout/doctor/rules/fabric_manager_not_running.py": "the name of NVIDIA's service",
+}
 
 
 def python_files() -> list[Path]:

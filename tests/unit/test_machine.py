@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from flatout.nouns.machine import Cpu, Framework, Gpu, Host, Machine, Memory
+from flatout.nouns.framework import Framework
+from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
 
 MACHINE = Machine(
     read_at="2026-11-21T03:36:28Z",

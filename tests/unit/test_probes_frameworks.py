@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.nouns.machine import Framework
+from flatout.nouns.framework import Framework
 from flatout.probes.frameworks import parse_build_text, parse_report, parse_requirements
 
 

@@ -24,6 +24,8 @@ COMMANDS = (
     ("compare", "Train", "Runs side by side: what differs, what came out."),
     ("predict", "Use", "Predict with the kept weights of a run."),
     ("evaluate", "Use", "Compute the validation metrics of a run's kept weights once more."),
+    ("doctor", "Mend", "Read this machine; name what is wrong, why, and the fix."),
+    ("explain", "Mend", "Name the cause in a log, a traceback or any other text."),
     ("data", "Train", "List, download and verify data sets."),
 )
 

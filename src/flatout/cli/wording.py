@@ -147,7 +147,9 @@ def machine_text(machine: Machine) -> str:
         memory = machine.memory.limit_bytes or machine.memory.total_bytes
         if memory:
             parts.append(bytes_text(memory))
-    parts.append(f"WSL{machine.host.wsl}" if machine.host.wsl else _OS.get(machine.host.os, "?"))
+    parts.append(
+        f"WSL{machine.host.wsl}" if machine.host.wsl else _OS.get(machine.host.os or "", "?")
+    )
     torch = machine.framework("torch")
     if torch:
         # The build is often part of the version already: 2.13.0+cpu.

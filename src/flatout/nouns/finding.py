@@ -9,23 +9,57 @@ import msgspec
 from flatout.errors import FlatoutError
 
 Severity = Literal["error", "warning", "note"]
+# How sure: decided by evidence of this cause alone; likely; one cause of several that fit.
+Certainty = Literal["decided", "likely", "possible"]
+# safe: no root, nothing removed or restarted, and only flatout's folders or the environment asked
+# about are written. ask: shown with what it does, and asked first. manual: only told.
+Safety = Literal["safe", "ask", "manual"]
+Place = Literal["here", "wsl", "linux", "powershell", "host", "container"]
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen: a line or a fact. where: "line 212", "here", or the program that told it."""
+
+    text: str
+    where: str | None = None
+
+    def __str__(self) -> str:
+        """As a line."""
+        return f"{self.where}  {self.text}" if self.where else self.text
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """A way out, in words or as a command."""
+    """A way out, in words, with the commands that do it, if any.
+
+    commands: what to type, one at a time, exactly. where: in which shell.
+    changes: what they change. undo: how to take that back; None if it cannot be.
+    """
 
     text: str
+    safety: Safety = "manual"
+    commands: tuple[str, ...] = ()
+    where: Place = "here"
+    changes: str | None = None
+    undo: str | None = None
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Bad news: what is wrong, from what evidence, why, and what to do; `rule` names its page."""
+    """Bad news: what is wrong, from what evidence, why, and what to do; `rule` names its page.
+
+    evidence: lines; an Evidence where it matters in what text or place a line was seen.
+    confirm: commands whose answer would decide, where the evidence does not.
+    see: where more is told; the page named like the rule, if nothing else.
+    """
 
     rule: str
     severity: Severity
     problem: str
     because: str | None = None
-    evidence: tuple[str, ...] = ()
+    evidence: tuple[Evidence | str, ...] = ()
     fixes: tuple[Fix, ...] = ()
+    certainty: Certainty = "decided"
+    confirm: tuple[str, ...] = ()
+    see: str = ""
 
 
 def finding_from(error: FlatoutError, severity: Severity = "error") -> Finding:

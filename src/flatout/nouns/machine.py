@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from flatout.nouns.driver import CudaLibrary, KernelModule, Toolkit
+from flatout.nouns.framework import Framework
+from flatout.nouns.surroundings import ContainerEngine, Disk, Environment, Network
+from flatout.nouns.wsl import Windows, Wsl
+
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """The operating system.
@@ -14,12 +19,12 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     python: version of the Python that flatout runs on.
     """
 
-    os: str
+    os: str | None = None
     release: str | None = None
     distribution: str | None = None
     wsl: int | None = None
     container: str | None = None
-    python: str
+    python: str | None = None
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +36,7 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str | None = None
     num_cores: int | None = None
-    num_threads: int
+    num_threads: int | None = None
     features: tuple[str, ...] = ()
 
 
@@ -47,6 +52,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU as NVML or nvidia-smi tells; compute_capability like "8.6".
 
     index counts in PCI bus order: the device `cuda:index` under CUDA_DEVICE_ORDER=PCI_BUS_ID.
+    driver_model: Windows' "WDDM", "TCC" or "MCDM". is_mig_on: the card is cut into MIG instances.
     """
 
     index: int
@@ -56,33 +62,40 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     compute_capability: str | None = None
     pci_bus_id: str | None = None
     uuid: str | None = None
-
-
-class Framework(msgspec.Struct, frozen=True, kw_only=True):
-    """A framework by its installed metadata, never imported; build like "cu130" or "cpu"."""
-
-    name: str
-    version: str
-    build: str | None = None
+    driver_model: str | None = None
+    is_mig_on: bool | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The facts at one moment.
 
-    driver: version of NVIDIA's driver. cuda: the newest CUDA this driver can run, like "13.0".
+    driver: version of NVIDIA's driver; under WSL Windows' number.
+    cuda: the newest CUDA this driver can run, like "13.0".
     python: the interpreter whose frameworks were read.
     unread: maps a fact's path (`driver`, `cpu.num_cores`, `gpus.0.free_bytes`) to why it is None.
+
+    The families from `windows` on are None where nobody asked: a training reads no more than it
+    needs, the doctor asks for all of them.
     """
 
-    read_at: str
-    host: Host
-    cpu: Cpu
-    memory: Memory
+    read_at: str | None = None
+    host: Host = Host()
+    cpu: Cpu = Cpu()
+    memory: Memory = Memory()
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
     cuda: str | None = None
-    python: str
+    python: str | None = None
     frameworks: tuple[Framework, ...] = ()
+    windows: Windows | None = None
+    wsl: Wsl | None = None
+    module: KernelModule | None = None
+    libraries: tuple[CudaLibrary, ...] | None = None
+    toolkits: tuple[Toolkit, ...] | None = None
+    disks: tuple[Disk, ...] | None = None
+    environments: tuple[Environment, ...] | None = None
+    engines: tuple[ContainerEngine, ...] | None = None
+    network: Network | None = None
     unread: dict[str, str] = {}
 
     def framework(self, name: str) -> Framework | None:

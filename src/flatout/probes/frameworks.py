@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from flatout.nouns.machine import Framework
+from flatout.nouns.framework import Framework
 from flatout.system.system import System, Unread
 
 # Distributions that hold a framework, by the name people know it by.

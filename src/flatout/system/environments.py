@@ -128,14 +128,14 @@ def require_torch(machine: Machine, python_version: tuple[int, int]) -> None:
         because=machine.unread.get("frameworks")
         or f"for this machine: {choice.requirement}, "
         f"{bytes_text(choice.download_bytes)} to download; {choice.why}",
-        fix=install_command(machine.python, choice),
+        fix=install_command(machine.python or sys.executable, choice),
     )
 
 
 def choose_torch(machine: Machine, python_version: tuple[int, int]) -> TorchChoice:
     """The build of torch that a machine's driver and GPUs can run."""
     place = Place(
-        os="wsl" if machine.host.wsl else _OS_NAMES.get(machine.host.os, "linux"),
+        os="wsl" if machine.host.wsl else _OS_NAMES.get(machine.host.os or "", "linux"),
         machine={"amd64": "x86_64", "arm64": "aarch64"}.get(
             platform.machine().lower(), platform.machine().lower()
         ),

@@ -1,0 +1,189 @@
+"""How often `flatout explain` names the true cause of recorded failures.
+
+    python3 benchmarks/diagnose.py CASES [--noise 5000] [--failures]
+
+CASES is a folder of folders, each with `input.txt` and `case.yaml` (fields `cause`,
+`also_acceptable`, `decidable`, `family`, `answer`; one line each). Top-1: the first finding is the
+cause or an acceptable one; top-3: one of the first three is. A finding of severity error where the
+cause is `none` is a false alarm. `--noise N` puts each input into N lines of what trainings print.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.doctor.diagnose import case_from_text, diagnose
+from flatout.doctor.families import RULES
+
+SEED = 20261121
+# What trainings, installers and services print when nothing is wrong.
+NOISE = (
+    "Epoch {a}: {b}%|#####     | {c}/{d} [00:{e}<00:{f}, {g}.{h}it/s, loss=0.{a}{b}, v_num=3]",
+    "step {d} loss 0.{c}{a} lr 1e-0{g} grad_norm 0.{b} tokens/s {c}{d} gpu_mem {g}.{h} GiB",
+    "2026-11-21 10:{e}:{f},{d} - INFO - root - saved checkpoint to runs/{a}/checkpoint-{d}.pt",
+    "[rank{g}]: iteration {d}/{c}{d} | elapsed time per iteration (ms): {c}.{a} | loss scale: 1.0",
+    "Requirement already satisfied: numpy>=1.{a} in ./lib/python3.12/site-packages (2.{g}.{h})",
+    "  warnings.warn('The parameter pretrained is deprecated since 0.{a}, use weights instead.')",
+    "host:{d}:{c} [{g}] NCCL INFO Channel {a}/0 : {g}[{g}] -> {h}[{h}] via P2P/CUMEM",
+    "I0000 00:00:17{d}.{c} {d} cuda_executor.cc:{d}] successful NUMA node read had negative value",
+    "Downloading shards: {b}%|####  | {g}/{h} [00:{e}<00:{f}]",
+    "evaluating: accuracy 0.{b}{a} f1 0.{a}{b} on {d} samples in {g}.{h} s",
+    "(RayTrainWorker pid={d}) {{'loss': 0.{a}{c}, 'epoch': {a}}}",
+    "192.168.{a}.{b} - - [21/Nov/2026:10:{e}:{f} +0000] \"POST /v2/infer HTTP/1.1\" 200 {d}",
+    "[  {d}.{c}] usb {g}-{h}: new high-speed USB device number {a} using xhci_hcd",
+    "100%|##########| {d}/{d} [00:{e}<00:00, {c}.{a}B/s]",
+    "",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RecordedCase:
+    """A failure as it was met, and what was wrong."""
+
+    name: str
+    text: str
+    causes: tuple[str, ...]
+    is_healthy: bool
+    decidable: str
+    family: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was made of a case. findings: rule ids; alarms: those of severity error."""
+
+    case: RecordedCase
+    findings: tuple[str, ...]
+    alarms: tuple[str, ...]
+    elapsed_s: float
+
+    def is_right(self, depth: int) -> bool:
+        """Whether the cause is among the first; for a healthy machine, that nothing is an error."""
+        if self.case.is_healthy:
+            return not self.alarms
+        return any(rule in self.case.causes for rule in self.findings[:depth])
+
+
+def read_cases(folder: Path) -> Iterator[RecordedCase]:
+    """The cases of a folder, by name."""
+    for path in sorted(folder.glob("*/case.yaml")):
+        fields = dict(
+            line.split(": ", 1)
+            for line in path.read_text(encoding="utf-8").splitlines()
+            if ": " in line
+        )
+        listed = fields.get("also_acceptable", "[]").strip("[] ").split(",")
+        labels = (fields["cause"].strip(), *(label.strip(" \"'") for label in listed))
+        yield RecordedCase(
+            name=path.parent.name,
+            text=(path.parent / "input.txt").read_text(encoding="utf-8", errors="replace"),
+            causes=tuple(label.replace("_", "-") for label in labels if label),
+            is_healthy=labels[0] == "none",
+            decidable=fields.get("decidable", "yes").strip(" \"'"),
+            family=fields.get("family", "?").strip(),
+            answer=fields.get("answer", "?").strip(),
+        )
+
+
+def noisy(text: str, num_lines: int, draw: random.Random) -> str:
+    """The text in the middle of that many lines of noise, in one piece."""
+    lines = [
+        draw.choice(NOISE).format(
+            a=draw.randrange(10, 99), b=draw.randrange(10, 99), c=draw.randrange(100, 999),
+            d=draw.randrange(1000, 9999), e=draw.randrange(10, 59), f=draw.randrange(10, 59),
+            g=draw.randrange(1, 9), h=draw.randrange(1, 9),
+        )
+        for _ in range(num_lines)
+    ]  # fmt: skip
+    at = draw.randrange(num_lines + 1)
+    return "\n".join([*lines[:at], text, *lines[at:]])
+
+
+def judge(case: RecordedCase, text: str) -> Result:
+    """What the rules make of a text."""
+    began = time.perf_counter()
+    found = diagnose(case_from_text([text.encode()], RULES), RULES).findings
+    return Result(
+        case=case,
+        findings=tuple(one.rule for one in found),
+        alarms=tuple(one.rule for one in found if one.severity == "error"),
+        elapsed_s=time.perf_counter() - began,
+    )
+
+
+def table(title: str, results: Sequence[Result], key: str) -> Iterator[str]:
+    """Scores by a field of the cases."""
+    yield f"{title:<24}{'cases':>7}{'top-1':>9}{'top-3':>9}{'false alarms':>14}"
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(getattr(result.case, key), []).append(result)
+    for name, members in sorted(groups.items()):
+        sick = [one for one in members if not one.case.is_healthy]
+        alarms = sum(bool(one.alarms) for one in members if one.case.is_healthy)
+        shares = [
+            f"{sum(one.is_right(depth) for one in sick) / len(sick):9.1%}" if sick else " " * 9
+            for depth in (1, 3)
+        ]
+        yield f"{name:<24}{len(members):>7}{shares[0]}{shares[1]}{alarms:>14}"
+
+
+def report(results: Sequence[Result]) -> Iterator[str]:
+    """All tables."""
+    sick = [one for one in results if not one.case.is_healthy]
+    decidable = [one for one in sick if one.case.decidable == "yes"]
+    in_thread = [one for one in sick if one.case.answer == "in_thread"]
+    yield from table("family", results, "family")
+    yield ""
+    yield from table("decidable", results, "decidable")
+    yield ""
+    groups = (("all with a cause", sick), ("decidable", decidable), ("in_thread", in_thread))
+    for name, members in groups:
+        right = [sum(one.is_right(depth) for one in members) for depth in (1, 3)]
+        count = max(1, len(members))
+        yield (
+            f"{name:<24}{len(members):>7}{right[0] / count:9.1%}{right[1] / count:9.1%}"
+            f"   ({right[0]} and {right[1]} of {len(members)})"
+        )
+    healthy = [one for one in results if one.case.is_healthy]
+    yield f"{'false alarms':<24}{sum(bool(one.alarms) for one in healthy):>7} of {len(healthy)}"
+    slowest = max((one.elapsed_s for one in results), default=0.0)
+    yield f"{'slowest':<24}{slowest * 1000:>7.0f} ms"
+
+
+def failures(results: Sequence[Result]) -> Iterator[str]:
+    """Every case whose first finding is not its cause."""
+    for one in results:
+        if not one.is_right(1):
+            wanted = one.case.causes[0]
+            found = one.alarms if one.case.is_healthy else one.findings[:4]
+            yield f"{one.case.name}: {wanted} ({one.case.decidable}) <- {', '.join(found) or '-'}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the scores."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cases", type=Path)
+    parser.add_argument("--noise", type=int, default=0, metavar="LINES")
+    parser.add_argument("--failures", action="store_true", help="name what was not right")
+    asked = parser.parse_args(arguments)
+    draw = random.Random(SEED)
+    results = [
+        judge(case, noisy(case.text, asked.noise, draw) if asked.noise else case.text)
+        for case in read_cases(asked.cases)
+    ]
+    if not results:
+        print(f"{asked.cases} holds no cases", file=sys.stderr)
+        return 2
+    print("\n".join([*report(results), *(failures(results) if asked.failures else ())]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,7 @@
+"""NCCL, torchrun, Ray and Dask."""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Rule
+
+RULES: tuple[Rule, ...] = ()

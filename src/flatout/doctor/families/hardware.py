@@ -1,0 +1,7 @@
+"""The card itself."""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Rule
+
+RULES: tuple[Rule, ...] = ()

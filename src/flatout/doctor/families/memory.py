@@ -1,0 +1,7 @@
+"""Memory of host and GPU."""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Rule
+
+RULES: tuple[Rule, ...] = ()

@@ -1,0 +1,7 @@
+"""Names, proxies and certificates."""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Rule
+
+RULES: tuple[Rule, ...] = ()

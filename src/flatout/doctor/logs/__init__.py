@@ -1,0 +1,1 @@
+"""Text that people have: read once, in bounded memory, for signatures and facts."""

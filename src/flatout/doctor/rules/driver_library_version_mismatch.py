@@ -1,0 +1,75 @@
+"""The loaded kernel module and the driver's libraries are of different versions.
+
+**Checks.** NVML's mismatch, the kernel's "API mismatch" line, and CUDA's error 803.
+
+**Why it matters.** An update replaced the libraries while the old module stayed loaded. Until
+both are the same, neither nvidia-smi nor CUDA works.
+
+**Example.** `Failed to initialize NVML: Driver/library version mismatch`
+
+**Fix.** Restart the machine (or unload and load the modules); asked first.
+
+**Source.** nvmlErrorString; NVIDIA/open-gpu-kernel-modules: rm_client version check.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("nvml-mismatch", "kernel-api-mismatch", "dso-mismatch")
+
+
+def check(case: Case) -> Finding | None:
+    """Any of the three says so; under WSL it means something else."""
+    if not case.sees(*_SIGNS, "cuda-driver-combination"):
+        return None
+    module = case.value("kernel-api-mismatch", "module") or case.value("dso-mismatch", "module")
+    library = case.value("kernel-api-mismatch", "library") or case.value("dso-mismatch", "library")
+    is_sure = case.sees(*_SIGNS) and case.machine.host.wsl is None
+    return Finding(
+        rule="driver-library-version-mismatch",
+        severity="error",
+        certainty="decided" if is_sure else "likely",
+        problem="The loaded NVIDIA kernel module and the driver's libraries differ in version.",
+        because=f"module {module}, libraries {library}" if module and library
+        else "an update replaced the libraries, and the old module is still loaded",
+        evidence=case.evidence(*_SIGNS, "cuda-driver-combination", "kernel-module-version"),
+        fixes=(
+            Fix(
+                text="restart the machine",
+                safety="ask",
+                commands=("sudo reboot",),
+                where="host",
+                changes="ends everything that runs; the new module is loaded",
+            ),
+        ),
+        confirm=("cat /proc/driver/nvidia/version", "modinfo nvidia | grep ^version"),
+    )  # fmt: skip
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature("nvml-mismatch", "driver/library version mismatch",
+                  "NVML_ERROR_LIB_RM_VERSION_MISMATCH"),
+        signature(
+            "kernel-api-mismatch",
+            "API mismatch",
+            pattern=r"API mismatch: (?:the|this) (?:client|NVIDIA)[^\n]{0,60}version"
+            r" (?P<library>\d[\d.]*\d)[^\n]{0,20}\n?[^\n]{0,60}version (?P<module>\d[\d.]*\d)"
+            r"|NVRM: API mismatch",
+            lines=3,
+        ),
+        signature(
+            "dso-mismatch",
+            "does not match DSO version",
+            pattern=r"kernel version (?P<module>\d[\d.]*\d) does not match DSO version"
+            r" (?P<library>\d[\d.]*\d)",
+        ),
+    ),
+    explains=("host-nvidia-driver-missing",
+              "nvidia-module-not-built-for-kernel"),
+)  # fmt: skip

@@ -1,0 +1,97 @@
+"""The driver is older than the CUDA that the framework brings.
+
+**Checks.** What torch, JAX, Paddle and CUDA itself say of the driver, and the versions of driver
+API and runtime that they print.
+
+**Why it matters.** A driver runs CUDA up to the version it was made for (within one major version
+from CUDA 11 on, also newer ones). Below that nothing runs on the GPU.
+
+**Example.** `The NVIDIA driver on your system is too old (found version 10010)`
+
+**Fix.** A newer driver, under WSL that of Windows; or a build for an older CUDA: `flatout setup`.
+
+**Source.** NVIDIA, CUDA toolkit release notes, table 3; torch/csrc/cuda/Module.cpp.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_SIGNS = ("driver-too-old", "cuda-driver-insufficient", "ptx-toolchain", "driver-and-runtime")
+
+
+def check(case: Case) -> Finding | None:
+    """The framework says so, or the printed versions do not go together."""
+    is_older = _is_older_major(
+        case.value("driver-and-runtime", "driver"), case.value("driver-and-runtime", "runtime")
+    )
+    is_told = case.sees("driver-too-old", "cuda-driver-insufficient", "ptx-toolchain")
+    if not is_told and not is_older:
+        return None
+    certainty: Certainty = "decided"
+    if not case.sees("driver-too-old") and not is_older:
+        # CUDA says "insufficient" also where there is no driver at all.
+        has_driver = case.machine.driver is not None
+        certainty = "decided" if has_driver or not case.is_container else "likely"
+    found = case.value("driver-too-old", "found")
+    cuda = f"{int(found) // 1000}.{int(found) % 1000 // 10}" if found else case.machine.cuda
+    return Finding(
+        rule="driver-too-old-for-cuda-runtime",
+        severity="error",
+        certainty=certainty,
+        problem="The NVIDIA driver is older than the CUDA that this program brings.",
+        because=f"the driver runs CUDA up to {cuda}" if cuda else None,
+        evidence=case.evidence(*_SIGNS, "nvidia-smi-head", "kernel-module-version"),
+        fixes=(
+            Fix(
+                text="install a newer NVIDIA driver"
+                + (" in Windows (never inside WSL)" if case.is_wsl else "")
+                + ", or a build of the framework for an older CUDA",
+                where="powershell" if case.is_wsl else "host",
+            ),
+        ),
+        confirm=("nvidia-smi", 'python -c "import torch; print(torch.version.cuda)"'),
+    )
+
+
+def _is_older_major(driver: str | None, runtime: str | None) -> bool:
+    """Whether the driver's CUDA is of an older major version; before 11, of any older version."""
+    if driver is None or runtime is None:
+        return False
+    ours, theirs = (tuple(map(int, text.split("."))) for text in (driver, runtime))
+    return ours < theirs if theirs < (11, 0) else ours[0] < theirs[0]
+
+
+RULE = Rule(
+    check=check,
+    prior=70,
+    signatures=(
+        signature(
+            "driver-too-old",
+            "driver on your system is too old",
+            "driver is too old",
+            "cudaErrorDriverTooOld",
+            "newer than the driver",
+            "version is too old",
+            "driver must be updated",
+            pattern=r"driver on your system is too old[^\n]{0,20}\n?[^\n]{0,20}"
+            r"\(found version (?P<found>\d+)\)|driver is too old|driver version is too old"
+            r"|newer than the driver|driver must be updated",
+            lines=2,
+        ),
+        signature(
+            "ptx-toolchain",
+            "compiled with an unsupported toolchain",
+            "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+        ),
+        signature(
+            "driver-and-runtime",
+            "Driver API Version",
+            "CUDA Driver Version",
+            pattern=r"(?:Driver API Version:|CUDA Driver Version / Runtime Version)\s+"
+            r"(?P<driver>\d+\.\d+)(?:, Runtime API Version:| /) (?P<runtime>\d+\.\d+)",
+        ),
+    ),
+)

@@ -1,0 +1,69 @@
+"""The machine's NVSwitch needs a fabric manager, which does not run.
+
+**Checks.** CUDA's error 802, the service's state, and the fabric's state in `nvidia-smi -q`.
+
+**Why it matters.** On machines with NVSwitch (HGX, DGX) CUDA does not start before the fabric
+manager, of exactly the driver's version, has set up the links.
+
+**Example.** `Error 802: system not yet initialized`
+
+**Fix.** Install and start the service of the driver's version; asked first.
+
+**Source.** NVIDIA, Fabric Manager user guide; cudaErrorSystemNotReady in the CUDA runtime API.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """CUDA waits for the fabric, or the service says that it does not run."""
+    is_down = case.sees("fabric-manager-down")
+    if not case.sees("cuda-not-ready") and not is_down:
+        return None
+    version = case.machine.driver
+    package = f"nvidia-fabricmanager-{version.split('.')[0]}" if version else "nvidia-fabricmanager"
+    return Finding(
+        rule="fabric-manager-not-running",
+        severity="error",
+        certainty="decided" if case.sees("cuda-not-ready") else "likely",
+        problem="CUDA waits for the fabric manager, which does not run.",
+        because="cards behind an NVSwitch start only after it has set up the links",
+        evidence=case.evidence("cuda-not-ready", "fabric-manager-down"),
+        fixes=(
+            Fix(
+                text="install and start the fabric manager of exactly the driver's version",
+                safety="ask",
+                commands=(
+                    f"sudo apt-get install {package}",
+                    "sudo systemctl enable --now nvidia-fabricmanager",
+                ),
+                where="host",
+                changes="adds a service",
+                undo="sudo systemctl disable --now nvidia-fabricmanager",
+            ),
+        ),
+        confirm=("systemctl status nvidia-fabricmanager", "nvidia-smi -q | grep -A3 Fabric"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    signatures=(
+        signature(
+            "cuda-not-ready",
+            "system not yet initialized",
+            "CUDA_ERROR_SYSTEM_NOT_READY",
+            "cudaErrorSystemNotReady",
+        ),
+        signature(
+            "fabric-manager-down",
+            "fabricmanager", "fabric manager", "FabricManager",
+            pattern=r"fabric-?\s?manager.{0,80}(?:could not be found|inactive|failed|not running"
+            r"|not (?:been )?(?:started|installed)|don't match|mismatch|Unable|error)",
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,80 @@
+"""No NVIDIA driver is installed on the host.
+
+**Checks.** nvidia-smi, libnvidia-ml and libcuda that are not there, and frameworks that find
+none.
+
+**Why it matters.** CUDA toolkits, containers and wheels bring everything but the driver.
+
+**Example.** `RuntimeError: Found no NVIDIA driver on your system`
+
+**Fix.** Install the driver on the host: under WSL in Windows, for a container outside of it; by
+hand.
+
+**Source.** torch/csrc/cuda; NVIDIA container toolkit, troubleshooting.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_MISSING = ("no-driver-found", "nvml-library-missing", "smi-not-found", "tf-no-kernel-driver")
+_SILENT = ("smi-cannot-communicate", "nvml-driver-not-loaded")
+
+
+def check(case: Case) -> Finding | None:
+    """Nothing of the driver is found, and no driver's version is told."""
+    is_libcuda = bool(case.value("libcuda-not-opened", "versioned"))
+    if not case.sees(*_MISSING, *_SILENT) and not is_libcuda:
+        return None
+    has_driver = case.sees("nvidia-smi-head", "kernel-module-version")
+    certainty: Certainty = "likely"
+    if case.sees("no-driver-found") and not case.is_container and not has_driver:
+        certainty = "decided"
+    if has_driver or not case.sees(*_MISSING) and not is_libcuda:
+        certainty = "possible"
+    if case.is_container and not case.sees("nvml-library-missing"):
+        certainty = "possible"
+    place = "powershell" if case.is_wsl or case.machine.host.os == "windows" else "host"
+    return Finding(
+        rule="host-nvidia-driver-missing",
+        severity="error",
+        certainty=certainty,
+        problem="No NVIDIA driver is found on the host.",
+        because="frameworks, toolkits and containers bring no driver",
+        evidence=case.evidence(*_MISSING, *_SILENT, "libcuda-not-opened"),
+        fixes=(
+            Fix(
+                text="install NVIDIA's driver"
+                + (" in Windows" if place == "powershell" else " on the host, outside containers"),
+                where="powershell" if place == "powershell" else "host",
+                commands=() if place == "powershell" else ("sudo ubuntu-drivers install",),
+                changes="installs the driver; a restart follows",
+            ),
+        ),
+        confirm=("lspci -nnk | grep -A3 -i nvidia", "nvidia-smi", "dpkg -l | grep nvidia-driver"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=45,
+    signatures=(
+        signature(
+            "no-driver-found",
+            "Found no NVIDIA driver",
+            "no NVIDIA driver",
+            "NVIDIA driver is not installed",
+            "driver not installed",
+            "NVIDIA driver was not detected",
+            "NVIDIA Driver was not detected",
+            pattern=r"no NVIDIA driver|NVIDIA driver (?:is not|not) installed"
+            r"|NVIDIA driver was not detected",
+        ),
+        signature(
+            "tf-no-kernel-driver",
+            "kernel driver does not appear to be running",
+        ),
+    ),
+)

@@ -1,0 +1,72 @@
+"""MIG instances are counted or chosen in a way that CUDA does not offer.
+
+**Checks.** MIG beside errors about the number or index of devices.
+
+**Why it matters.** A process sees one MIG instance, the one that CUDA_VISIBLE_DEVICES names by
+its UUID. With MIG on and no instance made, it sees none.
+
+**Example.** `device >= 0 && device < num_gpus INTERNAL ASSERT FAILED`, with MIG-3g.40gb
+
+**Fix.** Name one instance: `CUDA_VISIBLE_DEVICES=MIG-<uuid>`; safe.
+
+**Source.** NVIDIA, MIG user guide, "CUDA visible devices"; pytorch/pytorch#130181.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_FAILURES = ("device-count-assert", "device-ordinal", "cuda-no-device", "no-mig-devices")
+
+
+def check(case: Case) -> Finding | None:
+    """MIG, and a device that is not found."""
+    if not case.sees("mig-named") or not case.sees(*_FAILURES):
+        return None
+    return Finding(
+        rule="mig-device-selection",
+        severity="error",
+        problem="CUDA does not find the MIG instances that the program asks for.",
+        because="a process sees one MIG instance, named by its UUID",
+        evidence=case.evidence("mig-named", *_FAILURES),
+        fixes=(
+            Fix(
+                text="name one instance for each process",
+                safety="safe",
+                commands=("nvidia-smi -L", "export CUDA_VISIBLE_DEVICES=MIG-<uuid>"),
+                changes="this shell alone",
+                undo="unset CUDA_VISIBLE_DEVICES",
+            ),
+        ),
+        confirm=("nvidia-smi -L", "nvidia-smi mig -lgi"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "mig-named",
+            "MIG",
+            pattern=r"\bMIG[- ]\d+g\.\d+gb|\bMIG-(?:GPU-)?[\da-f]{8}|MIG M(?:ode|\.)?.{0,20}Enabled"
+            r"|MIG mode.{0,30}(?:is )?(?:enabled|on)\b|\bnvidia-smi mig\b|nvidia\.com/mig",
+        ),
+        signature("no-mig-devices", "No MIG devices found", "No MIG-enabled devices found"),
+        signature(
+            "device-count-assert",
+            "num_gpus",
+            "INTERNAL ASSERT FAILED",
+            pattern=r"device < num_gpus|device_count.{0,60}INTERNAL ASSERT|num_gpus.{0,40}ASSERT",
+        ),
+        signature(
+            "device-ordinal",
+            "invalid device ordinal",
+            "CUDA_ERROR_INVALID_DEVICE",
+            "cudaErrorInvalidDevice",
+        ),
+    ),
+    explains=("cuda-visible-devices-wrong",),
+)

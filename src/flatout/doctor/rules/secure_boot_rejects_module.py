@@ -1,0 +1,98 @@
+"""Secure Boot refuses the NVIDIA module.
+
+**Checks.** The kernel's refusals of an unsigned module, and Secure Boot's state.
+
+**Why it matters.** With Secure Boot on, the kernel loads modules with a known signature alone. A
+module that was built here is signed with a key that must be enrolled first.
+
+**Example.** `modprobe: ERROR: could not insert 'nvidia': Key was rejected by service`
+
+**Fix.** Enrol the key (`mokutil --import`), or switch Secure Boot off in the firmware; by hand.
+
+**Source.** kernel/module/signing.c; Ubuntu wiki, UEFI/SecureBoot.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """A refused key, Secure Boot beside a module that does not load, or a good build that fails."""
+    is_silent = case.sees("module-not-loaded", "smi-cannot-communicate", "nvml-driver-not-loaded")
+    is_on = case.sees("secure-boot-on") or (
+        case.machine.module is not None and case.machine.module.is_secure_boot_on
+    )
+    certainty: Certainty
+    if case.sees("module-key-refused"):
+        certainty = "decided"
+    elif is_on and is_silent:
+        certainty = "decided" if case.sees("secure-boot-on") else "likely"
+    elif case.sees("module-not-loaded") and case.sees("module-built"):
+        # It was built against the right sources, so it is not these that the kernel refuses.
+        certainty = "likely"
+    elif case.sees("module-not-loaded"):
+        certainty = "possible"
+    else:
+        return None
+    return Finding(
+        rule="secure-boot-rejects-module",
+        severity="error",
+        certainty=certainty,
+        problem="Secure Boot refuses the NVIDIA kernel module.",
+        because="its signature is missing, or made with a key that the firmware does not know",
+        evidence=case.evidence(
+            "module-key-refused", "secure-boot-on", "module-not-loaded", "module-built"
+        ),
+        fixes=(
+            Fix(
+                text="enrol the key that signs the module; the firmware asks for its password at "
+                "the next start",
+                commands=(
+                    "mokutil --sb-state",
+                    "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der",
+                    "sudo reboot",
+                ),
+                where="host",
+                changes="the keys that the firmware trusts",
+                undo="sudo mokutil --delete /var/lib/shim-signed/mok/MOK.der",
+            ),
+        ),
+        confirm=("mokutil --sb-state", "sudo dmesg | grep -iE 'nvidia|lockdown|signature'"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=50,
+    signatures=(
+        signature(
+            "module-key-refused",
+            "Key was rejected by service",
+            "Required key not available",
+            "unsigned module",
+            "PKCS",
+            "signed with a trusted key",
+            pattern=r"Key was rejected by service|Required key not available|Loading of unsigned"
+            r" module|unsigned module loading is restricted|not signed with a trusted key",
+        ),
+        signature(
+            "secure-boot-on",
+            "SecureBoot",
+            "Secure Boot",
+            "Secureboot",
+            pattern=r"Secure ?Boot:? (?:is |state:? ?)?(?:enabled|on|active)\b",
+        ),
+        signature(
+            "module-built",
+            "Building kernel modules",
+            "kernel module compilation complete",
+            pattern=r"\] 100%|Building kernel modules[^\n]{0,20}\n[^\n]{0,120}100%"
+            r"|compilation complete",
+            lines=2,
+        ),
+    ),
+    explains=("nvidia-module-not-built-for-kernel", "host-nvidia-driver-missing"),
+)

@@ -1,0 +1,60 @@
+"""The clock inside WSL is wrong, mostly after a sleep.
+
+**Checks.** Certificates, packages and tokens that are "not yet valid".
+
+**Why it matters.** A clock that stands behind makes TLS, apt and logins fail.
+
+**Example.** `Release file for ... is not valid yet (invalid for another 3h 2min 1s)`
+
+**Fix.** `sudo hwclock --hctosys`, or `wsl --shutdown`; asked first.
+
+**Source.** microsoft/WSL#8204, #5324.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """Something comes from the future."""
+    if not case.sees("not-yet-valid", "clock-skew"):
+        return None
+    return Finding(
+        rule="wsl-clock-skew",
+        severity="error" if case.sees("not-yet-valid") else "warning",
+        certainty="decided" if case.is_wsl else "likely",
+        problem="The clock is wrong: what was made now is taken to come from the future.",
+        because="the clock inside WSL stands still while the machine sleeps",
+        evidence=case.evidence("not-yet-valid", "clock-skew"),
+        fixes=(
+            Fix(
+                text="set the clock from the hardware's",
+                safety="ask",
+                commands=("sudo hwclock --hctosys",),
+                where="wsl",
+                changes="the clock of WSL",
+            ),
+        ),
+        confirm=("date -u", "powershell.exe -c 'Get-Date -AsUTC'"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    signatures=(
+        signature(
+            "not-yet-valid",
+            "not yet valid",
+            "not valid yet",
+            "RequestTimeTooSkewed",
+            "not yet current",
+            "issued in the future",
+        ),
+        signature("clock-skew", "Clock skew detected", "modification time in the future",
+                  "has modification time",
+                  pattern=r"Clock skew|modification time .{0,20}in the future"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,61 @@
+"""The distro's own nvidia-cuda-toolkit is in use.
+
+**Checks.** `apt install nvidia-cuda-toolkit`, and an nvcc in `/usr/bin`.
+
+**Why it matters.** The distro's package brings an old nvcc, which builds extensions for another
+CUDA than that of torch, and may pull in a Linux libcuda.
+
+**Example.** `ii  nvidia-cuda-toolkit  11.5.1-1ubuntu1`
+
+**Fix.** Remove it; install `cuda-toolkit-X-Y` of NVIDIA's WSL repository only to compile; asked
+first.
+
+**Source.** NVIDIA, CUDA on WSL user guide, 3.1 and 4.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """The package is installed or being installed, under WSL."""
+    if not case.is_wsl or not case.sees("distro-toolkit"):
+        return None
+    return Finding(
+        rule="wsl-distro-cuda-toolkit",
+        severity="warning",
+        certainty="likely",
+        problem="The distro's own nvidia-cuda-toolkit is in use.",
+        because="its nvcc is older than the CUDA of the frameworks, and it may hide WSL's libcuda",
+        evidence=case.evidence("distro-toolkit"),
+        fixes=(
+            Fix(
+                text="remove it; frameworks bring their own CUDA",
+                safety="ask",
+                commands=("sudo apt-get remove --simulate nvidia-cuda-toolkit",
+                          "sudo apt-get remove nvidia-cuda-toolkit"),
+                where="wsl",
+                changes="removes nvcc from /usr/bin",
+                undo="sudo apt-get install nvidia-cuda-toolkit",
+            ),
+        ),
+        confirm=("which nvcc", "nvcc --version"),
+    )  # fmt: skip
+
+
+RULE = Rule(
+    check=check,
+    prior=30,
+    signatures=(
+        signature(
+            "distro-toolkit",
+            "nvidia-cuda-toolkit",
+            "/usr/bin/nvcc",
+            pattern=r"install .{0,60}nvidia-cuda-toolkit|^ii\s+nvidia-cuda-toolkit|^/usr/bin/nvcc"
+            r"|Setting up nvidia-cuda-toolkit",
+        ),
+    ),
+)

@@ -1,0 +1,54 @@
+"""Names of the internet are not resolved inside WSL.
+
+**Checks.** apt, pip, git or curl that cannot resolve a host.
+
+**Why it matters.** WSL generates `/etc/resolv.conf` from Windows. A VPN, a firewall or a file
+that was made by hand leaves it pointing to a server that does not answer.
+
+**Example.** `Temporary failure resolving 'archive.ubuntu.com'`
+
+**Fix.** `dnsTunneling=true` in `.wslconfig` (Windows 11), and a generated `resolv.conf`; asked
+first.
+
+**Source.** MicrosoftDocs/WSL: wsl-config.md, troubleshooting.md; microsoft/WSL#5256.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """A name was not resolved, under WSL or nobody knows where."""
+    if not case.sees("name-not-resolved"):
+        return None
+    is_elsewhere = case.machine.host.os == "windows" or case.is_container and not case.is_wsl
+    return Finding(
+        rule="wsl-dns-broken",
+        severity="error",
+        certainty="possible" if is_elsewhere else "decided" if case.is_wsl else "likely",
+        problem="Host names are not resolved.",
+        because="under WSL the generated /etc/resolv.conf often points where nobody answers"
+        if not case.is_wsl
+        else "the server in WSL's /etc/resolv.conf does not answer",
+        evidence=case.evidence("name-not-resolved", "resolv-conf-nameserver"),
+        fixes=(
+            Fix(
+                text="let Windows resolve: `dnsTunneling=true` under [wsl2] in .wslconfig",
+                safety="ask",
+                commands=("notepad $env:USERPROFILE\\.wslconfig", "wsl --shutdown"),
+                where="powershell",
+                changes="stops every distro and container",
+                undo="take the line out, and wsl --shutdown again",
+            ),
+        ),
+        confirm=("cat /etc/resolv.conf", "getent hosts pypi.org"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    signatures=(signature("resolv-conf-nameserver", "nameserver", pattern=r"^nameserver \S+"),),
+)

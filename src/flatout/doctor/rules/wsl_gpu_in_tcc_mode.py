@@ -1,0 +1,63 @@
+"""A card runs in TCC mode under Windows; WSL needs WDDM.
+
+**Checks.** The column "TCC/WDDM" of Windows' nvidia-smi, and devices that WSL cannot open.
+
+**Why it matters.** Windows shares a GPU with WSL through its display model (WDDM). A card in TCC
+mode is not shared, and one such card can keep the others from working.
+
+**Example.** `0  NVIDIA L40S  TCC` in Windows, `GPU access blocked by the operating system` in WSL
+
+**Fix.** `nvidia-smi -g INDEX -dm 0` as administrator, then restart Windows; by hand. Some cards
+need a vGPU or RTX Enterprise driver for it.
+
+**Source.** NVIDIA, CUDA on WSL user guide; microsoft/WSL#6773.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """TCC is named beside WSL, or WSL lists devices and cannot open them."""
+    is_tcc = case.sees("gpu-in-tcc") or any(g.driver_model == "TCC" for g in case.machine.gpus)
+    is_closed = case.is_wsl and case.sees("smi-no-handle", "smi-no-devices")
+    is_wsl = case.is_wsl or case.sees("nvml-blocked")
+    if not is_closed and not (is_tcc and is_wsl):
+        return None
+    return Finding(
+        rule="wsl-gpu-in-tcc-mode",
+        severity="error",
+        certainty="decided" if is_tcc else "likely",
+        problem="Windows runs a card in TCC mode, which it does not share with WSL.",
+        because="WSL sees cards in WDDM mode alone",
+        evidence=case.evidence("gpu-in-tcc", "nvml-blocked", "smi-no-handle", "smi-no-devices"),
+        fixes=(
+            Fix(
+                text="switch the card to WDDM as administrator, then restart Windows",
+                commands=("nvidia-smi -g 0 -dm 0",),
+                where="powershell",
+                changes="the card's driver model, from the next start on",
+                undo="nvidia-smi -g 0 -dm 1",
+            ),
+        ),
+        confirm=("nvidia-smi.exe --query-gpu=index,name,driver_model.current --format=csv",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "gpu-in-tcc",
+            "TCC",
+            pattern=r"\|.{0,60}\bTCC\s*\||\bTCC mode\b|driver.?model.{0,30}\bTCC\b|,\s*TCC\b"
+            r"|Current\s*:\s*TCC",
+        ),
+    ),
+    explains=("wsl-linux-driver-installed-inside", "wsl-gpu-stack-incomplete",
+              "nvidia-runtime-no-cgroups-wrong"),
+)  # fmt: skip

@@ -1,0 +1,77 @@
+"""Parts of what brings the GPU into WSL are missing.
+
+**Checks.** `/dev/dxg`, `/usr/lib/wsl/lib` and the driver store `/usr/lib/wsl/drivers`; a kernel
+that somebody built without dxgkrnl; a Hyper-V guest into which the files were copied.
+
+**Why it matters.** The kernel's bridge (dxgkrnl) and Windows' driver files belong together. With
+one missing, the libraries load and then find no GPU.
+
+**Example.** `Failed to initialize NVML: GPU access blocked by the operating system`, from
+`/usr/lib/wsl/lib/nvidia-smi`
+
+**Fix.** Use WSL's own kernel: take `kernel=` out of `.wslconfig`, `wsl --update`; by hand. In a
+Hyper-V guest, copy the driver store of this driver version again.
+
+**Source.** NVIDIA/nvidia-container-toolkit: nvcdi/driver-wsl.go; microsoft/WSL#5546.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_DECISIVE = ("own-wsl-kernel", "dxg-module-missing", "dxg-missing", "driver-store-missing")
+
+
+def check(case: Case) -> Finding | None:
+    """A missing part is seen, or NVML is blocked and nothing tells why."""
+    is_blocked = case.sees("nvml-blocked")
+    if not case.sees(*_DECISIVE) and not is_blocked:
+        return None
+    certainty: Certainty
+    if case.sees(*_DECISIVE):
+        certainty = "decided" if is_blocked or case.sees("dxg-module-missing") else "likely"
+    else:
+        # Called by its path, nvidia-smi is WSL's own, not one of a Linux driver.
+        certainty = "likely" if case.sees("wsl-smi-by-path") else "possible"
+    return Finding(
+        rule="wsl-gpu-stack-incomplete",
+        severity="error",
+        certainty=certainty,
+        problem="Parts of what brings the GPU into WSL are missing.",
+        because="kernel bridge (dxgkrnl), /usr/lib/wsl/lib and driver store must all be there",
+        evidence=case.evidence(*_DECISIVE, "wsl-smi-by-path", "nvml-blocked"),
+        fixes=(
+            Fix(
+                text="use WSL's own kernel (no `kernel=` in .wslconfig) and update it",
+                commands=("wsl --update", "wsl --shutdown"),
+                where="powershell",
+                changes="stops every distro and container",
+            ),
+        ),
+        confirm=("uname -r", "ls -l /dev/dxg /usr/lib/wsl/lib /usr/lib/wsl/drivers"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=40,
+    signatures=(
+        signature(
+            "own-wsl-kernel", "kernel", pattern=r"^\s*kernel\s*=\s*\S*[\\/]\S+|CONFIG_DXGKRNL"
+        ),
+        signature(
+            "dxg-module-missing",
+            "dxgkrnl",
+            pattern=r"Module dxgkrnl not found|dxgkrnl.{0,40}(?:not found|missing|failed to)",
+        ),
+        signature(
+            "driver-store-missing",
+            "/usr/lib/wsl",
+            "lxss",
+            pattern=r"(?:/usr/lib/wsl/(?:drivers|lib)\S{0,80}|lxss\S{0,80})'?: No such file",
+        ),
+        signature("wsl-smi-by-path", "/usr/lib/wsl/lib/nvidia-smi"),
+    ),
+)

@@ -1,0 +1,68 @@
+"""WSL's libcuda is not on the loader's path.
+
+**Checks.** Programs that fail to open `libcuda.so`, and `ldconfig -p` that knows `libcuda.so.1`
+alone.
+
+**Why it matters.** Under WSL the driver lies in `/usr/lib/wsl/lib`. What opens `libcuda.so`
+without a number, as cuDNN 8 and Triton do, finds nothing, and the GPU stays unused or the program
+aborts.
+
+**Example.** `Could not load library libcudnn_cnn_infer.so.8. Error: libcuda.so: cannot open
+shared object file`
+
+**Fix.** Put `/usr/lib/wsl/lib` on the loader's path of this shell; safe.
+
+**Source.** NVIDIA, CUDA on WSL user guide; microsoft/WSL#5663, #8587.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_FIX = Fix(
+    text="put WSL's driver on the loader's path",
+    safety="safe",
+    commands=("export LD_LIBRARY_PATH=/usr/lib/wsl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}",),
+    where="wsl",
+    changes="this shell alone; put the line into ~/.bashrc to keep it",
+    undo="close the shell",
+)
+
+
+def check(case: Case) -> Finding | None:
+    """libcuda is asked for by name and not found, or known to the loader by half."""
+    is_missing = case.sees("libcuda-not-opened")
+    is_half_known = case.sees("ldconfig-wsl-libcuda") and not case.sees("ldconfig-libcuda")
+    if not is_missing and not is_half_known:
+        return None
+    is_plain = is_missing and not case.value("libcuda-not-opened", "versioned")
+    certainty: Certainty
+    if is_missing and not case.is_wsl and not is_plain:
+        certainty = "possible"
+    else:
+        certainty = "decided" if case.is_wsl and is_missing else "likely"
+    return Finding(
+        rule="wsl-libcuda-not-on-loader-path",
+        severity="error" if is_missing else "warning",
+        certainty=certainty,
+        problem="The loader does not find libcuda.so.",
+        because="under WSL it lies in /usr/lib/wsl/lib, which is not on the loader's path",
+        evidence=case.evidence("libcuda-not-opened", "ldconfig-wsl-libcuda"),
+        fixes=(_FIX,),
+        confirm=("ldconfig -p | grep libcuda", "ls /usr/lib/wsl/lib"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    signatures=(
+        signature(
+            "ldconfig-wsl-libcuda",
+            "/usr/lib/wsl/lib",
+            pattern=r"libcuda\.so\.1 \(\S*\) => /usr/lib/wsl/lib",
+        ),
+        signature("ldconfig-libcuda", "libcuda.so", pattern=r"libcuda\.so \(\S*\) =>"),
+    ),
+)

@@ -1,0 +1,75 @@
+"""WSL's virtual machine has less memory than is needed, or its .wslconfig is not applied.
+
+**Checks.** `.wslconfig` and what `free` shows, complaints of WSL about that file, and processes
+killed for memory under WSL.
+
+**Why it matters.** WSL gets half of the machine's memory. A `.wslconfig` with a mistake, in
+UTF-16 or read before `wsl --shutdown` is ignored without a word.
+
+**Example.** `memory=6GB` in `.wslconfig` and `Mem: 25Gi` from `free`
+
+**Fix.** Set `memory=` in `%UserProfile%\\.wslconfig`, saved as UTF-8, then `wsl --shutdown`;
+asked first.
+
+**Source.** MicrosoftDocs/WSL: wsl-config.md.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_TROUBLE = ("wslconfig-refused", "wsl-start-out-of-memory")
+
+
+def check(case: Case) -> Finding | None:
+    """The file is refused or without effect, or WSL's memory was not enough."""
+    is_set = case.sees("wslconfig-memory") and case.sees("free-table", "wslconfig-named")
+    is_killed = case.is_wsl and case.sees("kernel-killed-process")
+    if not case.sees(*_TROUBLE) and not is_set and not is_killed:
+        return None
+    return Finding(
+        rule="wsl-memory-limit",
+        severity="error" if case.sees(*_TROUBLE) or is_killed else "warning",
+        certainty="decided" if case.sees(*_TROUBLE) else "likely",
+        problem="WSL's memory limit is too small, or .wslconfig is not applied.",
+        because="WSL reads .wslconfig when it starts, as UTF-8, and skips what it does not know",
+        evidence=case.evidence(
+            *_TROUBLE, "wslconfig-memory", "free-table", "kernel-killed-process"
+        ),
+        fixes=(
+            Fix(
+                text="set `memory=` under [wsl2] in .wslconfig, saved as UTF-8, and restart WSL",
+                safety="ask",
+                commands=("notepad $env:USERPROFILE\\.wslconfig", "wsl --shutdown"),
+                where="powershell",
+                changes="stops every distro and container",
+                undo="set the old value, and wsl --shutdown again",
+            ),
+        ),
+        confirm=("free -m", "powershell.exe -c 'Get-Content $env:USERPROFILE\\.wslconfig'"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature("wslconfig-named", ".wslconfig"),
+        signature("wslconfig-memory", "memory", pattern=r"^\s*memory\s*=\s*\d+\s*(?:[GM]B?)?\s*$"),
+        signature("free-table", "Mem:", pattern=r"^Mem:\s+\d"),
+        signature(
+            "wslconfig-refused",
+            ".wslconfig",
+            pattern=r"(?:unknown|invalid|unrecognized|expected|duplicate)[^\n]{0,120}\.wslconfig",
+        ),
+        signature(
+            "wsl-start-out-of-memory",
+            "0x800705aa",
+            "0x8007000e",
+            "CreateVm",
+            pattern=r"(?:Wsl/|CreateVm|HCS)\S{0,80}.{0,20}(?:0x800705aa|0x8007000e|E_OUTOFMEMORY)",
+        ),
+    ),
+)

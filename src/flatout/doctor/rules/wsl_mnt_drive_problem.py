@@ -1,0 +1,66 @@
+"""A Windows drive below /mnt refuses what is asked of it.
+
+**Checks.** Permission and input/output errors for files below `/mnt/c` and its like.
+
+**Why it matters.** Windows drives reach WSL through 9p. Without the option `metadata` they have
+no Linux permissions, and the share may break off; besides, small files are read tens of times
+slower than on WSL's own disk.
+
+**Example.** `chmod: changing permissions of '/mnt/d/bar': Operation not permitted`
+
+**Fix.** Keep code, environments and data on WSL's own disk; else mount with `metadata`; by hand.
+
+**Source.** MicrosoftDocs/WSL: wsl-config.md, file-permissions.md; microsoft/WSL#81, #4197.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """An error names a path below /mnt/<drive>, or comes right after one."""
+    is_near = case.sees("input-output-error") and case.sees("windows-drive-mounted")
+    if not case.sees("mnt-drive-error") and not is_near:
+        return None
+    return Finding(
+        rule="wsl-mnt-drive-problem",
+        severity="error",
+        certainty="decided" if case.sees("mnt-drive-error") else "likely",
+        problem="A Windows drive below /mnt refuses what is asked of it.",
+        because="drives of Windows are shares (9p): no Linux permissions without `metadata`, and "
+        "the share can break off",
+        evidence=case.evidence("mnt-drive-error", "input-output-error"),
+        fixes=(
+            Fix(text="keep code, environments and data on WSL's own disk, below your home",
+                where="wsl"),
+            Fix(
+                text="mount the drives with metadata: options = \"metadata\" under [automount] in "
+                "/etc/wsl.conf",
+                safety="ask",
+                commands=("sudo nano /etc/wsl.conf", "wsl.exe --shutdown"),
+                where="wsl",
+                changes="stops every distro and container",
+                undo="take the line out, and wsl --shutdown again",
+            ),
+        ),
+        confirm=("mount | grep /mnt/", "ls -ld /mnt/c"),
+    )  # fmt: skip
+
+
+RULE = Rule(
+    check=check,
+    signatures=(
+        signature(
+            "mnt-drive-error",
+            "/mnt/",
+            pattern=r"/mnt/[a-z]\b[^\n]{0,200}(?:Operation not permitted|Permission denied|No such "
+            r"device|Input/output error|Stale file handle|Cannot allocate memory|Protocol error|"
+            r"Transport endpoint)|(?:Errno 5|Errno 1|Errno 13|PermissionError|rename failed|chmod)"
+            r"[^\n]{0,120}(?:not permitted|denied|/output error)[^\n]{0,60}/mnt/[a-z]/",
+        ),
+        signature("input-output-error", "Input/output error"),
+    ),
+)

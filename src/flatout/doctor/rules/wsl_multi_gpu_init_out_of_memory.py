@@ -1,0 +1,53 @@
+"""CUDA does not start under WSL with several cards: error 2, out of memory.
+
+**Checks.** `cudaGetDeviceCount` or `cuInit` that ends with "out of memory", before anything was
+allocated.
+
+**Why it matters.** Under WSL, each card that CUDA opens takes address space and host memory from
+the same small pool. Every framework then reports that there is no GPU.
+
+**Example.** `Unexpected error from cudaGetDeviceCount() ... Error 2: out of memory`
+
+**Fix.** Let CUDA open fewer cards: `CUDA_VISIBLE_DEVICES=0`; safe.
+
+**Source.** pytorch/pytorch#124280; microsoft/WSL#10269.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """The count of devices fails for want of memory."""
+    if not case.sees("cuda-init-out-of-memory"):
+        return None
+    is_multi = case.sees("several-gpus-told") or len(case.machine.gpus) > 1
+    return Finding(
+        rule="wsl-multi-gpu-init-out-of-memory",
+        severity="error",
+        certainty="decided" if case.is_wsl and is_multi else "likely",
+        problem="CUDA runs out of memory while it starts, before anything is allocated.",
+        because="under WSL this comes of several cards opened at once",
+        evidence=case.evidence("cuda-init-out-of-memory", "several-gpus-told"),
+        fixes=(
+            Fix(
+                text="let CUDA open one card",
+                safety="safe",
+                commands=("export CUDA_VISIBLE_DEVICES=0",),
+                where="wsl",
+                changes="this shell alone",
+                undo="unset CUDA_VISIBLE_DEVICES",
+            ),
+        ),
+        confirm=("nvidia-smi", "free -m"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    signatures=(signature("several-gpus-told", "GPUs", pattern=r"\b(?:[2-9]|1\d)x? GPUs\b"),),
+    explains=("gpu-memory-used-by-other-process", "gpu-memory-too-small"),
+)

@@ -1,0 +1,58 @@
+"""nvidia-smi crashes under WSL because of a fault in Windows' driver.
+
+**Checks.** A segmentation fault of nvidia-smi, or inside libnvidia-ml.
+
+**Why it matters.** Some drivers of Windows ship libraries for WSL that crash when NVML is asked.
+CUDA may work all the same; whatever reads the GPU through NVML does not.
+
+**Example.** `nvidia-smi[412]: segfault at 0 ip ... in libnvidia-ml.so.1`
+
+**Fix.** Install another driver in Windows; by hand.
+
+**Source.** microsoft/WSL#11277.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """nvidia-smi ended by SIGSEGV."""
+    if not case.sees("smi-segfault"):
+        return None
+    return Finding(
+        rule="wsl-nvidia-driver-bug-segfault",
+        severity="error",
+        certainty="decided" if case.is_wsl else "likely",
+        problem="nvidia-smi crashes: this driver of Windows has a fault in its part for WSL.",
+        because="NVML's library for WSL comes with the driver of Windows",
+        evidence=case.evidence("smi-segfault", "nvidia-smi-head"),
+        fixes=(
+            Fix(
+                text="install another NVIDIA driver in Windows, newer or one branch older",
+                commands=("wsl --shutdown",),
+                where="powershell",
+                changes="stops every distro and container",
+            ),
+        ),
+        confirm=("nvidia-smi.exe", "dmesg | grep -i segfault"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    signatures=(
+        signature(
+            "smi-segfault",
+            "nvidia-smi",
+            "libnvidia-ml.so",
+            "libnvidia-ml",
+            pattern=r"nvidia-smi\S{0,12}: segfault|segfault at .{0,120}in lib(?:nvidia-ml|cuda)"
+            r"|nvidia-smi[^\n]{0,60}\n?[^\n]{0,60}(?:Segmentation fault|SIGSEGV)",
+            lines=2,
+        ),
+    ),
+)

@@ -1,0 +1,65 @@
+"""Pinned host memory has run out, of which WSL has little.
+
+**Checks.** Failed allocations that the program says are on the host, or pinned.
+
+**Why it matters.** Pinned memory makes copies to the GPU fast. Under WSL only a part of the
+machine's memory can be pinned, and "CUDA out of memory" then does not mean the card.
+
+**Example.** `could not allocate pinned host memory of size: 415990272`
+
+**Fix.** Pin less: fewer loader workers, less prefetch, `pin_memory=False` as a last resort; safe.
+
+**Source.** NVIDIA, CUDA on WSL user guide, 5.1; microsoft/WSL#8447, #14078.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """An allocation failed on the host, in CUDA's words."""
+    if not case.sees("pinned-allocation-failed"):
+        return None
+    return Finding(
+        rule="wsl-pinned-memory-limit",
+        severity="error",
+        certainty="decided" if case.is_wsl else "likely",
+        problem="Pinned host memory has run out; the GPU's memory is not meant.",
+        because="WSL can pin only a part of the machine's memory",
+        evidence=case.evidence("pinned-allocation-failed"),
+        fixes=(
+            Fix(
+                text="pin less: fewer loader workers, a smaller prefetch, or pin_memory=False",
+                safety="safe",
+                changes="copies to the GPU may take longer",
+            ),
+        ),
+        confirm=("free -m", "ulimit -l"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    signatures=(
+        signature(
+            "pinned-allocation-failed",
+            "pinned host memory",
+            "bytes on host",
+            "cudaHostAlloc",
+            "cudaMallocHost",
+            "cuMemHostAlloc",
+            "pin_memory",
+            "pinned memory",
+            pattern=r"could not allocate pinned|bytes on host: CUDA_ERROR|"
+            r"(?:cudaHostAlloc|cudaMallocHost|cuMemHostAlloc|cudaHostRegister|pin_memory|pinned"
+            r" memory)[^\n]{0,120}(?:out of memory|OutOfMemory|failed|OUT_OF_MEMORY)"
+            r"|pin memory thread[^\n]{0,60}\n?(?:[^\n]*\n){0,12}[^\n]{0,60}CUDA error: out of",
+            lines=14,
+        ),
+    ),
+    explains=("gpu-memory-too-small", "gpu-memory-fragmentation",
+              "gpu-memory-used-by-other-process"),
+)  # fmt: skip

@@ -1,0 +1,61 @@
+"""WSL must be started anew, after a new driver or a sleep.
+
+**Checks.** Libraries and driver that do not fit each other, or CUDA's unknown error, under WSL.
+
+**Why it matters.** WSL takes the driver's files when it starts. When Windows gets another driver,
+or the machine slept, the running WSL goes on with what is no longer there.
+
+**Example.** `system has unsupported display driver / cuda driver combination`, under WSL
+
+**Fix.** `wsl --shutdown` in PowerShell; asked first, since it ends every distro and container.
+
+**Source.** microsoft/WSL#8529.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """A running WSL that lost its driver."""
+    changed = ("cuda-driver-combination", "nvml-mismatch")
+    lost = ("nvml-unknown-error", "cuda-unknown-error", "smi-cannot-communicate")
+    if case.machine.host.wsl != 2 or not case.sees(*changed, *lost):
+        return None
+    is_told = case.sees("windows-driver-updated", "machine-slept")
+    return Finding(
+        rule="wsl-restart-needed",
+        severity="error",
+        certainty="decided" if is_told else "likely" if case.sees(*changed) else "possible",
+        problem="WSL must be started anew: it still holds the driver's old files.",
+        because="WSL takes the driver from Windows when it starts",
+        evidence=case.evidence(*changed, *lost, "windows-driver-updated", "machine-slept"),
+        fixes=(
+            Fix(
+                text="restart WSL",
+                safety="ask",
+                commands=("wsl --list --running", "wsl --shutdown"),
+                where="powershell",
+                changes="ends every distro, container and run in WSL",
+            ),
+        ),
+        confirm=("wsl.exe --list --running",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=65,
+    signatures=(
+        signature(
+            "windows-driver-updated",
+            "driver",
+            pattern=r"(?:updat|upgrad|install)\w* .{0,30}(?:nvidia|windows|geforce|game ready)"
+            r".{0,20}driver|driver .{0,20}(?:was|were|got) (?:just )?(?:updated|upgraded)",
+        ),
+    ),
+    explains=("cuda-broken-after-suspend", "driver-library-version-mismatch"),
+)

@@ -1,0 +1,25 @@
+"""What is wrong, most likely first, and what would decide where that is open."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.nouns.finding import Finding
+
+
+class Undecided(msgspec.Struct, frozen=True, kw_only=True):
+    """A question that the evidence leaves open.
+
+    between: rules that fit; empty where something is wrong that no rule knows.
+    run: commands whose answer decides.
+    """
+
+    between: tuple[str, ...] = ()
+    run: tuple[str, ...] = ()
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """findings: ranked, the most likely cause first; consequences of another are left out."""
+
+    findings: tuple[Finding, ...] = ()
+    undecided: tuple[Undecided, ...] = ()

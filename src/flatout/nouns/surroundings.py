@@ -1,0 +1,77 @@
+"""What a training meets around driver and framework: disks, environments, containers, network."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.nouns.framework import Framework
+
+
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
+    """A file system that matters. role: "project", "data", "tmp", "home" or "shm".
+
+    is_windows_drive: a drive of Windows seen from WSL (9p or virtiofs below /mnt).
+    small_files_bytes_s, stream_bytes_s: what reading gave when it was measured.
+    """
+
+    role: str
+    kind: str | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    free_inodes: int | None = None
+    is_windows_drive: bool | None = None
+    is_read_only: bool | None = None
+    has_metadata: bool | None = None
+    small_files_bytes_s: float | None = None
+    stream_bytes_s: float | None = None
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """A Python environment, by its metadata.
+
+    kind: "venv", "conda", "uv" or "system". can_use_gpu: a real operation ran on the GPU, asked in
+    a child, and only where it was asked for.
+    """
+
+    python: str
+    version: str | None = None
+    kind: str | None = None
+    frameworks: tuple[Framework, ...] = ()
+    has_user_site: bool | None = None
+    is_externally_managed: bool | None = None
+    can_use_gpu: bool | None = None
+    problem: str | None = None
+
+
+class ContainerEngine(msgspec.Struct, frozen=True, kw_only=True):
+    """Docker or Podman. name: "docker", "docker-desktop" or "podman".
+
+    runtimes: names the daemon knows. cdi_devices: what the CDI specification offers.
+    no_cgroups: the setting in the NVIDIA runtime's configuration.
+    """
+
+    name: str
+    version: str | None = None
+    is_running: bool | None = None
+    is_permitted: bool | None = None
+    is_snap: bool | None = None
+    is_rootless: bool | None = None
+    runtimes: tuple[str, ...] | None = None
+    toolkit: str | None = None
+    cdi_devices: tuple[str, ...] | None = None
+    cdi_driver: str | None = None
+    no_cgroups: bool | None = None
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """Names and ways out. has_proxy: a proxy is set; no proxy's address is kept.
+
+    is_own_name_loopback: the machine's own name leads to 127.*, which other machines cannot reach.
+    busy_ports: of those that training uses.
+    """
+
+    can_resolve: bool | None = None
+    is_own_name_loopback: bool | None = None
+    has_proxy: bool | None = None
+    clock_skew_s: float | None = None
+    busy_ports: tuple[int, ...] | None = None

@@ -1,0 +1,30 @@
+"""Text that somebody has, as bytes, a piece at a time: it may be longer than memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from flatout.system.store import mapped_os_errors
+
+_PIECE_BYTES = 1 << 20
+
+
+def pieces_of(path: Path) -> Iterator[bytes]:
+    """A file's bytes.
+
+    Raises:
+        UsageError: file-access.
+    """
+    with mapped_os_errors(path), open(path, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
+
+
+def pieces_of_stdin() -> Iterator[bytes]:
+    """What is piped in; nothing from a terminal, which would wait for somebody to type."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return
+    while piece := sys.stdin.buffer.read(_PIECE_BYTES):
+        yield piece

@@ -1,0 +1,29 @@
+"""Writes docs/rules from the rules' docstrings: python3 tests/docs/rule_pages.py"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flatout.doctor.families import RULES
+
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "rules"
+
+
+def pages() -> dict[str, str]:
+    """File name -> text, for every rule."""
+    return {f"{rule.id}.md": f"# {rule.id}\n\n{rule.page.strip()}\n" for rule in RULES}
+
+
+def main() -> None:
+    """Writes what is missing or old, removes what has no rule."""
+    FOLDER.mkdir(exist_ok=True)
+    wanted = pages()
+    for path in FOLDER.glob("*.md"):
+        if path.name not in wanted:
+            path.unlink()
+    for name, text in wanted.items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

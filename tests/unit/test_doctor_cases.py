@@ -1,0 +1,34 @@
+"""Texts and the cause that must come first. The cases are data: tests/cases/doctor."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.doctor.diagnose import case_from_text, diagnose
+from flatout.doctor.families import RULES
+
+CASES = [
+    (f"{path.stem}: {case['name']}", case)
+    for path in sorted((Path(__file__).parents[1] / "cases" / "doctor").glob("*.toml"))
+    for case in tomllib.loads(path.read_text(encoding="utf-8"))["case"]
+]
+
+
+@pytest.mark.parametrize("case", [case for _, case in CASES], ids=[name for name, _ in CASES])
+def test_first_cause_when_told(case: dict[str, Any]) -> None:
+    found = diagnose(case_from_text([case["text"].encode()], RULES), RULES).findings
+    errors = [one.rule for one in found if one.severity == "error"]
+    if case["first"]:
+        assert [one.rule for one in found][:1] == [case["first"]], found
+        assert found[0].evidence, "no line is shown for it"
+    if not case["first"] or case.get("is_harmless"):
+        assert errors == []
+
+
+def test_every_rule_is_first_in_a_case() -> None:
+    first = {case["first"] for _, case in CASES}
+    assert {rule.id for rule in RULES} - first == set()

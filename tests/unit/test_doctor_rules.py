@@ -1,0 +1,53 @@
+"""What holds for every rule and every signature."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+
+from flatout.doctor.diagnose import case_from_machine, diagnose, signatures_of
+from flatout.doctor.families import RULES
+from flatout.doctor.rule import Rule
+from flatout.doctor.signature import WINDOW_BYTES, Signature
+from flatout.nouns.machine import Machine
+
+SIGNATURES = signatures_of(RULES)
+SECTIONS = ("**Checks.**", "**Why it matters.**", "**Example.**", "**Fix.**", "**Source.**")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_page_of_a_rule_tells_all(rule: Rule) -> None:
+    assert [part for part in SECTIONS if part not in rule.page] == []
+
+
+def test_names_are_given_once() -> None:
+    assert [id for id, count in Counter(one.id for one in SIGNATURES).items() if count > 1] == []
+    assert [id for id, count in Counter(rule.id for rule in RULES).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_rule_is_quiet_when_nothing_is_known(rule: Rule) -> None:
+    assert rule.check(case_from_machine(Machine(), RULES)) is None
+
+
+def test_diagnosis_is_empty_when_nothing_is_known() -> None:
+    found = diagnose(case_from_machine(Machine(), RULES), RULES)
+    assert found.findings == found.undecided == ()
+
+
+@pytest.mark.parametrize("one", SIGNATURES, ids=lambda one: one.id)
+def test_signature_is_quick_when_the_text_is_hostile(one: Signature) -> None:
+    pieces = [*one.texts, "a", " ", "nvidia ", "0.", "/", "\n", ": ", "(found version "]
+    for piece in pieces:
+        window = (piece * WINDOW_BYTES)[: 2 * WINDOW_BYTES]
+        began = time.process_time()
+        one.match(window)
+        one.match(f"{one.texts[0]} {window}")
+        assert time.process_time() - began < 0.25, piece
+
+
+@pytest.mark.parametrize("one", SIGNATURES, ids=lambda one: one.id)
+def test_signature_has_words_to_look_for(one: Signature) -> None:
+    assert all(any(letter.isascii() and letter.isalpha() for letter in text) for text in one.texts)
