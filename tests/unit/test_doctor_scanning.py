@@ -78,3 +78,9 @@ def test_scan_keeps_little_when_the_text_is_long() -> None:
     finally:
         tracemalloc.stop()
     assert peak < 20e6
+
+
+def test_scan_finds_it_behind_many_lines_that_look_alike() -> None:
+    refused = b"".join(b"step %d: the alarm rings not\n" % number for number in range(20_000))
+    [sign] = alarms(refused + b"the alarm rings 3 times\n")
+    assert sign.line == 20_001

@@ -18,11 +18,16 @@ _BLOCK_BYTES = 256 * 1024
 # How far a signature that goes over lines may look.
 _AHEAD_BYTES = 2 * WINDOW_BYTES
 _LONGEST_LINE = 400
+# A line that a pattern has refused so often, but for its digits, is not tried again: a training
+# prints the same line a million times.
+_REFUSED_ENOUGH = 100
+_MOST_SHAPES = 2_000
 
 # Letters in lower case, everything else a space: a text becomes words.
 _TO_WORDS = bytes(
     code + 32 if 65 <= code <= 90 else code if 97 <= code <= 122 else 32 for code in range(256)
 )
+_TO_SHAPE = bytes(48 if 48 <= code <= 57 else code for code in range(256))
 
 
 class _Text:
@@ -41,6 +46,7 @@ class Seen:
         self.first: list[Sign] = []
         self.last: deque[Sign] = deque(maxlen=KEPT_LAST)
         self.count = 0
+        self._refused: dict[int, int] = {}
 
     def add(self, sign: Sign) -> None:
         """Keeps a place, and lets one in the middle go."""
@@ -49,6 +55,17 @@ class Seen:
             self.first.append(sign)
         else:
             self.last.append(sign)
+
+    def is_refused(self, window: bytes) -> bool:
+        """Whether lines like this one were refused often enough."""
+        return self._refused.get(hash(window.translate(_TO_SHAPE)), 0) >= _REFUSED_ENOUGH
+
+    def refuse(self, window: bytes) -> None:
+        """Remembers a line that the pattern did not match."""
+        shape = hash(window.translate(_TO_SHAPE))
+        if len(self._refused) >= _MOST_SHAPES:
+            self._refused.clear()
+        self._refused[shape] = self._refused.get(shape, 0) + 1
 
 
 def scan(chunks: Iterable[bytes], signatures: Sequence[Signature]) -> dict[str, tuple[Sign, ...]]:
@@ -101,28 +118,37 @@ def _blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
 def _look(
     block: bytes, ahead: bytes, line: int, wanted: Sequence[_Text], seen: dict[str, Seen]
 ) -> None:
-    small = block.lower()
-    whole = block + ahead
+    # A progress bar's lone CRs end lines for the eye; for the count, only a newline does.
+    small = block.lower().replace(b"\r", b"\n")
+    whole = (block + ahead).replace(b"\r\n", b" \n").replace(b"\r", b"\n")
     for text in wanted:
         one, places = text.signature, seen[text.signature.id]
         at = small.find(text.needle)
         counted, number = 0, line
         while at >= 0 and places.count < SEEN_ENOUGH:
-            begin = max(small.rfind(b"\n", 0, at), small.rfind(b"\r", 0, at)) + 1
-            window = whole[max(begin, at - WINDOW_BYTES) : at + WINDOW_BYTES]
-            lines = window.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-            parts = lines.split("\n", one.lines)[: one.lines]
-            values = one.match("\n".join(parts))
-            number += block.count(b"\n", counted, begin)
-            counted = begin
-            if values is not None:
-                shown = parts[0].strip()[:_LONGEST_LINE]
-                places.add(Sign(id=one.id, line=number, text=shown, values=values))
+            begin = max(small.rfind(b"\n", 0, at) + 1, at - WINDOW_BYTES)
+            end = _end(whole, at, one.lines)
+            if not places.is_refused(whole[begin:end]):
+                window = whole[begin:end].decode(errors="replace")
+                values = one.match(window)
+                if values is None:
+                    places.refuse(whole[begin:end])
+                else:
+                    number += block.count(b"\n", counted, begin)
+                    counted = begin
+                    shown = window.partition("\n")[0].strip()[:_LONGEST_LINE]
+                    places.add(Sign(id=one.id, line=number, text=shown, values=values))
             # Once a line: the next place is looked for behind its end.
-            end = _line_end(small, at)
-            at = small.find(text.needle, end)
+            behind = small.find(b"\n", at)
+            at = small.find(text.needle, behind) if behind >= 0 else -1
 
 
-def _line_end(text: bytes, at: int) -> int:
-    ends = [end for end in (text.find(b"\n", at), text.find(b"\r", at)) if end >= 0]
-    return min(ends, default=len(text))
+def _end(text: bytes, at: int, num_lines: int) -> int:
+    """Where so many lines end, or the window does."""
+    limit = min(len(text), at + WINDOW_BYTES)
+    end = at - 1
+    for _ in range(num_lines):
+        end = text.find(b"\n", end + 1, limit)
+        if end < 0:
+            return limit
+    return end
