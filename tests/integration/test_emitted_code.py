@@ -17,6 +17,7 @@ import torch
 
 from flatout import flow
 from flatout.engine import confusion
+from flatout.engine.allocator import why_not_retained
 from flatout.engine.course import Task
 from flatout.engine.loading import load_experiment
 from flatout.engine.outline import outline
@@ -89,6 +90,9 @@ def epoch_losses(printed: str) -> list[float]:
     return [float(text) for text in re.findall(r"^epoch \d+: loss (.+)$", printed, re.M)]
 
 
+# Only glibc can be told so.
+KEPT = {} if why_not_retained() else {"allocator": "retain"}
+
 CASES = [
     ("tensors", {"micro_batch_size": 3}),
     ("tensors", {"optimizer_implementation": "for-loop", "nonfinite_loss": "skip"}),
@@ -98,7 +102,7 @@ CASES = [
     ("tokens", {"optimizer_implementation": "foreach", "attention": "math"}),
     ("stream", {"micro_batch_size": 5}),
     ("images", {"precision": "bf16", "memory_format": "channels_last"}),
-    ("rows", {}),
+    ("rows", KEPT),
     ("blocks", {"activation_checkpointing": True, "precision": "bf16", "attention": "math"}),
     ("broken", {"nonfinite_loss": "skip"}),
 ]

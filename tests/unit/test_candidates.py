@@ -70,6 +70,30 @@ def test_channels_last_is_not_tried_where_weights_have_five_dimensions() -> None
     assert "five" in reasons(volumes)["channels_last"]
 
 
+def test_freed_memory_is_kept_where_a_step_waits_for_new_pages() -> None:
+    assert BUSY.step_s == 0.01
+    faulting = msgspec.structs.replace(BUSY, num_page_faults=1000)
+    found = names(CPU, faulting)
+    assert found.index("channels_last") < found.index("freed memory kept")
+    assert found.index("freed memory kept") < found.index("fused optimizer")
+
+
+@pytest.mark.parametrize(
+    ("changes", "faults", "reason"),
+    [
+        ({}, 99, "a step waits for 99 new pages of memory only"),
+        ({}, None, "a step waits for 0 new pages of memory only"),
+        ({"device": "cuda"}, 1000, "the step's memory is on the GPU"),
+        ({"not_retained": "no glibc"}, 1000, "no glibc"),
+        ({"has_processes": False}, 1000, "only in a process of its own"),
+    ],
+)
+def test_freed_memory_is_not_kept(changes: dict[str, Any], faults: int | None, reason: str) -> None:
+    setting = msgspec.structs.replace(CPU, **changes)
+    profile = msgspec.structs.replace(BUSY, num_page_faults=faults)
+    assert reasons(setting, profile)["freed memory kept"].startswith(reason)
+
+
 def test_what_takes_nothing_of_the_step_is_not_tried() -> None:
     little = msgspec.structs.replace(BUSY, shares={"optimizer": 0.01, "forward": 0.99})
     assert "fused optimizer" not in names(CPU, little)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.outline import DataKind, Outline, Scheduling
 from flatout.nouns.recipe import (
+    Allocator,
     Attention,
     Choice,
     MemoryFormat,
@@ -37,7 +38,7 @@ PLAIN: dict[str, Any] = {
     "loader_prefetch": 2, "loader_pin_memory": False, "loader_persistent": False,
     "optimizer_implementation": "own", "memory_format": "contiguous", "micro_batch_size": 8,
     "clip_norm": None, "num_threads": 1, "deterministic": True, "nonfinite_loss": "stop",
-    "checkpoint_every": None, "activation_checkpointing": False,
+    "checkpoint_every": None, "activation_checkpointing": False, "allocator": "system",
 }  # fmt: skip
 OUTLINE = Outline(
     data_kind="tensors", batch_size=8, num_gathered=4096, blocks=("blocks.0", "blocks.1")
@@ -121,6 +122,7 @@ CHANGED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "micro_batch_size": ({}, 2, "spans(first, last, 2)"),
     "clip_norm": ({}, 0.5, "clip_grad_norm_(parameters, 0.5)"),
     "num_threads": ({}, 4, "torch.set_num_threads(4)"),
+    "allocator": ({}, "retain", "libc.mallopt(-4, 0)"),
     "deterministic": ({"deterministic": False}, True, "use_deterministic_algorithms(True)"),
     "nonfinite_loss": ({}, "skip", "if is_finite(loss, parameters):"),
     "activation_checkpointing": ({}, True, 'for name in ["blocks.0", "blocks.1"]:'),
@@ -180,6 +182,7 @@ def recipes() -> st.SearchStrategy[Recipe]:
         "micro_batch_size": st.sampled_from([8, 3]),
         "clip_norm": st.sampled_from([None, 1.0]),
         "num_threads": st.sampled_from([1, 8]),
+        "allocator": st.sampled_from(get_args(Allocator)),
         "deterministic": st.booleans(),
         "nonfinite_loss": st.sampled_from(get_args(NonfiniteLoss)),
         "activation_checkpointing": st.booleans(),
@@ -219,7 +222,10 @@ def some_programs() -> list[str]:
         written(recipe(activation_checkpointing=True), full),
         written(recipe(activation_checkpointing=True, attention="math"), full),
         written(recipe(device="cuda:0", data_path="resident", precision="fp16"), full),
-        written(recipe(**LOADED, memory_format="channels_last", num_threads=8), samples),
+        written(
+            recipe(**LOADED, memory_format="channels_last", num_threads=8, allocator="retain"),
+            samples,
+        ),
         written(recipe(data_path="loader", precision="bf16", micro_batch_size=3), samples),
         written(recipe(data_path="loader", device="cuda:0", loader_pin_memory=True), stream),
         written(recipe(**LOADED, micro_batch_size=3), stream),

@@ -177,6 +177,8 @@ def recipe_text(recipe: Recipe) -> str:
         parts.append(recipe.memory_format.value)
     if recipe.activation_checkpointing.value:
         parts.append("activations computed again")
+    if recipe.allocator.value == "retain":
+        parts.append("freed memory kept")
     if recipe.clip_norm.value is not None:
         parts.append(f"gradients clipped at {recipe.clip_norm.value:g}")
     if recipe.deterministic.value:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from flatout.engine.allocator import page_faults
 from flatout.engine.contestants import Contestants, Subject
 from flatout.engine.effects import seen_effect
 from flatout.engine.failures import bad_news, is_out_of_memory
@@ -183,30 +184,35 @@ class Contest:
             step_s, trace: of a plain step.
             start_s: what it takes to start a process and to build the experiment in it.
         """
+        shares, num_page_faults = self._shares(step_s)
         return Profile(
             step_s=step_s,
             start_s=start_s,
-            shares=self._shares(step_s),
+            shares=shares,
+            num_page_faults=num_page_faults,
             num_operations=trace.num_operations,
             has_convolutions=trace.has_convolutions,
             has_products=trace.has_products,
             has_attention=trace.has_attention,
         )
 
-    def _shares(self, step_s: float) -> dict[str, float]:
+    def _shares(self, step_s: float) -> tuple[dict[str, float], int | None]:
+        """Where the time of an update goes, and how many new pages of memory it waits for."""
         session = self.contestants.session({})
         meter = Meter(session.device)
         contestant = self.contestants.contestant(session, meter)
         is_long = step_s > _LONG_STEP_S
         if not is_long:
             contestant.timed(1)
-        before = meter.split_s()
-        contestant.timed(1 if is_long else _PROFILED_UPDATES)
-        after = meter.split_s()
+        num_updates = 1 if is_long else _PROFILED_UPDATES
+        before, first = meter.split_s(), page_faults()
+        contestant.timed(num_updates)
+        after, last = meter.split_s(), page_faults()
         contestant.runner.close()
         spent = {part: after[part] - before[part] for part in _PARTS}
         total = sum(spent.values()) or 1.0
-        return {part: seconds / total for part, seconds in spent.items()}
+        faults = None if first is None or last is None else (last - first) // num_updates
+        return {part: seconds / total for part, seconds in spent.items()}, faults
 
     def _compared(self, trial: Trial, limit_s: float) -> tuple[Comparison, str | None]:
         with contextlib.ExitStack() as stack:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import torch
 
+from flatout.engine.allocator import why_not_retained
 from flatout.engine.defaults import changed_recipe, check_recipe, chosen_recipe
 from flatout.engine.experiment import Experiment
 from flatout.engine.identity import identity
@@ -202,6 +203,7 @@ def _setting(built: Built, subject: Subject) -> Setting:
         data_bytes=facts.data_bytes,
         pinning_problem=subject.pinning_problem,
         free_bytes=free_bytes(device, subject.limit_bytes) - (room.leave_bytes if room else 0),
+        not_retained=why_not_retained(),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from flatout.engine.allocator import why_not_retained
 from flatout.engine.facts import Facts
 from flatout.errors import UsageError
 from flatout.nouns.finding import Finding, Fix
@@ -75,6 +76,7 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
             value=False, why="computing them again takes time; for where memory is short"
         ),
         "num_threads": _num_threads(facts),
+        "allocator": Choice(value="system", why="keeping what was freed takes memory"),
         "deterministic": Choice(
             value=is_cpu,
             why="on a CPU, repeating bit for bit costs nothing measurable"
@@ -177,7 +179,8 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             because="it has weights of five dimensions, and the format is one of four",
             fix="leave it out",
         )
-    findings = _checkpointing_findings(recipe, facts)
+    findings = _process_findings(recipe, facts)
+    findings += _checkpointing_findings(recipe, facts)
     findings += _loader_findings(recipe, facts)
     if path == "resident" and facts.device.type == "cpu":
         findings.append(_without_effect("data_path", "on a CPU, sliced and resident are the same"))
@@ -198,6 +201,27 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             )
         )
     return findings
+
+
+def _process_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
+    """Settings of the process that do nothing for this step.
+
+    Raises:
+        UsageError: recipe-does-not-fit, where they cannot be made.
+    """
+    if recipe.allocator.value == "system":
+        return []
+    reason = why_not_retained()
+    if reason is not None:
+        raise UsageError(
+            "recipe-does-not-fit",
+            "`allocator=retain` does not go on this system.",
+            because=reason,
+            fix="leave it out, or use system",
+        )
+    if facts.device.type == "cpu":
+        return []
+    return [_without_effect("allocator", "the step's memory is on the GPU")]
 
 
 def _checkpointing_findings(recipe: Recipe, facts: Facts) -> list[Finding]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from flatout.engine.allocator import is_retaining
 from flatout.engine.loader import LoaderFeed
 from flatout.engine.session import Session
 from flatout.engine.tracing import Trace
@@ -73,6 +74,12 @@ def _threads(value: int, session: Session, trace: Trace) -> str | None:
     return f"{value} thread{plural}" if torch.get_num_threads() == value else None
 
 
+def _allocator(value: str, session: Session, trace: Trace) -> str | None:
+    if value == "system":
+        return "as the C library does it"
+    return f"{trace.num_page_faults:,} page faults in an update" if is_retaining() else None
+
+
 def _micro_batch(value: int, session: Session, trace: Trace) -> str | None:
     return f"micro-batches of {value}" if value < session.experiment.batch_size else None
 
@@ -85,5 +92,6 @@ _LOOKS: dict[str, _Look] = {
     "optimizer_implementation": _optimizer,
     "loader_workers": _workers,
     "num_threads": _threads,
+    "allocator": _allocator,
     "micro_batch_size": _micro_batch,
 }

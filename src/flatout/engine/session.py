@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from flatout.engine import precision, randomness
 from flatout.engine.activations import ActivationCheckpointing
+from flatout.engine.allocator import allocator_settings
 from flatout.engine.batches import placer, tensors_in
 from flatout.engine.defaults import chosen_recipe
 from flatout.engine.ema import WeightAverage
@@ -90,7 +91,13 @@ def build(
 
 @contextlib.contextmanager
 def process_settings(recipe: Recipe) -> Iterator[None]:
-    """Sets what torch keeps per process, and puts it back: a notebook goes on as it was."""
+    """Sets what there is once per process, and puts it back: a notebook goes on as it was."""
+    with allocator_settings(recipe.allocator.value), _torch_settings(recipe):
+        yield
+
+
+@contextlib.contextmanager
+def _torch_settings(recipe: Recipe) -> Iterator[None]:
     threads = torch.get_num_threads()
     matmul = torch.get_float32_matmul_precision()
     is_deterministic = torch.are_deterministic_algorithms_enabled()

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flatout.engine.allocator import page_faults
+
 # Parts of operators' names, as torch's dispatcher tells them.
 _PRODUCTS = ("mm", "linear", "baddbmm", "addmv", "lstm", "gru", "attention")
 _CONVOLUTIONS = ("convolution", "conv1d", "conv2d", "conv3d")
@@ -25,12 +27,14 @@ class Trace:
     """Operators by name with how often they were called, and what they worked on.
 
     dtypes: of the results of products and convolutions. num_channels_last: results of 4-d
-    operations whose memory is in that order and in no other.
+    operations whose memory is in that order and in no other. num_page_faults: pages of memory that
+    the kernel had to give; 0 where that is not known.
     """
 
     calls: Counter[str] = field(default_factory=Counter)
     dtypes: Counter[torch.dtype] = field(default_factory=Counter)
     num_channels_last: int = 0
+    num_page_faults: int = 0
 
     @property
     def num_operations(self) -> int:
@@ -86,6 +90,8 @@ def _is_only_channels_last(tensor: Tensor) -> bool:
 def traced(action: Callable[[], object]) -> Trace:
     """Carries something out and tells which operators it called, backward ones included."""
     trace = Trace()
+    before = page_faults() or 0
     with _Recorder(trace):
         action()
+    trace.num_page_faults = (page_faults() or 0) - before
     return trace

@@ -163,7 +163,8 @@ def _probe(contest: Contest, decision: Decision) -> Interval | None:
 
 
 def _decision(search: Search, contest: Contest, profile: Profile, budget_s: float) -> Decision:
-    setting = contest.contestants.setting
+    can_start = search.folder is not None
+    setting = msgspec.structs.replace(contest.contestants.setting, has_processes=can_start)
     tried, skipped = candidates(setting, profile, search.wish.numerics)
     problem = Problem(
         base=base_candidate(setting),
@@ -172,7 +173,7 @@ def _decision(search: Search, contest: Contest, profile: Profile, budget_s: floa
         profile=profile,
         budget_s=budget_s,
         batch_size=setting.batch_size,
-        can_start=search.folder is not None,
+        can_start=can_start,
         plain_name=loop_name(setting.baseline, setting.batch_size),
         baseline=setting.baseline,
     )

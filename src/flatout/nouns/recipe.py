@@ -22,6 +22,7 @@ DataPath = Literal["sliced", "resident", "loader"]
 OptimizerImplementation = Literal["own", "for-loop", "foreach", "fused"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Attention = Literal["auto", "math", "flash", "efficient", "cudnn"]
+Allocator = Literal["system", "retain"]
 NonfiniteLoss = Literal["stop", "skip"]
 
 
@@ -50,6 +51,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         activations again in the backward pass.
     clip_norm: largest gradient norm (2-norm over all parameters), None for no clipping.
     num_threads: intra-op threads of the CPU.
+    allocator: `system` leaves freed memory to the C library; `retain` keeps it in the process.
     deterministic: only algorithms that repeat bit for bit.
     nonfinite_loss: `stop` the run at a NaN or infinite loss, or `skip` that batch's update.
     checkpoint_every: steps between checkpoints; None chooses by measured cost (<= 2 %).
@@ -71,6 +73,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     )
     clip_norm: Choice[float | None]
     num_threads: Choice[int]
+    allocator: Choice[Allocator] = Choice(
+        value="system", why="no such field when this recipe was chosen"
+    )
     deterministic: Choice[bool]
     nonfinite_loss: Choice[NonfiniteLoss]
     checkpoint_every: Choice[int | None]

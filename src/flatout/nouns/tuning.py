@@ -146,6 +146,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     baseline: recipe fields that the plain loop needs to fit into the memory; none if it does.
     data_bytes: of tensors in memory. free_bytes: of the device's memory, what others are to have
     taken off. pinning_problem: why memory cannot be pinned. None: unknown, or there is none.
+    has_processes: candidates can be measured in processes of their own. not_retained: why freed memory
+    cannot be kept, None if it can.
     """
 
     device: str
@@ -160,6 +162,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     has_foreach: bool
     has_volumes: bool = False
     has_blocks: bool = False
+    has_processes: bool = True
+    not_retained: str | None = None
     fixed: dict[str, Any] = {}
     baseline: dict[str, Any] = {}
     data_bytes: int | None = None
@@ -173,6 +177,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     step_s: a plain step. shares: of data, copy, forward, backward and optimizer in it.
     num_operations: calls of torch's operators in it. has_*: which kinds were among them.
     start_s: what it takes to start a process and to build the experiment in it.
+    num_page_faults: pages that a step is given by the kernel; None where that is not known.
     """
 
     step_s: float
@@ -182,6 +187,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     has_convolutions: bool
     has_products: bool
     has_attention: bool
+    num_page_faults: int | None = None
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):

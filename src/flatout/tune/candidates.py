@@ -21,6 +21,9 @@ _LEAST_SHARE = 0.02
 # Where reading takes more than this, workers that read beside the step are sure to help.
 _LARGE_SHARE = 0.3
 
+# What a new page costs, at most: 2 us were measured in a virtual machine (LOG.md, 2026-11-21).
+_PAGE_FAULT_S = 2e-6
+
 # A micro-batch below this is mostly overhead on any device.
 _LEAST_MICRO_BATCH = 4
 
@@ -36,6 +39,7 @@ def plain_changes(setting: Setting) -> dict[str, Any]:
         "loader_pin_memory": False,
         "micro_batch_size": setting.batch_size,
         "num_threads": setting.num_threads,
+        "allocator": "system",
         **setting.baseline,
     }
 
@@ -102,6 +106,7 @@ def _all(
 ) -> Iterator[tuple[Candidate, str | None]]:
     yield from _precisions(setting, profile, numerics)
     yield from _memory_formats(setting, profile)
+    yield _allocator(setting, profile)
     yield from _attentions(setting, profile)
     yield from _data_paths(setting, profile)
     yield from _optimizers(setting, profile)
@@ -171,6 +176,25 @@ def _memory_formats(setting: Setting, profile: Profile) -> Iterator[tuple[Candid
         why="the order in which convolutions read fastest",
     )
     yield candidate, _no_layout(setting, profile)
+
+
+def _allocator(setting: Setting, profile: Profile) -> tuple[Candidate, str | None]:
+    faults = profile.num_page_faults or 0
+    candidate = Candidate(
+        name="freed memory kept",
+        axis="allocator",
+        changes={"allocator": "retain"},
+        why=f"a plain step waits for {faults:,} new pages of memory",
+        is_process_wide=True,
+    )
+    reason = setting.not_retained
+    if setting.device != "cpu":
+        reason = "the step's memory is on the GPU"
+    elif reason is None and faults * _PAGE_FAULT_S < _LEAST_SHARE * profile.step_s:
+        reason = f"a step waits for {faults:,} new pages of memory only"
+    elif reason is None and not setting.has_processes:
+        reason = "only in a process of its own: `flatout tune FILE` tries it, given time"
+    return candidate, reason
 
 
 def _attentions(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:

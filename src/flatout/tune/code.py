@@ -40,6 +40,7 @@ _SECTIONS = (
     ("streams", code_data.STREAM),
     ("recomputed attention", code_loop.SAME_KERNEL),
     ("recomputed_blocks", code_loop.RECOMPUTED),
+    ("retained", code_loop.RETAIN),
     ("", code_loop.BUILD),
     ("", code_loop.MEAN),
     ("skip", code_loop.IS_FINITE),
@@ -55,8 +56,8 @@ _TEXTS = {
     "validation": code_loop.VALIDATION,
 }
 _MODULES = (
-    "contextlib", "hashlib", "importlib", "itertools", "math", "operator", "os", "random", "sys",
-    "types",
+    "contextlib", "ctypes", "hashlib", "importlib", "itertools", "math", "operator", "os", "random",
+    "sys", "types",
 )  # fmt: skip
 _BACKENDS = {
     "math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION",
@@ -147,6 +148,7 @@ def _flags_of_step(recipe: Recipe, outline: Outline) -> dict[str, bool]:
         "implementation": recipe.optimizer_implementation.value != "own",
         "fused": recipe.optimizer_implementation.value == "fused",
         "deterministic": recipe.deterministic.value,
+        "retained": recipe.allocator.value == "retain",
         "clip": is_clipping,
         "skip": is_skipping,
         "recomputed": is_recomputing,

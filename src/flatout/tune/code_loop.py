@@ -33,6 +33,14 @@ def recomputed(block: Any, forward: Any) -> Any:
     return kept
 '''
 
+RETAIN = '''
+def retain_freed_memory() -> None:
+    """Has glibc keep what tensors have freed, and the kernel fill no new pages in each update."""
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-4, 0)  # M_MMAP_MAX: no block has a mapping of its own.
+    libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: the end of the heap is never given back.
+'''
+
 BUILD = '''
 def build(experiment: Any, seed: int) -> tuple[Any, Any, Any]:
     """Model, optimizer and training data; built in this order, the weights are flatout's."""
@@ -47,6 +55,8 @@ def build(experiment: Any, seed: int) -> tuple[Any, Any, Any]:
     data = each(data, torch.Tensor.to, DEVICE)  #? resident tensors
     #= num_threads
     torch.set_num_threads($num_threads)
+    #= allocator  #? retained
+    retain_freed_memory()  #? retained
     #= deterministic  #? deterministic
     torch.use_deterministic_algorithms(True)  #? deterministic
     # Filling new tensors would cost a pass over memory for each operation.  #? deterministic

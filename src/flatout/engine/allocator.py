@@ -1,0 +1,83 @@
+"""What the C library does with memory that tensors have freed: gives it back, or keeps it.
+
+glibc hands large blocks back to the kernel as soon as they are freed, and the kernel fills the
+pages of each new one with zeros as they are first touched: page faults, in every update anew.
+Source: man 3 mallopt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Iterator
+
+from flatout.nouns.recipe import Allocator
+
+# Parameters of mallopt, from glibc's malloc.h.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+
+# No block has a mapping of its own, and the end of the heap is never given back.
+_RETAIN = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1))
+
+# As glibc begins; for the thresholds, as high as it raises them itself while blocks are freed.
+# Where they stood cannot be asked, and once set it moves them no more.
+_SYSTEM = ((_MMAP_MAX, 65536), (_MMAP_THRESHOLD, 32 * 2**20), (_TRIM_THRESHOLD, 64 * 2**20))
+
+# Larger than what glibc keeps by its own rule.
+_PROBE_BYTES = 64 * 2**20
+_FEW_FAULTS = 16
+
+
+def why_not_retained() -> str | None:
+    """Why freed memory cannot be kept here; None if it can."""
+    if sys.platform != "linux":
+        return "only glibc, the C library of most Linux systems, can be told so"
+    if not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
+        return "this Linux has another C library than glibc"
+    return None
+
+
+@contextlib.contextmanager
+def allocator_settings(value: Allocator) -> Iterator[None]:
+    """Keeps freed memory meanwhile, if that is wanted; not to be nested.
+
+    What comes after is not quite what was before: glibc then keeps blocks up to 32 MiB.
+    """
+    if value == "system":
+        yield
+        return
+    _set(_RETAIN)
+    try:
+        yield
+    finally:
+        _set(_SYSTEM)
+
+
+def is_retaining() -> bool:
+    """Whether a large block that is freed comes back without page faults."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    faults: list[int] = []
+    for _ in range(2):
+        before = page_faults() or 0
+        block = ctypes.c_void_p(libc.malloc(ctypes.c_size_t(_PROBE_BYTES)))
+        ctypes.memset(block, 1, _PROBE_BYTES)
+        faults.append((page_faults() or 0) - before)
+        libc.free(block)
+    return faults[-1] < _FEW_FAULTS
+
+
+def page_faults() -> int | None:
+    """Pages that this process has been given so far without reading a disk; None on Windows."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _set(parameters: tuple[tuple[int, int], ...]) -> None:
+    libc = ctypes.CDLL(None)
+    for parameter, value in parameters:
+        libc.mallopt(parameter, value)
