@@ -146,8 +146,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     baseline: recipe fields that the plain loop needs to fit into the memory; none if it does.
     data_bytes: of tensors in memory. free_bytes: of the device's memory, what others are to have
     taken off. pinning_problem: why memory cannot be pinned. None: unknown, or there is none.
-    has_processes: candidates can be measured in processes of their own. not_retained: why freed memory
-    cannot be kept, None if it can.
+    has_processes: candidates can be measured in processes of their own. not_retained: why freed
+    memory cannot be kept, None if it can.
     """
 
     device: str
