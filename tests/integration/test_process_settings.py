@@ -26,20 +26,19 @@ def faults():
     return page_faults() - before
 
 def told():
-    faults()  # What is kept must have been used once.
-    return faults(), is_retaining()
+    # The heap grows until all has its place in it.
+    return min(faults() for _ in range(6)), is_retaining()
 
 print(*told())
 with allocator_settings("retain"):
     print(*told())
-print(*told())
 """
 
 
 @needs_glibc
 def test_retain_when_large_tensors_come_and_go() -> None:
-    [before, meanwhile, after] = [line.split() for line in python(FAULTS).splitlines()]
-    assert int(meanwhile[0]) < 100 < min(int(before[0]), int(after[0]))
+    [before, meanwhile] = [line.split() for line in python(FAULTS).splitlines()]
+    assert int(meanwhile[0]) < 100 < int(before[0])
     assert (before[1], meanwhile[1]) == ("False", "True")
 
 
