@@ -21,7 +21,7 @@ _LEAST_SHARE = 0.02
 # Where reading takes more than this, workers that read beside the step are sure to help.
 _LARGE_SHARE = 0.3
 
-# About what a new page costs: 2 to 3 us were measured in a virtual machine (LOG.md, 2026-11-21).
+# About what a new page costs, from few and noisy measurements (LOG.md, 2026-11-21).
 _PAGE_FAULT_S = 2e-6
 
 # A micro-batch below this is mostly overhead on any device.
