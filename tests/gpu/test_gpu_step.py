@@ -107,6 +107,28 @@ def test_step_does_not_wait_for_the_device(plain: Plain, use: dict[str, Any]) ->
     assert len(losses.take(is_waiting=True)) == len(updates)
 
 
+class Decoded:
+    """Points that are the same each time they are read."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.arange(6.0) * index, index % 3
+
+
+def test_batches_out_of_a_cache_are_pinned_and_those_of_the_loader(plain: Plain) -> None:
+    feeds = []
+    for path in ("cached", "loader"):
+        built = build(plain(train_data=Decoded), 0, "cuda")
+        use = {"data_path": path, "loader_workers": 0, "loader_pin_memory": True}
+        feeds.append(Session(built, built.recipe(use)).feed)
+    for epoch in (0, 1):
+        for cached, loaded in zip(*(feed.updates(epoch, 0) for feed in feeds), strict=True):
+            for one, other in zip(cached[0][0], loaded[0][0], strict=True):
+                assert one.is_pinned() and other.is_pinned() and torch.equal(one, other)
+
+
 def test_losses_are_taken_late(plain: Plain) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     losses = Losses(device)

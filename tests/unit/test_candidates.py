@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from flatout.nouns.recipe import check_field
-from flatout.nouns.tuning import Profile, Setting
+from flatout.nouns.tuning import Cache, Profile, Setting
 from flatout.tune.candidates import base_candidate, candidates, plain_changes
 
 CPU = Setting(
@@ -112,6 +112,55 @@ def test_workers_do_not_read_an_iterable() -> None:
     assert not [name for name in names(stream) if "worker" in name]
 
 
+IMAGES = msgspec.structs.replace(
+    CPU, data_kind="map-style", cache=Cache(num_bytes=2**31, num_samples=5000, num_measured=400)
+)
+WAITING = msgspec.structs.replace(BUSY, shares={"data": 0.8, "copy": 0.1, "forward": 0.1})
+
+
+def test_a_cache_is_tried_after_the_loader_at_its_best() -> None:
+    found = names(IMAGES, WAITING)
+    first = found.index("decoded cache")
+    assert found[first - 1] == "4 batches ahead per worker"
+    assert found[:first] == [name for name in found[:first] if "worker" in name]
+    [cache] = [one for one in candidates(IMAGES, WAITING, "default")[0] if one.axis == "cache"]
+    assert "2.0 GiB; measured with 400 of 5,000 samples kept" in cache.why
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"cache": Cache(problem="its samples are drawn anew each time")}, "drawn anew"),
+        ({"cache": None}, "not looked at"),
+        ({"data_kind": "iterable"}, "no index"),
+        ({"fixed": {"data_path": "loader"}}, "you have set data_path"),
+    ],
+    ids=str,
+)
+def test_why_there_is_no_cache(change: dict[str, Any], reason: str) -> None:
+    setting = msgspec.structs.replace(IMAGES, **change)
+    assert "decoded cache" not in names(setting, WAITING)
+    assert reason in reasons(setting, WAITING)["decoded cache"]
+
+
+def test_nothing_about_reading_is_tried_where_it_takes_no_time() -> None:
+    little = msgspec.structs.replace(BUSY, shares={"data": 0.01, "forward": 0.99})
+    found = reasons(msgspec.structs.replace(IMAGES, device="cuda"), little)
+    for name in ("1 loader worker", "4 batches ahead per worker", "decoded cache"):
+        assert found[name] == "reading takes 1.0 % of the step"
+    assert found["pinned batches"] == "reading and copying take 1.0 % of the step"
+
+
+def test_a_full_cache_needs_no_workers() -> None:
+    cached = msgspec.structs.replace(IMAGES, fixed={"data_path": "cached"})
+    assert reasons(cached, WAITING)["2 loader workers"].startswith("no sample is read")
+
+
+def test_batches_are_pinned_for_a_gpu_alone() -> None:
+    assert "pinned batches" in names(msgspec.structs.replace(IMAGES, device="cuda"), WAITING)
+    assert reasons(IMAGES, WAITING)["pinned batches"] == "there is no GPU to copy to"
+
+
 def test_a_field_that_the_person_has_set_is_not_tried() -> None:
     fixed = msgspec.structs.replace(CPU, fixed={"precision": "fp32"})
     assert not [name for name in names(fixed) if "bf16" in name]
@@ -119,7 +168,7 @@ def test_a_field_that_the_person_has_set_is_not_tried() -> None:
     assert base_candidate(fixed).changes == {"precision": "fp32"}
 
 
-@pytest.mark.parametrize("setting", [CPU, GPU])
+@pytest.mark.parametrize("setting", [CPU, GPU, IMAGES])
 def test_every_change_is_a_recipe_field_with_a_value_it_can_have(setting: Setting) -> None:
     tried, _ = candidates(setting, BUSY, "fast")
     for changes in [plain_changes(setting), *(candidate.changes for candidate in tried)]:

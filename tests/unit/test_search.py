@@ -276,3 +276,20 @@ def test_what_does_not_fit_loses_and_the_search_goes_on() -> None:
     assert move.changes == {"optimizer_implementation": "fused"}
     [lost] = [result for result in move.lost if result.trial.candidate.name == "bf16"]
     assert lost.problem == lacking
+
+
+def test_what_needs_another_setting_is_tried_once_that_has_won() -> None:
+    workers = Candidate(name="workers", axis="data", changes={"loader_workers": 2}, why="")
+    ahead = Candidate(
+        name="ahead", axis="prefetch", changes={"loader_prefetch": 4}, why="",
+        needs="loader_workers",
+    )  # fmt: skip
+
+    def names(gain: float) -> tuple[list[str], list[str]]:
+        asked = problem(candidates=(workers, ahead))
+        decision, history = searched(asked, lambda changes: gain if changes else 1.0)
+        tried = [one.trial.candidate.name for one in history if one.trial.stage == "screen"]
+        return tried[1:], [skip.reason for skip in decision.skipped]
+
+    assert names(2.0) == (["workers", "ahead"], [])
+    assert names(0.5) == (["workers"], ["without loader_workers it does nothing"])

@@ -167,7 +167,11 @@ def recipe_text(recipe: Recipe) -> str:
     threads = recipe.num_threads.value
     parts = [f"{device} with {threads} thread{'s' * (threads > 1)}" if device == "cpu" else device]
     parts.append(recipe.precision.value)
-    paths = {"sliced": "data sliced in memory", "resident": f"data held on {device}"}
+    paths = {
+        "sliced": "data sliced in memory",
+        "resident": f"data held on {device}",
+        "cached": "samples cached in memory",
+    }
     num_workers = recipe.loader_workers.value
     workers = f"DataLoader with {num_workers} worker{'' if num_workers == 1 else 's'}"
     parts.append(paths.get(recipe.data_path.value, workers))

@@ -10,11 +10,11 @@ import msgspec
 
 from flatout.engine.allocator import page_faults
 from flatout.engine.contestants import Contestants, Subject
-from flatout.engine.effects import seen_effect
+from flatout.engine.effects import Seen, seen_effect
 from flatout.engine.failures import bad_news, is_out_of_memory
 from flatout.engine.gate import Gate
 from flatout.engine.gate import Subject as Judged
-from flatout.engine.measuring import Comparison, Contestant, compared
+from flatout.engine.measuring import Comparison, Contestant, RecipeLoop, compared
 from flatout.engine.memory import MemoryWatch, release_memory
 from flatout.engine.meter import Meter
 from flatout.engine.session import Session
@@ -95,13 +95,18 @@ class Contest:
             return Verdict(checks=(check,))
 
     def contestant(
-        self, changes: dict[str, Any] | None, proved: dict[str, Any]
+        self,
+        changes: dict[str, Any] | None,
+        proved: dict[str, Any],
+        *,
+        is_of_part: bool = False,
     ) -> tuple[Contestant, str | None]:
         """Builds who is to be measured, and makes sure that it is what it says.
 
         Args:
             changes: all recipe fields; None is the plain loop.
             proved: of them, those that must be seen to take effect.
+            is_of_part: reads a part of the samples, as who keeps them does.
 
         Returns:
             The contestant, and in which way the proved fields were seen; whoever calls closes it.
@@ -112,8 +117,8 @@ class Contest:
         contestants = self.contestants
         watch = MemoryWatch(contestants.device)
         if changes is None:
-            return contestants.plain(), None
-        session = contestants.session(changes)
+            return contestants.plain(is_of_part=is_of_part), None
+        session = contestants.session(changes, is_of_part=is_of_part)
         contestant = dataclasses.replace(contestants.contestant(session), watch=watch)
         if not proved:
             return contestant, None
@@ -215,10 +220,14 @@ class Contest:
         return {part: seconds / total for part, seconds in spent.items()}, faults
 
     def _compared(self, trial: Trial, limit_s: float) -> tuple[Comparison, str | None]:
+        # Beside a cache of a part of the samples, the same part is read without it.
+        is_of_part = trial.keeps_samples
         with contextlib.ExitStack() as stack:
-            incumbent, _ = self.contestant(trial.incumbent, {})
+            incumbent, _ = self.contestant(trial.incumbent, {}, is_of_part=is_of_part)
             stack.callback(incumbent.runner.close)
-            candidate, effect = self.contestant(trial.changes, trial.candidate.changes)
+            candidate, effect = self.contestant(
+                trial.changes, trial.candidate.changes, is_of_part=is_of_part
+            )
             stack.callback(candidate.runner.close)
             return compared(incumbent, candidate, limit_s=limit_s), effect
 
@@ -249,7 +258,9 @@ def _proved(changes: dict[str, Any], session: Session, candidate: Contestant) ->
     candidate.timed(1)
     trace = traced(lambda: candidate.timed(1))
     with candidate.settings():
-        effect = seen_effect(changes, session, trace)
+        assert isinstance(candidate.runner, RecipeLoop)
+        seen = Seen(session=session, trace=trace, update=candidate.runner.newest)
+        effect = seen_effect(changes, seen)
     if effect is None:
         fields = ", ".join(f"{name}={value}" for name, value in changes.items())
         raise UsageError(

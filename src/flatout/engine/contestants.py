@@ -16,12 +16,14 @@ import msgspec
 import torch
 
 from flatout.engine.allocator import why_not_retained
+from flatout.engine.cached_feed import CachedFeed
 from flatout.engine.defaults import changed_recipe, check_recipe, chosen_recipe
 from flatout.engine.experiment import Experiment
 from flatout.engine.identity import identity
 from flatout.engine.measuring import Contestant, RecipeLoop
 from flatout.engine.memory import free_bytes
 from flatout.engine.meter import Meter
+from flatout.engine.part import Keeping, Repeated
 from flatout.engine.plain import PlainLoop
 from flatout.engine.precision import check_precision
 from flatout.engine.session import Built, Session, build, process_settings
@@ -41,6 +43,7 @@ class Subject:
     room: what other programs are to have of the device's memory; None where nothing is said.
     limit_bytes: what a container lets this process have of the computer's memory.
     pinning_problem: why memory cannot be pinned; None where it can.
+    part_size: samples of the part on which a cache is measured; None finds a size.
     """
 
     experiment: Experiment
@@ -51,6 +54,7 @@ class Subject:
     room: Room | None = None
     limit_bytes: int | None = None
     pinning_problem: str | None = None
+    part_size: int | None = None
 
 
 class Contestants:
@@ -72,14 +76,27 @@ class Contestants:
         self._identity = identity(first, subject.fixed)
         # Nobody has used it yet: the first contestant is made of it.
         self._spare: Built | None = first
+        # What samples with an index can be kept as; None where they have none.
+        self.keeping: Keeping | None = None
+        if self.setting.data_kind == "map-style":
+            self.keeping = Keeping(
+                self.train_data,
+                self.subject.experiment.collate,
+                batch_size=self.setting.batch_size,
+                reserved_bytes=_left_to_others(subject, first.device),
+                size=subject.part_size,
+            )
+            if subject.fixed.get("data_path") == "cached":
+                # What cannot be kept is refused before anything is measured.
+                _ = self.keeping.caching
 
     def identity(self, numerics: Numerics) -> dict[str, Any]:
         """What must be the same for a decision to hold another time."""
         return {**self._identity, "numerics": numerics}
 
-    def plain(self) -> Contestant:
-        """The plain loop."""
-        built = self._built(None)
+    def plain(self, *, is_of_part: bool = False) -> Contestant:
+        """The plain loop; see `session` for is_of_part."""
+        built = self._built(None, is_of_part)
         threads = self.setting.num_threads
         recipe = self.plain_recipe()
         return Contestant(
@@ -92,30 +109,40 @@ class Contestants:
             device=built.device,
         )
 
-    def session(self, changes: dict[str, Any]) -> Session:
+    def session(self, changes: dict[str, Any], *, is_of_part: bool = False) -> Session:
         """Live objects under the plain loop's settings but for these.
+
+        What keeps samples has a part of them, which are kept already.
+
+        Args:
+            changes: recipe fields with their values.
+            is_of_part: reads the same part of the samples, where they are not kept.
 
         Raises:
             UsageError: the recipe cannot be carried out here.
         """
         recipe = self.recipe(changes)
-        built = self._built(changes.get("device"))
+        built = self._built(changes, is_of_part)
         check_precision(recipe.precision.value, built.device)
         implementation = recipe.optimizer_implementation.value
         built.optimizers.check_implementation(implementation, can_be_fused=built.facts.can_be_fused)
         check_recipe(recipe, built.facts)
         with process_settings(recipe):
-            return Session(built, recipe)
+            session = Session(built, recipe)
+            if isinstance(session.feed, CachedFeed):
+                session.feed.fill()
+        return session
 
     def contestant(self, session: Session, meter: Meter | None = None) -> Contestant:
         """flatout's loop over a session; with a meter it tells where its time goes."""
         meter = meter or Meter(session.device)
         recipe = session.recipe
+        num_ahead = recipe.loader_workers.value * recipe.loader_prefetch.value
         return Contestant(
             runner=RecipeLoop(session, Step(session.step_parts(), meter), meter),
             settings=lambda: process_settings(recipe),
             device=session.device,
-            num_ahead=recipe.loader_workers.value * recipe.loader_prefetch.value,
+            num_ahead=0 if isinstance(session.feed, CachedFeed) else num_ahead,
         )
 
     def plain_recipe(self) -> Recipe:
@@ -148,13 +175,24 @@ class Contestants:
         }
         return msgspec.structs.replace(self.plain_recipe(), **tried)
 
-    def _built(self, device_name: str | None) -> Built:
+    def _built(self, changes: dict[str, Any] | None, is_of_part: bool) -> Built:
+        """The experiment's objects for these changes; None is the plain loop."""
+        subject, changed = self.subject, changes or {}
+        name = changed.get("device") or subject.device_name
+        is_kept = changes is not None and (subject.fixed | changes).get("data_path") == "cached"
+        if self.keeping is not None and (is_kept or is_of_part):
+            part = self.keeping.part
+            data = part if is_kept else Repeated(part=part)
+            return build(subject.experiment, subject.seed, name, data)
         spare, self._spare = self._spare, None
-        if spare is not None and device_name is None:
+        if spare is not None and "device" not in changed:
             return spare
-        subject = self.subject
-        name = device_name or subject.device_name
         return build(subject.experiment, subject.seed, name, self.train_data)
+
+
+def _left_to_others(subject: Subject, device: torch.device) -> int:
+    """What is to be left of the computer's memory."""
+    return subject.room.leave_bytes if subject.room is not None and device.type == "cpu" else 0
 
 
 def _without_validation(experiment: Experiment) -> Experiment:

@@ -216,7 +216,10 @@ class Course:
         built.optimizers.check_implementation(
             recipe.optimizer_implementation.value, can_be_fused=built.facts.can_be_fused
         )
-        for finding in check_recipe(recipe, built.facts):
+        findings = check_recipe(recipe, built.facts)
+        # Samples that cannot be kept are refused here, too.
+        built.caching_for(recipe)
+        for finding in findings:
             self._journal.warn(self.step, finding)
         self._journal.event(RecipeSet(at=now_s(), step=self.step, recipe=recipe), is_synced=True)
         self._history = read_history(self._task.folder)

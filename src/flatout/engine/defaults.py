@@ -154,17 +154,8 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
     Raises:
         UsageError: recipe-does-not-fit.
     """
-    is_tensors = facts.data_kind == "tensors"
     path = recipe.data_path.value
-    if (path == "loader") == is_tensors:
-        raise UsageError(
-            "recipe-does-not-fit",
-            f"`data_path={path}` does not go with this data.",
-            because="tensors are sliced in memory"
-            if is_tensors
-            else f"this data is {facts.data_kind}: only a loader can read it",
-            fix="use sliced or resident" if is_tensors else "use loader, or leave it out",
-        )
+    _check_data_path(path, facts)
     if recipe.micro_batch_size.value < facts.batch_size and facts.has_own_step:
         raise UsageError(
             "recipe-does-not-fit",
@@ -224,6 +215,26 @@ def _process_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
     return [_without_effect("allocator", "the step's memory is on the GPU")]
 
 
+def _check_data_path(path: str, facts: Facts) -> None:
+    """Refuses a path that this kind of data cannot take.
+
+    Raises:
+        UsageError: recipe-does-not-fit.
+    """
+    paths, because = {
+        "tensors": (("sliced", "resident"), "they are tensors, and sliced in memory"),
+        "map-style": (("loader", "cached"), "its samples are read one by one, by a loader"),
+        "iterable": (("loader",), "an iterable's samples have no index: only a loader can read it"),
+    }[facts.data_kind]
+    if path not in paths:
+        raise UsageError(
+            "recipe-does-not-fit",
+            f"`data_path={path}` does not go with this data.",
+            because=because,
+            fix=f"use {' or '.join(paths)}, or leave it out",
+        )
+
+
 def _checkpointing_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
     """What activation checkpointing leaves out.
 
@@ -264,6 +275,8 @@ def _loader_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
         reasons = dict.fromkeys(("loader_prefetch", "loader_persistent"), "there are no workers")
     elif facts.data_kind == "iterable":
         reasons["loader_persistent"] = "workers of an iterable start anew in each epoch"
+    elif recipe.data_path.value == "cached":
+        reasons["loader_persistent"] = "workers end when all samples are in the cache"
     if facts.device.type == "cpu":
         reasons["loader_pin_memory"] = "there is no GPU to copy to"
     if facts.data_kind == "tensors":

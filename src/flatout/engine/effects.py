@@ -3,94 +3,148 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from flatout.engine.allocator import is_retaining
+from flatout.engine.batches import tensors_in
+from flatout.engine.cached_feed import CachedFeed
+from flatout.engine.feed import MicroBatch
 from flatout.engine.loader import LoaderFeed
 from flatout.engine.session import Session
 from flatout.engine.tracing import Trace
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_TORCH_PREFETCH = 2
+_ONLY_FILLING = "at work until the cache is full"
 
 
-def seen_effect(changes: dict[str, Any], session: Session, trace: Trace) -> str | None:
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What there is to be seen after an update.
+
+    session: under a recipe. trace: of the update. update: its micro-batches, as they were read.
+    """
+
+    session: Session
+    trace: Trace
+    update: list[MicroBatch]
+
+
+def seen_effect(changes: dict[str, Any], seen: Seen) -> str | None:
     """In which way each changed field was seen at work; None if one of them did nothing.
 
     Args:
         changes: recipe fields with their values.
-        session: under that recipe, after an update.
-        trace: of that update.
+        seen: after an update under them.
     """
-    seen = []
+    effects = []
     for name, value in changes.items():
         look = _LOOKS.get(name)
-        found = look(value, session, trace) if look is not None else "set"
+        found = look(value, seen) if look is not None else "set"
         if found is None:
             return None
-        seen.append(found)
-    return ", ".join(seen)
+        effects.append(found)
+    return ", ".join(effects)
 
 
-def _precision(value: str, session: Session, trace: Trace) -> str | None:
+def _precision(value: str, seen: Seen) -> str | None:
     dtype = _DTYPES.get(value)
     if dtype is None:
         return f"matmul precision {torch.get_float32_matmul_precision()}"
-    count = trace.dtypes[dtype]
+    count = seen.trace.dtypes[dtype]
     return f"{count} products in {value}" if count else None
 
 
-def _memory_format(value: str, session: Session, trace: Trace) -> str | None:
+def _memory_format(value: str, seen: Seen) -> str | None:
     if value == "contiguous":
         return "contiguous"
-    count = trace.num_channels_last
+    count = seen.trace.num_channels_last
     return f"{count} tensors in channels_last" if count else None
 
 
-def _attention(value: str, session: Session, trace: Trace) -> str | None:
+def _attention(value: str, seen: Seen) -> str | None:
     """Which attention was called: torch's fused ones have names, math is made of products."""
-    fused = [name for name in trace.calls if "scaled_dot_product" in name and "math" not in name]
+    names = [name for name in seen.trace.calls if "scaled_dot_product" in name]
+    fused = [name for name in names if "math" not in name]
     if value == "math":
         return None if fused else "attention out of products"
-    seen = [name for name in fused if value in name]
-    return seen[0].removeprefix("aten.") if seen else None
+    asked = [name for name in fused if value in name]
+    return asked[0].removeprefix("aten.") if asked else None
 
 
-def _optimizer(value: str, session: Session, trace: Trace) -> str | None:
+def _optimizer(value: str, seen: Seen) -> str | None:
     if value not in ("fused", "foreach"):
         return "as it was built"
-    calls = [name for name in trace.calls if f"_{value}_" in name]
+    calls = [name for name in seen.trace.calls if f"_{value}_" in name]
     return calls[0].removeprefix("aten.") if calls else None
 
 
-def _workers(value: int, session: Session, trace: Trace) -> str | None:
-    alive = session.feed.num_workers_alive() if isinstance(session.feed, LoaderFeed) else 0
+def _data_path(value: str, seen: Seen) -> str | None:
+    if value != "cached":
+        return value
+    feed = seen.session.feed
+    is_seen = isinstance(feed, CachedFeed) and feed.num_read == 0
+    return "no sample was read, all came from the cache" if is_seen else None
+
+
+def _workers(value: int, seen: Seen) -> str | None:
+    feed = seen.session.feed
+    if isinstance(feed, CachedFeed):
+        return _ONLY_FILLING
+    alive = feed.num_workers_alive() if isinstance(feed, LoaderFeed) else 0
     return f"{alive} workers alive" if alive == value else None
 
 
-def _threads(value: int, session: Session, trace: Trace) -> str | None:
+def _prefetch(value: int, seen: Seen) -> str | None:
+    feed, workers = seen.session.feed, seen.session.recipe.loader_workers.value
+    if isinstance(feed, CachedFeed):
+        return _ONLY_FILLING
+    if not isinstance(feed, LoaderFeed) or workers == 0:
+        # Only who has fixed it comes here, and has been warned.
+        return "set"
+    ahead = feed.num_batches_ahead()
+    # In an epoch of few batches there may not be as many, but more than torch would fetch.
+    is_seen = ahead > min(value - 1, _TORCH_PREFETCH) * workers
+    return f"{ahead} batches ahead" if is_seen else None
+
+
+def _pinned(value: bool, seen: Seen) -> str | None:
+    is_read = isinstance(seen.session.feed, LoaderFeed | CachedFeed)
+    if not (value and is_read and seen.session.device.type == "cuda"):
+        return "set"
+    tensors = list(tensors_in([batch for batch, _ in seen.update]))
+    is_seen = bool(tensors) and all(tensor.is_pinned() for tensor in tensors)
+    return "batches lie in pinned memory" if is_seen else None
+
+
+def _threads(value: int, seen: Seen) -> str | None:
     plural = "s" if value > 1 else ""
     return f"{value} thread{plural}" if torch.get_num_threads() == value else None
 
 
-def _allocator(value: str, session: Session, trace: Trace) -> str | None:
+def _allocator(value: str, seen: Seen) -> str | None:
     if value == "system":
         return "as the C library does it"
-    return f"{trace.num_page_faults:,} page faults in an update" if is_retaining() else None
+    return f"{seen.trace.num_page_faults:,} page faults in an update" if is_retaining() else None
 
 
-def _micro_batch(value: int, session: Session, trace: Trace) -> str | None:
-    return f"micro-batches of {value}" if value < session.experiment.batch_size else None
+def _micro_batch(value: int, seen: Seen) -> str | None:
+    return f"micro-batches of {value}" if value < seen.session.experiment.batch_size else None
 
 
-_Look = Callable[[Any, Session, Trace], str | None]
+_Look = Callable[[Any, Seen], str | None]
 _LOOKS: dict[str, _Look] = {
     "precision": _precision,
     "memory_format": _memory_format,
     "attention": _attention,
     "optimizer_implementation": _optimizer,
+    "data_path": _data_path,
     "loader_workers": _workers,
+    "loader_prefetch": _prefetch,
+    "loader_pin_memory": _pinned,
     "num_threads": _threads,
     "allocator": _allocator,
     "micro_batch_size": _micro_batch,

@@ -25,7 +25,7 @@ _OUT_OF_MEMORY = (
 # Our files that call what the experiment has built: backward, step, a loader's iteration.
 _AT_WORK = (
     "step.py", "weight_update.py", "optim.py", "activations.py", "learning_rates.py",
-    "loop.py", "loader.py", "inference.py",
+    "loop.py", "loader.py", "inference.py", "caching.py", "cached_feed.py", "part.py",
 )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from flatout.engine.cached_feed import CachedFeed
+from flatout.engine.caching import Caching, caching_of
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import data_kind
 from flatout.engine.feed import Feed, Slicing, TensorFeed, check_size
@@ -27,28 +29,47 @@ def built_data(experiment: Experiment, make: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What decides how data is read: by whom, in which pieces, in which order."""
+    """What decides how data is read: by whom, in which pieces, in which order.
+
+    caching: how the training samples can be kept, where the recipe says so; None reads each anew.
+    """
 
     experiment: Experiment
     recipe: Recipe
     seed: int
+    caching: Caching | None = None
 
     def training_feed(self, data: Any, device: torch.device) -> Feed:
         """Feeds the training data, in a new order in each epoch if the experiment says so."""
-        feed = self._feed(data, self._slicing(is_shuffled=self.experiment.shuffle), device)
+        slicing = self._slicing(is_shuffled=self.experiment.shuffle)
+        feed = self._feed(data, slicing, device, self.caching)
         if feed.num_samples is not None:
             check_size(feed.num_samples, self.experiment.batch_size, "train")
         return feed
 
     def validation_feed(self, device: torch.device) -> Feed | None:
-        """Feeds the validation data, in its own order; None where there is none."""
+        """Feeds the validation data, in its own order; None where there is none.
+
+        It is cached beside the training data if it can be; else it is read anew each time.
+        """
         if self.experiment.validation_data is None:
             return None
         data = built_data(self.experiment, self.experiment.validation_data)
-        feed = self._feed(data, self._slicing(is_shuffled=False), device)
+        caching = self._validation_caching(data)
+        feed = self._feed(data, self._slicing(is_shuffled=False), device, caching)
         if feed.num_samples is not None:
             check_size(feed.num_samples, 1, "validation")
         return feed
+
+    def _validation_caching(self, data: Any) -> Caching | None:
+        if self.caching is None or data_kind(data) != "map-style" or len(data) == 0:
+            return None
+        try:
+            return caching_of(data, self.experiment.collate, reserved_bytes=self.caching.num_bytes)
+        except UsageError as error:
+            if error.rule != "data-cannot-be-cached":
+                raise
+            return None
 
     def _slicing(self, *, is_shuffled: bool) -> Slicing:
         batch_size = self.experiment.batch_size
@@ -59,7 +80,9 @@ class Reading:
             is_shuffled=is_shuffled,
         )
 
-    def _feed(self, data: Any, slicing: Slicing, device: torch.device) -> Feed:
+    def _feed(
+        self, data: Any, slicing: Slicing, device: torch.device, caching: Caching | None
+    ) -> Feed:
         recipe = self.recipe
         kind = data_kind(data)
         if kind == "tensors":
@@ -72,6 +95,8 @@ class Reading:
             persistent=recipe.loader_persistent.value and recipe.loader_workers.value > 0,
             collate=self.experiment.collate,
         )
+        if kind == "map-style" and caching is not None:
+            return CachedFeed(data, slicing, loading, caching)
         make = LoaderFeed if kind == "map-style" else StreamFeed
         return make(data, slicing, loading)
 

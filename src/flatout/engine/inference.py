@@ -261,7 +261,12 @@ def _recipe_of(folder: RunFolder, step: int) -> Recipe:
 
 def _recipe_here(recipe: Recipe, fixed: dict[str, Any]) -> tuple[Recipe, list[Finding]]:
     """The run's recipe with what the person fixed; and what of it cannot be had here."""
-    findings = [_without_effect(name) for name in fixed if name not in _OF_USE]
+    findings = [
+        _without_effect(name)
+        for name, value in fixed.items()
+        # Every sample is read once.
+        if name not in _OF_USE or (name, value) == ("data_path", "cached")
+    ]
     changes = dict(fixed)
     if "device" not in fixed:
         try:

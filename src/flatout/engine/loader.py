@@ -70,7 +70,7 @@ class LoaderFeed:
         self._loader: DataLoader[Any] = DataLoader(
             _SeededBatches(dataset, slicing.seed, loading.collate or stacked),
             batch_sampler=self._sampler,
-            **(loading.arguments() | {"collate_fn": _as_it_is}),
+            **(loading.arguments() | {"collate_fn": as_it_is}),
         )
         self._batches: Iterator[Any] = iter(())
 
@@ -85,6 +85,10 @@ class LoaderFeed:
         """How many processes read samples now."""
         return sum(worker.is_alive() for worker in getattr(self._batches, "_workers", ()))
 
+    def num_batches_ahead(self) -> int:
+        """How many micro-batches the workers have been asked for and not been taken from them."""
+        return int(getattr(self._batches, "_tasks_outstanding", 0))
+
     def state(self) -> None:
         """See Feed: order and augmentation are functions of the epoch."""
 
@@ -93,10 +97,10 @@ class LoaderFeed:
 
     def close(self) -> None:
         """See Feed."""
-        _end_workers(self._batches)
+        end_workers(self._batches)
 
 
-def _end_workers(batches: Iterator[Any]) -> None:
+def end_workers(batches: Iterator[Any]) -> None:
     """Ends a loader's workers now. torch does it when nobody holds the loader any more: late, if
     it is held by the traceback of what ended the training.
     """
@@ -134,7 +138,8 @@ class _SeededBatches(torch.utils.data.Dataset[Any]):
         return self._dataset[index]
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """What a loader is to collate: nothing more."""
     return batch
 
 
@@ -279,7 +284,7 @@ class StreamFeed:
 
     def close(self) -> None:
         """See Feed."""
-        _end_workers(self._batches)
+        end_workers(self._batches)
 
 
 def has_exact_state(source: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from flatout.engine.feed import MicroBatch
 from flatout.engine.memory import MemoryWatch
 from flatout.engine.meter import Losses, Meter
 from flatout.engine.session import Session
@@ -56,6 +57,8 @@ class Runner(Protocol):
 class RecipeLoop:
     """flatout's own loop under a recipe, run a few updates at a time, without validation.
 
+    newest: the micro-batches of the newest update, as the feed gave them.
+
     Args:
         session: live objects under the recipe.
         step: carries out its updates.
@@ -67,6 +70,7 @@ class RecipeLoop:
         self._step = step
         self._meter = meter
         self._updates: Iterator[Any] = iter(())
+        self.newest: list[MicroBatch] = []
         self._losses = Losses(session.device)
         self._every_step = session.learning_rates.are_per_step
         session.model.train()
@@ -83,6 +87,7 @@ class RecipeLoop:
                 position.epoch += 1
                 update = next(self._updates)
             self._meter.mark("data")
+            self.newest = update
             loss = self._step.run(update)
             size = sum(size for _, size in update)
             self._losses.add(loss, size)

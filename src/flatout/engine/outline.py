@@ -8,7 +8,7 @@ import torch
 from flatout.engine.activations import has_its_own, name_of_its_own, repeated_blocks
 from flatout.engine.evaluation import is_smaller_better, values_of_batch
 from flatout.engine.feed import Feed, TensorFeed
-from flatout.engine.loader import LoaderFeed
+from flatout.engine.loader import StreamFeed
 from flatout.engine.session import Built, Session, process_settings
 from flatout.errors import UsageError
 from flatout.nouns.class_report import MEANS
@@ -112,4 +112,4 @@ def _num_gathered(feed: Feed | None) -> int | None:
 def _kind(feed: Feed) -> DataKind:
     if isinstance(feed, TensorFeed):
         return "tensors"
-    return "map-style" if isinstance(feed, LoaderFeed) else "iterable"
+    return "iterable" if isinstance(feed, StreamFeed) else "map-style"

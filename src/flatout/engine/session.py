@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from flatout.engine import precision, randomness
 from flatout.engine.activations import ActivationCheckpointing
 from flatout.engine.allocator import allocator_settings
 from flatout.engine.batches import placer, tensors_in
+from flatout.engine.caching import Caching, caching_of
 from flatout.engine.defaults import chosen_recipe
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
@@ -46,6 +48,20 @@ class Built:
     def recipe(self, fixed: dict[str, Any]) -> Recipe:
         """The recipe for it: what the person fixed, and defaults."""
         return chosen_recipe(self.facts, fixed)
+
+    @cached_property
+    def caching(self) -> Caching:
+        """How its samples can be kept in memory; some are read to know it.
+
+        Raises:
+            UsageError: data-cannot-be-cached.
+        """
+        return caching_of(self.train_data, self.experiment.collate)
+
+    def caching_for(self, recipe: Recipe) -> Caching | None:
+        """The same where the recipe keeps samples; None where they are read anew each time."""
+        is_cached = recipe.data_path.value == "cached" and self.facts.data_kind == "map-style"
+        return self.caching if is_cached else None
 
     def num_updates(self, epochs: int | None, steps: int | None) -> int | None:
         """Updates in so many epochs or steps; None where the data does not tell its length."""
@@ -152,7 +168,12 @@ class Session:
         decay = built.experiment.ema
         self.average = WeightAverage(self.model, decay) if decay is not None else None
         self.position = Position()
-        reading = Reading(experiment=built.experiment, recipe=recipe, seed=built.seed)
+        reading = Reading(
+            experiment=built.experiment,
+            recipe=recipe,
+            seed=built.seed,
+            caching=built.caching_for(recipe),
+        )
         self.feed = reading.training_feed(built.train_data, self.device)
         self.validation_feed = reading.validation_feed(self.device)
         check_apart(self.feed, self.validation_feed)

@@ -43,7 +43,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     changes: all recipe fields; None is the plain loop. proved: of them, those that must be seen to
     take effect. baseline: what the plain loop needs to fit into the memory. room: what is left to
-    other programs.
+    other programs. part_size: samples of the part that is read; None reads all of them.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     fixed: dict[str, Any]
     baseline: dict[str, Any] = {}
     room: Room | None = None
+    part_size: int | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +71,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     """What all processes of a search have alike.
 
     folder: of the run, from which they load the experiment. start_s: what one takes to start.
+    part_size: samples of the part on which a cache is measured; None where nobody keeps any.
     """
 
     folder: Path
@@ -78,6 +80,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float
     baseline: dict[str, Any] = {}
     room: Room | None = None
+    part_size: int | None = None
 
 
 def measured_apart(trial: Trial, limit_s: float, surroundings: Surroundings) -> Result:
@@ -172,6 +175,7 @@ class _Apart(contextlib.AbstractContextManager["_Apart"]):
             fixed=surroundings.fixed,
             baseline=surroundings.baseline,
             room=surroundings.room,
+            part_size=surroundings.part_size,
         )
         self._tell(self._request)
 
@@ -252,10 +256,13 @@ def main(argv: list[str]) -> int:
                 device_name=request.device_name,
                 fixed=request.fixed,
                 baseline=request.baseline,
+                part_size=request.part_size,
             )
             if request.room is not None and request.room.is_capped:
                 MemoryCap(chosen_device(request.device_name), request.room.leave_bytes)
-            contestant, effect = Contest(subject).contestant(request.changes, request.proved)
+            contestant, effect = Contest(subject).contestant(
+                request.changes, request.proved, is_of_part=request.part_size is not None
+            )
             stack.callback(contestant.runner.close)
             built.append(contestant)
             return Answer(effect=effect)

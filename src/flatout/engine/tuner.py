@@ -29,6 +29,7 @@ from flatout.system import recipes
 from flatout.system.clock import elapsed_s, now_s
 from flatout.tune.cache import cache_key, is_of_use, still_holds
 from flatout.tune.candidates import base_candidate, candidates
+from flatout.tune.data_paths import LEAST_SHARE
 from flatout.tune.memory import loop_name, unless_moved
 from flatout.tune.search import Problem, is_faster, next_move
 
@@ -165,6 +166,10 @@ def _probe(contest: Contest, decision: Decision) -> Interval | None:
 def _decision(search: Search, contest: Contest, profile: Profile, budget_s: float) -> Decision:
     can_start = search.folder is not None
     setting = msgspec.structs.replace(contest.contestants.setting, has_processes=can_start)
+    keeping = contest.contestants.keeping
+    if keeping is not None and profile.shares.get("data", 0.0) >= LEAST_SHARE:
+        # Some samples are read for it.
+        setting = msgspec.structs.replace(setting, cache=keeping.told(search.num_steps))
     tried, skipped = candidates(setting, profile, search.wish.numerics)
     problem = Problem(
         base=base_candidate(setting),
@@ -202,6 +207,7 @@ def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Proble
     if trial.num_processes == 0 or search.folder is None:
         result = contest.measured(trial, limit_s)
     else:
+        keeping = contest.contestants.keeping
         surroundings = Surroundings(
             folder=search.folder,
             device_name=search.subject.device_name,
@@ -209,6 +215,7 @@ def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Proble
             start_s=problem.profile.start_s,
             baseline=contest.contestants.setting.baseline,
             room=search.subject.room,
+            part_size=keeping.size if keeping is not None and trial.keeps_samples else None,
         )
         # What this process keeps of the GPU's memory for later, the others need now.
         release_memory()

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 Origin = Literal["yours", "measured", "estimated", "default"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-DataPath = Literal["sliced", "resident", "loader"]
+DataPath = Literal["sliced", "resident", "loader", "cached"]
 OptimizerImplementation = Literal["own", "for-loop", "foreach", "fused"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Attention = Literal["auto", "math", "flash", "efficient", "cudnn"]
@@ -41,7 +41,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     device: `cpu`, `cuda` or `cuda:N`.
     precision: `fp32`; `tf32` (fp32 storage, tensor-core products); `bf16` autocast;
         `fp16` autocast with a loss scaler.
-    data_path: `sliced` tensors in memory, `resident` on the device, or a DataLoader.
+    data_path: `sliced` tensors in memory, `resident` on the device; a DataLoader, or samples
+        `cached` in memory as they are read for the first time.
     loader_*: workers, batches prefetched per worker, pinned memory, workers kept between epochs.
     optimizer_implementation: `own` leaves the optimizer as the experiment built it.
     attention: the kernel of torch's scaled_dot_product_attention; `auto` leaves it to torch.

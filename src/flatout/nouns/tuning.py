@@ -77,6 +77,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     changes: recipe fields with their values. why: what it could gain.
     is_process_wide: changes what a process has only once, so it is measured in one of its own.
     is_usual: it gains on most models, so it is part of the one jump for which a slow step has time.
+    needs: a recipe field that must have been won or set before; without it this does nothing.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     is_process_wide: bool = False
     is_usual: bool = False
+    needs: str | None = None
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +113,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     num_processes: int = 0
     effort: int = 1
 
+    @property
+    def keeps_samples(self) -> bool:
+        """Whether one of the two keeps samples in memory."""
+        paths = [changes.get("data_path") for changes in (self.changes, self.incumbent or {})]
+        return "cached" in paths
+
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What came out of a trial.
@@ -136,6 +144,19 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     excess_bytes: int = 0
 
 
+class Cache(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeping a data set's samples in memory would mean.
+
+    problem: why they cannot be kept, or need not; None where they can.
+    num_bytes: of all num_samples, predicted. num_measured: how many are kept while it is measured.
+    """
+
+    problem: str | None = None
+    num_bytes: int = 0
+    num_samples: int = 0
+    num_measured: int = 0
+
+
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """What experiment and device allow: decides which candidates there are.
 
@@ -148,6 +169,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     taken off. pinning_problem: why memory cannot be pinned. None: unknown, or there is none.
     has_processes: candidates can be measured in processes of their own. not_retained: why freed
     memory cannot be kept, None if it can.
+    cache: of map-style data, where reading it takes a share of the step that is worth saving.
     """
 
     device: str
@@ -169,6 +191,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     data_bytes: int | None = None
     free_bytes: int | None = None
     pinning_problem: str | None = None
+    cache: Cache | None = None
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,10 +57,12 @@ def fields_in(path: Path) -> dict[str, Any]:
         ) from error
     names = list(recipe_fields())
     # What has no effect would only be warned of.
-    if recipe.data_path.value != "loader":
+    if recipe.data_path.value in ("sliced", "resident"):
         names = [name for name in names if not name.startswith("loader_")]
     elif recipe.loader_workers.value == 0:
         names = [name for name in names if name not in ("loader_prefetch", "loader_persistent")]
+    elif recipe.data_path.value == "cached":
+        names.remove("loader_persistent")
     return {name: check_field(name, getattr(recipe, name).value) for name in names}
 
 

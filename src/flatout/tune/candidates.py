@@ -13,13 +13,7 @@ import msgspec
 
 from flatout.nouns.tuning import Candidate, Numerics, Profile, Setting, Skip
 from flatout.nouns.units import percent_text
-from flatout.tune.memory import too_large
-
-# What takes less of the step than this cannot win the 3 % that a recipe needs to win.
-_LEAST_SHARE = 0.02
-
-# Where reading takes more than this, workers that read beside the step are sure to help.
-_LARGE_SHARE = 0.3
+from flatout.tune.data_paths import AXES, LEAST_SHARE, data_paths
 
 # About what a new page costs, from few and noisy measurements (LOG.md, 2026-11-21).
 _PAGE_FAULT_S = 2e-6
@@ -76,8 +70,8 @@ def candidates(
             skipped.append(Skip(name=candidate.name, axis=candidate.axis, reason=reason))
     data = profile.shares.get("data", 0.0)
     # Where reading takes longer than everything else, nothing else shows before it is mended.
-    first = "data" if data > 0.5 else ""
-    ordered = sorted(tried, key=lambda candidate: candidate.axis != first)
+    first = AXES if data > 0.5 else ()
+    ordered = sorted(tried, key=lambda candidate: candidate.axis not in first)
     return tuple(ordered), tuple(skipped)
 
 
@@ -108,7 +102,7 @@ def _all(
     yield from _memory_formats(setting, profile)
     yield _allocator(setting, profile)
     yield from _attentions(setting, profile)
-    yield from _data_paths(setting, profile)
+    yield from data_paths(setting, profile)
     yield from _optimizers(setting, profile)
     yield from _threads(setting)
     yield from _micro_batches(setting)
@@ -207,36 +201,10 @@ def _attentions(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate,
     yield candidate, _no_slow_attention(setting, profile)
 
 
-def _data_paths(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
-    share = profile.shares.get("data", 0.0)
-    if setting.data_kind == "tensors":
-        resident = Candidate(
-            name="data held on the GPU",
-            axis="data",
-            changes={"data_path": "resident"},
-            why="batches need not be copied",
-            is_usual=True,
-        )
-        here = None if setting.device == "cuda" else "the data is where the step is"
-        yield resident, here or too_large(setting, setting.data_bytes)
-        return
-    little = f"reading takes {percent_text(share)} of the step" if share < _LEAST_SHARE else None
-    for workers in sorted({1, 2, max(1, setting.num_cores // 2), setting.num_cores}):
-        candidate = Candidate(
-            name=f"{workers} loader worker{'s' if workers > 1 else ''}",
-            axis="data",
-            changes={"loader_workers": workers, "loader_persistent": True},
-            why="samples are read beside the step",
-            is_usual=share > _LARGE_SHARE and workers == setting.num_cores,
-        )
-        whole = "each worker would read the whole iterable"
-        yield candidate, little or (whole if setting.data_kind == "iterable" else None)
-
-
 def _optimizers(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
     share = profile.shares.get("optimizer", 0.0)
     little = (
-        f"the optimizer takes {percent_text(share)} of the step" if share < _LEAST_SHARE else None
+        f"the optimizer takes {percent_text(share)} of the step" if share < LEAST_SHARE else None
     )
     for value, why, is_here in (
         ("fused", "one kernel for all parameters", setting.can_be_fused),

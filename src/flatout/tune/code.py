@@ -36,6 +36,7 @@ _SECTIONS = (
     ("place", code_data.PLACE),
     ("slices", code_data.SLICES),
     ("loader", code_data.UNCHANGED),
+    ("cached", code_data.OWN),
     ("samples", code_data.SAMPLES),
     ("streams", code_data.STREAM),
     ("recomputed attention", code_loop.SAME_KERNEL),
@@ -56,7 +57,8 @@ _TEXTS = {
     "validation": code_loop.VALIDATION,
 }
 _MODULES = (
-    "contextlib", "ctypes", "hashlib", "importlib", "itertools", "math", "operator", "os", "random",
+    "contextlib", "copy", "ctypes", "hashlib", "importlib", "itertools", "math", "operator", "os",
+    "random",
     "sys", "types",
 )  # fmt: skip
 _BACKENDS = {
@@ -109,7 +111,9 @@ def _flags(plan: _Plan) -> dict[str, bool]:
     recipe, outline = plan.recipe, plan.outline
     kinds = {outline.data_kind, outline.validation_kind}
     is_read = bool(kinds & {"map-style", "iterable"})
-    has_workers = is_read and recipe.loader_workers.value > 0
+    is_cached = "map-style" in kinds and recipe.data_path.value == "cached"
+    # What is kept is kept in this process, which therefore reads it.
+    has_workers = is_read and recipe.loader_workers.value > 0 and not is_cached
     of_step = _flags_of_step(recipe, outline)
     is_resident = recipe.data_path.value == "resident" and of_step["cuda"]
     # What lies on the device as the model wants it need not be brought there.
@@ -124,10 +128,11 @@ def _flags(plan: _Plan) -> dict[str, bool]:
         "samples": "map-style" in kinds,
         "streams": "iterable" in kinds,
         "loader": is_read,
+        "cached": is_cached,
         "workers": has_workers,
         "inline": is_read and not has_workers,
         "pin": is_read and of_step["cuda"] and recipe.loader_pin_memory.value,
-        "each": "tensors" in kinds or is_placed,
+        "each": "tensors" in kinds or is_placed or is_cached,
         "spans": "tensors" in kinds or of_step["accumulated"],
     }
 
@@ -191,6 +196,7 @@ def _values(plan: _Plan) -> dict[str, str]:
     file = PurePath(spec.file) if spec.file else None
     implementation = recipe.optimizer_implementation.value
     is_smaller = outline.is_smaller_better
+    is_cached = recipe.data_path.value == "cached"
     has_kernel = recipe.attention.value != "auto"
     return {
         "seed": str(spec.seed),
@@ -210,7 +216,7 @@ def _values(plan: _Plan) -> dict[str, str]:
         "prefix": outline.checkpointing_prefix,
         "kernel_of_block": ", context_fn=same_kernel" if has_kernel else "",
         "kernel_of_own": ', "context_fn": same_kernel' if has_kernel else "",
-        "loader_workers": str(recipe.loader_workers.value),
+        "num_workers": str(0 if is_cached else recipe.loader_workers.value),
         "loader_prefetch": str(recipe.loader_prefetch.value),
         "loader_persistent": str(recipe.loader_persistent.value),
         "collate": "experiment.collate" if outline.has_collate else "default_collate",

@@ -105,6 +105,12 @@ def unchanged(batch: Any) -> Any:
     return batch
 '''
 
+OWN = '''
+def own(item: Any) -> Any:
+    """A part of a sample in memory of its own."""
+    return item.clone() if isinstance(item, torch.Tensor) else copy.deepcopy(item)
+'''
+
 SAMPLES = '''
 class Samples(Dataset[Any]):
     """Batches of samples, each fetched under a seed of its own: workers change no augmentation."""
@@ -113,6 +119,7 @@ class Samples(Dataset[Any]):
         self.samples = samples
         self.collate = collate
         self.seed = seed
+        self.kept: dict[int, Any] = {}  #? cached
 
     def __getitem__(self, key: tuple[int, list[int]]) -> Any:
         epoch, indices = key
@@ -132,18 +139,24 @@ class Samples(Dataset[Any]):
     def sample(self, epoch: int, index: int) -> Any:
         """One sample, with the draws of that epoch."""
         seed_generators(mixed_seed(self.seed, "sample", epoch, index))
-        return self.samples[index]
+        return self.samples[index]  #? !cached
+        #= data_path  #? cached
+        if index not in self.kept:  #? cached
+            self.kept[index] = each(self.samples[index], own)  #? cached
+        # What collates it may change what it is given.  #? cached
+        return each(self.kept[index], own)  #? cached
 
 
 def sample_loader(samples: Samples) -> DataLoader[Any]:
     """Reads the samples whose indices are put into its sampler."""
-    #= loader
+    #= loader  #? !cached
+    # Samples are read by the process that keeps them.  #? cached
     return DataLoader(
         samples,
         batch_size=None,
         sampler=[],
         collate_fn=unchanged,
-        num_workers=$loader_workers,
+        num_workers=$num_workers,
         prefetch_factor=$loader_prefetch,  #? workers
         persistent_workers=$loader_persistent,  #? workers
         pin_memory=True,  #? pin
@@ -191,7 +204,7 @@ def stream_loader(stream: Stream) -> DataLoader[Any]:
         stream,
         batch_size=None,
         collate_fn=unchanged,
-        num_workers=$loader_workers,
+        num_workers=$num_workers,
         prefetch_factor=$loader_prefetch,  #? workers
         pin_memory=True,  #? pin
         # A loader draws a number each time it is iterated: not from the model's generator.

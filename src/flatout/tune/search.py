@@ -229,6 +229,10 @@ class _Search:
 
     def _try(self, candidate: Candidate, before: dict[str, Any], effort: int) -> _Moves:
         problem = self._problem
+        if candidate.needs is not None and not before.get(candidate.needs):
+            reason = f"without {candidate.needs} it does nothing"
+            self._skipped.append(Skip(name=candidate.name, axis=candidate.axis, reason=reason))
+            return None
         is_alone = candidate.is_process_wide and problem.can_start
         cost_s = effort * (problem.process_s if is_alone else problem.trial_s)
         if self._spent_s + cost_s + problem.final_s > problem.budget_s:

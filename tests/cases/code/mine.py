@@ -51,6 +51,19 @@ class Augmented:
         return self.inputs[index] + 0.1 * noise, self.labels[index]
 
 
+class Decoded:
+    """Samples that take long to read, and are the same each time."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.inputs, self.labels = points(count, seed)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.inputs[index].sigmoid(), int(self.labels[index])
+
+
 class Stream:
     """Samples without an index, made as they are asked for."""
 
@@ -165,6 +178,10 @@ def fields(case: str) -> dict[str, Any]:
                 optimizer, mode="max", factor=0.5, patience=0
             ),
         }  # fmt: skip
+    if case in ("decoded", "collated"):
+        validated = {"validation_data": lambda: Decoded(20, seed=2), "metrics": metrics}
+        collated = {"collate": stacked} if case == "collated" else {}
+        return sgd | {"train_data": lambda: Decoded(50, seed=1)} | validated | collated
     if case == "tokens":
         return {
             "model": Attending,

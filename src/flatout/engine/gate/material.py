@@ -114,8 +114,11 @@ class Material:
             size = min(3, self.size - 1)
             if plain < whole and micro != plain:
                 size = max(1, size - 1) if micro < plain else min(4, self.size - 1)
-        in_process = {"loader_workers": 0, "loader_persistent": False}
-        return changed(recipe, **({"micro_batch_size": size} | in_process | changes))
+        alone: dict[str, Any] = {"loader_workers": 0, "loader_persistent": False}
+        if recipe.data_path.value == "cached":
+            # What is asked of the step needs no cache of its few samples.
+            alone["data_path"] = "loader"
+        return changed(recipe, **({"micro_batch_size": size} | alone | changes))
 
     def splits_otherwise(self, candidate: Recipe) -> bool:
         """Whether batches are cut into other parts, so that their draws cannot be the same."""

@@ -212,7 +212,11 @@ def masks(material: Material, candidate: Recipe) -> list[Check]:
 def data(material: Material, candidate: Recipe) -> list[Check]:
     """Each sample once, in the plain order, with the plain augmentation."""
     count = 3 * material.size + max(1, material.size // 2)
-    numbered = numbered_experiment(material.experiment, material.data, count)
+    is_cached = candidate.data_path.value == "cached"
+    # Only what draws nothing may be cached.
+    numbered = numbered_experiment(
+        material.experiment, material.data, count, is_drawing=not is_cached
+    )
     # Read in the candidate's way: with its workers. The plain way needs none to be known.
     recipe = _small_batches(material, candidate)
     in_process = material.small(material.plain)
@@ -221,7 +225,7 @@ def data(material: Material, candidate: Recipe) -> list[Check]:
         with running(material.case(experiment, recipe, is_plain=is_plain)) as (session, _):
             return [read_epoch(session, epoch) for epoch in (0, 1)]
 
-    plain = material.once("order", lambda: read(numbered, in_process, is_plain=True))
+    plain = material.once(("order", is_cached), lambda: read(numbered, in_process, is_plain=True))
     checks = [data_check(read(numbered, recipe, is_plain=False), plain)]
     if not checks[0].is_passed or data_kind(material.data) == "iterable":
         return checks
@@ -230,9 +234,11 @@ def data(material: Material, candidate: Recipe) -> list[Check]:
 
     def read_samples(recipe: Recipe, *, is_plain: bool) -> list[Tensor]:
         with running(material.case(few, recipe, is_plain=is_plain)) as (session, _):
+            # What is in a cache comes out of it in the second epoch.
             return [
                 tensor.clone()
-                for update in first_updates(session, _NUM_CURVE)
+                for epoch in range(2 if is_cached else 1)
+                for update in first_updates(session, _NUM_CURVE, epoch)
                 for batch, _ in update
                 for tensor in tensors_in(batch)
             ]
@@ -246,9 +252,8 @@ def data(material: Material, candidate: Recipe) -> list[Check]:
 
 
 def _small_batches(material: Material, candidate: Recipe) -> Recipe:
-    workers = candidate.loader_workers.value
-    persistent = candidate.loader_persistent.value
-    return material.small(candidate, loader_workers=workers, loader_persistent=persistent)
+    names = ("loader_workers", "loader_persistent", "data_path")
+    return material.small(candidate, **{name: getattr(candidate, name).value for name in names})
 
 
 QUESTIONS: dict[Question, Callable[[Material, Recipe], list[Check]]] = {

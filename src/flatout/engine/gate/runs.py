@@ -99,9 +99,9 @@ def drawing(case: Case, device: torch.device) -> contextlib.ExitStack:
     return stack
 
 
-def first_updates(session: Session, count: int) -> list[list[MicroBatch]]:
-    """The first updates' micro-batches. Fetched at once: workers must not inherit what follows."""
-    return list(itertools.islice(session.feed.updates(0, 0), count))
+def first_updates(session: Session, count: int, epoch: int = 0) -> list[list[MicroBatch]]:
+    """An epoch's first updates. Fetched at once: workers must not inherit what follows."""
+    return list(itertools.islice(session.feed.updates(epoch, 0), count))
 
 
 def run_gradients(case: Case, count: int) -> Gradients:

@@ -234,14 +234,18 @@ def bare(experiment: Experiment) -> Experiment:
 
 @dataclass(frozen=True)
 class Numbered:
-    """A data set whose samples tell their index and what they have drawn."""
+    """A data set whose samples tell their index and what they have drawn, if they draw."""
 
     count: int
+    is_drawing: bool = True
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not self.is_drawing:
+            number = torch.tensor([index], dtype=torch.float64)
+            return number, number.clone()
         return _drawing(index)
 
 
@@ -266,12 +270,14 @@ def _drawing(index: int) -> tuple[Tensor, Tensor]:
     return torch.tensor([index], dtype=torch.float64), torch.tensor(row, dtype=torch.float64)
 
 
-def numbered_experiment(experiment: Experiment, data: Any, count: int) -> Experiment:
+def numbered_experiment(
+    experiment: Experiment, data: Any, count: int, *, is_drawing: bool = True
+) -> Experiment:
     """An experiment of nothing but samples that tell which they are, of the same kind of data."""
     numbers = torch.arange(count, dtype=torch.float64).unsqueeze(1)
     make: dict[str, Callable[[], Any]] = {
         "tensors": lambda: (numbers, numbers.clone()),
-        "map-style": lambda: Numbered(count),
+        "map-style": lambda: Numbered(count, is_drawing),
         "iterable": lambda: NumberedStream(count),
     }
     return replace(

@@ -1,0 +1,134 @@
+"""Samples kept in memory after they were decoded, beside the best setting of a loader.
+
+    python benchmarks/decoded_cache.py [--images 400] [--rounds 5]
+
+`photos` are JPEG files of 500 x 375 pixels, decoded to 224 x 224 by `data.image_folder` in batches
+of 64; `packed` are the 512 packed pictures of benchmarks/zoo/decoded_pictures.py without their
+augmentation, in batches of 16, with that model. Only steps are timed. Loaders with 0, 1 and 2
+workers read two epochs each; then the best of them and the cache take turns, an epoch at a time.
+The cache is timed for its first epoch, which fills it, and for the ones after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from image_files import make_folder
+from torch import nn
+
+import flatout
+from flatout.engine import data
+from flatout.engine.measuring import RecipeLoop
+from flatout.engine.meter import Meter
+from flatout.engine.session import Session, build, process_settings
+from flatout.engine.step import Step
+from flatout.nouns.units import bytes_text
+
+sys.path.insert(0, str(Path(__file__).parent / "zoo"))
+
+import decoded_pictures
+
+BYTES_PER_IMAGE = 61_000
+
+
+class Packed(decoded_pictures.PackedPictures):
+    """The packed pictures as they are, the same in each epoch."""
+
+    def __getitem__(self, index: int) -> decoded_pictures.Sample:
+        pixels = bytearray(zlib.decompress(self.packed[index]))
+        picture = torch.frombuffer(pixels, dtype=torch.uint8).view(3, 96, 96).float() / 255
+        scaled = nn.functional.interpolate(picture[None], size=48, mode="bilinear", antialias=True)
+        return (scaled[0] - 0.45) / 0.22, self.classes[index]
+
+
+class Epochs:
+    """An experiment under some recipe fields, an epoch at a time."""
+
+    def __init__(self, experiment: flatout.Experiment, **use: Any) -> None:
+        built = build(experiment, 0, "cpu")
+        self.recipe = built.recipe(use)
+        self.session = Session(built, self.recipe)
+        meter = Meter(self.session.device)
+        self.loop = RecipeLoop(self.session, Step(self.session.step_parts(), meter), meter)
+
+    def rate(self) -> float:
+        """Samples per second of a whole epoch."""
+        num_updates = self.session.feed.updates_per_epoch
+        assert num_updates is not None
+        with process_settings(self.recipe):
+            begin = time.perf_counter()
+            return self.loop.run(num_updates) / (time.perf_counter() - begin)
+
+
+def main() -> int:
+    """Measures both, and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        make_folder(Path(place), options.images * BYTES_PER_IMAGE / 1e9)
+        for name, experiment in experiments(Path(place)):
+            told(name, experiment, options.rounds)
+    return 0
+
+
+def experiments(folder: Path) -> Iterator[tuple[str, flatout.Experiment]]:
+    """What is read, with a model that takes little time beside it."""
+    plain = decoded_pictures.experiment()
+    yield "packed", replace(plain, train_data=Packed)
+    photos: Callable[[], Any] = lambda: data.image_folder(folder)  # noqa: E731
+    yield (
+        "photos",
+        replace(
+            plain,
+            train_data=photos,
+            batch_size=64,
+            loss=lambda model, batch: decoded_pictures.loss(
+                model, (data.normalized(batch[0]), batch[1] % 8)
+            ),
+        ),
+    )
+
+
+def told(name: str, experiment: flatout.Experiment, rounds: int) -> None:
+    """Measures one experiment and prints its rows."""
+    rates = {workers: loader_rate(experiment, workers) for workers in (0, 1, 2)}
+    best = max(rates, key=lambda workers: rates[workers])
+    cached = Epochs(experiment, data_path="cached", loader_workers=best)
+    loader = Epochs(experiment, data_path="loader", loader_workers=best)
+    first = cached.rate() / loader.rate()
+    pairs = [(cached.rate(), loader.rate()) for _ in range(rounds)]
+    ratios = sorted(one / other for one, other in pairs)
+    for epochs in (cached, loader):
+        epochs.loop.close()
+    size = bytes_text(cached.session.feed.num_bytes)  # type: ignore[attr-defined]
+    found = ", ".join(f"{workers} workers {rate:.0f}" for workers, rate in rates.items())
+    print(f"{name:8} loader, samples/s: {found}")
+    print(
+        f"{name:8} cache of {size} / loader with {best} workers: first epoch {first:.2f}, then "
+        f"{statistics.median(ratios):.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]",
+        flush=True,
+    )
+
+
+def loader_rate(experiment: flatout.Experiment, workers: int) -> float:
+    """The faster of two epochs."""
+    epochs = Epochs(experiment, data_path="loader", loader_workers=workers)
+    rate = max(epochs.rate(), epochs.rate())
+    epochs.loop.close()
+    return rate
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""Whether a data set's samples can be kept in memory: the same each time, and not too large.
+
+A sample that is drawn anew must never be kept. A few are read twice under other random states and
+compared bit for bit; whoever moves a random generator meanwhile draws. The feed that keeps samples
+watches the generators for all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatout.engine import randomness
+from flatout.engine.batches import is_all_tensors, tensors_in, with_tensors
+from flatout.engine.stacking import stacked
+from flatout.errors import UsageError
+from flatout.nouns.units import bytes_text
+from flatout.system.clock import elapsed_s
+from flatout.system.free_memory import free_memory_bytes
+
+# So many samples from all over the data are read; of slow ones fewer, but some.
+_MOST_SAMPLES, _LEAST_SAMPLES = 16, 4
+_LOOKING_S = 2.0
+
+# Of the memory that is free: the rest is for the model, its batches and other programs.
+_SHARE_OF_FREE = 0.5
+
+# How far a data set is searched for random generators of its own.
+_DEPTH, _MOST_ITEMS = 6, 64
+
+_SIMPLE = (str, bytes, int, float, complex, type(None))
+
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caching:
+    """How a data set's samples can be kept.
+
+    is_stacked: as rows of tensors, of which batches are cut; else one by one.
+    num_bytes: of all samples together, predicted. sample_s: what it takes to read one.
+    """
+
+    is_stacked: bool
+    num_bytes: int
+    sample_s: float
+
+
+def caching_of(dataset: Any, collate: Collate | None, *, reserved_bytes: int = 0) -> Caching:
+    """Looks at some samples; the generators are left as they were.
+
+    Args:
+        dataset: map-style.
+        collate: the experiment's own, if it has one.
+        reserved_bytes: memory that something else will take.
+
+    Raises:
+        UsageError: data-cannot-be-cached, with the reason.
+    """
+    states = randomness.host_generator_states()
+    try:
+        samples, sample_s = _looked_at(dataset)
+    finally:
+        randomness.restore_host_generators(states)
+    is_stacked = collate is None and _can_be_rows(samples)
+    sizes = [_row_bytes(sample) if is_stacked else _size_of(sample) for sample in samples]
+    num_bytes = round(len(dataset) * sum(sizes) / len(sizes))
+    limit = int(_SHARE_OF_FREE * max(0, free_memory_bytes() - reserved_bytes))
+    if num_bytes > limit:
+        raise not_cacheable(
+            f"all samples together would take {bytes_text(num_bytes)}; half of the memory that "
+            f"is free is {bytes_text(limit)}"
+        )
+    return Caching(is_stacked=is_stacked, num_bytes=num_bytes, sample_s=sample_s)
+
+
+def not_cacheable(because: str) -> UsageError:
+    """Bad news about data whose samples were to be kept."""
+    return UsageError(
+        "data-cannot-be-cached",
+        "`data_path=cached` does not go with this data.",
+        because=because,
+        fix="use loader, or leave data_path out",
+    )
+
+
+def drawn_anew(index: int) -> UsageError:
+    """Bad news about a sample that draws random numbers."""
+    because = f"its samples are drawn anew each time: reading sample {index} moved a generator"
+    return not_cacheable(because)
+
+
+def _looked_at(dataset: Any) -> tuple[list[Any], float]:
+    """Some samples, and what reading one takes.
+
+    Raises:
+        UsageError: data-cannot-be-cached, where they are not the same when read again.
+    """
+    count = min(_MOST_SAMPLES, len(dataset))
+    indices = torch.linspace(0, len(dataset) - 1, count).round().long().unique().tolist()
+    own = list(_own_generators(dataset, _DEPTH, set()))
+    begin_s = elapsed_s()
+    kept: dict[int, Any] = {}
+    for index in indices:
+        kept[index] = copied(_read(dataset, index, 0, own))
+        if len(kept) >= _LEAST_SAMPLES and elapsed_s() - begin_s > _LOOKING_S / 2:
+            break
+    for index in reversed(kept):
+        # In another order: who counts its samples gives others, too.
+        if not same_bits(kept[index], _read(dataset, index, 1, own)):
+            raise not_cacheable(
+                f"its samples are drawn anew each time: sample {index} was another one when it "
+                "was read again"
+            )
+    return list(kept.values()), (elapsed_s() - begin_s) / (2 * len(kept))
+
+
+def _read(dataset: Any, index: int, turn: int, own: list[Any]) -> Any:
+    """A sample under a random state of its own.
+
+    Raises:
+        UsageError: data-cannot-be-cached, where a generator was moved.
+    """
+    randomness.seed_host_generators(randomness.mixed_seed("caching", turn, index))
+    before = randomness.host_generator_states(), [_state_of(one) for one in own]
+    sample = dataset[index]
+    after = randomness.host_generator_states(), [_state_of(one) for one in own]
+    if is_moved(before[0], after[0]) or not same_bits(before[1], after[1]):
+        raise drawn_anew(index)
+    return sample
+
+
+def is_moved(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether somebody has drawn, by the states of the generators."""
+    # NumPy may have been loaded meanwhile.
+    return any(not same_bits(state, after[name]) for name, state in before.items())
+
+
+def _own_generators(thing: Any, depth: int, seen: set[int]) -> Iterator[Any]:
+    """Random generators that something holds, such as those of its transforms."""
+    if id(thing) in seen or depth == 0 or isinstance(thing, (*_SIMPLE, Tensor, type, ModuleType)):
+        return
+    seen.add(id(thing))
+    numpy = sys.modules.get("numpy")
+    kinds = (numpy.random.Generator, numpy.random.RandomState) if numpy is not None else ()
+    if isinstance(thing, (torch.Generator, random.Random, *kinds)):
+        yield thing
+        return
+    inner: Iterable[Any] = getattr(thing, "__dict__", {}).values()
+    if isinstance(thing, dict | list | tuple):
+        inner = thing.values() if isinstance(thing, dict) else thing
+    for item in itertools.islice(inner, _MOST_ITEMS):
+        yield from _own_generators(item, depth - 1, seen)
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if hasattr(generator, "bit_generator"):
+        return generator.bit_generator.state
+    return generator.get_state()
+
+
+def _can_be_rows(samples: list[Any]) -> bool:
+    """Whether batches of these samples are tensors of one form, so that rows can be kept."""
+    try:
+        batch = stacked(samples)
+        forms = {form_of(stacked([sample])) for sample in samples}
+    except (UsageError, RuntimeError):
+        # Not alike: batches can be made of some of them, perhaps.
+        return False
+    if forms != {form_of(batch)} or not is_all_tensors(batch):
+        return False
+    # A dict of another class than dict would not come back as what it is.
+    return same_bits(with_tensors(batch, tensors_in(batch)), batch) and all(
+        type(tensor) is Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout == torch.strided
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        for tensor in tensors_in(batch)
+    )
+
+
+def form_of(batch: Any) -> str:
+    """Nesting of a batch, with type and shape of a sample's part in each of its tensors."""
+    parts = ((tensor.dtype, tuple(tensor.shape[1:])) for tensor in tensors_in(batch))
+    return repr(with_tensors(batch, parts))  # type: ignore[arg-type]
+
+
+def _row_bytes(sample: Any) -> int:
+    return sum(tensor.nbytes for tensor in tensors_in(stacked([sample])))
+
+
+def _size_of(sample: Any) -> int:
+    """About what it takes in memory: as much as it would in a file."""
+    try:
+        return len(pickle.dumps(sample))
+    except Exception as error:
+        raise not_cacheable(f"a sample's size cannot be told: {error}") from error
+
+
+def copied(sample: Any) -> Any:
+    """A sample that shares no memory with what it was made of: neither is changed by the other."""
+    if isinstance(sample, Tensor):
+        # Not the whole tensor that it may be a row of.
+        return sample.clone()
+    if isinstance(sample, _SIMPLE):
+        return sample
+    if isinstance(sample, tuple) and hasattr(sample, "_fields"):
+        return type(sample)(*map(copied, sample))
+    if type(sample) in (list, tuple):
+        return type(sample)(map(copied, sample))
+    if type(sample) is dict:
+        return {key: copied(item) for key, item in sample.items()}
+    try:
+        return copy.deepcopy(sample)
+    except Exception as error:
+        kind = type(sample).__name__
+        raise not_cacheable(f"a sample holds a {kind}, which cannot be copied: {error}") from error
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    """Whether two samples are the same, bit for bit; NaN is the same as itself."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor) and one.layout == torch.strided and not one.is_quantized:
+        alike = one.dtype == other.dtype and one.shape == other.shape
+        return alike and torch.equal(_bytes_of(one), _bytes_of(other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same_bits(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same_bits, one, other))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(one, numpy.ndarray) and not one.dtype.hasobject:
+        alike = one.dtype == other.dtype and one.shape == other.shape
+        return bool(alike and one.tobytes() == other.tobytes())
+    try:
+        return one is other or pickle.dumps(one) == pickle.dumps(other)
+    except Exception as error:
+        kind = type(one).__name__
+        raise not_cacheable(f"a sample holds a {kind}, which cannot be compared") from error
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -1,0 +1,106 @@
+"""Candidates for how data is read: which can gain anything here, and why the others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flatout.nouns.tuning import Candidate, Profile, Setting
+from flatout.nouns.units import bytes_text, percent_text
+from flatout.tune.memory import too_large
+
+# What takes less of the step than this cannot win the 3 % that a recipe needs to win.
+LEAST_SHARE = 0.02
+
+# Axes that make reading faster, in the order in which they are tried: a cache is compared with the
+# loader at its best.
+AXES = ("data", "prefetch", "pinning", "cache")
+
+# Where reading takes more than this, workers that read beside the step are sure to help.
+_LARGE_SHARE = 0.3
+
+_PREFETCH = 4
+
+
+def data_paths(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
+    """All of them, each with the reason why it is not tried.
+
+    Args:
+        setting: what experiment and device allow.
+        profile: of a plain step.
+    """
+    if setting.data_kind == "tensors":
+        resident = Candidate(
+            name="data held on the GPU",
+            axis="data",
+            changes={"data_path": "resident"},
+            why="batches need not be copied",
+            is_usual=True,
+        )
+        here = None if setting.device == "cuda" else "the data is where the step is"
+        yield resident, here or too_large(setting, setting.data_bytes)
+        return
+    share = profile.shares.get("data", 0.0)
+    little = f"reading takes {percent_text(share)} of the step" if share < LEAST_SHARE else None
+    is_cached = setting.fixed.get("data_path") == "cached"
+    reason = "no sample is read once the cache is full" if is_cached else little
+    if setting.data_kind == "iterable":
+        reason = reason or "each worker would read the whole iterable"
+    yield from _workers(setting, reason, is_large=share > _LARGE_SHARE)
+    yield _prefetch(), reason
+    yield _pinning(setting, profile)
+    yield _cache(setting, little)
+
+
+def _workers(
+    setting: Setting, reason: str | None, *, is_large: bool
+) -> Iterator[tuple[Candidate, str | None]]:
+    for workers in sorted({1, 2, max(1, setting.num_cores // 2), setting.num_cores}):
+        candidate = Candidate(
+            name=f"{workers} loader worker{'s' if workers > 1 else ''}",
+            axis="data",
+            changes={"loader_workers": workers, "loader_persistent": True},
+            why="samples are read beside the step",
+            is_usual=is_large and workers == setting.num_cores,
+        )
+        yield candidate, reason
+
+
+def _prefetch() -> Candidate:
+    return Candidate(
+        name=f"{_PREFETCH} batches ahead per worker",
+        axis="prefetch",
+        changes={"loader_prefetch": _PREFETCH},
+        why="a batch that takes longer to read is waited for less",
+        needs="loader_workers",
+    )
+
+
+def _pinning(setting: Setting, profile: Profile) -> tuple[Candidate, str | None]:
+    candidate = Candidate(
+        name="pinned batches",
+        axis="pinning",
+        changes={"loader_pin_memory": True},
+        why="they are copied to the GPU faster, and beside the step",
+    )
+    if setting.device != "cuda":
+        return candidate, "there is no GPU to copy to"
+    share = profile.shares.get("copy", 0.0) + profile.shares.get("data", 0.0)
+    little = f"reading and copying take {percent_text(share)} of the step"
+    return candidate, setting.pinning_problem or (little if share < LEAST_SHARE else None)
+
+
+def _cache(setting: Setting, little: str | None) -> tuple[Candidate, str | None]:
+    cache = setting.cache
+    why = "each sample is read once, and kept"
+    if cache is not None and cache.problem is None:
+        why += (
+            f": {bytes_text(cache.num_bytes)}; measured with {cache.num_measured:,} of "
+            f"{cache.num_samples:,} samples kept. The first epoch reads as before"
+        )
+    candidate = Candidate(
+        name="decoded cache", axis="cache", changes={"data_path": "cached"}, why=why
+    )
+    if setting.data_kind == "iterable":
+        return candidate, "an iterable's samples have no index"
+    unknown = "its samples were not looked at"
+    return candidate, little or (cache.problem if cache is not None else unknown)

@@ -1,0 +1,349 @@
+"""Samples that are kept in memory: the same training, and never what is drawn anew."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import namedtuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+from flatout.engine import caching
+from flatout.engine.cached_feed import CachedFeed
+from flatout.engine.caching import caching_of
+from flatout.engine.contest import Contest
+from flatout.engine.contestants import Subject
+from flatout.engine.experiment import Experiment
+from flatout.engine.feeds import Reading
+from flatout.engine.loader import LoaderFeed
+from flatout.engine.session import Session, build
+from flatout.errors import UsageError
+from flatout.nouns.tuning import Cache, Candidate, Result, Trial
+
+if TYPE_CHECKING:
+    from conftest import Lab, Tell
+
+    Plain = Callable[..., Experiment]
+
+Pair = namedtuple("Pair", "inputs label")
+
+
+class Decoded:
+    """Fifty points that are the same each time; reading is counted.
+
+    change: makes of a sample what a test wants.
+    """
+
+    def __init__(self, change: Callable[[Tensor, int], Any] | None = None) -> None:
+        dice = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(50, 6, generator=dice)
+        self.change = change
+        self.num_reads = 0
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        self.num_reads += 1
+        inputs, label = self.inputs[index].clone(), int(self.inputs[index, :3].argmax())
+        return self.change(inputs, label) if self.change is not None else (inputs, label)
+
+
+def drawing_collate(samples: list[Any]) -> list[Tensor]:
+    inputs, labels = zip(*samples, strict=True)
+    # It changes what it is given, as some do.
+    inputs[0].add_(torch.rand(()) + random.random())
+    return [torch.stack(inputs), torch.tensor(labels)]
+
+
+# The same training.
+
+
+@pytest.mark.parametrize(
+    ("collate", "use"),
+    [
+        (None, {"loader_workers": 0}),
+        (None, {"loader_workers": 2, "micro_batch_size": 3}),
+        (drawing_collate, {"loader_workers": 0, "micro_batch_size": 3}),
+        (drawing_collate, {"loader_workers": 2}),
+    ],
+)
+def test_cached_run_is_that_of_the_loader(
+    lab: Lab, tell: Tell, plain: Plain, collate: Any, use: dict[str, Any]
+) -> None:
+    experiment = plain(train_data=Decoded, validation_data=Decoded, collate=collate)
+    read = lab.run(experiment, **(use | {"data_path": "loader"}))
+    cached = lab.run(experiment, **(use | {"data_path": "cached"}))
+    assert tell.traces(cached) == tell.traces(read)
+
+
+@pytest.mark.parametrize(("collate", "stop_after"), [(None, 3), (drawing_collate, 9)])
+def test_cached_run_goes_on_as_if_never_stopped(
+    lab: Lab, tell: Tell, plain: Plain, collate: Any, stop_after: int
+) -> None:
+    experiment = plain(train_data=Decoded, collate=collate)
+    use = {"data_path": "cached", "loader_workers": 0}
+    whole = lab.run(experiment, **use)
+    parts = lab.new(**use)
+    lab.go_on(parts, experiment, stop_after=stop_after)
+    lab.go_on(parts, experiment, stop_after=stop_after)
+    lab.go_on(parts, experiment)
+    assert tell.traces(parts) == tell.traces(whole)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda inputs, label: {"inputs": inputs, "more": [inputs.numpy(), label]},
+        lambda inputs, label: Pair(inputs, float(label)),
+        lambda inputs, label: inputs.to(torch.bfloat16),
+        lambda inputs, label: (inputs * torch.nan, label > 1),
+    ],
+)
+def test_batches_have_the_nesting_and_types_of_the_loader(plain: Plain, change: Any) -> None:
+    feeds = [feed_of(plain(train_data=lambda: Decoded(change)), path) for path in PATHS]
+    for epoch in (0, 1):
+        loaded, cached = ([*feed.updates(epoch, 0)] for feed in feeds)
+        assert len(loaded) == len(cached) == 7
+        assert caching.same_bits(loaded, cached)
+
+
+PATHS = ("loader", "cached")
+
+
+def feed_of(experiment: Experiment, path: str, **use: Any) -> Any:
+    built = build(experiment, 0, "cpu")
+    recipe = built.recipe({"data_path": path, "loader_workers": 0} | use)
+    return Session(built, recipe).feed
+
+
+def test_samples_of_unequal_size_are_kept_one_by_one(plain: Plain) -> None:
+    def change(inputs: Tensor, label: int) -> Tensor:
+        return inputs[: label + 1]
+
+    def padded(samples: list[Tensor]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)
+
+    experiment = plain(train_data=lambda: Decoded(change), collate=padded)
+    feeds = [feed_of(experiment, path) for path in PATHS]
+    for epoch in (0, 1):
+        loaded, cached = ([*feed.updates(epoch, 0)] for feed in feeds)
+        assert caching.same_bits(loaded, cached)
+    # Without a collate they cannot be made batches; alone they can.
+    assert not caching_of(Decoded(change), None).is_stacked
+
+
+def test_each_sample_is_read_once(plain: Plain) -> None:
+    data = Decoded()
+    feed = feed_of(plain(train_data=lambda: data), "cached")
+    looked_at, data.num_reads = data.num_reads, 0
+    assert looked_at <= 32
+    for epoch in range(3):
+        numbers = [feed.num_read for _ in feed.updates(epoch, 0)]
+        assert sum(numbers) == (50 if epoch == 0 else 0)
+    assert data.num_reads == 50
+
+
+def test_what_a_resume_has_passed_over_is_read_when_it_is_needed(plain: Plain) -> None:
+    data = Decoded()
+    feed = feed_of(plain(train_data=lambda: data), "cached", loader_workers=0)
+    data.num_reads = 0
+    assert len([*feed.updates(0, 5)]) == 2 and data.num_reads == 10
+    assert len([*feed.updates(1, 0)]) == 7 and data.num_reads == 50
+
+
+def test_a_batch_may_be_changed_without_changing_what_is_kept(plain: Plain) -> None:
+    for collate in (None, drawing_collate):
+        feed = feed_of(plain(train_data=Decoded, collate=collate), "cached")
+        first = [batch[0].clone() for [(batch, _)] in feed.updates(0, 0)]
+        for [(batch, _)] in feed.updates(0, 0):
+            batch[0].zero_()
+        again = [batch[0] for [(batch, _)] in feed.updates(0, 0)]
+        assert all(map(torch.equal, first, again))
+
+
+# What is drawn anew is never kept.
+
+
+class Counting(Decoded):
+    """Tells how often it was read, as who keeps a state of its own does."""
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, label = super().__getitem__(index)
+        return inputs + self.num_reads, label
+
+
+class OwnDice(Decoded):
+    """Draws seldom, from a generator that it holds in one of its transforms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transforms = [{"dice": numpy.random.default_rng(0)}]
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, label = super().__getitem__(index)
+        return inputs * (self.transforms[0]["dice"].random() > 1e-9), label
+
+
+def noise(draw: Callable[[], Any]) -> Callable[[], Decoded]:
+    return lambda: Decoded(lambda inputs, label: (inputs, label if draw() is not None else 0))
+
+
+DRAWING = {
+    "torch": noise(lambda: torch.rand(())),
+    "python": noise(random.random),
+    "numpy": noise(numpy.random.rand),
+    "counting": Counting,
+    "own dice": OwnDice,
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_samples_that_are_drawn_anew_are_refused(lab: Lab, plain: Plain, name: str) -> None:
+    state = torch.get_rng_state()
+    with pytest.raises(UsageError) as caught:
+        lab.run(plain(train_data=DRAWING[name]), data_path="cached")
+    assert caught.value.rule == "data-cannot-be-cached"
+    assert "drawn anew each time" in (caught.value.because or "")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_sample_that_draws_seldom_is_found_while_the_cache_is_filled(
+    lab: Lab, tell: Tell, plain: Plain, num_workers: int
+) -> None:
+    class Seldom(Decoded):
+        def __getitem__(self, index: int) -> Any:
+            # Not among those that are looked at first.
+            return torch.rand(6) if index == 2 else super().__getitem__(index)[0]
+
+    experiment = plain(train_data=Seldom, loss=lambda model, batch: model(batch).square().mean(),
+                       validation_data=None)  # fmt: skip
+    folder = lab.new(data_path="cached", loader_workers=num_workers)
+    with pytest.raises(UsageError, match="does not go with this data"):
+        lab.go_on(folder, experiment)
+    # Without the cache the run goes on.
+    alone = {"data_path": "loader", "loader_workers": 0}
+    lab.go_on(folder, experiment, **alone)
+    assert tell.traces(folder) == tell.traces(lab.run(experiment, **alone))
+
+
+def test_samples_that_are_not_alike_are_refused_when_they_are_read(plain: Plain) -> None:
+    class Unlike(Decoded):
+        def __getitem__(self, index: int) -> Any:
+            inputs, label = super().__getitem__(index)
+            return inputs, float(label) if index == 2 else label
+
+    # Alone in its batch, a loader would make another type of it.
+    feed = feed_of(plain(train_data=Unlike), "cached", micro_batch_size=1)
+    with pytest.raises(UsageError, match="does not go") as caught:
+        list(feed.updates(0, 0))
+    assert "not all alike" in (caught.value.because or "")
+
+
+def test_samples_that_do_not_fit_the_memory_are_refused() -> None:
+    # Six numbers of four bytes and one of eight.
+    assert caching_of(Decoded(), None).num_bytes == 50 * 32
+    with pytest.raises(UsageError) as caught:
+        caching_of(Decoded(), None, reserved_bytes=2**60)
+    assert "would take 1.6 KiB; half of the memory" in (caught.value.because or "")
+
+
+@pytest.mark.parametrize(
+    ("data", "path"), [((torch.zeros(50, 6), torch.zeros(50)), "cached"), (iter, "cached")]
+)
+def test_other_data_has_no_cache(lab: Lab, plain: Plain, data: Any, path: str) -> None:
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter(Decoded())
+
+    make = Stream if data is iter else lambda: data
+    with pytest.raises(UsageError) as caught:
+        lab.run(plain(train_data=make), data_path=path)
+    assert caught.value.rule == "recipe-does-not-fit"
+
+
+def test_validation_data_is_cached_where_it_can_be(plain: Plain) -> None:
+    kinds = []
+    for make in (Decoded, DRAWING["torch"]):
+        experiment = plain(train_data=Decoded, validation_data=make)
+        built = build(experiment, 0, "cpu")
+        recipe = built.recipe({"data_path": "cached", "loader_workers": 0})
+        reading = Reading(experiment=experiment, recipe=recipe, seed=0, caching=built.caching)
+        kinds.append(type(reading.validation_feed(torch.device("cpu"))))
+    assert kinds == [CachedFeed, LoaderFeed]
+
+
+def test_persistent_workers_without_effect_are_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+    use = {"data_path": "cached", "loader_workers": 1, "loader_persistent": True}
+    folder = lab.run(plain(train_data=Decoded, epochs=1), **use)
+    [finding] = [one for one in tell.findings(folder) if one.rule == "setting-without-effect"]
+    assert "loader_persistent" in finding.problem
+
+
+# In the search.
+
+
+def tried(contest: Contest, before: dict[str, Any], **changes: Any) -> Result:
+    candidate = Candidate(name="it", axis="cache", changes=changes, why="")
+    trial = Trial(stage="screen", candidate=candidate, incumbent=before, changes=before | changes)
+    return contest.measured(trial, 0.3)
+
+
+class Slow(Decoded):
+    """Takes its time."""
+
+    def __len__(self) -> int:
+        return 5000
+
+    def __getitem__(self, index: int) -> Any:
+        for _ in range(40):
+            self.inputs.sort()
+        return super().__getitem__(index % 50)
+
+
+def told(contest: Contest, num_steps: int | None) -> Cache:
+    assert contest.contestants.keeping is not None
+    return contest.contestants.keeping.told(num_steps)
+
+
+def test_a_cache_is_measured_on_a_part_that_is_kept(plain: Plain) -> None:
+    contest = Contest(Subject(experiment=plain(train_data=Slow), device_name="cpu"))
+    cache = told(contest, None)
+    assert cache.problem is None
+    assert 16 <= cache.num_measured < cache.num_samples == 5000
+    result = tried(contest, {}, data_path="cached")
+    assert result.effect == "no sample was read, all came from the cache"
+    assert result.speedup is not None and result.speedup.low > 1
+    assert contest.judged({"data_path": "cached"}).is_passed
+
+
+def test_a_run_of_one_epoch_needs_no_cache(plain: Plain) -> None:
+    contest = Contest(Subject(experiment=plain(train_data=Decoded), device_name="cpu"))
+    cache = told(contest, 7)
+    assert cache.problem is not None and "epochs" in cache.problem
+    cache = told(contest, 14)
+    assert cache.problem is None
+
+
+def test_what_is_drawn_anew_is_not_offered(plain: Plain) -> None:
+    subject = Subject(experiment=plain(train_data=DRAWING["torch"]), device_name="cpu")
+    contest = Contest(subject)
+    cache = told(contest, None)
+    assert "drawn anew each time" in (cache.problem or "")
+    with pytest.raises(UsageError, match="does not go"):
+        Contest(dataclasses.replace(subject, fixed={"data_path": "cached"}))
+
+
+def test_batches_read_ahead_are_seen(plain: Plain) -> None:
+    contest = Contest(Subject(experiment=plain(train_data=Slow), device_name="cpu"))
+    workers = {"loader_workers": 1, "loader_persistent": True}
+    assert tried(contest, workers, loader_prefetch=4).effect == "4 batches ahead"
+    few = Contest(Subject(experiment=plain(train_data=Decoded, batch_size=25), device_name="cpu"))
+    result = tried(few, workers, loader_prefetch=4)
+    assert result.problem is not None and result.problem.rule == "setting-without-effect"
