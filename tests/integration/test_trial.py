@@ -36,12 +36,19 @@ def loss(model, batch):
         file.write(os.environ.get("GOMP_SPINCOUNT", "not set"))
     return model(batch[0]).square().mean()
 
+class Rows:
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, index):
+        return (torch.full((64,), 1.0 * index),)
+
 def experiment():
     return flatout.Experiment(
         model=lambda: torch.nn.Linear(64, 64),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
         loss=loss,
-        train_data=lambda: (torch.ones(256, 64),),
+        train_data=Rows if (HERE / "rows").exists() else lambda: (torch.ones(256, 64),),
         batch_size=32,
         epochs=1,
     )
@@ -63,13 +70,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def measured(folder: Path, changes: dict[str, Any], num_processes: int = 1) -> Result:
+def measured(
+    folder: Path, changes: dict[str, Any], num_processes: int = 1, part_size: int | None = None
+) -> Result:
     candidate = Candidate(name="tried", axis="threads", changes=changes, why="")
     trial = Trial(
         stage="screen", candidate=candidate, incumbent=None, changes=changes,
         num_processes=num_processes,
     )  # fmt: skip
-    surroundings = Surroundings(folder=folder, device_name=None, fixed={}, start_s=5.0)
+    surroundings = Surroundings(
+        folder=folder, device_name=None, fixed={}, start_s=5.0, part_size=part_size
+    )
     return measured_apart(trial, 0.3, surroundings)
 
 
@@ -83,6 +94,13 @@ def test_each_contestant_has_a_process_and_the_plain_loop_a_plain_environment(
     seen = {path.stem: path.read_text() for path in folder.glob("*.seen")}
     assert sorted(seen.values()) == ["1234", "1234", "not set", "not set"]
     assert str(os.getpid()) not in seen
+
+
+def test_a_cache_is_measured_beside_a_loop_over_the_same_part(folder: Path) -> None:
+    (folder / "rows").touch()
+    result = measured(folder, {"data_path": "cached"}, part_size=64)
+    assert result.problem is None and result.speedup is not None
+    assert result.effect == "no sample was read, all came from the cache"
 
 
 def test_a_candidate_that_takes_its_process_along_has_lost(folder: Path) -> None:
