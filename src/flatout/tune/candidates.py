@@ -184,7 +184,7 @@ def _allocator(setting: Setting, profile: Profile) -> tuple[Candidate, str | Non
     reason = setting.not_retained
     if setting.device != "cpu":
         reason = "the step's memory is on the GPU"
-    elif reason is None and faults * _PAGE_FAULT_S < _LEAST_SHARE * profile.step_s:
+    elif reason is None and faults * _PAGE_FAULT_S < LEAST_SHARE * profile.step_s:
         reason = f"a step waits for {faults:,} new pages of memory only"
     elif reason is None and not setting.has_processes:
         reason = "only in a process of its own: `flatout tune FILE` tries it, given time"

@@ -58,8 +58,7 @@ _TEXTS = {
 }
 _MODULES = (
     "contextlib", "copy", "ctypes", "hashlib", "importlib", "itertools", "math", "operator", "os",
-    "random",
-    "sys", "types",
+    "random", "sys", "types",
 )  # fmt: skip
 _BACKENDS = {
     "math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION",
