@@ -20,7 +20,7 @@ VALUES: dict[str, Any] = {
     "loader_persistent": True, "optimizer_implementation": "fused",
     "memory_format": "channels_last", "micro_batch_size": 8, "clip_norm": None, "num_threads": 3,
     "deterministic": True, "nonfinite_loss": "skip", "checkpoint_every": None,
-    "activation_checkpointing": False,
+    "activation_checkpointing": False, "allocator": "system",
 }  # fmt: skip
 
 
@@ -41,6 +41,7 @@ def test_fields_in_are_all_of_them(tmp_path: Path) -> None:
     [
         ({"data_path": "sliced"}, {n for n in VALUES if n.startswith("loader_")}),
         ({"loader_workers": 0}, {"loader_prefetch", "loader_persistent"}),
+        ({"data_path": "cached"}, {"loader_persistent"}),
     ],
 )
 def test_fields_in_when_some_have_no_effect(
