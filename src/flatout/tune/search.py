@@ -266,7 +266,7 @@ class _Search:
         """Measures what has come out on top against the plain loop, where nothing is warm."""
         problem = self._problem
         result = yield from self._measure_whole(problem.num_processes)
-        # With one pair more, three are far surer than they were: Student's quantile falls by a third.
+        # Three and one more are far surer than three: Student's quantile falls by a third.
         pair_s = result.cost_s / max(1, len(result.by_process))
         while (
             0 < len(result.by_process) < _MOST_PROCESSES
