@@ -94,6 +94,14 @@ def test_freed_memory_is_not_kept(changes: dict[str, Any], faults: int | None, r
     assert reasons(setting, profile)["freed memory kept"].startswith(reason)
 
 
+def test_one_thread_is_tried_where_operations_are_short() -> None:
+    assert "1 CPU thread" in names(CPU, msgspec.structs.replace(BUSY, step_s=0.009))
+    long = msgspec.structs.replace(BUSY, step_s=0.02)
+    assert reasons(CPU, long)["1 CPU thread"].startswith("operations of 200 us")
+    several = msgspec.structs.replace(CPU, num_cores=8, num_threads=8)
+    assert "4 CPU threads" in names(several, long)
+
+
 def test_what_takes_nothing_of_the_step_is_not_tried() -> None:
     little = msgspec.structs.replace(BUSY, shares={"optimizer": 0.01, "forward": 0.99})
     assert "fused optimizer" not in names(CPU, little)

@@ -84,6 +84,7 @@ def tuned_recipe(search: Search) -> Recipe | None:
 def _tuned_recipe(search: Search) -> Recipe | None:
     began_s = elapsed_s()
     contest = Contest(search.subject)
+    start_s = _process_age_s()
     identity = contest.contestants.identity(search.wish.numerics)
     key = cache_key(identity)
     known = recipes.recall(key)
@@ -96,7 +97,7 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     if budget_s is None:
         is_short_of_memory = bool(contest.contestants.setting.baseline)
         return contest.contestants.default_recipe() if is_short_of_memory else None
-    profile = contest.profile(step_s, trace, _process_age_s())
+    profile = contest.profile(step_s, trace, start_s)
     decision = _decision(search, contest, profile, budget_s - (elapsed_s() - began_s))
     probe = None if decision.is_plain else _probe(contest, decision)
     decision = msgspec.structs.replace(decision, search_s=elapsed_s() - began_s)

@@ -12,11 +12,14 @@ from typing import Any
 import msgspec
 
 from flatout.nouns.tuning import Candidate, Numerics, Profile, Setting, Skip
-from flatout.nouns.units import percent_text
+from flatout.nouns.units import percent_text, seconds_text
 from flatout.tune.data_paths import AXES, LEAST_SHARE, data_paths
 
 # About what a new page costs, from few and noisy measurements (LOG.md, 2026-11-21).
 _PAGE_FAULT_S = 2e-6
+
+# Threads that meet at the end of an operation wait some microseconds for each other.
+_LONG_OPERATION_S = 100e-6
 
 # A micro-batch below this is mostly overhead on any device.
 _LEAST_MICRO_BATCH = 4
@@ -104,7 +107,7 @@ def _all(
     yield from _attentions(setting, profile)
     yield from data_paths(setting, profile)
     yield from _optimizers(setting, profile)
-    yield from _threads(setting)
+    yield from _threads(setting, profile)
     yield from _micro_batches(setting)
 
 
@@ -220,8 +223,11 @@ def _optimizers(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate,
         yield candidate, (None if is_here else f"torch has no {value} form of it here") or little
 
 
-def _threads(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
+def _threads(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
     on_gpu = "the step runs on the GPU" if setting.device != "cpu" else None
+    operation_s = profile.step_s / max(1, profile.num_operations)
+    is_long = operation_s > _LONG_OPERATION_S
+    shared = f"operations of {seconds_text(operation_s)} (mean) gain by being shared out"
     counts = {1, max(1, setting.num_cores // 2), setting.num_cores} - {setting.num_threads}
     for count in sorted(counts):
         candidate = Candidate(
@@ -231,7 +237,7 @@ def _threads(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
             why="small operations cost more to share out than to do",
             is_process_wide=True,
         )
-        yield candidate, on_gpu
+        yield candidate, on_gpu or (shared if count == 1 and is_long else None)
 
 
 def _micro_batches(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:

@@ -49,7 +49,10 @@ _LEAST_TRIAL_S = 0.5
 _SLOW_SHARE = 1 / 8
 
 # The two processes of a pair start at the same time, and each gets in the other's way a little.
-_START_OF_TWO = 1.3
+_START_OF_TWO = 1.2
+
+# The last word may take this share of a search.
+_MOST_OF_BUDGET = 0.6
 
 # A search that has no time for this many trials before the last one makes one jump instead.
 _FEWEST_TRIALS = 4
@@ -100,7 +103,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def num_processes(self) -> int:
         """Pairs of fresh processes that decide; none where they would take most of the time."""
         takes_s = NUM_PROCESSES * self.process_s
-        return NUM_PROCESSES if self.can_start and 2 * takes_s <= self.budget_s else 0
+        is_affordable = takes_s <= _MOST_OF_BUDGET * self.budget_s
+        return NUM_PROCESSES if self.can_start and is_affordable else 0
 
     @property
     def final_s(self) -> float:
