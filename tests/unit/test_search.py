@@ -156,16 +156,16 @@ def test_processes_that_leave_it_open_are_followed_by_more() -> None:
     assert [r.trial.num_processes for r in certain if r.trial.stage == "final"] == [3]
     decision, history = searched(problem(), speeds(bf16=1.05), error=0.03)
     finals = [r.trial.num_processes for r in history if r.trial.stage == "final"]
-    assert finals == [3, 1, 1, 1, 1, 1, 1]
-    # All nine together are surer than the three were.
-    assert decision.is_plain and "x1.03 [1.01, 1.05]" in decision.why
+    assert finals == [3, 1, 1]
+    # All five together are surer than the three were.
+    assert decision.is_plain and "x1.04 [1.00, 1.07]" in decision.why
     assert sum(result.cost_s for result in history) <= 60.0
 
 
 def test_no_more_processes_are_asked_for_than_there_is_time_for() -> None:
     _, history = searched(problem(budget_s=21.0), speeds(bf16=1.05), error=0.03)
     finals = [r for r in history if r.trial.stage == "final"]
-    assert 3 <= sum(r.trial.num_processes for r in finals) < 9
+    assert 3 <= sum(r.trial.num_processes for r in finals) <= 5
     assert sum(result.cost_s for result in history) <= 21.0
 
 
