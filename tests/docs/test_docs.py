@@ -190,7 +190,9 @@ def test_links_of_a_page_resolve(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_files_named_in_a_page_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    named = re.findall(r"\b((?:docs|src|scripts|tests|benchmarks|examples)/[\w./-]*\w)", text)
+    named = re.findall(
+        r"(?<!\w/)\b((?:docs|src|scripts|tests|benchmarks|examples)/[\w./-]*\w)", text
+    )
     missing = {path for path in named if not (ROOT / path).exists()}
     # architecture.md names files below src/flatout without that beginning.
     assert not {path for path in missing if not (ROOT / "src" / "flatout" / path).exists()}

@@ -1,0 +1,71 @@
+"""No more threads or processes may be started.
+
+**Checks.** What OpenBLAS, OpenMP, Python and bash say when a thread or a process is refused.
+
+**Why it matters.** Loader workers times the threads of each add up. A container's `pids` limit
+and `ulimit -u` count threads.
+
+**Example.** `OpenBLAS blas_thread_init: pthread_create failed for thread 63 of 64: Resource
+temporarily unavailable`
+
+**Fix.** Fewer threads in each process, in this shell; safe. Or a higher limit.
+
+**Source.** docs.kernel.org/admin-guide/cgroup-v1/pids.html; github.com/OpenMathLib/OpenBLAS, FAQ.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("thread-refused",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="thread-limit-reached",
+        severity="error",
+        problem="No more threads or processes may be started.",
+        because="threads count against the limit of processes",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="start fewer threads in each process",
+                safety="safe",
+                commands=("export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1",),
+                where="linux",
+                changes="this shell alone",
+                undo="close the shell",
+            ),
+        ),
+        confirm=(
+            "ulimit -u",
+            "cat /sys/fs/cgroup/pids.max",
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=50,
+    signatures=(
+        signature(
+            "thread-refused",
+            "pthread_create failed",
+            "Thread creation failed",
+            "start new thread",
+            "Resource temporarily unavailable",
+            "OMP: Error #34",
+            "unable to create native thread",
+            pattern=r"pthread_create failed|Thread creation failed|can't start new thread|"
+            r"(?:fork|retry|Errno 11|BlockingIOError|"
+            r"thread).{0,60}Resource temporarily unavailable|OMP: Error #34|"
+            r"unable to create native thread",
+        ),
+    ),
+    explains=("host-memory-exhausted",),
+)

@@ -1,0 +1,67 @@
+"""The process may not open more files.
+
+**Checks.** Error 24, and what loaders print when file descriptors run out.
+
+**Why it matters.** Each tensor that a loader worker hands over holds a file descriptor; 1,024 are
+allowed where nothing else is set.
+
+**Example.** `OSError: [Errno 24] Too many open files`
+
+**Fix.** Raise the limit in this shell; safe. Or let torch share by files.
+
+**Source.** docs.pytorch.org/docs/stable/multiprocessing.html, sharing strategies;
+pytorch/pytorch#973.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("files-limit",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="too-many-open-files",
+        severity="error",
+        problem="The process may not open more files.",
+        because="tensors of loader workers hold file descriptors",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="raise the limit of open files",
+                safety="safe",
+                commands=("ulimit -n 65535",),
+                where="linux",
+                changes="this shell alone",
+                undo="close the shell",
+            ),
+        ),
+        confirm=("ulimit -n",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "files-limit",
+            "Too many open files",
+            "received 0 items of ancdata",
+            "EMFILE",
+            "set_sharing_strategy",
+            pattern=r"Too many open files|received 0 items of ancdata|EMFILE|"
+            r"Please increase the limit using .?ulimit -n",
+        ),
+    ),
+    explains=(
+        "shm-too-small",
+        "host-memory-exhausted",
+    ),
+)

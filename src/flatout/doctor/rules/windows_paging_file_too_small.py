@@ -1,0 +1,77 @@
+"""Windows' paging file is too small.
+
+**Checks.** Windows' error 1455 from Python, torch, safetensors and CUDA, and what Windows' own
+diagnosis writes about virtual memory.
+
+**Why it matters.** Windows promises memory before it is used: each worker that imports torch
+commits gigabytes for CUDA's libraries. Memory and paging file together are the limit.
+
+**Example.** `OSError: [WinError 1455] The paging file is too small for this operation to
+complete.`
+
+**Fix.** Enlarge the paging file, or use fewer loader workers; by hand.
+
+**Source.** learn.microsoft.com/windows/win32/debug/system-error-codes--1300-1699-
+(ERROR_COMMITMENT_LIMIT); ultralytics/yolov3#1643.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("commitment-limit",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="windows-paging-file-too-small",
+        severity="error",
+        problem="Windows' paging file is too small.",
+        because=("Windows commits memory when it is asked for, and its limit is reached"),
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text=(
+                    "let Windows manage the paging file's size, or set it to twice the "
+                    "memory; use fewer loader workers"
+                ),
+                commands=("SystemPropertiesPerformance.exe",),
+                where="powershell",
+                changes="a restart of Windows follows",
+            ),
+        ),
+        confirm=("powershell.exe -c 'Get-CimInstance Win32_PageFileUsage'",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=70,
+    signatures=(
+        signature(
+            "commitment-limit",
+            "WinError 1455",
+            "os error 1455",
+            "error code",
+            "Error 1455",
+            "error: 1455",
+            "paging file is too small",
+            "0x800705AF",
+            "ERROR_COMMITMENT_LIMIT",
+            "low virtual memory condition",
+            "pagefile is too small",
+            pattern=r"(?:WinError|os error|error code:?|error:?|code)\W{1,3}1455\b|"
+            r"(?:paging file|pagefile) is too small|0x800705AF|"
+            r"ERROR_COMMITMENT_LIMIT|low virtual memory condition",
+        ),
+    ),
+    explains=(
+        "windows-missing-runtime-dll",
+        "host-memory-exhausted",
+    ),
+)
