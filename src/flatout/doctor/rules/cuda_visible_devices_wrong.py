@@ -1,0 +1,112 @@
+"""A GPU is asked for that does not exist, or that is hidden.
+
+**Checks.** CUDA's invalid device, frameworks' words for an index out of range, and
+CUDA_VISIBLE_DEVICES that hides all GPUs.
+
+**Why it matters.** CUDA_VISIBLE_DEVICES chooses and renumbers: with `=5`, the card is `cuda:0`.
+An entry that does not exist hides itself and all after it; an empty one hides every card.
+
+**Example.** `CUDA error: invalid device ordinal`
+
+**Fix.** Choose from `nvidia-smi -L`, and count indices from 0 among the visible ones; safe.
+
+**Source.** https://docs.nvidia.com/cuda/cuda-c-programming-guide (CUDA environment variables)
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_TOLD = (
+    "device-ordinal", "device-count-assert", "device-index-outside", "devices-hidden",
+    "container-device-unknown",
+)  # fmt: skip
+_NONE = ("cuda-no-device", "device-requested")
+
+
+def check(case: Case) -> Finding | None:
+    """An index outside, GPUs hidden by the variable, or none found by a driver that is there."""
+    if not case.sees(*_TOLD, *_NONE):
+        return None
+    is_set = case.sees("visible-devices-set")
+    certainty: Certainty = "decided" if case.sees(*_TOLD) else "likely" if is_set else "possible"
+    if certainty == "possible" and case.sees("torch-sees-none") and not case.is_container:
+        # torch says so only where a driver answers: no driver has words of its own.
+        certainty = "likely"
+    return Finding(
+        rule="cuda-visible-devices-wrong",
+        severity="error",
+        certainty=certainty,
+        problem="A GPU is asked for that does not exist, or all are hidden.",
+        because="indices count from 0 among the GPUs that CUDA_VISIBLE_DEVICES leaves visible",
+        evidence=case.evidence(*_TOLD, *_NONE, "visible-devices-set"),
+        fixes=(
+            Fix(
+                text="choose GPUs that exist, and index 0 for the first of them",
+                safety="safe",
+                commands=("nvidia-smi -L", "export CUDA_VISIBLE_DEVICES=0"),
+                changes="this shell alone",
+                undo="unset CUDA_VISIBLE_DEVICES",
+            ),
+        ),
+        confirm=("nvidia-smi -L", "printenv CUDA_VISIBLE_DEVICES"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=55,
+    signatures=(
+        signature(
+            "device-index-outside",
+            "Invalid device id",
+            "invalid GPU id",
+            "Invalid CUDAPlace",
+            "But your machine only has",
+            "visible device count",
+            "number of visible devices",
+            "no devices matching",
+            "unknown device",
+            "devices matching that specification",
+            "No slot",
+            "torch.cuda.device_count",
+            "GPU device may be out of range",
+            "GPU number on your machine",
+            pattern=r"^\s*(?:\w*Error: )?Invalid device id\b|listed an invalid GPU id"
+            r"|Invalid CUDAPlace\(\d|your machine only has|exceeds? (?:the )?(?:number of )?visible"
+            r" devices|/(?:device:)?GPU:[1-9]\d* unknown device|No slot '\d+' specified on host"
+            r"|(?:GPU|cuda):\d+.{0,80}no devices matching that specification"
+            r"|GPU device may be out of range|GPU number on your machine is [1-9]",
+        ),
+        signature(
+            "device-requested",
+            "requested",
+            pattern=r"Invalid CUDA '?(?:--)?device=?\s?[1-9][\d,]*'? requested"
+            r"|CUDA unavailable, invalid device [1-9][\d,]* requested",
+        ),
+        signature(
+            "container-device-unknown",
+            "unknown device",
+            "unknown device id",
+            pattern=r"nvidia-container-cli.{0,40}device error: \S{0,60}:? ?unknown device"
+            r"|unknown device id: ?\d",
+        ),
+        signature(
+            "devices-hidden",
+            "CUDA_VISIBLE_DEVICES",
+            "hides all GPUs from CUDA",
+            pattern=r"CUDA_VISIBLE_DEVICES(?:['\"]?\]?\s?[=:]\s?)(?:['\"]?-1|''|\"\"(?!\"))"
+            r"|CUDA_VISIBLE_DEVICES is set to (?:-1|an empty)|hides all GPUs from CUDA"
+            r"|CUDA_VISIBLE_DEVICES=(?=\s|$)",
+        ),
+        signature(
+            "visible-devices-set",
+            "CUDA_VISIBLE_DEVICES",
+            "NVIDIA_VISIBLE_DEVICES",
+            pattern=r"(?:CUDA|NVIDIA)_VISIBLE_DEVICES(?:['\"]?\]?\s?[=:]\s?)['\"]?(?:\d|GPU-|MIG-)",
+        ),
+        signature("torch-sees-none", "No CUDA GPUs are available"),
+    ),
+)

@@ -1,0 +1,72 @@
+"""This user may not open the GPU's device files.
+
+**Checks.** NVML's insufficient permissions, and device files below /dev that are refused.
+
+**Why it matters.** CUDA works for root and finds no device for others, where the files belong to a
+group (`video`, `render`) or the driver was told to close them.
+
+**Example.** `Failed to initialize NVML: Insufficient Permissions`
+
+**Fix.** Join the group that owns the files, and log in anew; asked first.
+
+**Source.** NVIDIA driver README, "NVreg_DeviceFileMode"; nvmlErrorString.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """A file is refused; in a container another rule is nearer."""
+    if not case.sees("nvml-no-permission", "device-file-refused"):
+        return None
+    certainty: Certainty = "likely" if case.is_container else "decided"
+    return Finding(
+        rule="gpu-device-permission-denied",
+        severity="error",
+        certainty=certainty,
+        problem="This user may not open the GPU's device files.",
+        evidence=case.evidence("nvml-no-permission", "device-file-refused", "device-file-listed"),
+        fixes=(
+            Fix(
+                text="join the groups that own them, and log in anew",
+                safety="ask",
+                commands=("sudo usermod -aG video,render $USER",),
+                where="host",
+                changes="the user's groups",
+                undo="sudo gpasswd -d $USER video; sudo gpasswd -d $USER render",
+            ),
+        ),
+        confirm=("ls -l /dev/nvidia* /dev/dri", "id"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=50,
+    signatures=(
+        signature(
+            "nvml-no-permission",
+            "Insufficient Permissions",
+            "NVML_ERROR_NO_PERMISSION",
+            "NVMLError_NoPermission",
+            pattern=r"NVML.{0,30}Insufficient Permissions|NVML_?Error_No_?Permission",
+        ),
+        signature(
+            "device-file-refused",
+            "Permission denied",
+            "Operation not permitted",
+            pattern=r"/dev/(?:nvidia\S{0,20}|dxg)\W.{0,20}(?:Permission denied|not permitted)"
+            r"|(?:Permission denied|not permitted).{0,30}/dev/(?:nvidia|dxg)",
+        ),
+        signature(
+            "device-file-listed",
+            "/dev/nvidia",
+            pattern=r"^c(?:rw-){2}-{3}\S?\s.{0,60}/dev/nvidia",
+        ),
+    ),
+    explains=("cuda-visible-devices-wrong",),
+)

@@ -1,0 +1,91 @@
+"""A GPU no longer answers on the PCI Express bus.
+
+**Checks.** The kernel's "fallen off the bus" (Xid 79), NVML's "GPU is lost", an adapter that
+cannot be initialized, and a device whose PCI registers read all ones.
+
+**Why it matters.** Nothing reaches the card until the machine restarts. Power supply and cables,
+heat, a riser, the slot or the card itself are behind it, seldom the driver.
+
+**Example.** `NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.`
+
+**Fix.** Switch the machine off and on; if it comes back, check power, heat and seating; by hand.
+
+**Source.** https://docs.nvidia.com/deploy/xid-errors (Xid 79); nvmlReturn_t,
+NVML_ERROR_GPU_IS_LOST.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.logs.xid import xid
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_LOST = ("xid-fallen-off-bus", "gpu-lost", "pci-reads-ones")
+_NOT_STARTED = ("adapter-not-initialized", "gpu-not-attached", "smi-no-handle")
+
+
+def check(case: Case) -> Finding | None:
+    """The driver says that the card is gone, or cannot start it."""
+    if not case.sees(*_LOST, *_NOT_STARTED):
+        return None
+    certainty: Certainty = "decided" if case.sees(*_LOST) else "likely"
+    return Finding(
+        rule="gpu-fallen-off-bus",
+        severity="error",
+        certainty=certainty,
+        problem="A GPU does not answer on the PCI Express bus."
+        if case.sees(*_LOST)
+        else "The driver cannot start a GPU: it hardly answers on the PCI Express bus.",
+        because="power, cables, heat, a riser, the slot or the card; seldom software",
+        evidence=case.evidence(*_LOST, *_NOT_STARTED),
+        fixes=(
+            Fix(
+                text="switch the machine off, wait, and on again; then check power cables, power "
+                "supply, temperatures and seating, and try the card in another slot",
+                where="host",
+            ),
+        ),
+        confirm=(
+            "sudo dmesg | grep -iE 'xid|fallen off|RmInitAdapter|AER'",
+            "lspci -d 10de: -vv | grep -E 'LnkSta|rev ff'",
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        xid("xid-fallen-off-bus", 79),
+        signature(
+            "gpu-lost",
+            "fallen off the bus",
+            "GPU is lost",
+            "NVML_ERROR_GPU_IS_LOST",
+            "NVMLError_GpuIsLost",
+            "GPU_IS_LOST",
+        ),
+        signature(
+            "pci-reads-ones",
+            "rev ff",
+            "device inaccessible",
+            "Unknown header type",
+            pattern=r"(?:NVIDIA|3D controller|VGA compatible).{0,120}\(rev ff\)"
+            r"|nvidia.{0,60}(?:D3cold|D3hot) to D0.{0,20}device inaccessible"
+            r"|nvidia.{0,60}D0 \(config space inaccessible\)",
+        ),
+        signature(
+            "adapter-not-initialized",
+            "RmInitAdapter",
+            "rm_init_adapter",
+            pattern=r"RmInitAdapter failed|rm_init_adapter failed",
+        ),
+        signature("gpu-not-attached", "Cannot attach gpu", "osInitNvMapping failed"),
+    ),
+    explains=(
+        "cuda-visible-devices-wrong",
+        "host-nvidia-driver-missing",
+        "nvidia-module-not-built-for-kernel",
+    ),
+)

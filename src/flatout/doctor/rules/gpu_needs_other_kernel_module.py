@@ -1,0 +1,80 @@
+"""The card needs the other flavour of NVIDIA's kernel module.
+
+**Checks.** What the module says of a card that it does not drive.
+
+**Why it matters.** NVIDIA's driver has two kernel modules. Cards since Blackwell run with the open
+one alone; cards before Turing (GTX 10, V100) with the proprietary one alone.
+
+**Example.** `requires use of the NVIDIA open kernel modules`
+
+**Fix.** Install the other flavour of the same driver; asked first.
+
+**Source.** https://github.com/NVIDIA/open-gpu-kernel-modules (compatible GPUs);
+https://docs.nvidia.com/datacenter/tesla/driver-installation-guide
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_BLACKWELL = ("RTX 50", "RTX PRO", "B100", "B200", "B300", "GB200")
+
+
+def check(case: Case) -> Finding | None:
+    """The module says so, or a Blackwell card does not start with the proprietary one."""
+    needs_open = case.sees("open-module-required")
+    needs_closed = case.sees("open-module-refuses")
+    is_blackwell = any(mark in (gpu.name or "") for gpu in case.machine.gpus for mark in _BLACKWELL)
+    is_guess = is_blackwell and case.sees("adapter-not-initialized")
+    if not needs_open and not needs_closed and not is_guess:
+        return None
+    certainty: Certainty = "decided" if needs_open or needs_closed else "likely"
+    flavour = "proprietary" if needs_closed else "open"
+    package = "nvidia-driver-580" if needs_closed else "nvidia-driver-580-open"
+    return Finding(
+        rule="gpu-needs-other-kernel-module",
+        severity="error",
+        certainty=certainty,
+        problem=f"This card runs with the {flavour} NVIDIA kernel module alone.",
+        evidence=case.evidence(
+            "open-module-required", "open-module-refuses", "adapter-not-initialized", "gpu-name"
+        ),
+        fixes=(
+            Fix(
+                text=f"install the {flavour} flavour of the driver",
+                safety="ask",
+                commands=(f"sudo apt-get install {package}", "sudo reboot"),
+                where="host",
+                changes="replaces the driver; a restart follows",
+            ),
+        ),
+        confirm=("cat /proc/driver/nvidia/version", "modinfo nvidia | grep license"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=80,
+    signatures=(
+        signature(
+            "open-module-required",
+            "NVIDIA open kernel modules",
+            "open GPU kernel modules",
+            "open kernel modules",
+            pattern=r"requires? (?:the )?use of the NVIDIA open|requires the (?:NVIDIA )?open"
+            r" (?:GPU )?kernel modules",
+        ),
+        signature(
+            "open-module-refuses",
+            "open nvidia.ko",
+            "Open Kernel Module",
+            "GPU System Processor",
+            "does not include the required GPU",
+            pattern=r"not supported by (?:the )?open nvidia\.ko|does not include the required GPU"
+            r"|Open nvidia\.ko is only ready for use on",
+        ),
+    ),
+    explains=("gpu-fallen-off-bus", "nvidia-module-not-built-for-kernel", "gpu-unknown-to-driver"),
+)

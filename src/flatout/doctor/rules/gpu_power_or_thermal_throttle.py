@@ -1,0 +1,109 @@
+"""The GPU runs slower than it could: power or heat holds its clocks down.
+
+**Checks.** The active reasons that `nvidia-smi -q` lists, their bits, and what dcgm and GPU-Z say.
+
+**Why it matters.** Nothing fails, and a training takes longer. A software power cap at full load is
+as the card was built; a hardware slowdown, a power brake or heat is a fault of cooling or supply.
+
+**Example.** `HW Thermal Slowdown : Active`
+
+**Fix.** Look at temperatures, fans, power limit and cables; by hand.
+
+**Source.** https://docs.nvidia.com/deploy/nvml-api, nvmlClocksEventReasons.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_HARD = ("throttled-by-hardware", "throttled-by-heat", "throttle-bits-hard", "throttle-told")
+_SOFT = ("throttled-by-power-cap", "throttle-bits-soft")
+
+
+def check(case: Case) -> Finding | None:
+    """A reason other than idling is active."""
+    if not case.sees(*_HARD, *_SOFT):
+        return None
+    is_hard = case.sees(*_HARD)
+    certainty: Certainty = "decided" if is_hard else "likely"
+    return Finding(
+        rule="gpu-power-or-thermal-throttle",
+        severity="warning",
+        certainty=certainty,
+        problem="Heat or power holds the GPU's clocks down."
+        if is_hard
+        else "The power limit holds the GPU's clocks down.",
+        because=None if is_hard else "at full load this is usual; far below the limit it is not",
+        evidence=case.evidence(*_HARD, *_SOFT),
+        fixes=(
+            Fix(
+                text="compare power draw, limit and temperatures while it works; clean the fans, "
+                "check the power cables, and set the limit to the default if somebody lowered it",
+                commands=("nvidia-smi -q -d POWER,TEMPERATURE,PERFORMANCE",),
+                where="host",
+            ),
+        ),
+        confirm=("nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    signatures=(
+        signature(
+            "throttled-by-hardware",
+            "HW Slowdown",
+            "HW Power Brake",
+            "HW_SLOWDOWN",
+            "HW_POWER_BRAKE",
+            pattern=r"HW[ _](?:Slowdown|Power[ _]Brake(?:[ _]Slowdown)?)\s*[:=]\s*"
+            r"(?:Active|True|1)\b"
+            r"|because of .{0,40}HW[ _](?:Slowdown|Power[ _]Brake)",
+        ),
+        signature(
+            "throttled-by-heat",
+            "Thermal Slowdown",
+            "THERMAL_SLOWDOWN",
+            pattern=r"[HS]W[ _]Thermal[ _]Slowdown\s*[:=]\s*(?:Active|True|1)\b",
+        ),
+        signature(
+            "throttled-by-power-cap",
+            "SW Power Cap",
+            "SW Power Capping",
+            "SW_POWER_CAP",
+            pattern=r"SW[ _]Power[ _]Cap(?:ping)?\s*[:=]\s*(?:Active|True|1)\b",
+        ),
+        signature(
+            "throttle-bits-hard",
+            "throttle reasons",
+            "throttle_reasons",
+            "clocks_event_reasons",
+            "event reasons",
+            pattern=r"(?:throttle|event)[ _]reasons?.{0,60}0x0*[\da-f]{0,4}(?:[89a-f][\da-f]"
+            r"|[2367abef][\da-f]|[89a-f])\b",
+        ),
+        signature(
+            "throttle-bits-soft",
+            "throttle reasons",
+            "throttle_reasons",
+            "clocks_event_reasons",
+            "event reasons",
+            pattern=r"(?:throttle|event)[ _]reasons?.{0,60}0x0*4\b",
+        ),
+        signature(
+            "throttle-told",
+            "throttling",
+            "throttled",
+            "throttle",
+            "PerfCap",
+            pattern=r"\bgpu.{0,60}(?:thermal(?:ly)? (?:throttl|slowdown)|throttl\w+ (?:due to|by"
+            r"|because of) (?:heat|power|temperature|thermal|high temp))"
+            r"|thermal throttling.{0,40}\bgpu"
+            r"|DCGM_FR_CLOCK(?:_THROTTLE|S_EVENT)_(?:POWER|THERMAL)"
+            r"|PerfCap Reason:? (?:Thrm|Pwr|Thermal|Power)|clocks? throttl\w+ .{0,40}"
+            r"(?:power|thermal)",
+        ),
+    ),
+)

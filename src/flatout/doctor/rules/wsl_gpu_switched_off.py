@@ -1,0 +1,57 @@
+"""The GPU is switched off for this distro in /etc/wsl.conf.
+
+**Checks.** The section `[gpu]` with `enabled=false`.
+
+**Why it matters.** WSL then starts the distro without the bridge to the GPU; nothing in it finds
+one.
+
+**Example.** `enabled = false`, below `[gpu]`
+
+**Fix.** Take the setting out, then `wsl --shutdown`; asked first.
+
+**Source.** https://learn.microsoft.com/windows/wsl/wsl-config (GPU settings)
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """The setting is seen."""
+    if not case.sees("wsl-conf-gpu-off"):
+        return None
+    return Finding(
+        rule="wsl-gpu-switched-off",
+        severity="error",
+        problem="The GPU is switched off for this distro in /etc/wsl.conf.",
+        evidence=case.evidence("wsl-conf-gpu-off"),
+        fixes=(
+            Fix(
+                text="take `enabled=false` out of the section [gpu] of /etc/wsl.conf, and restart "
+                "WSL",
+                safety="ask",
+                commands=("wsl --list --running", "wsl --shutdown"),
+                where="powershell",
+                changes="ends every distro, container and run in WSL",
+            ),
+        ),
+        confirm=("cat /etc/wsl.conf",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=75,
+    signatures=(
+        signature(
+            "wsl-conf-gpu-off",
+            "[gpu]",
+            pattern=r"^\s*\[gpu\]\s*\n\s*enabled\s*=\s*(?:false|0)\b",
+            lines=3,
+        ),
+    ),
+    explains=("wsl-gpu-stack-incomplete", "wsl-restart-needed", "cuda-visible-devices-wrong"),
+)
