@@ -6,35 +6,117 @@ import difflib
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from flatout import __version__
 from flatout.doctor.diagnose import case_from_machine, case_from_text, diagnose
-from flatout.doctor.families import RULES
+from flatout.doctor.families import FAMILIES, RULES
+from flatout.doctor.redaction import redacted
 from flatout.doctor.rule import Rule
+from flatout.doctor.sarif import sarif
 from flatout.errors import UsageError
 from flatout.nouns.diagnosis import Diagnosis
+from flatout.nouns.doctor_request import DoctorRequest
+from flatout.nouns.examined import Examined
 from flatout.nouns.finding import Finding
 from flatout.nouns.machine import Machine
 from flatout.nouns.run import Run
-from flatout.probes import machine as probes
+from flatout.probes.examination import examine as examine_machine
 from flatout.system import texts
+from flatout.system.environments import find_interpreter
 from flatout.system.reading import list_runs
 from flatout.system.runs import RunFolder
 from flatout.system.system import LocalSystem
 
 
-class Examined(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine and what is wrong with it."""
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine as somebody sends it. source: where its facts come from, in one that is a test."""
 
+    recording_version: int
     machine: Machine
-    diagnosis: Diagnosis
+    source: str | None = None
 
 
-def examine(python: str | None = None) -> Examined:
-    """Reads this machine, with the environment of that interpreter, and names what is wrong."""
-    machine = probes.probe(LocalSystem(), python)
-    return Examined(machine=machine, diagnosis=diagnose(case_from_machine(machine, RULES), RULES))
+def examine(request: DoctorRequest) -> Examined:
+    """Reads this machine, or a recording of one, and names what is wrong.
+
+    Raises:
+        UsageError: python-not-found, not-a-recording.
+    """
+    if request.replayed:
+        ignored = {"--python": request.python, "--deep": request.is_deep}
+        warnings = tuple(
+            f"{option} has no effect with --from: this machine is not looked at"
+            for option, value in ignored.items()
+            if value
+        )
+        return msgspec.structs.replace(replay(Path(request.replayed)), warnings=warnings)
+    interpreter = find_interpreter(request.python)
+    examination = examine_machine(LocalSystem(), interpreter, is_deep=request.is_deep)
+    return judge(examination.machine, examination.said)
+
+
+def judge(machine: Machine, said: str = "") -> Examined:
+    """Names what is wrong with a machine that was read. said: by its programs, of the GPU."""
+    diagnosis = diagnose(case_from_machine(machine, RULES, said), RULES)
+    found = {one.rule for one in diagnosis.findings}
+    families = {
+        rule.id: family for family, rules in FAMILIES.items() for rule in rules if rule.id in found
+    }
+    return Examined(machine=machine, diagnosis=diagnosis, families=families)
+
+
+def report(examined: Examined) -> dict[str, Any]:
+    """All of it, for programs."""
+    return {
+        "report_version": 1,
+        "machine": examined.machine,
+        "findings": examined.diagnosis.findings,
+        "undecided": examined.diagnosis.undecided,
+    }
+
+
+def as_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
+    """The findings as SARIF."""
+    return sarif(diagnosis.findings, __version__)
+
+
+def recording_text(machine: Machine) -> str:
+    """What of a machine may be sent to others, as the text of a recording."""
+    recording = Recording(recording_version=1, machine=redacted(machine))
+    return msgspec.json.format(msgspec.json.encode(recording), indent=1).decode() + "\n"
+
+
+def write_recording(text: str, file: str) -> None:
+    """Writes a recording, where there is no file yet.
+
+    Raises:
+        UsageError: recording-exists.
+    """
+    if Path(file).exists():
+        raise UsageError("recording-exists", f"{file} is there already.", fix="choose another name")
+    texts.write(Path(file), text)
+
+
+def replay(file: Path) -> Examined:
+    """Judges the machine of a recording; this one is not looked at.
+
+    Raises:
+        UsageError: not-a-recording.
+    """
+    text = b"".join(texts.pieces_of(file))
+    try:
+        recording = msgspec.json.decode(text, type=Recording)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            "not-a-recording",
+            f"{file} is no recording of a machine.",
+            because=str(error),
+            fix="flatout doctor --record FILE, on the machine in question",
+        ) from error
+    return judge(recording.machine)
 
 
 def explain(subject: str | None) -> Diagnosis | Rule:

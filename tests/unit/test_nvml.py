@@ -15,6 +15,7 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 LIBRARY = """
 from types import SimpleNamespace as S
 class NVMLError(Exception): pass
+class NVMLError_NotSupported(NVMLError): pass
 def nvmlInit(): pass
 def nvmlDeviceGetCount(): return 3
 def nvmlSystemGetDriverVersion(): return b"581.42"
@@ -29,6 +30,14 @@ def nvmlDeviceGetMemoryInfo(gpu):
 def nvmlDeviceGetPciInfo(gpu): return S(busId=["00000000:65:00.0", "00000000:07:00.0"][gpu])
 def nvmlDeviceGetCudaComputeCapability(gpu): return (8, 6) if gpu == 0 else (6, 1)
 def nvmlDeviceGetUUID(gpu): return f"GPU-{gpu}"
+def nvmlDeviceGetDriverModel(gpu): return [0, 1]
+def nvmlDeviceGetMigMode(gpu):
+    if gpu == 1: raise NVMLError_NotSupported("Not Supported")
+    return [1, 1]
+def nvmlDeviceGetPersistenceMode(gpu): return 1
+def nvmlDeviceGetDisplayActive(gpu): return gpu
+def nvmlDeviceGetComputeRunningProcesses(gpu): return [7, 8]
+def nvmlDeviceGetCurrentClocksThrottleReasons(gpu): return 0x24
 """
 
 
@@ -53,13 +62,19 @@ def test_nvml_when_some_fields_are_not_told(
     assert first.compute_capability == "6.1"
     assert (second.name, second.free_bytes) == ("NVIDIA GeForce RTX 3070", 7193231360)
     assert lost.name is None
+    assert (first.is_mig_on, second.is_mig_on) == (False, True)
+    assert (second.driver_model, second.is_persistence_on) == ("WDDM", True)
+    assert (first.has_display, second.has_display, second.num_processes) == (True, False, 2)
+    assert second.throttle_reasons == ("power-cap", "thermal-slowdown")
     assert found.unread == {
         "gpus.0.memory_bytes": "NVML: Not Supported",
         "gpus.0.free_bytes": "NVML: Not Supported",
         **{
             f"gpus.2.{field}": "NVML: GPU is lost"
             for field in (
-                "name", "memory_bytes", "free_bytes", "compute_capability", "pci_bus_id", "uuid"
+                "name", "memory_bytes", "free_bytes", "compute_capability", "pci_bus_id", "uuid",
+                "driver_model", "is_mig_on", "is_persistence_on", "has_display", "num_processes",
+                "throttle_reasons",
             )
         },
     }  # fmt: skip

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from flatout.cli.show import make_console, print_lines
+from flatout.cli.machine_rows import machine_rows
+from flatout.cli.show import make_console, print_lines, print_note
 from flatout.nouns.diagnosis import Diagnosis
+from flatout.nouns.examined import Examined
 from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import bytes_text
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 _MARKS = {"error": "x", "warning": "!", "note": "-"}
@@ -22,6 +23,8 @@ _PLACES = {
 }  # fmt: skip
 _INDENT = "    "
 _LABEL_WIDTH = 11
+_ROW_WIDTH = 12
+_WIDTH = 80
 
 
 def print_explanation(diagnosis: Diagnosis) -> None:
@@ -43,18 +46,24 @@ def print_explanation(diagnosis: Diagnosis) -> None:
             console.print(f"{_INDENT}{command}", soft_wrap=True)
 
 
-def print_examined(machine: Machine, diagnosis: Diagnosis, *, is_verbose: bool) -> None:
-    """The machine in a few lines, what is wrong with it, and one line that sums up."""
+def print_examined(examined: Examined, *, is_verbose: bool) -> None:
+    """The machine by its parts, what is wrong with it, and one line that sums up."""
     console = make_console()
-    print_lines(console, machine_rows(machine))
-    for finding in diagnosis.findings:
+    for warning in examined.warnings:
+        print_note(f"warning: {warning}")
+    _print_rows(console, examined)
+    for finding in examined.diagnosis.findings:
         mark = (f"\n{_MARKS[finding.severity]} ", _STYLES[finding.severity])
         console.print(Text.assemble(mark, finding.problem))
         _print_body(console, finding)
-    if is_verbose and machine.unread:
+    for question in examined.diagnosis.undecided:
+        console.print(Text("\nto decide, run", "bold"))
+        for command in question.run:
+            console.print(f"{_INDENT}{command}", soft_wrap=True)
+    if is_verbose and examined.machine.unread:
         console.print(Text("\nnot read", "bold"))
-        print_lines(console, list(machine.unread.items()))
-    console.print(f"\n{summary(diagnosis.findings)}")
+        print_lines(console, list(examined.machine.unread.items()))
+    console.print(f"\n{summary(examined.diagnosis.findings)}")
 
 
 def print_page(rule: str, page: str) -> None:
@@ -72,29 +81,35 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"{', '.join(counts)}." if counts else "Nothing is wrong that is known here."
 
 
-def machine_rows(machine: Machine) -> list[tuple[str, str]]:
-    """What the doctor tells of a healthy machine, one line a part."""
-    host = machine.host
-    system = " · ".join(part for part in (host.distribution or host.os, host.release) if part)
-    rows = [("system", f"{system}{f' · WSL {host.wsl}' if host.wsl else ''}")]
-    if host.container:
-        rows.append(("container", host.container))
-    memory = machine.memory.limit_bytes or machine.memory.total_bytes
-    cpu = machine.cpu.name or "CPU"
-    rows.append(("cpu", f"{cpu} · {bytes_text(memory)} of memory" if memory else cpu))
-    for gpu in machine.gpus:
-        parts = [gpu.name or "GPU", bytes_text(gpu.memory_bytes) if gpu.memory_bytes else ""]
-        capability = gpu.compute_capability and f"compute capability {gpu.compute_capability}"
-        rows.append(("gpu", " · ".join(part for part in (*parts, capability) if part)))
-    if not machine.gpus:
-        rows.append(("gpu", machine.unread.get("gpus", "none")))
-    if machine.driver:
-        cuda = f" · CUDA up to {machine.cuda}" if machine.cuda else ""
-        rows.append(("driver", f"{machine.driver}{cuda}"))
-    for one in machine.frameworks:
-        build = f" {one.build}" if one.build and one.build not in one.version else ""
-        rows.append((one.name, f"{one.version}{build}"))
-    return rows
+def print_recording(text: str, file: str, *, is_beside: bool) -> None:
+    """A recording as it is about to be written. is_beside: stdout is for something else."""
+    console = make_console(is_error=is_beside)
+    console.print(text.rstrip(), soft_wrap=True)
+    print_note(f"\nwritten to {file}: nothing else; read it before you send it to anybody")
+
+
+def _print_rows(console: Console, examined: Examined) -> None:
+    worst = _worst(examined)
+    for row in machine_rows(examined.machine):
+        severity = next((one for one in _STYLES if one in {worst.get(f) for f in row.families}), "")
+        mark = (_MARKS[severity], _STYLES[severity]) if severity else ("ok", "green")
+        room = _WIDTH - _ROW_WIDTH - 4
+        for number, part in enumerate(textwrap.wrap(row.text, room, break_on_hyphens=False)):
+            label = (f"{row.label if number == 0 else '':<{_ROW_WIDTH}}", "bold")
+            line = Text.assemble(label, part)
+            if number == 0:
+                line = Text.assemble(label, f"{part:<{room}}  ", mark)
+            console.print(line, soft_wrap=True)
+
+
+def _worst(examined: Examined) -> dict[str, str]:
+    """The most severe finding of each family that has one."""
+    worst: dict[str, str] = {}
+    for severity in reversed(_STYLES):
+        for one in examined.diagnosis.findings:
+            if one.severity == severity and severity != "note":
+                worst[examined.families.get(one.rule, "")] = severity
+    return worst
 
 
 def _print_body(console: Console, finding: Finding) -> None:

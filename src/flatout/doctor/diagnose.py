@@ -25,9 +25,27 @@ def case_from_text(chunks: Iterable[bytes], rules: Sequence[Rule]) -> Case:
     return Case(machine=machine_from(signs), signs=signs)
 
 
-def case_from_machine(machine: Machine, rules: Sequence[Rule]) -> Case:
-    """What a machine tells; no text."""
-    return Case(machine=machine, signs={one.id: () for one in signatures_of(rules)})
+def case_from_machine(machine: Machine, rules: Sequence[Rule], said: str = "") -> Case:
+    """What a machine tells, and what its programs said of the GPU when they were asked."""
+    lines = [*_told(machine), said]
+    return Case(
+        machine=machine,
+        signs=scan(["\n".join(lines).encode(errors="replace")], signatures_of(rules)),
+        is_here=True,
+    )
+
+
+def _told(machine: Machine) -> list[str]:
+    """What NVML, nvidia-smi and CUDA gave for reasons; not what flatout says of them."""
+    reasons = dict.fromkeys(machine.unread.get(path, "") for path in ("gpus", "driver", "cuda"))
+    parts = [part for reason in reasons for part in reason.split("; ")]
+    programs = ("NVML: ", "nvidia-smi: ")
+    lines = [part for part in parts if part.startswith(programs)]
+    # As NVML's own programs say it.
+    lines += [f"Failed to initialize {part}" for part in parts if part.startswith("NVML: ")]
+    if machine.cuda_start and machine.cuda_start.error:
+        lines.append(f"cuInit: {machine.cuda_start.error}")
+    return lines
 
 
 def signatures_of(rules: Sequence[Rule]) -> tuple[Signature, ...]:

@@ -17,10 +17,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     signs: every known signature's id -> its places, none where it was not seen. Asking for one
     that nobody declares is a KeyError, which every test meets.
+    is_here: the text is what this machine's programs said when they were asked just now.
     """
 
     machine: Machine
     signs: Mapping[str, tuple[Sign, ...]]
+    is_here: bool = False
 
     def sees(self, *ids: str) -> bool:
         """Whether any of these signs was seen."""
@@ -34,7 +36,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """The first place of each of these signs, in the order of the text, each line once."""
         places = {sign.line: sign for id in ids for sign in self.signs[id][:1]}
         return tuple(
-            Evidence(text=places[line].text, where=f"line {line}") for line in sorted(places)
+            Evidence(text=places[line].text, where="here" if self.is_here else f"line {line}")
+            for line in sorted(places)
         )
 
     @property

@@ -50,3 +50,16 @@ class Toolkit(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     version: str | None = None
     is_first: bool = False
+
+
+class CudaStart(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened when CUDA was started, without any framework.
+
+    path: the libcuda that the loader took. error: name of cuInit's error, None where it started.
+    cuda: the newest CUDA that this libcuda runs.
+    """
+
+    path: str | None = None
+    error: str | None = None
+    cuda: str | None = None
+    num_devices: int | None = None

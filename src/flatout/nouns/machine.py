@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from flatout.nouns.driver import CudaLibrary, KernelModule, Toolkit
+from flatout.nouns.driver import CudaLibrary, CudaStart, KernelModule, Toolkit
 from flatout.nouns.framework import Framework
-from flatout.nouns.surroundings import ContainerEngine, Disk, Environment, Network
+from flatout.nouns.surroundings import ContainerEngine, Disk, Environment, Limits, Network
 from flatout.nouns.wsl import Windows, Wsl
 
 
@@ -53,6 +53,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     index counts in PCI bus order: the device `cuda:index` under CUDA_DEVICE_ORDER=PCI_BUS_ID.
     driver_model: Windows' "WDDM", "TCC" or "MCDM". is_mig_on: the card is cut into MIG instances.
+    has_display: a screen is lit by it. num_processes: that compute on it now.
+    throttle_reasons: why its clocks are not at their highest: "idle", "power-cap",
+    "thermal-slowdown" ...
     """
 
     index: int
@@ -64,6 +67,10 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     driver_model: str | None = None
     is_mig_on: bool | None = None
+    is_persistence_on: bool | None = None
+    has_display: bool | None = None
+    num_processes: int | None = None
+    throttle_reasons: tuple[str, ...] | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +81,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     python: the interpreter whose frameworks were read.
     unread: maps a fact's path (`driver`, `cpu.num_cores`, `gpus.0.free_bytes`) to why it is None.
 
-    The families from `windows` on are None where nobody asked: a training reads no more than it
-    needs, the doctor asks for all of them.
+    The families from `windows` on are None where nobody asked, or where there is no such thing: a
+    training reads no more than it needs, the doctor asks for all of them, and for `cuda_start` only
+    where it is told to look deep.
     """
 
     read_at: str | None = None
@@ -96,6 +104,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     environments: tuple[Environment, ...] | None = None
     engines: tuple[ContainerEngine, ...] | None = None
     network: Network | None = None
+    limits: Limits | None = None
+    cuda_start: CudaStart | None = None
     unread: dict[str, str] = {}
 
     def framework(self, name: str) -> Framework | None:

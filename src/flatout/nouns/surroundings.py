@@ -47,7 +47,7 @@ class ContainerEngine(msgspec.Struct, frozen=True, kw_only=True):
     """Docker or Podman. name: "docker", "docker-desktop" or "podman".
 
     runtimes: names the daemon knows. cdi_devices: what the CDI specification offers.
-    no_cgroups: the setting in the NVIDIA runtime's configuration.
+    no_cgroups: the setting in the NVIDIA runtime's configuration. compose: version of its plugin.
     """
 
     name: str
@@ -61,6 +61,7 @@ class ContainerEngine(msgspec.Struct, frozen=True, kw_only=True):
     cdi_devices: tuple[str, ...] | None = None
     cdi_driver: str | None = None
     no_cgroups: bool | None = None
+    compose: str | None = None
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,3 +76,14 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     has_proxy: bool | None = None
     clock_skew_s: float | None = None
     busy_ports: tuple[int, ...] | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process may have at most (ulimit); None with a reason where nothing limits it.
+
+    locked_bytes: of memory that cannot be swapped, which RDMA needs.
+    """
+
+    open_files: int | None = None
+    processes: int | None = None
+    locked_bytes: int | None = None

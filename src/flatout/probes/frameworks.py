@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
@@ -17,7 +18,9 @@ _HOLDERS = {
     "jax": ("jax",),
 }
 _JAX_PLUGINS = {"jax-cuda13-plugin": "cu13", "jax-cuda12-plugin": "cu12"}
-_ASKED = (*(name for names in _HOLDERS.values() for name in names), *_JAX_PLUGINS)
+ASKED = (*(name for names in _HOLDERS.values() for name in names), *_JAX_PLUGINS)
+
+_BUILD = r"cpu|(cu|rocm|xpu)[\d.]*"
 
 
 class _Package(msgspec.Struct):
@@ -32,14 +35,22 @@ class _Report(msgspec.Struct):
 
 def probe_frameworks(system: System, python: str) -> tuple[tuple[Framework, ...], dict[str, str]]:
     """The frameworks of an interpreter: flatout's own in this process, another by a child."""
-    text = system.packages(python, _ASKED)
+    text = system.packages(python, ASKED)
     if isinstance(text, Unread):
         return (), {"frameworks": text.reason}
     return parse_report(text)
 
 
-def parse_report(text: str) -> tuple[tuple[Framework, ...], dict[str, str]]:
-    """Frameworks from what `system/interpreter.py` reports, and why a build is None."""
+def parse_report(
+    text: str, beside: Mapping[str, tuple[str, ...]] = {}
+) -> tuple[tuple[Framework, ...], dict[str, str]]:
+    """Frameworks from what `system/interpreter.py` reports, and why a build is None.
+
+    Args:
+        text: what it printed; its last line counts.
+        beside: further packages, by the name people know, with the distributions that hold them.
+            Their build is told by their version or not at all, and needs no reason.
+    """
     try:
         # A .pth file of the environment may have printed something before.
         packages = msgspec.json.decode(text.strip().splitlines()[-1:][0], type=_Report).packages
@@ -54,6 +65,12 @@ def parse_report(text: str) -> tuple[tuple[Framework, ...], dict[str, str]]:
         if build is None:
             unread[f"frameworks.{name}.build"] = "its metadata does not tell what it was built for"
         found.append(Framework(name=name, version=packages[holder].version, build=build))
+    for name, holders in beside.items():
+        version = next((packages[one].version for one in holders if one in packages), None)
+        if version is not None:
+            local = version.partition("+")[2]
+            build = local if re.fullmatch(_BUILD, local) else None
+            found.append(Framework(name=name, version=version, build=build))
     return tuple(found), unread
 
 
@@ -65,7 +82,7 @@ def _build(name: str, holder: str, packages: dict[str, _Package]) -> str | None:
     if holder in ("tensorflow-cpu", "tensorflow-intel"):
         return "cpu"
     local = package.version.partition("+")[2]
-    if name == "torch" and re.fullmatch(r"cpu|(cu|rocm|xpu)[\d.]*", local):
+    if name == "torch" and re.fullmatch(_BUILD, local):
         return local
     return parse_build_text(package.build_text) or parse_requirements(package.requires)
 

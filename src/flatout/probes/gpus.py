@@ -21,6 +21,13 @@ _LIBRARY_FOLDERS = (
     "/usr/lib", "/usr/local/nvidia/lib64", "/usr/lib/nvidia", "/run/opengl-driver/lib",
 )  # fmt: skip
 _SMI_FOLDERS = ("/usr/lib/wsl/lib", "/usr/bin", "/usr/local/bin", "/usr/local/nvidia/bin")
+_SMI_STATE = (
+    "pci.bus_id", "driver_model.current", "mig.mode.current", "persistence_mode", "display_active",
+)  # fmt: skip
+_STATE = (
+    "driver_model", "is_mig_on", "is_persistence_on", "has_display", "num_processes",
+    "throttle_reasons",
+)  # fmt: skip
 _SMI_FIELDS = ("name", "memory.total", "memory.free", "pci.bus_id", "uuid", "driver_version")
 
 
@@ -137,6 +144,8 @@ def _ask_smi(system: System, program: str, why_not_nvml: str) -> Found | str:
         found = parse_smi(done, fields)
         if isinstance(found, Found):
             unread = {"cuda": f"nvidia-smi's list does not tell it, and {why_not_nvml}"}
+            argv = [program, f"--query-gpu={','.join(_SMI_STATE)}", "--format=csv,noheader"]
+            found = with_state(found, system.run(argv, SMI_TIMEOUT_S))
             return msgspec.structs.replace(found, unread={**unread, **found.unread})
         answers.append(found)
         if "compute_cap" not in done.stdout + done.stderr:
@@ -176,6 +185,33 @@ def parse_smi(done: Completed, fields: tuple[str, ...]) -> Found | str:
                 said = told.get(source, "this driver does not know the question")
                 unread[f"gpus.{index}.{field}"] = f"nvidia-smi: {said}"
     return _ordered(gpus, driver, None, unread)
+
+
+def with_state(found: Found, done: Completed) -> Found:
+    """The GPUs with what nvidia-smi's second list tells of them, matched by their place."""
+    rows = csv.reader(done.stdout.splitlines(), skipinitialspace=True)
+    told = {row[0].strip(): [cell.strip() for cell in row] for row in rows
+            if len(row) == len(_SMI_STATE)}  # fmt: skip
+    unread = dict(found.unread)
+    gpus = []
+    for gpu in found.gpus:
+        cells = told.get(gpu.pci_bus_id or "", [""] * len(_SMI_STATE))
+        gpu = msgspec.structs.replace(
+            gpu,
+            driver_model=_value(cells[1]),
+            # A card that cannot be cut has [N/A] here.
+            is_mig_on=cells[2] == "Enabled" if cells[2] else None,
+            is_persistence_on=_is_enabled(cells[3]),
+            has_display=_is_enabled(cells[4]),
+        )
+        gpus.append(gpu)
+        why = f"nvidia-smi: {done.reason or 'its list does not tell it'}"
+        unread |= {f"gpus.{gpu.index}.{name}": why for name in _STATE if getattr(gpu, name) is None}
+    return msgspec.structs.replace(found, gpus=tuple(gpus), unread=unread)
+
+
+def _is_enabled(cell: str) -> bool | None:
+    return {"Enabled": True, "Disabled": False, "Yes": True, "No": False}.get(cell)
 
 
 _SOURCES = {

@@ -67,7 +67,18 @@ def run(argv: Sequence[str], timeout_s: float) -> Completed:
 
 
 def _text(output: bytes | None) -> str:
-    return (output or b"").decode(errors="replace").replace("\r\n", "\n")
+    return decoded(output or b"").replace("\r\n", "\n")
+
+
+def decoded(output: bytes) -> str:
+    """UTF-8, or UTF-16 as `wsl.exe` and `cmd.exe /u` write it: half of what is Latin there is zero.
+
+    Bytes that are neither are replaced.
+    """
+    zeros = output[1::2].count(0)
+    if output.startswith(b"\xff\xfe") or (zeros > 1 and zeros * 4 >= len(output) // 2):
+        return output.decode("utf-16-le", errors="replace").removeprefix("\ufeff")
+    return output.decode(errors="replace").removeprefix("\ufeff")
 
 
 def _kill_tree(process: subprocess.Popen[bytes]) -> None:

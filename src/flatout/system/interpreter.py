@@ -19,7 +19,7 @@ _BUILD_FILES = {
 
 
 def report(names: Sequence[str]) -> str:
-    """JSON: the interpreter's version, and for each package found its version and build facts.
+    """JSON: the interpreter's version, for each package found its version and build facts, `made`.
 
     requires: the CUDA and NVIDIA packages it needs; build_text: the file that tells its build.
     """
@@ -38,7 +38,32 @@ def report(names: Sequence[str]) -> str:
             "requires": needed,
             "build_text": _build_text(found, name),
         }
-    return json.dumps({"python": ".".join(map(str, sys.version_info[:3])), "packages": packages})
+    version = ".".join(map(str, sys.version_info[:3]))
+    return json.dumps({"python": version, "packages": packages, "made": _made()})
+
+
+def _made() -> dict[str, object]:
+    """What the environment is made of: by conda, uv or venv, or the system's own."""
+    import os
+    import site
+    import sysconfig
+
+    folders = sysconfig.get_paths()
+    try:
+        with open(os.path.join(sys.prefix, "pyvenv.cfg"), encoding="utf-8") as file:
+            is_uv = any(line.startswith("uv ") for line in file)
+    except OSError:
+        is_uv = False
+    user_site = site.getusersitepackages()
+    return {
+        "is_virtual": sys.prefix != sys.base_prefix,
+        "is_conda": os.path.isdir(os.path.join(sys.prefix, "conda-meta")),
+        "is_uv": is_uv,
+        "has_user_site": bool(site.ENABLE_USER_SITE) and os.path.isdir(user_site),
+        "is_externally_managed": sys.prefix == sys.base_prefix
+        and os.path.exists(os.path.join(folders["stdlib"], "EXTERNALLY-MANAGED")),
+        "site": folders["purelib"],
+    }
 
 
 def _build_text(found: object, name: str) -> str:

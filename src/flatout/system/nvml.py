@@ -16,7 +16,18 @@ from typing import Any
 # Under WSL the real library lies here; a Linux driver that was installed by mistake hides it.
 _WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 
-_FIELDS = ("name", "memory_bytes", "free_bytes", "compute_capability", "pci_bus_id", "uuid")
+_FIELDS = (
+    "name", "memory_bytes", "free_bytes", "compute_capability", "pci_bus_id", "uuid",
+    "driver_model", "is_mig_on", "is_persistence_on", "has_display", "num_processes",
+    "throttle_reasons",
+)  # fmt: skip
+_DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}
+# Bits of nvmlClocksEventReasons, from the lowest.
+# Source: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
+_THROTTLE_REASONS = (
+    "idle", "application-clocks", "power-cap", "hardware-slowdown", "sync-boost",
+    "thermal-slowdown", "hardware-thermal-slowdown", "power-brake", "display-clocks",
+)  # fmt: skip
 
 
 def read_gpus() -> dict[str, Any]:
@@ -68,8 +79,40 @@ def _read_gpu(nvml: Any, index: int, ask: Callable[..., Any]) -> dict[str, Any]:
         "compute_capability": capability and "{}.{}".format(*capability),
         "pci_bus_id": ask(lambda: nvml.nvmlDeviceGetPciInfo(handle).busId, at["pci_bus_id"]),
         "uuid": ask(lambda: nvml.nvmlDeviceGetUUID(handle), at["uuid"]),
-        # Not a fact of the machine: asked by the engine, which knows what to do without it.
-        "has_display": ask(lambda: bool(nvml.nvmlDeviceGetDisplayActive(handle))),
+        **_read_state(nvml, handle, at, ask),
+    }
+
+
+def _read_state(
+    nvml: Any, handle: Any, at: dict[str, str], ask: Callable[..., Any]
+) -> dict[str, Any]:
+    """What may be another minute different; most cards know only some of it."""
+
+    def mig_mode() -> bool:
+        try:
+            return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+        except nvml.NVMLError_NotSupported:
+            return False  # A card that cannot be cut.
+
+    model = ask(lambda: nvml.nvmlDeviceGetDriverModel(handle)[0], at["driver_model"])
+    bits = ask(
+        lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), at["throttle_reasons"]
+    )
+    return {
+        "driver_model": _DRIVER_MODELS.get(model),
+        "is_mig_on": ask(mig_mode, at["is_mig_on"]),
+        "is_persistence_on": ask(
+            lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)), at["is_persistence_on"]
+        ),
+        "has_display": ask(
+            lambda: bool(nvml.nvmlDeviceGetDisplayActive(handle)), at["has_display"]
+        ),
+        "num_processes": ask(
+            lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)), at["num_processes"]
+        ),
+        "throttle_reasons": None
+        if bits is None
+        else [name for bit, name in enumerate(_THROTTLE_REASONS) if bits >> bit & 1],
     }
 
 

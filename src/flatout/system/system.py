@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
 
     num_threads: logical processors this process may run on (its affinity).
     release: kernel release or Windows build; display_version: Windows' "24H2".
+    folder: the working folder, without links.
     """
 
     python_version: str
@@ -43,6 +45,16 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     available_bytes: int | None = None
     release: str | None = None
     display_version: str | None = None
+    folder: str | None = None
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """The file system below a path. free_inodes is None where it counts none."""
+
+    total_bytes: int
+    free_bytes: int
+    free_inodes: int | None = None
+    is_read_only: bool | None = None
 
 
 class System(Protocol):
@@ -71,6 +83,14 @@ class System(Protocol):
 
     def list_folder(self, path: str) -> tuple[str, ...]:
         """Names in a folder, sorted; none where it cannot be listed."""
+        ...
+
+    def space(self, path: str) -> Space | Unread:
+        """The file system that holds a path."""
+        ...
+
+    def listening(self) -> tuple[int, ...] | Unread:
+        """TCP ports on which somebody waits; asked where no file tells."""
         ...
 
     def calls(self) -> Calls:
@@ -120,11 +140,42 @@ class LocalSystem:
         except OSError:
             return ()
 
+    def space(self, path: str) -> Space | Unread:
+        """The file system that holds a path."""
+        try:
+            if sys.platform == "win32":
+                usage = shutil.disk_usage(path)
+                return Space(total_bytes=usage.total, free_bytes=usage.free)
+            told = os.statvfs(path)
+        except OSError as error:
+            return Unread(f"{path}: {error.strerror or error}")
+        return Space(
+            total_bytes=told.f_blocks * told.f_frsize,
+            free_bytes=told.f_bavail * told.f_frsize,
+            free_inodes=told.f_favail if told.f_files else None,
+            is_read_only=bool(told.f_flag & os.ST_RDONLY),
+        )
+
+    def listening(self) -> tuple[int, ...] | Unread:
+        """TCP ports on which somebody waits, by the operating system's tables."""
+        import psutil
+
+        try:
+            rows = psutil.net_connections(kind="tcp")
+        except (psutil.Error, OSError) as error:
+            return Unread(f"the operating system does not tell it: {error}")
+        ports = {row.laddr.port for row in rows if row.status == psutil.CONN_LISTEN and row.laddr}
+        return tuple(sorted(ports))
+
     def calls(self) -> Calls:
         """What the operating system tells through calls."""
         version = platform.python_version()
         if sys.platform == "linux":
-            return Calls(python_version=version, num_threads=len(os.sched_getaffinity(0)))
+            return Calls(
+                python_version=version,
+                num_threads=len(os.sched_getaffinity(0)),
+                folder=_working_folder(),
+            )
         return _calls_by_psutil(version)
 
     def packages(self, python: str, names: Sequence[str]) -> str | Unread:
@@ -147,7 +198,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as data: what each command and file gave. Commands are keyed by their argv.
 
     files: a null content is a file that exists and cannot be read.
-    packages: what `interpreter` reports, by interpreter.
+    packages: what `interpreter` reports, by interpreter. spaces: file systems, by path.
+    A recorded command answers for a longer one that begins with it, too.
     """
 
     platform: str
@@ -157,6 +209,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str | None] = {}
     commands: tuple[tuple[tuple[str, ...], Completed], ...] = ()
     packages: dict[str, Any] = {}
+    spaces: dict[str, Space] = {}
+    ports: tuple[int, ...] = ()
     read_at: str = "2026-11-21T03:36:28Z"
 
 
@@ -176,7 +230,11 @@ class RecordedSystem:
 
     def run(self, argv: Sequence[str], timeout_s: float) -> Completed:
         """What the command gave when it was recorded."""
-        return self._commands.get(tuple(argv)) or Completed(reason="No such file or directory")
+        for length in range(len(argv), 0, -1):
+            done = self._commands.get(tuple(argv[:length]))
+            if done is not None:
+                return done
+        return Completed(reason="No such file or directory")
 
     def read(self, path: str) -> str | Unread:
         """What the file held."""
@@ -199,6 +257,14 @@ class RecordedSystem:
         )
         return tuple(sorted({name.partition("/")[0] for name in below}))
 
+    def space(self, path: str) -> Space | Unread:
+        """The file system that held the path."""
+        return self._recording.spaces.get(path) or Unread(f"{path}: No such file or directory")
+
+    def listening(self) -> tuple[int, ...] | Unread:
+        """The ports that were busy."""
+        return self._recording.ports
+
     def calls(self) -> Calls:
         """What the calls gave."""
         return self._recording.calls
@@ -213,6 +279,13 @@ class RecordedSystem:
     def now(self) -> str:
         """When it was recorded."""
         return self._recording.read_at
+
+
+def _working_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # Somebody has removed it.
+        return None
 
 
 def _calls_by_psutil(python_version: str) -> Calls:
@@ -245,6 +318,7 @@ def _calls_by_psutil(python_version: str) -> Calls:
         available_bytes=memory.available,
         release=release,
         display_version=display_version,
+        folder=_working_folder(),
     )
 
 

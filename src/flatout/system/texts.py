@@ -28,3 +28,13 @@ def pieces_of_stdin() -> Iterator[bytes]:
         return
     while piece := sys.stdin.buffer.read(_PIECE_BYTES):
         yield piece
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a file as UTF-8.
+
+    Raises:
+        UsageError, RunFailed: as the operating system says it.
+    """
+    with mapped_os_errors(path):
+        path.write_text(text, encoding="utf-8", newline="\n")

@@ -16,16 +16,17 @@ from flatout.doctor.families import (
     wsl,
 )
 
-RULES = (
-    *wsl.RULES,
-    *driver.RULES,
-    *hardware.RULES,
-    *config.RULES,
-    *container.RULES,
-    *memory.RULES,
-    *framework.RULES,
-    *distributed.RULES,
-    *install.RULES,
-    *python.RULES,
-    *network.RULES,
-)
+FAMILIES = {
+    "wsl": wsl.RULES,
+    "driver": driver.RULES,
+    "hardware": hardware.RULES,
+    "config": config.RULES,
+    "container": container.RULES,
+    "memory": memory.RULES,
+    "framework": framework.RULES,
+    "distributed": distributed.RULES,
+    "install": install.RULES,
+    "python": python.RULES,
+    "network": network.RULES,
+}
+RULES = tuple(rule for rules in FAMILIES.values() for rule in rules)

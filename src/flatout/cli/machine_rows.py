@@ -1,0 +1,163 @@
+"""A machine in a few lines, by part, with the families of rules that judge each part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from flatout.nouns.machine import Machine
+from flatout.nouns.surroundings import Disk
+from flatout.nouns.units import bytes_text
+
+_MAIN = ("torch", "tensorflow", "paddlepaddle", "jax")
+_WINDOWS_11 = 22000
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A line: its label, its text, and the families of rules whose findings mark it."""
+
+    label: str
+    text: str
+    families: tuple[str, ...] = ()
+
+
+def machine_rows(machine: Machine) -> list[Row]:
+    """What the doctor tells of a machine, one line a part."""
+    rows = [
+        *_system_rows(machine),
+        *_processor_rows(machine),
+        *_gpu_rows(machine),
+        *_cuda_rows(machine),
+        *_python_rows(machine),
+        *_surroundings_rows(machine),
+    ]
+    return [row for row in rows if row.text]
+
+
+def _system_rows(machine: Machine) -> Iterator[Row]:
+    host, windows = machine.host, machine.windows
+    if host.wsl:
+        build = windows.build if windows else None
+        driver = machine.driver and f"driver {machine.driver}"
+        yield Row("Windows", _joined(build and _windows_name(build), driver))
+        package = machine.wsl.package if machine.wsl else None
+        version = f"{host.wsl} · {package}" if package else f"{host.wsl}"
+        kernel = host.release and f"kernel {host.release.partition('-')[0]}"
+        yield Row("WSL", _joined(version, kernel, host.distribution), ("wsl",))
+    else:
+        yield Row("system", _joined(host.distribution or host.os, host.release), ("wsl", "config"))
+    if host.container:
+        yield Row("container", host.container)
+
+
+def _windows_name(build: str) -> str:
+    parts = build.split(".")
+    number = int(parts[2]) if len(parts) > 2 and parts[2].isdigit() else 0
+    return f"{'11' if number >= _WINDOWS_11 else '10'} ({number})" if number else build
+
+
+def _processor_rows(machine: Machine) -> Iterator[Row]:
+    threads = machine.cpu.num_threads and f"{machine.cpu.num_threads} threads"
+    yield Row("CPU", _joined(machine.cpu.name or "CPU", threads))
+    limit, total = machine.memory.limit_bytes, machine.memory.total_bytes
+    usable = limit or total
+    free = machine.memory.available_bytes
+    yield Row(
+        "memory",
+        _joined(
+            bytes_text(usable) if usable else None,
+            free and f"{bytes_text(free)} free",
+            limit and total and f"limited, the machine has {bytes_text(total)}",
+        ),
+        ("memory",),
+    )
+
+
+def _gpu_rows(machine: Machine) -> Iterator[Row]:
+    for gpu in machine.gpus:
+        yield Row(
+            "GPU",
+            _joined(
+                gpu.name or "not told",
+                gpu.memory_bytes and bytes_text(gpu.memory_bytes),
+                gpu.compute_capability and f"compute capability {gpu.compute_capability}",
+                "MIG" if gpu.is_mig_on else None,
+            ),
+            ("hardware",),
+        )
+    if not machine.gpus:
+        yield Row("GPU", f"none: {machine.unread.get('gpus', 'nobody tells why')}", ("hardware",))
+
+
+def _cuda_rows(machine: Machine) -> Iterator[Row]:
+    cuda = machine.cuda and f"CUDA up to {machine.cuda}"
+    if machine.driver and not machine.host.wsl:
+        flavour = machine.module.flavour if machine.module else None
+        yield Row("driver", _joined(machine.driver, flavour, cuda), ("driver",))
+    elif machine.driver:
+        yield Row("driver", _joined(machine.driver, cuda), ("driver",))
+    else:
+        yield Row("driver", "none", ("driver",))
+    found = [one.path for one in machine.libraries or () if one.name == "libcuda"]
+    place = found[0].rpartition("/")[0] or found[0] if found else None
+    toolkits = [one.version or "?" for one in machine.toolkits or ()]
+    yield Row(
+        "CUDA",
+        _joined(
+            place and f"libcuda from {place}",
+            f"toolkit {', '.join(toolkits)}" if toolkits else None,
+        ),
+        ("driver",),
+    )
+
+
+def _python_rows(machine: Machine) -> Iterator[Row]:
+    first = next(iter(machine.environments or ()), None)
+    held = [
+        f"{one.name} {one.version}"
+        + (f" {one.build}" if one.build and one.build not in one.version else "")
+        for one in machine.frameworks
+        if one.name in _MAIN
+    ]
+    tried = first.can_use_gpu if first else None
+    worked = None if tried is None else "the GPU works" if tried else "the GPU does not work"
+    yield Row(
+        "Python",
+        _joined(
+            _joined(first.version or "", first.kind) if first else None,
+            *(held or ["no framework"]),
+            worked,
+        ),
+        ("framework", "install", "python"),
+    )
+
+
+def _surroundings_rows(machine: Machine) -> Iterator[Row]:
+    yield Row("files", _joined(*_disk_texts(machine.disks or ())), ("config",))
+    engines = [
+        _joined(
+            f"{one.name} {one.version or ''}".strip(),
+            None if one.is_running else "not running",
+            "NVIDIA's runtime" if "nvidia" in (one.runtimes or ()) else None,
+        )
+        for one in machine.engines or ()
+    ]
+    yield Row("containers", _joined(*engines), ("container",))
+    network = machine.network
+    if network:
+        ports = ", ".join(map(str, network.busy_ports or ()))
+        text = _joined("a proxy is set" if network.has_proxy else None,
+                       ports and f"busy ports: {ports}")  # fmt: skip
+        yield Row("network", text or "no proxy", ("network", "distributed"))
+
+
+def _disk_texts(disks: Sequence[Disk]) -> Iterator[str]:
+    for disk in disks:
+        if disk.role in ("project", "data", "shm") and disk.free_bytes is not None:
+            kind = "a Windows drive" if disk.is_windows_drive else disk.kind or "disk"
+            yield f"{disk.role} on {kind}, {bytes_text(disk.free_bytes)} free"
+
+
+def _joined(*parts: str | int | None) -> str:
+    return " · ".join(str(part) for part in parts if part)

@@ -1,0 +1,225 @@
+"""What of a machine may be shown to others: an allow-list, so that what is forgotten stays here.
+
+Numbers and truth values pass. A text passes only where the table below has its place, and only as
+far as the table's pattern goes: no user, host, folder, project, container, address, serial number
+or identifier. Of what a program said, the phrases that all of them print alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from flatout.nouns.machine import Machine
+
+HIDDEN = "(not shown)"
+
+Show = Callable[[str], str]
+
+
+def redacted(machine: Machine) -> Machine:
+    """The machine without anything that tells whose it is."""
+    shown = _shown(msgspec.to_builtins(machine), "")
+    return msgspec.convert(shown, Machine)
+
+
+def _shown(value: Any, place: str) -> Any:
+    if isinstance(value, str):
+        return _ALLOWED[place](value) if place in _ALLOWED else HIDDEN
+    if isinstance(value, list | tuple):
+        shown = [_shown(item, place) for item in value]
+        # What is not shown of a list of names is not counted either.
+        return [item for item in shown if item != HIDDEN]
+    if isinstance(value, dict):
+        if place in _MAPPINGS:
+            return _MAPPINGS[place](value)
+        return {key: _shown(item, f"{place}.{key}".lstrip(".")) for key, item in value.items()}
+    return value
+
+
+def _whole(*patterns: str) -> Show:
+    """The text where one of the patterns is all of it."""
+    pattern = re.compile("|".join(patterns))
+    return lambda text: text if pattern.fullmatch(text) else HIDDEN
+
+
+def _begun(pattern: str) -> Show:
+    """As much of the text as the pattern matches from its beginning on."""
+    compiled = re.compile(pattern)
+
+    def show(text: str) -> str:
+        found = compiled.match(text)
+        return found[0] if found else HIDDEN
+
+    return show
+
+
+def _kernel(text: str) -> str:
+    """A kernel's release with an x for every part that somebody gave it."""
+    parts = re.split(r"([-+_])", text)
+    return "".join(one if one in "-+_" or _KERNEL_PART.fullmatch(one) else "x" for one in parts)
+
+
+def _phrases(text: str) -> str:
+    """The known phrases of a text, with the program that said it."""
+    program = re.match(r"NVML|nvidia-smi|docker|podman|torch|tensorflow|paddlepaddle|jax", text)
+    said = "; ".join(dict.fromkeys(_PHRASE.findall(text))) or HIDDEN
+    return f"{program[0]}: {said}" if program else said
+
+
+def _path(text: str) -> str:
+    """A path that is the same on every machine; else the file's name alone, if that is."""
+    if _SHARED_PATH.fullmatch(text):
+        return text
+    name = re.split(r"[/\\]", text)[-1]
+    return f"{HIDDEN}/{name}" if _LIBRARY_FILE.fullmatch(name) else HIDDEN
+
+
+def _settings(settings: Mapping[str, str]) -> dict[str, str]:
+    return {
+        key: value if _SETTING_VALUE.fullmatch(value) else HIDDEN
+        for key, value in settings.items()
+        if _SETTING_KEY.fullmatch(key)
+    }
+
+
+def _reasons(reasons: Mapping[str, str]) -> dict[str, str]:
+    known = Machine.__struct_fields__
+    return {key: _phrases(why) for key, why in reasons.items() if key.partition(".")[0] in known}
+
+
+_NUMBERS = r"\d+(?:\.\d+)*"
+_VERSION = r"\d+(?:\.\d+)*(?:\.?(?:a|b|rc|dev|post)\d*){0,3}(?:\+(?:cpu|(?:cu|rocm|xpu)[\d.]*)\b)?"
+_KERNEL_PART = re.compile(
+    r"\d[\d.]*|microsoft|Microsoft|standard|WSL2|generic|amd64|arm64|aws|azure|gcp|oracle|rt"
+    r"|lowlatency|arch\d*|fc\d+|el\d+|pve|cachyos|zen|lts|hwe|nvidia|tegra"
+)
+_DISTRIBUTION = (
+    r"(?:Ubuntu|Debian|Debian GNU/Linux|Fedora|Fedora Linux|Arch Linux|openSUSE Leap|Rocky Linux"
+    r"|openSUSE Tumbleweed|Red Hat Enterprise Linux|AlmaLinux|CentOS Stream|CentOS Linux|NixOS"
+    r"|Amazon Linux|Linux Mint|Pop!_OS|Kali GNU/Linux Rolling|Alpine Linux|Oracle Linux Server"
+    r"|Windows|Manjaro Linux)(?:[ -]v?[\d.]+)?(?: LTS| \d\dH\d| \([A-Za-z ]{3,20}\))?"
+)
+# Makers' names for what they sell.
+_PROCESSOR = (
+    r"(?:AMD|Intel|Apple|Ampere|Neoverse|ARM|Qualcomm|Snapdragon|NVIDIA|Genuine Intel|\d\dth Gen)"
+    r"[\w ()@.+/-]{0,60}"
+)
+_CARD = r"(?:NVIDIA|GeForce|Quadro|Tesla|GRID|TITAN)[\w ().+/-]{0,60}"
+_PACKAGE = r"(?:lib)?(?:nvidia|cuda)[\w.+-]{0,60}|linux-(?:modules|objects)-nvidia-[\w.-]{1,40}"
+_FOLDER = (
+    r"/usr(?:/local)?|/usr/local/cuda(?:-[\d.]+)?|/opt/cuda|(?:/usr)?/lib(?:64)?"
+    r"|(?:/usr)?/lib/(?:x86_64|aarch64)-linux-gnu|/usr/lib/wsl/lib"
+    r"|/usr/local/cuda(?:-[\d.]+)?/(?:lib64|targets/[\w-]{3,30}/lib)(?:/stubs)?"
+    r"|C:\\Windows\\System32"
+)
+_FILE = r"lib(?:cu|nv|nccl)[\w-]{1,20}\.so[\d.]*|(?:cu|nv)\w{1,20}\.dll"
+_SHARED_PATH = re.compile(rf"(?:{_FOLDER})(?:[/\\](?:{_FILE}))?")
+_LIBRARY_FILE = re.compile(_FILE)
+# Settings of WSL whose value is a number, a size or a word of WSL's own.
+_SETTING_KEY = re.compile(
+    r"(?:wsl2|experimental|automount|network|interop|gpu|general|time)\.(?:memory|processors|swap"
+    r"|kernel|kernelcommandline|localhostforwarding|networkingmode|guiapplications|gpusupport"
+    r"|nestedvirtualization|vmidletimeout|dnstunneling|autoproxy|firewall"
+    r"|sparsevhd|automemoryreclaim|hostaddressloopback|pagereporting|enabled|mountfstab|root"
+    r"|options|generateresolvconf|generatehosts|appendwindowspath|usewindowstimezone|swapfile)"
+    r"|boot\.systemd"
+)
+_SETTING_VALUE = re.compile(
+    r"true|false|\d{1,9} ?[KMGT]?B?|nat|mirrored|none|bridged|virtioproxy|gradual|dropcache"
+    r"|disabled|/mnt/?|(?:(?:metadata|[udf]mask=\d+|[ug]id=\d+|case=off|case=dir),?){1,6}",
+    re.IGNORECASE,
+)
+# What programs say of the GPU in every language and version; the rules read these too.
+_PHRASE = re.compile(
+    r"Driver/library version mismatch|Driver Not Loaded|GPU is lost|Not Supported|Unknown Error"
+    r"|Insufficient Permissions|GPU access blocked by the operating system|Function Not Found"
+    r"|NVML Shared Library Not Found|No devices were found|Insufficient Resources"
+    r"|couldn't communicate with the NVIDIA driver|crashed \(exit code -?\d{1,10}\)"
+    r"|no answer within \d[\d.]{0,8} s|Permission denied|No such file or directory"
+    r"|Exec format error|CUDA_ERROR_[A-Z_]{1,60} \(\d{1,3}\)|cannot open shared object file"
+    r"|no NVIDIA driver is installed|CUDA out of memory|no kernel image is available"
+    r"|Torch not compiled with CUDA enabled|Found no NVIDIA driver|out of memory|unlimited",
+    re.IGNORECASE,
+)
+
+# Place of a text, without the numbers of lists -> how much of it is shown.
+_ALLOWED: dict[str, Show] = {
+    "read_at": _whole(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
+    "host.os": _whole("linux|windows|macos"),
+    "host.release": _kernel,
+    "host.distribution": _whole(_DISTRIBUTION),
+    "host.container": _whole("docker|podman|kubernetes|lxc|wsl|oci"),
+    "host.python": _begun(_VERSION),
+    "cpu.name": _whole(_PROCESSOR),
+    "cpu.features": _whole(r"(?:avx|amx_|asimd|sve)\w{0,8}|fma|f16c|bf16|i8mm"),
+    "gpus.name": _whole(_CARD),
+    "gpus.compute_capability": _whole(r"\d{1,2}\.\d"),
+    "gpus.pci_bus_id": _whole(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d"),
+    "gpus.driver_model": _whole("WDDM|TCC|MCDM"),
+    "gpus.throttle_reasons": _whole(
+        "idle|application-clocks|power-cap|hardware-slowdown|sync-boost|thermal-slowdown"
+        "|hardware-thermal-slowdown|power-brake|display-clocks"
+    ),
+    "driver": _whole(_NUMBERS),
+    "cuda": _whole(_NUMBERS),
+    **{
+        f"{place}frameworks.{field}": show
+        for place in ("", "environments.")
+        for field, show in {
+            # Only what the probes know is looked up at all.
+            "name": _whole(
+                "torch|torchvision|torchaudio|tensorflow|paddlepaddle|jax|jaxlib|triton|numpy|ray"
+                "|bitsandbytes|flash-attn|dask|jax-cuda1[23]-plugin"
+            ),
+            "version": _begun(_VERSION),
+            "build": _whole("cpu", r"(?:cu|rocm|xpu)[\d.]{0,8}"),
+        }.items()
+    },
+    "windows.build": _whole(_NUMBERS),
+    "windows.driver": _whole(_NUMBERS),
+    "windows.wslconfig_encoding": _whole("utf-8|utf-8-sig|utf-16|other"),
+    "wsl.package": _whole(_NUMBERS),
+    "wsl.distro": _whole(_DISTRIBUTION),
+    "wsl.libraries": _whole(r"lib(?:cuda|nv|d3d12|dxcore|nvidia)[\w.+-]{0,40}|nvidia-smi"),
+    "wsl.linux_driver_packages": _whole(_PACKAGE),
+    **{f"module.{field}": _whole(_NUMBERS) for field in ("loaded", "installed", "user_space")},
+    "module.flavour": _whole("open|proprietary"),
+    "module.owner": _whole("nvidia|nouveau|nova_core|nova-core|nvidiafb|vfio-pci"),
+    "module.packages": _whole(_PACKAGE),
+    "module.fabric_manager": _whole("active|inactive|failed|not-found|activating|deactivating"),
+    "libraries.name": _whole(r"lib(?:cu|nv|nccl)[\w-]{0,14}"),
+    "libraries.path": _path,
+    "libraries.version": _whole(_NUMBERS),
+    "libraries.found_by": _whole("LD_LIBRARY_PATH|ldconfig|wheel|PATH"),
+    "toolkits.path": _path,
+    "toolkits.version": _whole(_NUMBERS),
+    "disks.role": _whole("project|data|tmp|home|shm"),
+    "disks.kind": _whole(
+        "ext[234]|xfs|btrfs|zfs|tmpfs|overlay|9p|virtiofs|drvfs|nfs4?|cifs|fuse|fuseblk|f2fs|ramfs"
+        "|lustre|beegfs|ceph|gpfs|exfat|vfat|ntfs3?|fuse.sshfs|fuse.grpcfuse|fakeowner"
+    ),
+    "environments.version": _begun(_VERSION),
+    "environments.kind": _whole("venv|conda|uv|system"),
+    "environments.problem": _phrases,
+    "engines.name": _whole("docker|docker-desktop|podman"),
+    "engines.version": _begun(_VERSION),
+    "engines.runtimes": _whole(
+        r"nvidia|nvidia-cdi|nvidia-legacy|runc|crun|io\.containerd\.runc\.v2"
+    ),
+    "engines.toolkit": _whole(_NUMBERS),
+    "engines.cdi_devices": _whole(r"nvidia\.com/gpu=(?:all|\d{1,2}(?::\d{1,2})?)"),
+    "engines.cdi_driver": _whole(_NUMBERS),
+    "engines.compose": _begun(_VERSION),
+    "cuda_start.path": _path,
+    "cuda_start.error": _phrases,
+    "cuda_start.cuda": _whole(_NUMBERS),
+}
+_MAPPINGS: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
+    "windows.wslconfig": _settings,
+    "wsl.wsl_conf": _settings,
+    "unread": _reasons,
+}

@@ -1,0 +1,54 @@
+"""Findings as SARIF 2.1.0, which code hosts and editors show.
+
+Source: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flatout.nouns.finding import Finding
+
+_SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
+
+
+def sarif(findings: Sequence[Finding], version: str) -> dict[str, Any]:
+    """One run of flatout with a result for each finding; a machine has no lines to point at."""
+    rules = list(dict.fromkeys(one.rule for one in findings))
+    problems = {one.rule: one.problem for one in reversed(findings)}
+    return {
+        "version": "2.1.0",
+        "$schema": _SCHEMA,
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "flatout",
+                        "version": version,
+                        "rules": [
+                            {"id": rule, "shortDescription": {"text": problems[rule]}}
+                            for rule in rules
+                        ],
+                    }
+                },
+                "results": [_result(one, rules.index(one.rule)) for one in findings],
+            }
+        ],
+    }
+
+
+def _result(finding: Finding, index: int) -> dict[str, Any]:
+    lines = [finding.problem, *([f"because: {finding.because}"] if finding.because else [])]
+    lines += [str(one) for one in finding.evidence]
+    lines += [f"fix: {fix.text}" for fix in finding.fixes]
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": index,
+        "level": finding.severity,
+        "message": {"text": "\n".join(lines)},
+        "locations": [{"logicalLocations": [{"name": "machine", "kind": "resource"}]}],
+        "properties": {"certainty": finding.certainty},
+    }

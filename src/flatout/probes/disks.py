@@ -1,0 +1,124 @@
+"""The file systems that a training meets: of what kind, how full, and whose."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from flatout.nouns.surroundings import Disk
+from flatout.system.system import Space, System, Unread
+
+_SHARES = ("9p", "virtiofs", "drvfs")
+
+
+class Mount(msgspec.Struct, frozen=True):
+    """A line of /proc/self/mountinfo."""
+
+    place: str
+    kind: str
+    source: str
+    options: str
+
+
+def probe_disks(system: System) -> tuple[tuple[Disk, ...], dict[str, str]]:
+    """A disk for each role, and why what is None is None."""
+    told = system.read("/proc/self/mountinfo") if system.platform == "linux" else None
+    mounts = parse_mountinfo(told) if isinstance(told, str) else []
+    disks: list[Disk] = []
+    unread: dict[str, str] = {}
+    for role, path in _roles(system).items():
+        space = _space(system, path)
+        mount = _mount_of(mounts, path)
+        is_shared = mount is not None and _is_windows_drive(mount)
+        disk = Disk(
+            role=role,
+            kind=mount.kind if mount else None,
+            total_bytes=None if isinstance(space, Unread) else space.total_bytes,
+            free_bytes=None if isinstance(space, Unread) else space.free_bytes,
+            free_inodes=None if isinstance(space, Unread) else space.free_inodes,
+            is_windows_drive=is_shared if mount else None,
+            is_read_only=None if isinstance(space, Unread) else space.is_read_only,
+            has_metadata=mount is not None and "metadata" in re.split("[,;]", mount.options)
+            if is_shared else None,
+        )  # fmt: skip
+        place = f"disks.{len(disks)}"
+        unread |= _reasons(disk, place, space, has_mounts=bool(mounts))
+        disks.append(disk)
+    return tuple(disks), unread
+
+
+def _reasons(disk: Disk, place: str, space: Space | Unread, *, has_mounts: bool) -> dict[str, str]:
+    why_no_space = space.reason if isinstance(space, Unread) else "it does not count them"
+    why_no_kind = "no mount holds it" if has_mounts else "this system has no mountinfo to read"
+    reasons = {
+        "kind": why_no_kind,
+        "is_windows_drive": why_no_kind,
+        "total_bytes": why_no_space,
+        "free_bytes": why_no_space,
+        "free_inodes": why_no_space,
+        "is_read_only": why_no_space,
+        "has_metadata": "only drives of Windows in WSL have it",
+        "small_files_bytes_s": "nothing is written to measure it",
+        "stream_bytes_s": "nothing is written to measure it",
+    }
+    return {f"{place}.{name}": why for name, why in reasons.items() if getattr(disk, name) is None}
+
+
+def _roles(system: System) -> dict[str, str]:
+    """The paths that matter, by role; those that nothing names are left out."""
+    at = system.environment.get
+    is_windows = system.platform == "win32"
+    home = at("USERPROFILE" if is_windows else "HOME")
+    data = at("FLATOUT_DATA") or (f"{home}/.local/share/flatout/data" if home else None)
+    tmp = at("TEMP") if is_windows else at("TMPDIR", "/tmp")
+    named = {
+        "project": system.calls().folder,
+        "data": at("FLATOUT_DATA") or at("LOCALAPPDATA") if is_windows else data,
+        "tmp": tmp,
+        "home": home,
+        "shm": None if system.platform != "linux" else "/dev/shm",
+    }
+    return {role: path for role, path in named.items() if path}
+
+
+def _space(system: System, path: str) -> Space | Unread:
+    """Of the path, or of the nearest folder above it that is there."""
+    first = space = system.space(path)
+    while isinstance(space, Unread) and path not in ("", "/"):
+        path = re.sub(r"[/\\][^/\\]*$", "", path) if re.search(r"[/\\]", path) else ""
+        space = system.space(path or "/")
+    return first if isinstance(space, Unread) else space
+
+
+def parse_mountinfo(text: str) -> list[Mount]:
+    """The mounts in /proc/self/mountinfo.
+
+    Source: proc_pid_mountinfo(5); blanks in names are written in octal.
+    """
+    mounts = []
+    for line in text.splitlines():
+        before, separator, after = line.partition(" - ")
+        left, right = before.split(" "), after.split(" ")
+        if separator and len(left) > 5 and len(right) > 2:
+            mounts.append(Mount(_plain(left[4]), right[0], _plain(right[1]), _plain(right[2])))
+    return mounts
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\\([0-3][0-7]{2})", lambda found: chr(int(found[1], 8)), text)
+
+
+def _mount_of(mounts: list[Mount], path: str) -> Mount | None:
+    holding = [
+        one for one in mounts
+        if path == one.place or path.startswith(one.place.rstrip("/") + "/")
+    ]  # fmt: skip
+    # Of two at one place the later hides the earlier.
+    return max(enumerate(holding), key=lambda pair: (len(pair[1].place), pair[0]))[1] \
+        if holding else None  # fmt: skip
+
+
+def _is_windows_drive(mount: Mount) -> bool:
+    is_drive = re.match(r"[A-Za-z]:", mount.source) is not None
+    return mount.kind in _SHARES and (is_drive or "drvfs" in mount.options)

@@ -1,0 +1,138 @@
+"""Python environments: what they hold by their metadata, and what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+
+from flatout.nouns.framework import Framework
+from flatout.nouns.surroundings import Environment
+from flatout.probes.frameworks import ASKED, parse_report
+from flatout.system.system import System, Unread
+from flatout.system.together import run_together
+
+# Beside the frameworks, what they stand or fall with: distributions, by the name people know.
+_BESIDE = {
+    "triton": ("triton", "triton-windows", "pytorch-triton"),
+    "bitsandbytes": ("bitsandbytes",),
+    "flash-attn": ("flash-attn", "flash_attn"),
+    "numpy": ("numpy",),
+    "ray": ("ray",),
+    "dask": ("dask",),
+    "torchvision": ("torchvision",),
+    "torchaudio": ("torchaudio",),
+    "jaxlib": ("jaxlib",),
+    "jax-cuda12-plugin": ("jax-cuda12-plugin",),
+    "jax-cuda13-plugin": ("jax-cuda13-plugin",),
+}
+_NAMES = (*ASKED, *(name for names in _BESIDE.values() for name in names))
+# A cold interpreter on a Windows drive takes seconds.
+_TIMEOUT_S = 10.0
+_MOST = 4
+
+
+class Made(msgspec.Struct, frozen=True):
+    """How an environment is made, as `interpreter` reports it."""
+
+    is_virtual: bool = False
+    is_conda: bool = False
+    is_uv: bool = False
+    has_user_site: bool = False
+    is_externally_managed: bool = False
+    site: str | None = None
+
+
+class Report(msgspec.Struct):
+    """What `interpreter` says of an interpreter beside its packages."""
+
+    python: str | None = None
+    made: Made = Made()
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment as it was read. site: its site-packages."""
+
+    environment: Environment
+    unread: dict[str, str] = {}
+    site: str | None = None
+
+
+def probe_environments(system: System, python: str) -> list[Read]:
+    """The environment asked about, then others that a shell here would use."""
+    pythons = [python, *(one for one in _others(system) if one != python)][:_MOST]
+    answers = run_together(
+        {one: partial(read_environment, system, one) for one in pythons}, _TIMEOUT_S
+    )
+    return [
+        _unread(name, answer.reason) if isinstance(answer, Unread) else answer
+        for name, answer in answers.items()
+    ]
+
+
+def read_environment(system: System, python: str) -> Read:
+    """One environment, by what its interpreter tells without importing any package."""
+    text = system.packages(python, _NAMES)
+    if isinstance(text, Unread):
+        return _unread(python, text.reason)
+    frameworks, unread = parse_report(text, _BESIDE)
+    report = parse_made(text)
+    made = report.made
+    kind = "conda" if made.is_conda else "uv" if made.is_uv else "venv"
+    return Read(
+        environment=Environment(
+            python=python,
+            version=report.python,
+            kind=kind if made.is_conda or made.is_virtual else "system",
+            frameworks=frameworks,
+            has_user_site=made.has_user_site,
+            is_externally_managed=made.is_externally_managed,
+        ),
+        unread={**unread, "can_use_gpu": "tried only with --deep"},
+        site=made.site,
+    )
+
+
+def parse_made(text: str) -> Report:
+    """How the environment is made, from the last line of the report."""
+    try:
+        return msgspec.json.decode((text.strip().splitlines() or [""])[-1], type=Report)
+    except msgspec.DecodeError:
+        return Report()
+
+
+def placed(read: Sequence[Read]) -> dict[str, str]:
+    """The reasons of all environments, each under its place."""
+    return {
+        f"environments.{index}.{path}": reason
+        for index, one in enumerate(read)
+        for path, reason in one.unread.items()
+    }
+
+
+def frameworks_of(read: Sequence[Read]) -> tuple[Framework, ...]:
+    """Those of the environment asked about."""
+    return read[0].environment.frameworks if read else ()
+
+
+def _unread(python: str, reason: str) -> Read:
+    return Read(
+        environment=Environment(python=python, problem=reason),
+        unread={"version": reason, "kind": reason, "frameworks": reason},
+    )
+
+
+def _others(system: System) -> list[str]:
+    """Interpreters of the environment that is switched on, and of the working folder."""
+    at = system.environment.get
+    named = [at("VIRTUAL_ENV"), at("CONDA_PREFIX")]
+    folder = system.calls().folder
+    if system.platform == "win32":
+        own = rf"{folder}\.venv" if folder else None
+        paths = [rf"{one}\Scripts\python.exe" for one in (at("VIRTUAL_ENV"), own) if one]
+        paths += [rf"{one}\python.exe" for one in named[1:] if one]
+    else:
+        own = f"{folder}/.venv" if folder else None
+        paths = [f"{one}/bin/python" for one in (*named, own) if one]
+    return [path for path in dict.fromkeys(paths) if system.exists(path)]
