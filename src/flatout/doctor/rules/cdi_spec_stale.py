@@ -1,0 +1,70 @@
+"""The CDI specification is missing, or was made for another driver.
+
+**Checks.** Devices that the engine cannot resolve, and mounts of driver files that are gone.
+
+**Why it matters.** The specification lists the driver's files by name and version. After an update
+of the driver, under WSL of Windows', they have other names.
+
+**Example.** `unresolvable CDI devices nvidia.com/gpu=all`
+
+**Fix.** Write it anew; asked first.
+
+**Source.** https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html;
+https://github.com/microsoft/WSL/issues/11589
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """The engine does not find the devices, or files that the specification names."""
+    if not case.sees("cdi-unresolved", "driver-file-gone", "cdi-without-dxcore"):
+        return None
+    return Finding(
+        rule="cdi-spec-stale",
+        severity="error",
+        problem="The CDI specification is missing, or was made for another driver.",
+        because="it lists the driver's files by version",
+        evidence=case.evidence("cdi-unresolved", "driver-file-gone", "cdi-without-dxcore"),
+        fixes=(
+            Fix(
+                text="write the specification anew",
+                safety="ask",
+                commands=("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",),
+                where="wsl" if case.is_wsl else "host",
+                changes="/etc/cdi/nvidia.yaml",
+            ),
+        ),
+        confirm=("nvidia-ctk cdi list", "ls -l /etc/cdi /var/run/cdi"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=70,
+    signatures=(
+        signature(
+            "cdi-unresolved",
+            "CDI",
+            "nvidia.com/gpu",
+            pattern=r"unresolvable CDI devices?|CDI device injection failed|failed to inject CDI"
+            r"|stat nvidia\.com/gpu=\S{1,60}: no such file",
+        ),
+        signature(
+            "driver-file-gone",
+            "error mounting",
+            "failed to fulfil mount request",
+            "stat'ing file",
+            "mount error",
+            pattern=r"(?:error mounting|fulfil mount request|stat'ing file|stat CDI).{0,40}"
+            r"/(?:usr/lib/wsl/|dev/nvidia|\S{0,80}(?:lib(?:nvidia|cuda|nvoptix|nvcuvid)|nvidia))"
+            r"[^\n]{0,500}no such file",
+        ),
+        signature("cdi-without-dxcore", "NVML: N/A", pattern=r"Failed to initialize NVML: N/A"),
+    ),
+    explains=("wsl-gpu-stack-incomplete", "container-started-without-gpu"),
+)

@@ -1,0 +1,116 @@
+"""The container was started without the GPU.
+
+**Checks.** What NVIDIA's images, torch, TensorFlow and others say in a container without a driver,
+and the command that started it.
+
+**Why it matters.** A GPU image alone gives no GPU: the driver's files and devices are put into a
+container only when it is asked for. `docker build` has no GPU at all.
+
+**Example.** `WARNING: The NVIDIA Driver was not detected. GPU functionality will not be available.`
+
+**Fix.** `docker run --gpus all`; in Compose a device reservation, in Kubernetes a limit of
+`nvidia.com/gpu`, with Apptainer `--nv`; by hand.
+
+**Source.** https://docs.docker.com/engine/containers/gpu; https://docs.docker.com/compose/gpu-support
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_BARE = (
+    "no-driver-found", "tf-no-kernel-driver", "tf-no-device-file", "smi-not-found",
+    "libcuda-not-opened", "nvml-library-missing", "cuda-no-device", "gpus-undiscovered",
+    "cuda-driver-insufficient",
+)  # fmt: skip
+# nvidia-container-cli's own trouble: the GPU was asked for, and the host could not give it.
+_HOST = ("container-cli-failed", "device-plugin-blind", "gpu-driver-not-selected")
+
+
+def check(case: Case) -> Finding | None:
+    """Nothing of a driver is found inside a container."""
+    is_told = case.sees("image-without-driver")
+    is_bare = case.sees(*_BARE) and not case.sees(*_HOST)
+    is_run_bare = case.sees("run-without-gpu") and not case.sees("gpu-asked-for")
+    if not is_told and not is_bare:
+        return None
+    certainty: Certainty
+    if is_told or is_run_bare or case.is_container and case.sees("nvidia-smi-head"):
+        certainty = "decided"
+    elif case.is_container and not case.sees("gpu-asked-for"):
+        certainty = "likely"
+    elif case.is_container or case.sees("tf-no-device-file"):
+        certainty = "possible"
+    else:
+        return None
+    return Finding(
+        rule="container-started-without-gpu",
+        severity="error",
+        certainty=certainty,
+        problem="The container was started without the GPU.",
+        because="a GPU image alone gives none: driver and devices come from the host when asked",
+        evidence=case.evidence("image-without-driver", "run-without-gpu", *_BARE),
+        fixes=(
+            Fix(
+                text="start it with the GPU (Compose: a device reservation; Kubernetes: a limit of "
+                "nvidia.com/gpu; Apptainer: --nv)",
+                commands=("docker run --rm --gpus all ubuntu nvidia-smi",),
+                where="host",
+            ),
+        ),
+        confirm=("ls -l /dev/nvidia* /dev/dxg", "docker run --rm --gpus all ubuntu nvidia-smi"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=65,
+    signatures=(
+        signature(
+            "image-without-driver",
+            "GPU functionality will not be available",
+            "to start this container with GPU support",
+        ),
+        signature(
+            "tf-no-device-file",
+            "no NVIDIA GPU device is present",
+            "/dev/nvidia",
+            pattern=r"no NVIDIA GPU device is present|/dev/nvidia(?:0|ctl) does not exist"
+            r"|(?:cannot access|stat) '?/dev/nvidia\S{1,4}: No such",
+        ),
+        signature(
+            "run-without-gpu",
+            "docker",
+            "podman",
+            "nerdctl",
+            "apptainer",
+            "singularity",
+            pattern=r"\b(?:docker|podman|nerdctl)(?:\.exe)? (?:container )?run (?!.{0,600}(?:--gpus"
+            r"|--runtime|nvidia\.com/gpu|NVIDIA_VISIBLE|/dev/nvidia))"
+            r"|\b(?:apptainer|singularity) (?:exec|run|shell) (?!.{0,200}--nv)"
+            r"|\(?during docker build|^(?:#\d+ )?(?:RUN|Step \d+/\d+ : RUN)\b",
+        ),
+        signature(
+            "gpu-asked-for",
+            "--gpus",
+            "--runtime",
+            "nvidia.com/gpu",
+            "--nv",
+            "capabilities",
+            pattern=r"--gpus[ =]|--runtime[ =]nvidia|nvidia\.com/gpu[=:]|--nv\b"
+            r"|capabilities: ?\[\"?'?gpu",
+        ),
+        signature(
+            "gpus-undiscovered",
+            "no compatible GPUs were discovered",
+            "Failed to infer device type",
+            "Could not find any nv files on this host",
+            "Could not find cuda drivers on your machine",
+            "libcuda reported version is: Invalid argument",
+        ),
+    ),
+    explains=("host-nvidia-driver-missing", "cuda-visible-devices-wrong",
+              "driver-too-old-for-cuda-runtime"),
+)  # fmt: skip

@@ -1,0 +1,79 @@
+"""The container engine does not run.
+
+**Checks.** Clients of Docker, Podman and containerd that reach nobody.
+
+**Why it matters.** The command is a client; a daemon, or Docker Desktop, does the work.
+
+**Example.** `Cannot connect to the Docker daemon at unix:///var/run/docker.sock.`
+
+**Fix.** Start the engine, or Docker Desktop; asked first.
+
+**Source.** https://docs.docker.com/engine/daemon/troubleshoot
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """A client reaches no daemon, or the service does not start."""
+    if not case.sees("docker-daemon-unreached", "docker-service-failed"):
+        return None
+    is_desktop = case.machine.host.os == "windows" or case.sees("docker-desktop-named")
+    start = ("sudo service docker start",) if case.is_wsl else ("sudo systemctl start docker",)
+    return Finding(
+        rule="docker-daemon-not-running",
+        severity="error",
+        problem="The container engine does not run.",
+        evidence=case.evidence("docker-daemon-unreached", "docker-service-failed"),
+        fixes=(
+            Fix(text="start Docker Desktop, and wait until it says that it runs")
+            if is_desktop
+            else Fix(
+                text="start the engine",
+                safety="ask",
+                commands=start,
+                where="wsl" if case.is_wsl else "host",
+                changes="starts a service",
+                undo="sudo systemctl stop docker",
+            ),
+        ),
+        confirm=("docker context ls", "systemctl status docker", "journalctl -u docker -n 50"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "docker-daemon-unreached",
+            "Cannot connect to the Docker daemon",
+            "Is the docker daemon running",
+            "if the daemon is running",
+            "failed to connect to the docker API",
+            "docker_engine",
+            "dockerDesktopLinuxEngine",
+            "docker.sock",
+            "podman.sock",
+            "containerd.sock",
+            "Cannot connect to Podman",
+            "Error while fetching server API version",
+            pattern=r"Cannot connect to (?:the Docker daemon|Podman)|Is the docker daemon running"
+            r"|failed to connect to the docker API|if the daemon is running"
+            r"|(?:docker_engine|dockerDesktop\w{0,20}Engine).{0,60}(?:cannot find the file"
+            r"|The system cannot)|(?:docker|podman|containerd)\.sock.{0,30}"
+            r"(?:connection refused|no such file)"
+            r"|server API version.{0,120}(?:FileNotFoundError|ConnectionRefused|CreateFile)",
+        ),
+        signature(
+            "docker-service-failed",
+            "docker.service",
+            pattern=r"docker\.service: (?:Failed with|Start request repeated|Main process exited)"
+            r"|Job for docker\.service failed",
+        ),
+    ),
+)

@@ -1,0 +1,76 @@
+"""Docker was installed as a snap, which NVIDIA's toolkit does not reach.
+
+**Checks.** Paths and commands of the snap, beside a container that gets no GPU.
+
+**Why it matters.** A snap has a root of its own: it sees neither the toolkit nor the driver's
+libraries, and reads other settings than /etc/docker.
+
+**Example.** `/snap/docker/2915/bin/dockerd`, with `could not select device driver`
+
+**Fix.** Remove the snap and install Docker from its own repository; asked first. Its images and
+volumes stay behind.
+
+**Source.** https://docs.docker.com/engine/install/ubuntu;
+https://github.com/NVIDIA/nvidia-docker/issues/1243
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+FAILURES = (
+    "gpu-driver-not-selected", "runtime-unknown", "toolkit-program-missing", "container-cli-failed",
+    "nvml-library-missing", "nvml-unknown-error", "no-driver-found", "cdi-unresolved",
+)  # fmt: skip
+
+
+def check(case: Case) -> Finding | None:
+    """The snap is seen; a note where nothing fails."""
+    if not case.sees("docker-snap"):
+        return None
+    has_failed = case.sees(*FAILURES)
+    certainty: Certainty = "decided" if has_failed else "possible"
+    return Finding(
+        rule="docker-installed-as-snap",
+        severity="error" if has_failed else "note",
+        certainty=certainty,
+        problem="Docker was installed as a snap, which NVIDIA's toolkit does not reach.",
+        evidence=case.evidence("docker-snap", *FAILURES),
+        fixes=(
+            Fix(
+                text="replace the snap by Docker's own packages",
+                safety="ask",
+                commands=("sudo snap remove docker", "sudo apt-get install docker-ce"),
+                where="host",
+                changes="removes the snap with its images, containers and volumes",
+            ),
+        ),
+        confirm=("snap list docker", "which docker", "docker info | grep 'Docker Root Dir'"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=75,
+    signatures=(
+        signature(
+            "docker-snap",
+            "snap",
+            "canonical",
+            "/snap/docker",
+            "/var/snap/docker",
+            "/snap/bin/docker",
+            pattern=r"(?:/var)?/snap/docker\b|/snap/bin/docker\b|snap(?: install|\.)\s?docker\b"
+            r"|^docker\s{2,}\d[\w.+~-]{0,30}\s+\d+\s+\S{1,30}\s+canonical|snap list docker",
+        ),
+        signature(
+            "container-cli-failed",
+            "nvidia-container-cli",
+            pattern=r"nvidia-container-cli(?:\.real)?: (?!requirement)\w+ error",
+        ),
+    ),
+    explains=("docker-nvidia-toolkit-missing", "docker-nvidia-runtime-not-configured",
+              "host-nvidia-driver-missing", "container-gpu-lost-after-daemon-reload"),
+)  # fmt: skip

@@ -1,0 +1,94 @@
+"""The toolkit is installed, and the engine that runs does not know its runtime.
+
+**Checks.** Engines that do not know a runtime `nvidia`, and a toolkit that is there while GPUs are
+refused.
+
+**Why it matters.** Each engine has settings of its own: Docker, rootless Docker, Docker Desktop,
+containerd, CRI-O. A daemon reads them when it starts.
+
+**Example.** `unknown or invalid runtime name: nvidia`
+
+**Fix.** `nvidia-ctk runtime configure` for the engine in use, and restart it; asked first.
+
+**Source.** https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """The runtime's name is unknown, or the toolkit is there and the engine has no GPUs."""
+    is_unknown = case.sees("runtime-unknown")
+    is_unused = case.sees("gpu-driver-not-selected") and case.sees("toolkit-present")
+    if not is_unknown and not is_unused and not case.sees("device-plugin-blind"):
+        return None
+    certainty: Certainty = "decided" if is_unknown else "likely"
+    if case.sees("toolkit-absent", "toolkit-program-missing"):
+        certainty = "possible"
+    engine = "docker"
+    if case.sees("containerd-named", "device-plugin-blind"):
+        engine = "containerd"
+    return Finding(
+        rule="docker-nvidia-runtime-not-configured",
+        severity="error",
+        certainty=certainty,
+        problem="The container engine does not know NVIDIA's runtime.",
+        because="its settings lack it, it was not restarted since, or another engine is in use",
+        evidence=case.evidence(
+            "runtime-unknown", "gpu-driver-not-selected", "device-plugin-blind", "toolkit-present"
+        ),
+        fixes=(
+            Fix(
+                text="tell the engine in use (Docker Desktop and rootless Docker have settings of "
+                "their own), and restart it",
+                safety="ask",
+                commands=(
+                    f"sudo nvidia-ctk runtime configure --runtime={engine}",
+                    f"sudo systemctl restart {engine}",
+                ),
+                where="wsl" if case.is_wsl else "host",
+                changes="adds lines to the engine's settings; its restart may stop containers",
+            ),
+        ),
+        confirm=("docker context ls", "docker info | grep -iE 'runtimes|operating system'"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "runtime-unknown",
+            "runtime",
+            "OCI runtime",
+            pattern=r"unknown or invalid runtime name:? \\?[\"']?nvidia"
+            r"|unknown runtime specified:? \\?[\"']?nvidia"
+            r"|no runtime for \\?\"nvidia\\?\" is configured"
+            r"|(?:specified default runtime|default runtime|default OCI runtime|OCI runtime)"
+            r" \\?[\"']nvidia\\?[\"'] (?:does not exist|not found|is not (?:found|configured))"
+            r"|runtime \\?[\"']?nvidia\\?[\"']? (?:is not installed|not found in)",
+        ),
+        signature(
+            "containerd-named",
+            "containerd",
+            "k3s",
+            "RuntimeClass",
+            "crictl",
+            pattern=r"\bcontainerd(?:\.toml|/config)|k3s|crictl|no runtime for",
+        ),
+        signature(
+            "device-plugin-blind",
+            "If this is a GPU node",
+            "Incompatible platform detected",
+            "could not load NVML library",
+            "Detected non-NVML platform",
+            "did you set the docker default runtime to",
+        ),
+    ),
+    explains=("docker-nvidia-toolkit-missing",),
+)

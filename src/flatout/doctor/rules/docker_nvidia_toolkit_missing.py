@@ -1,0 +1,99 @@
+"""The NVIDIA Container Toolkit is not installed.
+
+**Checks.** A container engine that has no driver for GPUs, or misses the toolkit's programs.
+
+**Why it matters.** Docker and Podman reach GPUs through the toolkit alone. The NVIDIA driver does
+not bring it, and images do not either.
+
+**Example.** `could not select device driver "" with capabilities: [[gpu]]`
+
+**Fix.** Install nvidia-container-toolkit from NVIDIA's repository and let it set up the engine;
+asked first.
+
+**Source.** https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_SIGNS = ("gpu-driver-not-selected", "toolkit-program-missing", "toolkit-absent")
+
+
+def check(case: Case) -> Finding | None:
+    """The engine knows no GPUs; a toolkit that is seen makes another cause likelier."""
+    if not case.sees(*_SIGNS):
+        return None
+    certainty: Certainty = "likely"
+    if case.sees("toolkit-program-missing", "toolkit-absent"):
+        certainty = "decided"
+    elif case.sees("toolkit-present"):
+        certainty = "possible"
+    return Finding(
+        rule="docker-nvidia-toolkit-missing",
+        severity="error",
+        certainty=certainty,
+        problem="The NVIDIA Container Toolkit is not installed.",
+        because="the engine reaches GPUs through it alone",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="install the toolkit (NVIDIA's repository must be known to apt), and let it "
+                "set up Docker",
+                safety="ask",
+                commands=(
+                    "sudo apt-get install nvidia-container-toolkit",
+                    "sudo nvidia-ctk runtime configure --runtime=docker",
+                    "sudo systemctl restart docker",
+                ),
+                where="wsl" if case.is_wsl else "host",
+                changes="adds a package and lines in /etc/docker/daemon.json; restarts Docker",
+                undo="sudo apt-get remove nvidia-container-toolkit",
+            ),
+        ),
+        confirm=("nvidia-ctk --version", "docker info | grep -iE 'runtimes|operating system'"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "gpu-driver-not-selected",
+            "could not select device driver",
+            pattern=r"could not select device driver \\?\"(?:nvidia)?\\?\" with capabilities",
+        ),
+        signature(
+            "toolkit-program-missing",
+            "nvidia-container",
+            "nvidia-docker",
+            "nvidia-ctk",
+            pattern=r"nvidia-container-(?:runtime-hook|runtime|toolkit|cli)\W{0,3}:"
+            r" (?:executable file not found|no such file|not found|command not found)"
+            r"|(?:nvidia-docker|nvidia-ctk|nvidia-container-cli):? (?:command )?not found"
+            r"|(?:fork/exec|stat) /\S{0,40}nvidia-container-\w+\S{0,20}: no such file",
+        ),
+        signature(
+            "toolkit-absent",
+            "nvidia-container",
+            "nvidia-docker",
+            pattern=r"(?:no packages found matching|package|Unable to locate package) "
+            r"nvidia-(?:container|docker)\S{0,20}(?: is not installed)?$",
+        ),
+        signature(
+            "toolkit-present",
+            "nvidia-container",
+            "nvidia-docker",
+            "nvidia-ctk",
+            "NVIDIA Container",
+            pattern=r"^ii\s+nvidia-(?:container-(?:toolkit|runtime)|docker2)\b"
+            r"|^nvidia-(?:container-toolkit|container-runtime|docker2)-\d"
+            r"|nvidia-container-toolkit is already|Setting up nvidia-(?:container-toolkit|docker2)"
+            r"|NVIDIA Container (?:Toolkit CLI|Runtime(?: Hook)?) version|nvidia-ctk runtime conf"
+            r"|\"?path\"?: \"?\S{0,40}nvidia-container-runtime",
+        ),
+    ),
+)

@@ -1,0 +1,80 @@
+"""The image holds driver libraries of its own.
+
+**Checks.** Mounts that fail because the file exists, and libraries of another version than the
+host's driver, in a container alone.
+
+**Why it matters.** The toolkit mounts the host's driver into the container. An image built with a
+driver package, or committed from a running container, holds other files in these places.
+
+**Example.** `libnvidia-ml.so.1: file exists: unknown`
+
+**Fix.** Build the image without driver packages, or delete the files in its Dockerfile; by hand.
+
+**Source.** https://github.com/NVIDIA/nvidia-container-toolkit/issues/289
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_MISMATCH = ("nvml-mismatch", "cuda-driver-combination", "dso-mismatch")
+
+
+def check(case: Case) -> Finding | None:
+    """A mount finds its place taken; or only the container's libraries do not fit the module."""
+    exists = case.sees("driver-file-exists")
+    # nvidia-container-cli runs on the host: its mismatch is the host's.
+    is_inside = (
+        case.sees(*_MISMATCH) and case.is_container and not case.sees("container-cli-failed")
+    )
+    is_host_fine = case.sees("nvidia-smi-head")
+    is_built_in = case.sees("dockerfile-driver")
+    if not exists and not (is_inside and (is_host_fine or is_built_in)):
+        return None
+    certainty: Certainty = "decided"
+    return Finding(
+        rule="image-contains-driver-libraries",
+        severity="error",
+        certainty=certainty,
+        problem="The image holds driver libraries of its own, where the host's are mounted.",
+        evidence=case.evidence("driver-file-exists", "dockerfile-driver", *_MISMATCH),
+        fixes=(
+            Fix(
+                text="build the image without driver packages (nvidia-driver, nvidia-utils, "
+                "libnvidia-compute, cuda), or delete the files in its Dockerfile",
+                commands=(
+                    "RUN rm -f /usr/lib/x86_64-linux-gnu/libcuda.so* "
+                    "/usr/lib/x86_64-linux-gnu/libnvidia-*.so*",
+                ),
+                where="container",
+            ),
+        ),
+        confirm=(
+            "docker run --rm --entrypoint sh IMAGE -c "
+            "'ls -l /usr/lib/x86_64-linux-gnu | grep -E \"libcuda|libnvidia\"'",
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=80,
+    signatures=(
+        signature(
+            "driver-file-exists",
+            "file exists",
+            pattern=r"(?:nvidia-container-cli|nvidia-c(?:tk|di)|mount error|create symlink).{0,400}"
+            r"(?:lib(?:nvidia|cuda|nvcuvid|dxcore|nvoptix|nvml)[\w-]{0,40}\.so[\d.]{0,20}"
+            r"|nvidia-[\w-]{1,30}|nvcubins\.bin).{0,20}: file exists",
+        ),
+        signature(
+            "dockerfile-driver",
+            "RUN",
+            pattern=r"^(?:#\d+ .{0,20})?RUN .{0,300}\b(?:nvidia-(?:driver|utils)-\d"
+            r"|libnvidia-compute|cuda-drivers)",
+        ),
+    ),
+    explains=("driver-library-version-mismatch",),
+)
