@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from flatout.engine.trial import Surroundings, measured_apart
+from flatout.engine import trial
+from flatout.engine.trial import Surroundings, Terms, measured_apart
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.run import RunHeader
 from flatout.nouns.tuning import Candidate, Result, Trial
@@ -18,6 +21,9 @@ from flatout.system.runs import RunFolder
 
 EXPERIMENT = """
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import flatout
@@ -32,6 +38,11 @@ def loss(model, batch):
         os._exit(7)
     if torch.get_num_threads() == 1 and (HERE / "refuses").exists():
         raise ValueError("one thread is too few")
+    if torch.get_num_threads() == 1 and (HERE / "sleeps").exists():
+        time.sleep(60)
+    if (HERE / "starts").exists() and not (HERE / f"{os.getpid()}.seen").exists():
+        # As a program that decodes videos does: it reads whatever comes.
+        subprocess.run([sys.executable, "-c", "import sys; sys.stdin.read()"], check=True)
     with open(HERE / f"{os.getpid()}.seen", "w") as file:
         file.write(os.environ.get("GOMP_SPINCOUNT", "not set"))
     return model(batch[0]).square().mean()
@@ -71,17 +82,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def measured(
-    folder: Path, changes: dict[str, Any], num_processes: int = 1, part_size: int | None = None
+    folder: Path,
+    changes: dict[str, Any],
+    num_processes: int = 1,
+    part_size: int | None = None,
+    usual_s: float = 12.0,
 ) -> Result:
     candidate = Candidate(name="tried", axis="threads", changes=changes, why="")
-    trial = Trial(
+    asked = Trial(
         stage="screen", candidate=candidate, incumbent=None, changes=changes,
         num_processes=num_processes,
     )  # fmt: skip
-    surroundings = Surroundings(
-        folder=folder, device_name=None, fixed={}, start_s=5.0, part_size=part_size
-    )
-    return measured_apart(trial, 0.3, surroundings)
+    terms = Terms(device_name=None, fixed={}, part_size=part_size)
+    surroundings = Surroundings(folder=folder, usual_s=usual_s, terms=terms)
+    return measured_apart(asked, 0.3, surroundings)
 
 
 def test_each_contestant_has_a_process_and_the_plain_loop_a_plain_environment(
@@ -109,6 +123,40 @@ def test_a_candidate_that_takes_its_process_along_has_lost(folder: Path) -> None
     assert result.speedup is None and result.problem is not None
     assert result.problem.rule == "trial-died"
     assert result.problem.because == "it ended with exit code 7"
+
+
+def test_what_an_experiment_starts_does_not_read_what_is_asked(folder: Path) -> None:
+    (folder / "starts").touch()
+    assert measured(folder, {"num_threads": 1}).problem is None
+
+
+def test_a_candidate_that_takes_much_too_long_is_ended_and_told_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "sleeps").touch()
+    monkeypatch.setattr(trial, "_LEAST_PATIENCE_S", 0.0)
+    result = measured(folder, {"num_threads": 1}, usual_s=1.0)
+    assert result.problem is not None and result.problem.rule == "trial-died"
+    assert result.problem.because == "it was not done after 5 s, and was ended"
+
+
+def test_a_process_that_cannot_be_started_is_a_candidate_that_lost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(folder / "no python"))
+    result = measured(folder, {"num_threads": 1})
+    assert result.problem is not None and result.problem.rule == "trial-died"
+    assert str(result.problem.because).startswith("it could not be started")
+
+
+def test_no_worker_is_left_behind(folder: Path) -> None:
+    (folder / "rows").touch()
+    result = measured(folder, {"loader_workers": 1, "loader_persistent": True})
+    assert result.effect is not None and result.effect.startswith("1 workers alive")
+    lines = [
+        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+    ]
+    assert not [line for line in lines if str(folder) in line]
 
 
 def test_what_a_candidate_raises_is_told_as_it_is(folder: Path) -> None:

@@ -33,27 +33,39 @@ from flatout.system.variables import plain_environment
 from flatout.tune.memory import Room
 from flatout.tune.statistics import speedup_over_processes
 
-# A process that has not answered after so many times what this one took to start is given up.
-_START_PATIENCE = 5
+# A process that has taken so many times what is usual, but at least so long, is given up.
+_PATIENCE = 5
 _LEAST_PATIENCE_S = 20.0
+
+# Then it has ended who reads its data, or it never will.
+_END_PATIENCE_S = 5.0
+
+
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
+    """What all contestants of a search have alike.
+
+    fixed: recipe fields that the person has set. baseline: those that the plain loop needs to fit
+    into the memory. room: what is left to other programs. part_size: samples of the part on which
+    a cache is measured; None reads all of them.
+    """
+
+    device_name: str | None
+    fixed: dict[str, Any]
+    baseline: dict[str, Any] = {}
+    room: Room | None = None
+    part_size: int | None = None
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Who is to be built.
 
     changes: all recipe fields; None is the plain loop. proved: of them, those that must be seen to
-    take effect. baseline: what the plain loop needs to fit into the memory. room: what is left to
-    other programs. part_size: samples of the part that is read; None reads all of them.
+    take effect.
     """
 
-    name: str
     changes: dict[str, Any] | None
     proved: dict[str, Any]
-    device_name: str | None
-    fixed: dict[str, Any]
-    baseline: dict[str, Any] = {}
-    room: Room | None = None
-    part_size: int | None = None
+    terms: Terms
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,19 +80,15 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """What all processes of a search have alike.
+    """Where the processes of a trial find the experiment, and how long they may be waited for.
 
-    folder: of the run, from which they load the experiment. start_s: what one takes to start.
-    part_size: samples of the part on which a cache is measured; None where nobody keeps any.
+    folder: of the run, from which they load it. usual_s: about what a pair takes, from its start
+    to its end.
     """
 
     folder: Path
-    device_name: str | None
-    fixed: dict[str, Any]
-    start_s: float
-    baseline: dict[str, Any] = {}
-    room: Room | None = None
-    part_size: int | None = None
+    usual_s: float
+    terms: Terms
 
 
 def measured_apart(trial: Trial, limit_s: float, surroundings: Surroundings) -> Result:
@@ -120,13 +128,13 @@ def _middle(comparisons: list[Comparison], read: Callable[[Comparison], float]) 
 def _one_pair(
     trial: Trial, limit_s: float, surroundings: Surroundings
 ) -> tuple[Comparison, str | None]:
+    terms = surroundings.terms
+    beside = Request(changes=trial.incumbent, proved={}, terms=terms)
+    tried = Request(changes=trial.changes, proved=trial.candidate.changes, terms=terms)
     with contextlib.ExitStack() as stack:
         # Both start at once: each needs a core for that, and no more.
-        pair = [
-            stack.enter_context(_Apart(trial, changes, limit_s, surroundings))
-            for changes in (trial.incumbent, trial.changes)
-        ]
-        incumbent, candidate = pair
+        incumbent = stack.enter_context(_Apart("what it is compared with", beside, surroundings))
+        candidate = stack.enter_context(_Apart(f"`{trial.candidate.name}`", tried, surroundings))
         incumbent.wait_until_ready()
         effect = candidate.wait_until_ready()
         return compared(incumbent, candidate, limit_s=limit_s), effect
@@ -144,45 +152,47 @@ class _Apart(contextlib.AbstractContextManager["_Apart"]):
     """A contestant in a process of its own, as Timed has it.
 
     Args:
-        trial: which it is part of.
-        changes: its recipe fields; None is the plain loop.
-        limit_s: for its measurement.
+        name: in messages.
+        request: who it is.
         surroundings: what it has in common with the other one.
+
+    Raises:
+        _NotMeasuredError: no process could be started.
     """
 
-    def __init__(
-        self,
-        trial: Trial,
-        changes: dict[str, Any] | None,
-        limit_s: float,
-        surroundings: Surroundings,
-    ) -> None:
-        self._name = trial.candidate.name
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flatout.engine.trial", str(surroundings.folder)],
-            env=plain_environment() if changes is None else None,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        patience_s = max(_LEAST_PATIENCE_S, _START_PATIENCE * surroundings.start_s) + 4 * limit_s
-        self._patience = threading.Timer(patience_s, self._process.kill)
+    def __init__(self, name: str, request: Request, surroundings: Surroundings) -> None:
+        self._name = name
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "flatout.engine.trial", str(surroundings.folder)],
+                env=plain_environment() if request.changes is None else None,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+        except OSError as error:
+            raise self._died(f"it could not be started: {error}") from error
+        self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * surroundings.usual_s)
+        self._is_given_up = False
+        self._patience = threading.Timer(self._patience_s, self._give_up)
         self._patience.start()
-        self._request = Request(
-            name=self._name,
-            changes=changes,
-            proved=trial.candidate.changes if changes is trial.changes else {},
-            device_name=surroundings.device_name,
-            fixed=surroundings.fixed,
-            baseline=surroundings.baseline,
-            room=surroundings.room,
-            part_size=surroundings.part_size,
-        )
-        self._tell(self._request)
+        self._tell(request)
 
     def __exit__(self, *error: object) -> None:
         self._patience.cancel()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        # Killed, it would leave the workers of its loader behind, which notice it after seconds.
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
         self._process.kill()
-        self._process.communicate()
 
     def wait_until_ready(self) -> str | None:
         """Waits until it is built; gives the effect that its settings were seen to have."""
@@ -209,29 +219,33 @@ class _Apart(contextlib.AbstractContextManager["_Apart"]):
             answer = msgspec.json.decode(line, type=Answer)
         except msgspec.DecodeError as error:
             # A candidate that takes its process along is a candidate that lost.
-            died = RunFailed(
-                "trial-died",
-                f"the process that measured `{self._name}` broke off.",
-                because=f"it ended with exit code {self._process.wait()}",
-                fix="see what it printed: worker.log",
-            )
-            raise _NotMeasuredError(finding_from(died, "note")) from error
+            because = f"it ended with exit code {self._process.wait()}"
+            if self._is_given_up:
+                because = f"it was not done after {self._patience_s:.0f} s, and was ended"
+            raise self._died(because) from error
         if answer.problem is not None:
             raise _NotMeasuredError(answer.problem)
         return answer
 
+    def _died(self, because: str) -> _NotMeasuredError:
+        died = RunFailed(
+            "trial-died",
+            f"the process that measured {self._name} broke off.",
+            because=because,
+            fix="see what it printed: worker.log",
+        )
+        return _NotMeasuredError(finding_from(died, "note"))
+
 
 def main(argv: list[str]) -> int:
     """Builds what stdin asks for, and times it."""
-    # What the experiment prints must not get into the answers.
-    answers = os.fdopen(os.dup(1), "wb")
+    # What the experiment prints must not get into the answers, and no program that it starts may
+    # read what is asked.
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    from flatout.engine.contest import Contest
-    from flatout.engine.contestants import Subject
-    from flatout.engine.facts import chosen_device
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     from flatout.engine.failures import bad_news
-    from flatout.engine.loading import load_experiment
-    from flatout.engine.memory import MemoryCap
 
     def answer(action: Callable[[], Answer]) -> None:
         try:
@@ -248,21 +262,8 @@ def main(argv: list[str]) -> int:
         built: list[Contestant] = []
 
         def build() -> Answer:
-            request = msgspec.json.decode(sys.stdin.buffer.readline(), type=Request)
-            spec = store.read_json(RunFolder(Path(argv[0])).header, RunHeader).spec
-            subject = Subject(
-                experiment=load_experiment(spec),
-                seed=spec.seed,
-                device_name=request.device_name,
-                fixed=request.fixed,
-                baseline=request.baseline,
-                part_size=request.part_size,
-            )
-            if request.room is not None and request.room.is_capped:
-                MemoryCap(chosen_device(request.device_name), request.room.leave_bytes)
-            contestant, effect = Contest(subject).contestant(
-                request.changes, request.proved, is_of_part=request.part_size is not None
-            )
+            request = msgspec.json.decode(questions.readline(), type=Request)
+            contestant, effect = _built(request, RunFolder(Path(argv[0])))
             stack.callback(contestant.runner.close)
             built.append(contestant)
             return Answer(effect=effect)
@@ -272,9 +273,33 @@ def main(argv: list[str]) -> int:
             return Answer(block=built[0].timed(num_updates))
 
         answer(build)
-        for line in sys.stdin.buffer if built else ():
+        for line in questions if built else ():
             answer(functools.partial(time, line))
     return 0
+
+
+def _built(request: Request, folder: RunFolder) -> tuple[Contestant, str | None]:
+    """The contestant that is asked for, and the effect that its settings were seen to have."""
+    from flatout.engine.contest import Contest
+    from flatout.engine.contestants import Subject
+    from flatout.engine.facts import chosen_device
+    from flatout.engine.loading import load_experiment
+    from flatout.engine.memory import MemoryCap
+
+    terms = request.terms
+    spec = store.read_json(folder.header, RunHeader).spec
+    subject = Subject(
+        experiment=load_experiment(spec),
+        seed=spec.seed,
+        device_name=terms.device_name,
+        fixed=terms.fixed,
+        baseline=terms.baseline,
+        part_size=terms.part_size,
+    )
+    if terms.room is not None and terms.room.is_capped:
+        MemoryCap(chosen_device(terms.device_name), terms.room.leave_bytes)
+    is_of_part = terms.part_size is not None
+    return Contest(subject).contestant(request.changes, request.proved, is_of_part=is_of_part)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from flatout.engine.contest import Contest
 from flatout.engine.contestants import Subject
 from flatout.engine.facts import chosen_device
 from flatout.engine.memory import release_memory
-from flatout.engine.trial import Surroundings, measured_apart
+from flatout.engine.trial import Surroundings, Terms, measured_apart
 from flatout.engine.watch import StopRequest
 from flatout.errors import UsageError
 from flatout.nouns.lines import Event, Profiled, Tried, Trying, Tuned
@@ -209,14 +209,15 @@ def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Proble
         result = contest.measured(trial, limit_s)
     else:
         keeping = contest.contestants.keeping
-        surroundings = Surroundings(
-            folder=search.folder,
+        terms = Terms(
             device_name=search.subject.device_name,
             fixed=search.subject.fixed,
-            start_s=problem.profile.start_s,
             baseline=contest.contestants.setting.baseline,
             room=search.subject.room,
             part_size=keeping.size if keeping is not None and trial.keeps_samples else None,
+        )
+        surroundings = Surroundings(
+            folder=search.folder, usual_s=trial.effort * problem.process_s, terms=terms
         )
         # What this process keeps of the GPU's memory for later, the others need now.
         release_memory()
