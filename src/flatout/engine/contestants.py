@@ -26,7 +26,13 @@ from flatout.engine.meter import Meter
 from flatout.engine.part import Keeping, Repeated
 from flatout.engine.plain import PlainLoop
 from flatout.engine.precision import check_precision
-from flatout.engine.session import Built, Session, build, process_settings
+from flatout.engine.session import (
+    Built,
+    Session,
+    build,
+    process_settings,
+    torch_settings_put_back,
+)  # fmt: skip
 from flatout.engine.step import Step
 from flatout.nouns.recipe import Choice, Recipe, check_field
 from flatout.nouns.tuning import Numerics, Setting
@@ -208,17 +214,11 @@ def _without_validation(experiment: Experiment) -> Experiment:
 @contextlib.contextmanager
 def _plain_settings(num_threads: int) -> Iterator[None]:
     """What a process has whose author has set nothing."""
-    threads, matmul = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
-    try:
+    with torch_settings_put_back():
         torch.set_num_threads(num_threads)
         torch.set_float32_matmul_precision("highest")
         torch.use_deterministic_algorithms(False)
         yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(matmul)
-        torch.use_deterministic_algorithms(is_deterministic)
 
 
 def _setting(built: Built, subject: Subject) -> Setting:

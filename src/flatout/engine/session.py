@@ -113,7 +113,8 @@ def process_settings(recipe: Recipe) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _torch_settings(recipe: Recipe) -> Iterator[None]:
+def torch_settings_put_back() -> Iterator[None]:
+    """Puts back what torch has once per process, whatever is set meanwhile."""
     threads = torch.get_num_threads()
     matmul = torch.get_float32_matmul_precision()
     is_deterministic = torch.are_deterministic_algorithms_enabled()
@@ -121,6 +122,18 @@ def _torch_settings(recipe: Recipe) -> Iterator[None]:
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
     try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(matmul)
+        torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = cudnn
+
+
+@contextlib.contextmanager
+def _torch_settings(recipe: Recipe) -> Iterator[None]:
+    with torch_settings_put_back():
         torch.set_num_threads(recipe.num_threads.value)
         precision.set_matmul_precision(recipe.precision.value)
         torch.use_deterministic_algorithms(recipe.deterministic.value)
@@ -129,12 +142,6 @@ def _torch_settings(recipe: Recipe) -> Iterator[None]:
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = not recipe.deterministic.value
         yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(matmul)
-        torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = cudnn
 
 
 class Session:
