@@ -184,7 +184,7 @@ def compared(incumbent: Timed, candidate: Timed, *, limit_s: float) -> Compariso
         incumbent: what the candidate is compared with.
         candidate: its updates are the same ones; it has made some, so that its effect was seen.
         limit_s: no further pair is begun after this; at least four are made, or three of updates
-            that take long, unless the second has shown that the candidate is much slower.
+            that take long, unless the first two agree that the candidate is much slower.
     """
     begin_s = elapsed_s()
     first_s = incumbent.timed(1).took_s
@@ -202,12 +202,12 @@ def compared(incumbent: Timed, candidate: Timed, *, limit_s: float) -> Compariso
     for number in range(_MOST_PAIRS):
         order = (incumbent, candidate) if number % 2 == 0 else (candidate, incumbent)
         blocks = [contestant.timed(num_updates) for contestant in order]
-        before, after = blocks if number % 2 == 0 else reversed(blocks)
-        first, second = before.per_sample_s, after.per_sample_s
-        pairs.append((first, second))
-        excess = max(excess, after.excess_bytes)
+        first, second = blocks if number % 2 == 0 else reversed(blocks)
+        pairs.append((first.per_sample_s, second.per_sample_s))
+        excess = max(excess, second.excess_bytes)
         is_over = elapsed_s() - begin_s > limit_s
-        if len(pairs) >= 2 and first / second < _HOPELESS:
+        # In every pair: in one, another program may have had the core.
+        if len(pairs) >= 2 and max(before / after for before, after in pairs) < _HOPELESS:
             break
         if len(pairs) >= least and (is_over or _is_clear(speedup(pairs))):
             break

@@ -27,8 +27,9 @@ _TRIMMED = 0.2
 def speedup(pairs: Sequence[tuple[float, float]]) -> Interval:
     """How much faster the second of each pair is than the first.
 
-    A trimmed mean of log ratios, with the interval of Yuen (1974, Biometrika 61, 165-170): a
-    single disturbed pair then says nothing, where it would widen an ordinary t interval.
+    A trimmed mean of log ratios, with the interval of Tukey and McLaughlin (1963, Sankhya A 25,
+    331-352): a single disturbed pair then says nothing, where it would widen an ordinary t
+    interval. Of fewer than five pairs nothing is trimmed.
 
     Args:
         pairs: seconds that the incumbent and the candidate took for the same work; at least two.
