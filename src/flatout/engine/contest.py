@@ -120,6 +120,10 @@ class Contest:
             return contestants.plain(is_of_part=is_of_part), None
         session = contestants.session(changes, is_of_part=is_of_part)
         contestant = dataclasses.replace(contestants.contestant(session), watch=watch)
+        # What the person has set holds; that it does nothing is a warning, and no reason to stop.
+        proved = {
+            name: value for name, value in proved.items() if name not in contestants.subject.fixed
+        }
         if not proved:
             return contestant, None
         try:

@@ -103,8 +103,7 @@ def _prefetch(value: int, seen: Seen) -> str | None:
     if isinstance(feed, CachedFeed):
         return _ONLY_FILLING
     if not isinstance(feed, LoaderFeed) or workers == 0:
-        # Only who has fixed it comes here, and has been warned.
-        return "set"
+        return None
     ahead = feed.num_batches_ahead()
     # In an epoch of few batches there may not be as many, but more than torch would fetch.
     is_seen = ahead > min(value - 1, _TORCH_PREFETCH) * workers
@@ -132,7 +131,8 @@ def _allocator(value: str, seen: Seen) -> str | None:
 
 
 def _micro_batch(value: int, seen: Seen) -> str | None:
-    return f"micro-batches of {value}" if value < seen.session.experiment.batch_size else None
+    num = len(seen.update)
+    return f"{num} micro-batches of {value}" if num > 1 else None
 
 
 _Look = Callable[[Any, Seen], str | None]
