@@ -83,7 +83,7 @@ class SearchDisplay:
             self.say("plain step", _profile_text(line))
         elif isinstance(line, Trying):
             num = line.trial.num_processes
-            where = f" in {num} fresh processes" if num > 1 else ""
+            where = f" in {num} pairs of fresh processes" if num > 1 else ""
             stage = "the recipe" if line.trial.stage == "final" else line.trial.candidate.name
             self._doing = f"measuring {stage}{where}"
         elif isinstance(line, Tried) and line.result.trial.stage == "screen":
@@ -126,7 +126,9 @@ def _closing_lines(decision: Decision, is_from_cache: bool) -> Iterable[tuple[st
         yield "not here", f"{', '.join(names)}: {reason}"
     price = seconds_text(decision.search_s)
     if is_from_cache:
-        yield "search", f"{price}: found before, and a short probe agrees"
+        # A plain loop that stays is not probed.
+        agrees = "" if decision.is_plain else ", and a short probe agrees"
+        yield "search", f"{price}: found before{agrees}"
     elif decision.pays_back_after_steps is not None:
         steps = count_text(decision.pays_back_after_steps)
         yield "search", f"{price}, paid back after {steps} steps"
