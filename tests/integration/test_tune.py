@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import torch
 import flatout.engine
 from flatout.engine.contest import Contest
 from flatout.engine.contestants import Subject
+from flatout.engine.identity import identity
 from flatout.engine.plain import PlainLoop
 from flatout.engine.session import build
 from flatout.errors import UsageError
@@ -71,6 +73,51 @@ def test_a_fixed_field_is_not_tried() -> None:
     assert found.recipe.precision.value == "fp32"
     reasons = {skip.name: skip.reason for skip in found.decision.skipped}
     assert reasons["bf16 autocast"] == "you have set precision"
+
+
+def test_what_you_have_set_need_not_be_seen_at_work() -> None:
+    """Without effect, it is warned of; the search goes on with it."""
+    contest = Contest(Subject(experiment=experiment(), fixed={"attention": "auto"}))
+    changes = {"attention": "auto"}
+    base = Candidate(name="base", axis="loop", changes=changes, why="")
+    trial = Trial(stage="screen", candidate=base, incumbent=None, changes=changes)
+    result = contest.measured(trial, 0.3)
+    assert result.problem is None and result.speedup is not None
+
+
+def test_micro_batches_are_seen_in_the_update() -> None:
+    contest = Contest(Subject(experiment=experiment()))
+    contestant, effect = contest.contestant({"micro_batch_size": 16}, {"micro_batch_size": 16})
+    contestant.runner.close()
+    assert effect == "4 micro-batches of 16"
+
+
+def test_a_search_leaves_a_warning_a_warning() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        contestant = Contest(Subject(experiment=experiment())).contestants.plain()
+        with contestant.settings():
+            assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_recipe_does_not_hold_for_another_loss_of_the_same_name() -> None:
+    def key(loss: Any) -> Any:
+        return identity(build(experiment(loss=loss), 0, None), {})
+
+    def mean(model: Any, batch: Any) -> Any:
+        return model(batch[0]).square().mean()
+
+    same, before = mean, key(mean)
+
+    def mean(model: Any, batch: Any) -> Any:  # type: ignore[no-redef]
+        return model(batch[0]).square().sum(), len(batch[0])
+
+    assert same.__qualname__ == mean.__qualname__
+    assert key(same) == before and key(functools.partial(same)) != key(mean)
+    assert before["code"] != key(mean)["code"]
 
 
 def test_strict_numerics_try_no_other_rounding() -> None:
@@ -179,6 +226,7 @@ def test_the_command_finds_a_recipe_that_train_takes_from_the_cache(tmp_path: Pa
     # Whether a probe agrees is up to the machine; that the plain loop stays needs no probe.
     [path] = (tmp_path / "recipes").glob("*.json")
     known = json.loads(path.read_text())
+    known["is_thorough"] = True
     known["decision"] |= {"is_plain": True, "speedup": None, "why": "for the test"}
     path.write_text(json.dumps(known))
     trained = run("train", "mlp", "--epochs", "1", "--json")

@@ -21,7 +21,7 @@ from flatout.nouns.tuning import (
     Trial,
     Verdict,
 )
-from flatout.tune.search import LEAST_GAIN, Problem, next_move
+from flatout.tune.search import LEAST_GAIN, Problem, next_move, priced
 
 PROFILE = Profile(
     step_s=0.01, start_s=2.0, shares={}, num_operations=10,
@@ -239,6 +239,25 @@ def test_the_price_is_told_in_steps() -> None:
     # A plain step takes 32 ms here; half of it is saved.
     cost_s = sum(result.cost_s for result in history)
     assert decision.pays_back_after_steps == round(cost_s / 0.016) + 1
+
+
+def test_the_price_is_the_whole_one_where_it_is_told() -> None:
+    decision, _ = searched(problem(), speeds(bf16=2.0))
+    whole = priced(decision, 160.0, 32)
+    assert whole.search_s == 160.0 and whole.pays_back_after_steps == 10_001
+
+
+def test_what_does_not_fit_twice_is_measured_in_one_process() -> None:
+    history: list[Result] = []
+    asked = problem(candidates=(BF16,))
+    lacking = Finding(rule="out-of-memory", severity="note", problem="not enough memory")
+    while isinstance(move := next_move(asked, history), Trial):
+        result = measured(move, speeds(bf16=2.0), (), 0.001)
+        if move.num_processes:
+            result = Result(trial=move, cost_s=1.0, problem=lacking)
+        history.append(result)
+    assert [r.trial.num_processes for r in history if r.trial.stage == "final"] == [3, 0]
+    assert move.changes == {"precision": "bf16"} and not move.is_plain
 
 
 gains = st.floats(0.3, 4.0)

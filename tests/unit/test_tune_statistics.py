@@ -75,12 +75,14 @@ def test_a_recipe_holds_while_a_probe_agrees_within_ten_percent() -> None:
     assert still_holds(found, Interval(middle=1.6, low=1.0, high=2.6))
 
 
-def known(*, is_plain: bool, is_thorough: bool) -> Known:
+def known(*, is_plain: bool, is_thorough: bool, budget_s: float = 60.0) -> Known:
     decision = Decision(
         changes={}, is_plain=is_plain, rungs=(), lost=(), refused=(), skipped=(),
         speedup=None, why="", search_s=1.0,
     )  # fmt: skip
-    return Known(identity={}, decided_at=0.0, is_thorough=is_thorough, decision=decision)
+    return Known(
+        identity={}, decided_at=0.0, is_thorough=is_thorough, budget_s=budget_s, decision=decision
+    )
 
 
 def test_what_a_hurried_search_did_not_find_may_be_there_all_the_same() -> None:
@@ -90,3 +92,11 @@ def test_what_a_hurried_search_did_not_find_may_be_there_all_the_same() -> None:
     assert is_of_use(known(is_plain=True, is_thorough=True), run)
     assert not is_of_use(known(is_plain=False, is_thorough=False), thorough)
     assert is_of_use(known(is_plain=True, is_thorough=True), thorough)
+
+
+def test_a_search_that_is_given_more_time_than_the_last_one_is_made() -> None:
+    short = known(is_plain=False, is_thorough=False, budget_s=3.0)
+    assert is_of_use(short, Wish(mode="full", budget_s=3.0))
+    assert not is_of_use(short, Wish(mode="full", budget_s=60.0))
+    full = known(is_plain=True, is_thorough=True, budget_s=60.0)
+    assert not is_of_use(full, Wish(mode="full", budget_s=300.0))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import torch
 from torch import nn
 
@@ -76,6 +77,7 @@ class Course:
         self._state = state
         self._history = read_history(task.folder)
         self._began_s = elapsed_s()
+        self._load_s = now_s() - psutil.Process().create_time()
         self._saver: Saver | None = None
         self._session: Session | None = None
         self._room: Room | None = None
@@ -249,6 +251,7 @@ class Course:
             tell=self._journal.event,
             # A notebook's experiment is nowhere that another process could load it from.
             folder=None if task.echo is not None else task.folder.path,
+            load_s=self._load_s,
         )
         return tuned_recipe(search)
 

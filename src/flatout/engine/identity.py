@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
+from collections.abc import Iterable, Iterator
+from types import CodeType
 from typing import Any
 
 import torch
@@ -28,6 +32,7 @@ def identity(built: Built, fixed: dict[str, Any]) -> dict[str, Any]:
         "sample": _data_text(built),
         "batch_size": experiment.batch_size,
         "loss": getattr(experiment.loss, "__qualname__", type(experiment.loss).__name__),
+        "code": _digest(_code_lines(built)),
         "clip_norm": experiment.clip_norm,
         "ema": experiment.ema,
         "fixed": fixed,
@@ -44,6 +49,46 @@ def _model_lines(built: Built) -> list[str]:
     ]
     # Dropout rates, strides and the like are in what a module says of itself.
     return [*modules, *weights, str(built.model)]
+
+
+def _code_lines(built: Built) -> Iterator[str]:
+    """What loss, collate and the model's own classes do: a recipe was judged right for that.
+
+    Not what they call elsewhere, nor what a closure holds.
+    """
+    experiment = built.experiment
+    kinds = {kind for module in built.model.modules() for kind in type(module).__mro__}
+    own = [one for one in kinds if one.__module__.partition(".")[0] not in ("torch", "builtins")]
+    for owner in (experiment.loss, experiment.collate, *sorted(own, key=str)):
+        for name, code in _codes_of(owner):
+            yield f"{name} {_code_text(code)}"
+
+
+def _codes_of(owner: Any) -> Iterator[tuple[str, CodeType]]:
+    """The code of a function, of one with arguments given, of a class or of an instance of one."""
+    while isinstance(owner, functools.partial):
+        owner = owner.func
+    if inspect.isroutine(owner):
+        members: Iterable[tuple[str, Any]] = [(getattr(owner, "__name__", ""), owner)]
+    else:
+        members = sorted(vars(owner if isinstance(owner, type) else type(owner)).items())
+    for name, member in members:
+        function = inspect.unwrap(getattr(member, "__func__", member))
+        code = getattr(function, "__code__", None)
+        if isinstance(code, CodeType):
+            yield name, code
+
+
+def _code_text(code: CodeType) -> str:
+    """What it does, wherever it stands in its file."""
+    constants = [
+        _code_text(one)
+        if isinstance(one, CodeType)
+        # The order of a set is another one in each process.
+        else repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one)
+        for one in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
 
 def _optimizer_lines(built: Built) -> list[str]:
@@ -64,7 +109,7 @@ def _data_text(built: Built) -> str:
     return f"{name} of {len(data)}" if kind == "map-style" else name
 
 
-def _digest(lines: list[str]) -> str:
+def _digest(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 

@@ -243,8 +243,7 @@ def main(argv: list[str]) -> int:
     # read what is asked.
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     from flatout.engine.failures import bad_news
 
     def answer(action: Callable[[], Answer]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from flatout.engine import randomness
 from flatout.engine.contest import Contest
@@ -31,7 +30,7 @@ from flatout.tune.cache import cache_key, is_of_use, still_holds
 from flatout.tune.candidates import base_candidate, candidates
 from flatout.tune.data_paths import LEAST_SHARE
 from flatout.tune.memory import loop_name, unless_moved
-from flatout.tune.search import Problem, is_faster, next_move
+from flatout.tune.search import Problem, is_faster, next_move, priced
 
 # A search that was asked for may take this long, or as long as these many plain steps.
 _FULL_S = 60.0
@@ -50,6 +49,7 @@ class Search:
     """What a search works with.
 
     num_steps: of the run that is to be made faster; None where nobody knows.
+    load_s: what this process took until it had the experiment's file; another one takes as long.
     tell: takes each line as it comes.
     folder: of the run, from which other processes load the experiment; None in a notebook.
     """
@@ -60,6 +60,7 @@ class Search:
     request: StopRequest
     tell: Callable[[Event], None]
     folder: Path | None
+    load_s: float = 0.0
 
 
 def tuned_recipe(search: Search) -> Recipe | None:
@@ -84,12 +85,18 @@ def tuned_recipe(search: Search) -> Recipe | None:
 def _tuned_recipe(search: Search) -> Recipe | None:
     began_s = elapsed_s()
     contest = Contest(search.subject)
-    start_s = _process_age_s()
-    identity = contest.contestants.identity(search.wish.numerics)
+    # Its data was there already: another process will not download it either.
+    start_s = search.load_s + elapsed_s() - began_s
+    # What fresh processes have confirmed is more than what was seen in one.
+    has_processes = search.folder is not None
+    identity = {
+        **contest.contestants.identity(search.wish.numerics), "has_processes": has_processes
+    }  # fmt: skip
+    batch_size = contest.contestants.setting.batch_size
     key = cache_key(identity)
     known = recipes.recall(key)
     if known is not None and is_of_use(known, search.wish) and _holds(contest, known):
-        decision = msgspec.structs.replace(known.decision, search_s=elapsed_s() - began_s)
+        decision = priced(known.decision, elapsed_s() - began_s, batch_size)
         _tell_end(search, decision, is_from_cache=True)
         return _recipe(contest, decision)
     step_s, trace = contest.plain_step()
@@ -100,12 +107,12 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     profile = contest.profile(step_s, trace, start_s)
     decision = _decision(search, contest, profile, budget_s - (elapsed_s() - began_s))
     probe = None if decision.is_plain else _probe(contest, decision)
-    decision = msgspec.structs.replace(decision, search_s=elapsed_s() - began_s)
-    is_thorough = search.wish.mode == "full" or search.wish.budget_s is not None
+    decision = priced(decision, elapsed_s() - began_s, batch_size)
     known = Known(
         identity=identity,
         decided_at=now_s(),
-        is_thorough=is_thorough,
+        budget_s=budget_s,
+        is_thorough=budget_s >= _full_s(step_s),
         decision=decision,
         probe=probe,
     )
@@ -126,19 +133,18 @@ def _tell_end(search: Search, decision: Decision, *, is_from_cache: bool) -> Non
     )
 
 
-def _process_age_s() -> float:
-    """How long this process took to come so far: another one takes as long to begin measuring."""
-    return now_s() - psutil.Process().create_time()
-
-
 def _budget_s(search: Search, step_s: float) -> float | None:
     """What the search may take; None where it cannot pay."""
     if search.wish.budget_s is not None:
         return search.wish.budget_s
     if search.wish.mode == "full":
-        return max(_FULL_S, _FULL_STEPS * step_s)
+        return _full_s(step_s)
     run_s = (search.num_steps or 0) * step_s
     return _SHARE_OF_RUN * run_s if run_s >= _SHORT_RUN_S else None
+
+
+def _full_s(step_s: float) -> float:
+    return max(_FULL_S, _FULL_STEPS * step_s)
 
 
 def _holds(contest: Contest, known: Known) -> bool:

@@ -247,12 +247,13 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     """A decision kept for the next time the same thing is trained on the same machine.
 
     identity: what must be the same for it to hold. decided_at: seconds since the epoch, UTC.
-    is_thorough: the search had all the time it wanted, not a share of a run.
+    budget_s: what the search might take. is_thorough: that is what a full one takes, or more.
     probe: the speed-up as a short probe saw it then; later ones are compared with it.
     """
 
     identity: dict[str, Any]
     decided_at: float
     is_thorough: bool
+    budget_s: float = 0.0
     decision: Decision
     probe: Interval | None = None

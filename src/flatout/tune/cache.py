@@ -28,9 +28,11 @@ def is_of_use(known: Known, wish: Wish) -> bool:
     """Whether a decision that was found before answers this wish.
 
     What a hurried search has found is good enough for a run; that it found nothing says little.
+    Who gives a search more time than the last one had wants it made.
     """
-    is_hurried = wish.mode == "auto" and wish.budget_s is None
-    return known.is_thorough or (is_hurried and not known.decision.is_plain)
+    if wish.budget_s is not None:
+        return known.budget_s >= wish.budget_s
+    return known.is_thorough or (wish.mode == "auto" and not known.decision.is_plain)
 
 
 def still_holds(found: Interval, probed: Interval) -> bool:

@@ -272,6 +272,9 @@ class _Search:
         """Measures what has come out on top against the plain loop, where nothing is warm."""
         problem = self._problem
         result = yield from self._measure_whole(problem.num_processes)
+        if problem.num_processes and _is_out_of_memory(result):
+            # Two processes share nothing; in one, the second has what the first has freed.
+            result = yield from self._measure_whole(0)
         # Three and one more are far surer than three: Student's quantile falls by a third.
         pair_s = result.cost_s / max(1, len(result.by_process))
         while (
@@ -320,21 +323,33 @@ class _Search:
         return result
 
     def _decision(self, speedup: Interval | None, why: str) -> Decision:
-        rungs = self._ladder.rungs
-        return Decision(
+        decision = Decision(
             changes=self._ladder.changes,
             is_plain=speedup is None,
-            rungs=tuple(rungs),
+            rungs=tuple(self._ladder.rungs),
             lost=tuple(self._lost),
             refused=tuple(self._refused),
             skipped=tuple(self._skipped),
             speedup=speedup,
             why=why,
             search_s=self._spent_s,
-            pays_back_after_steps=_payback(
-                speedup, self._spent_s, self._problem.batch_size / rungs[0].samples_per_s
-            ),
         )
+        return priced(decision, self._spent_s, self._problem.batch_size)
+
+
+def priced(decision: Decision, search_s: float, batch_size: int) -> Decision:
+    """The decision with its price, and after how many steps it has gained that.
+
+    Args:
+        decision: what was decided.
+        search_s: what it took, with all that comes before the first trial and after the last one.
+        batch_size: samples of a step.
+    """
+    speedup, steps = decision.speedup, None
+    if speedup is not None and speedup.middle > 1.0:
+        plain_step_s = batch_size / decision.rungs[0].samples_per_s
+        steps = round(search_s / (plain_step_s * (1.0 - 1.0 / speedup.middle))) + 1
+    return msgspec.structs.replace(decision, search_s=search_s, pays_back_after_steps=steps)
 
 
 def is_slow(step_s: float, limit_s: float) -> bool:
@@ -353,6 +368,10 @@ def _is_open(result: Result) -> bool:
     return gain is not None and gain.low < LEAST_GAIN < gain.high
 
 
+def _is_out_of_memory(result: Result) -> bool:
+    return result.problem is not None and result.problem.rule == "out-of-memory"
+
+
 def _is_unclear(result: Result) -> bool:
     gain = result.speedup
     return gain is not None and gain.low <= 1.0 and gain.middle >= _LEAST_RUNG
@@ -360,13 +379,6 @@ def _is_unclear(result: Result) -> bool:
 
 def _gain(result: Result) -> float:
     return result.speedup.middle if result.speedup is not None else 0.0
-
-
-def _payback(speedup: Interval | None, search_s: float, plain_step_s: float) -> int | None:
-    """After how many steps the search has gained what it took."""
-    if speedup is None or speedup.middle <= 1.0:
-        return None
-    return round(search_s / (plain_step_s * (1.0 - 1.0 / speedup.middle))) + 1
 
 
 def _problem_of(result: Result) -> str:
