@@ -63,7 +63,7 @@ RULE = Rule(
             "/var/snap/docker",
             "/snap/bin/docker",
             pattern=r"(?:/var)?/snap/docker\b|/snap/bin/docker\b|snap(?: install|\.)\s?docker\b"
-            r"|^docker\s{2,}\d[\w.+~-]{0,30}\s+\d+\s+\S{1,30}\s+canonical|snap list docker",
+            r"|^docker\s+\d[\w.+~-]{0,30}\s+\d+\s+\S{1,30}\s+canonical|snap list docker",
         ),
         signature(
             "container-cli-failed",

@@ -70,9 +70,10 @@ RULE = Rule(
             "pci-reads-ones",
             "rev ff",
             "device inaccessible",
+            "config space inaccessible",
             "Unknown header type",
             pattern=r"(?:NVIDIA|3D controller|VGA compatible).{0,120}\(rev ff\)"
-            r"|nvidia.{0,60}(?:D3cold|D3hot) to D0.{0,20}device inaccessible"
+            r"|nvidia.{0,60}(?:D3cold|D3hot) to D0.{0,20}(?:device|space) inaccessible"
             r"|nvidia.{0,60}D0 \(config space inaccessible\)",
         ),
         signature(

@@ -81,8 +81,9 @@ RULE = Rule(
             "throttle_reasons",
             "clocks_event_reasons",
             "event reasons",
-            pattern=r"(?:throttle|event)[ _]reasons?.{0,60}0x0*[\da-f]{0,4}(?:[89a-f][\da-f]"
+            pattern=r"(?:throttle|event)[ _]reasons?.{0,60}\n?0x0*[\da-f]{0,4}(?:[89a-f][\da-f]"
             r"|[2367abef][\da-f]|[89a-f])\b",
+            lines=2,
         ),
         signature(
             "throttle-bits-soft",
@@ -90,7 +91,8 @@ RULE = Rule(
             "throttle_reasons",
             "clocks_event_reasons",
             "event reasons",
-            pattern=r"(?:throttle|event)[ _]reasons?.{0,60}0x0*4\b",
+            pattern=r"(?:throttle|event)[ _]reasons?.{0,60}\n?0x0*4\b",
+            lines=2,
         ),
         signature(
             "throttle-told",
