@@ -30,7 +30,7 @@ _NUM_WARM_UPS = 3
 
 # Fewer say nothing with confidence, and building and warming up has taken longer than they do.
 _LEAST_PAIRS = 4
-_MOST_PAIRS = 12
+_MOST_PAIRS = 30
 
 # Of updates that take long there is no time for more, and there is little noise in them.
 _LEAST_SLOW_PAIRS = 3

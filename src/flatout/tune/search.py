@@ -109,9 +109,22 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         return NUM_PROCESSES if self.can_start and is_affordable else 0
 
     @property
+    def final_effort(self) -> int:
+        """How many times as long as others the last word may be measured in each process.
+
+        A pair of processes takes as long to start as it is measured: more pairs of blocks in it
+        narrow the interval for less than another pair of processes.
+        """
+        takes_s = self.num_processes * (self.process_s + self.limit_s)
+        return 2 if takes_s <= _MOST_OF_BUDGET * self.budget_s else 1
+
+    @property
     def final_s(self) -> float:
         """About what the measurement takes that decides: it is kept back from the rest."""
-        return self.num_processes * self.process_s if self.num_processes else self.trial_s
+        more_s = (self.final_effort - 1) * self.limit_s
+        return max(1, self.num_processes) * (
+            more_s + (self.process_s if self.num_processes else self.trial_s)
+        )
 
     @property
     def num_trials(self) -> int:
@@ -305,6 +318,7 @@ class _Search:
         return self._decision(result.speedup, "faster than the plain loop, and still right")
 
     def _measure_whole(self, num_processes: int) -> _Moves:
+        problem = self._problem
         whole = Candidate(
             name=" + ".join(rung.name for rung in self._ladder.rungs[1:]),
             axis="final",
@@ -317,7 +331,7 @@ class _Search:
             incumbent=None,
             changes=self._ladder.changes,
             num_processes=num_processes,
-            effort=2 if num_processes == 0 else 1,
+            effort=problem.final_effort,
         )
         self._spent_s += result.cost_s
         return result
