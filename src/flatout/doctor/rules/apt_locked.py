@@ -1,0 +1,59 @@
+"""Another package manager is at work.
+
+**Checks.** Locks that apt and dpkg cannot take.
+
+**Why it matters.** Unattended upgrades and software centres install in the background, after a
+start above all.
+
+**Example.** `E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 1234
+(unattended-upgr)`
+
+**Fix.** Wait; safe. Never delete the lock.
+
+**Source.** wiki.debian.org/Teams/Dpkg/FAQ.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """Locks that apt and dpkg cannot take."""
+    if not case.sees("dpkg-locked"):
+        return None
+    return Finding(
+        rule="apt-locked",
+        severity="error",
+        problem="Another package manager is at work.",
+        because="unattended upgrades or another terminal installs at the same time",
+        evidence=case.evidence("dpkg-locked"),
+        fixes=(
+            Fix(
+                text="wait until the other has finished",
+                safety="safe",
+                commands=("sudo lsof /var/lib/dpkg/lock-frontend",),
+                where="linux",
+                changes="nothing",
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=55,
+    signatures=(
+        signature(
+            "dpkg-locked",
+            "Could not get lock",
+            "Unable to acquire the dpkg frontend lock",
+            "Unable to lock directory",
+            "Waiting for cache lock",
+            pattern=r"Could not get lock /var/lib|dpkg frontend lock|Unable to lock (?:directory"
+            r"|the administration)|Waiting for cache lock",
+        ),
+    ),
+)

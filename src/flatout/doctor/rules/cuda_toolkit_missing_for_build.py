@@ -1,0 +1,84 @@
+"""Something is compiled for CUDA, and the toolkit is not there.
+
+**Checks.** Builds that find no nvcc or no CUDA_HOME.
+
+**Why it matters.** Wheels bring CUDA's libraries, not its compiler. Only who compiles extensions
+needs the toolkit.
+
+**Example.** `OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA
+install root.`
+
+**Fix.** A wheel that is built already; or the toolkit (never the driver, under WSL) and
+CUDA_HOME; asked first.
+
+**Source.** pytorch/pytorch: torch/utils/cpp_extension.py;
+docs.nvidia.com/cuda/cuda-installation-guide-linux/; CUDA on WSL user guide.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """Builds that find no nvcc or no CUDA_HOME."""
+    if not case.sees("cuda-home-missing"):
+        return None
+    return Finding(
+        rule="cuda-toolkit-missing-for-build",
+        severity="error",
+        problem="Something is compiled for CUDA, and the toolkit is not there.",
+        because="wheels bring CUDA's libraries, not its compiler",
+        evidence=case.evidence("cuda-home-missing"),
+        fixes=(
+            Fix(
+                text="install the toolkit that fits torch's CUDA, without a driver",
+                safety="ask",
+                commands=(
+                    'python -c "import torch; print(torch.version.cuda)"',
+                    "sudo apt install cuda-toolkit-<major>-<minor>",
+                    "export CUDA_HOME=/usr/local/cuda",
+                ),
+                where="linux",
+                changes="installs several GB",
+                undo="sudo apt remove cuda-toolkit-<major>-<minor>",
+            ),
+        ),
+        confirm=("nvcc --version", "echo $CUDA_HOME"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=55,
+    signatures=(
+        signature(
+            "cuda-home-missing",
+            "CUDA_HOME environment variable is not set",
+            "CUDA_HOME does not exist",
+            "nvcc: command not found",
+            "nvcc: not found",
+            "bin/nvcc",
+            "nvcc was not found",
+            "Could not find nvcc",
+            "Failed to find nvcc",
+            "CUDA_TOOLKIT_ROOT_DIR not found",
+            "CMAKE_CUDA_COMPILER",
+            "Unable to find nvcc",
+            "'nvcc' is not recognized",
+            "No CUDA toolset found",
+            "nvcc",
+            pattern=r"CUDA_HOME (?:environment variable is not set|does not exist)"
+            r"|nvcc: (?:command )?not found|No such file or directory: '[^']{0,120}nvcc'"
+            r"|bin/nvcc.{0,20}(?:not found|No such file)|(?:nvcc was not"
+            r" found|(?:Could not"
+            r"|Failed to|Unable to|Cannot) find nvcc)|CUDA_TOOLKIT_ROOT_DIR not"
+            r" found|(?:No "
+            r"|Failed to find )CMAKE_CUDA_COMPILER|'nvcc' is not recognized"
+            r"|No CUDA toolset found",
+        ),
+    ),
+    explains=("build-isolation-hides-torch",),
+)

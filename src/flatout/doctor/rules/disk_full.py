@@ -1,0 +1,119 @@
+"""A disk is full where something has to be written.
+
+**Checks.** Writes that fail for space, inodes or quota, and disks that are used to 100 %.
+
+**Why it matters.** Wheels with CUDA take 5 GB, images 20 GB, and caches keep old ones. /tmp, the
+home folder and Docker's folder may lie on small disks.
+
+**Example.** `OSError: [Errno 28] No space left on device`
+
+**Fix.** Clear caches of pip, uv, conda, Hugging Face and Docker, or point them to a larger disk;
+asked first.
+
+**Source.** pip.pypa.io/en/stable/topics/caching/;
+docs.docker.com/engine/manage-resources/pruning/; man7.org/linux/man-pages/man3/errno.3.html.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_FULL = ("disk-no-space", "disk-quota", "disk-used-up")
+
+
+def check(case: Case) -> Finding | None:
+    """Something could not be written for want of space, and it is not shared memory."""
+    if not case.sees(*_FULL):
+        return None
+    certainty: Certainty = "decided"
+    if case.sees("shared-memory-named"):
+        certainty = "possible"
+    elif not case.sees("disk-no-space", "disk-quota"):
+        certainty = "likely"
+    is_error = case.sees("disk-no-space", "disk-quota")
+    return Finding(
+        rule="disk-full",
+        severity="error" if is_error else "warning",
+        certainty=certainty,
+        problem="A disk is full where something has to be written.",
+        because="nothing is left on the disk: space, inodes or quota",
+        evidence=case.evidence(*_FULL),
+        fixes=(
+            Fix(
+                text="see what is full, then clear caches",
+                safety="ask",
+                commands=(
+                    "df -h . /tmp ~ /var/lib/docker; df -i .",
+                    "pip cache purge",
+                    "uv cache prune",
+                    "conda clean --all",
+                    "docker system prune",
+                ),
+                changes="removes caches and images without a container",
+            ),
+            Fix(
+                text="or keep them on a larger disk",
+                safety="safe",
+                commands=("export TMPDIR=<folder> PIP_CACHE_DIR=<folder> HF_HOME=<folder>",),
+                changes="the environment of this shell",
+            ),
+        ),
+        confirm=("df -h", "df -i"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=55,
+    signatures=(
+        signature(
+            "disk-no-space",
+            "No space left on device",
+            "not enough space on the disk",
+            "ENOSPC",
+            "WinError 112",
+            "NoSpaceLeftError",
+            "You don't have enough free space",
+            "not enough free disk space",
+            "insufficient disk space",
+            "file write failed",
+            "Not enough disk space",
+            "not enough free space",
+            "unexpected pos",
+            pattern=r"No space left on device|not enough (?:free )?space on the disk|ENOSPC"
+            r"|WinError 112|NoSpaceLeftError|have enough free space|(?:not enough"
+            r"|insufficient)(?: free)? (?:disk )?space|file write failed.{0,60}space"
+            r"|unexpected pos \d+ vs \d+",
+        ),
+        signature(
+            "disk-quota",
+            "Disk quota exceeded",
+            "Errno 122",
+            "EDQUOT",
+        ),
+        signature(
+            "disk-used-up",
+            "/dev/",
+            "overlay",
+            "nvme",
+            "tmpfs",
+            pattern=r"^(?:/dev/(?!loop)\S{1,60}"
+            r"|overlay)\s+[\d.]+[KMGT]?\s+[\d.]+[KMGT]?\s+0?\s+100%\s+/(?!snap)",
+        ),
+        signature(
+            "shared-memory-named",
+            "/dev/shm",
+            "shm",
+            "posix_fallocate",
+            "psm_",
+            "torch_shm",
+            "nccl-",
+            "plasma",
+            "shared memory",
+            pattern=r"/dev/shm|nccl-shm|posix_fallocate|psm_\w|torch_shm|plasma|shared[_ ]memory",
+        ),
+    ),
+    explains=("dpkg-interrupted", "download-interrupted", "distributed-worker-failed"),
+)

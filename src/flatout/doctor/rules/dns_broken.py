@@ -1,0 +1,60 @@
+"""Host names are not resolved.
+
+**Checks.** apt, pip, git, curl and Docker that cannot resolve a host.
+
+**Why it matters.** A container takes its name server from the host when it is made; behind a VPN,
+or where the host asks `127.0.0.53`, that one does not answer.
+
+**Example.** `curl: (6) Could not resolve host: pypi.org`
+
+**Fix.** `--dns` or `dns` in daemon.json for containers; a working server in the system's settings
+elsewhere; by hand.
+
+**Source.** docs.docker.com/engine/network/ (DNS services);
+man7.org/linux/man-pages/man5/resolv.conf.5.html.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """A name was not resolved."""
+    if not case.sees("name-not-resolved"):
+        return None
+    is_elsewhere = case.machine.host.os == "windows" or case.is_container
+    is_certain = is_elsewhere and not case.is_wsl
+    return Finding(
+        rule="dns-broken",
+        severity="error",
+        certainty="likely" if is_certain else "possible",
+        problem="Host names are not resolved.",
+        because="the name server of this machine or container does not answer, or there is no "
+        "network",
+        evidence=case.evidence("name-not-resolved", "resolv-conf-nameserver"),
+        fixes=(
+            Fix(
+                text="give the container a name server",
+                safety="ask",
+                commands=("docker run --dns 1.1.1.1 <the same arguments>",),
+                where="host",
+                changes="a new container",
+            ),
+            Fix(
+                text="see which server is asked",
+                safety="safe",
+                commands=("cat /etc/resolv.conf", "getent hosts pypi.org"),
+                changes="nothing",
+            ),
+        ),
+        confirm=("cat /etc/resolv.conf", "getent hosts pypi.org"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=40,
+    explains=("hugging-face-unreachable", "no-wheel-for-python"),
+)

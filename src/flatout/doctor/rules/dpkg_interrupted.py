@@ -1,0 +1,63 @@
+"""An installation was interrupted, and packages are half configured.
+
+**Checks.** dpkg's and apt's demand to be repaired first.
+
+**Why it matters.** dpkg stops at packages that it could not configure: a DKMS build that failed,
+a disk that was full, a machine that was switched off.
+
+**Example.** `E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a' to correct
+the problem.`
+
+**Fix.** `sudo dpkg --configure -a`, then `sudo apt --fix-broken install`; asked first.
+
+**Source.** wiki.debian.org/Teams/Dpkg/FAQ; manpages.debian.org/dpkg.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """dpkg's and apt's demand to be repaired first."""
+    if not case.sees("dpkg-was-interrupted", "dpkg-sub-process"):
+        return None
+    return Finding(
+        rule="dpkg-interrupted",
+        severity="error",
+        certainty="decided" if case.sees("dpkg-was-interrupted") else "likely",
+        problem="An installation was interrupted, and packages are half configured.",
+        because="a package could not be configured",
+        evidence=case.evidence("dpkg-was-interrupted", "dpkg-sub-process"),
+        fixes=(
+            Fix(
+                text="configure what is left",
+                safety="ask",
+                commands=("sudo dpkg --configure -a", "sudo apt --fix-broken install"),
+                where="linux",
+                changes="finishes or removes packages; apt shows which",
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=45,
+    signatures=(
+        signature(
+            "dpkg-was-interrupted",
+            "dpkg was interrupted",
+            "dpkg --configure -a",
+        ),
+        signature(
+            "dpkg-sub-process",
+            "Sub-process /usr/bin/dpkg returned an error code",
+            "Unmet dependencies. Try",
+            "--fix-broken install",
+            pattern=r"Sub-process /usr/bin/dpkg returned an error code|--fix-broken install",
+        ),
+    ),
+)

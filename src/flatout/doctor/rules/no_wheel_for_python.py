@@ -1,0 +1,132 @@
+"""The package has no build for this Python or platform.
+
+**Checks.** pip, uv, conda and poetry that find no build to install, and what they say of versions
+and tags.
+
+**Why it matters.** Compiled packages are built for each version of Python. A framework takes
+months for a new Python, and drops old ones; there are none for 32 bit.
+
+**Example.** `ERROR: Could not find a version that satisfies the requirement torch (from versions:
+none)`
+
+**Fix.** An environment with a Python that the package is built for, 3.12 for most; asked first.
+
+**Source.** packaging.python.org/en/latest/specifications/platform-compatibility-tags/;
+docs.astral.sh/uv/concepts/python-versions/; pypi.org/project/torch/#files.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_TOLD = ("wheel-tag-missing", "python-not-supported")
+# Who does not reach the index finds no versions either.
+_SILENT = (
+    "public-host-silent",
+    "network-unreachable",
+    "proxy-refused",
+    "name-not-resolved",
+    "tls-issuer-unknown",
+)
+
+
+def check(case: Case) -> Finding | None:
+    """Nothing fits the tags of this Python, or too old versions alone are offered."""
+    local = case.value("no-matching-version", "local")
+    offered = case.value("no-matching-version", "offered")
+    is_none = offered == "none" and local is None
+    is_older = offered not in (None, "none") and local is None
+    if not case.sees(*_TOLD) and not is_none and not is_older and not case.sees("conda-python-pin"):
+        return None
+    certainty: Certainty = "decided" if case.sees(*_TOLD) else "likely"
+    if case.sees(*_SILENT):
+        certainty = "possible"
+    elif is_none and case.value("no-matching-version", "framework"):
+        certainty = "decided"
+    return Finding(
+        rule="no-wheel-for-python",
+        severity="error",
+        certainty=certainty,
+        problem="The package has no build for this Python or platform.",
+        because="compiled packages are built for each version of Python and each platform",
+        evidence=case.evidence(*_TOLD, "no-matching-version", "conda-python-pin"),
+        fixes=(
+            Fix(
+                text="make an environment with a Python that it is built for",
+                safety="ask",
+                commands=("uv venv --python 3.12", "uv pip install <package>"),
+                changes="a new folder .venv",
+                undo="rm -r .venv",
+            ),
+        ),
+        confirm=(
+            "python -VV",
+            'python -c "import platform; print(platform.platform())"',
+            "pip index versions <package>",
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "wheel-tag-missing",
+            "is not a supported wheel on this platform",
+            "matching Python ABI tag",
+            "matching Python version tag",
+            "matching platform tag",
+            "only has wheels with the following",
+            "matching Python implementation tag",
+            "only has wheels for",
+            "a source distribution or wheel for the current platform",
+            pattern=r"not a supported wheel on this platform|matching (?:Python (?:ABI|version"
+            r"|implementation)|platform) tag|only has wheels (?:with the following"
+            r"|for the following)|distribution or wheel for the current platform",
+        ),
+        signature(
+            "python-not-supported",
+            "requires a different Python",
+            "Requires-Python",
+            "does not satisfy Python",
+            "is not compatible with some of the required packages",
+            "not compatible with this Python",
+            "no versions of python",
+            "Python requirement",
+            "is not supported on Python",
+            "requires Python",
+            "Python version not supported",
+            "Cannot install on Python version",
+            pattern=r"requires a different Python:|require a different python version"
+            r"|does not satisfy Python|supported Python range .{0,60}not compatible"
+            r"|Cannot install on Python version|requires Python"
+            r" \W?[<>=!~].{0,80}(?:but|not"
+            r"|running)|Python version .{0,20}not supported"
+            r"|only versions >=?[\d.,<]{3,12} are supported",
+        ),
+        signature(
+            "no-matching-version",
+            "Could not find a version that satisfies the requirement",
+            pattern=r"satisfies the requirement (?P<framework>torch|tensorflow|jaxlib"
+            r"|paddlepaddle|triton|numba|onnxruntime|vllm"
+            r"|bitsandbytes)?[\w.-]{0,60}(?:\[[\w,-]{1,40}\])?(?:[=<>!~]{1,2}[\d.*]{"
+            r"1,20}(?P<local>\+\w{2,12})?)?[^()]{0,80}\(from versions: (?P<offered>none"
+            r"|\d)",
+        ),
+        signature(
+            "conda-python-pin",
+            "python_abi",
+            "none of the providers can be installed",
+            "UnsatisfiableError",
+            "Your python:",
+            "requires python",
+            pattern=r"requires? python ?[<>=,\d.a* _]{3,40}(?:, but|,? which|\s*but)"
+            r"|python(?:_abi)? [\d.*=]{1,12}[^\n]{0,60}(?:conflicts with|does not exist"
+            r"|none of the providers)|Your python: python=",
+        ),
+    ),
+    explains=("package-not-in-environment",),
+)

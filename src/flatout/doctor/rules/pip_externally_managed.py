@@ -1,0 +1,65 @@
+"""This Python belongs to the system, and pip may not write into it.
+
+**Checks.** The refusal of pip and uv, as PEP 668 asks for.
+
+**Why it matters.** apt and pip would overwrite each other's files. Debian 12, Ubuntu 23.04,
+Fedora, Arch, Alpine and Homebrew therefore mark their Python as theirs.
+
+**Example.** `error: externally-managed-environment`
+
+**Fix.** A virtual environment; safe. `--break-system-packages` does what its name says.
+
+**Source.** peps.python.org/pep-0668;
+packaging.python.org/en/latest/specifications/externally-managed-environments/.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """The refusal of pip and uv, as PEP 668 asks for."""
+    if not case.sees("externally-managed"):
+        return None
+    return Finding(
+        rule="pip-externally-managed",
+        severity="error",
+        problem="This Python belongs to the system, and pip may not write into it.",
+        because="the system's package manager owns this Python",
+        evidence=case.evidence("externally-managed"),
+        fixes=(
+            Fix(
+                text="install into a virtual environment",
+                safety="safe",
+                commands=(
+                    "python3 -m venv .venv",
+                    ". .venv/bin/activate",
+                    "python -m pip install <package>",
+                ),
+                changes="a new folder .venv",
+                undo="rm -r .venv",
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=70,
+    signatures=(
+        signature(
+            "externally-managed",
+            "externally-managed-environment",
+            "environment is externally managed",
+            "is externally managed",
+            "break-system-packages",
+            pattern=r"externally-managed-environment|(?:environment|interpreter"
+            r"|installation).{0,60} is externally managed"
+            r"|override this.{0,80}--break-system-packages",
+        ),
+    ),
+    explains=("python-environment-not-writable",),
+)

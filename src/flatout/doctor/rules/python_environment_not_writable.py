@@ -1,0 +1,65 @@
+"""The folder of this environment may not be written to.
+
+**Checks.** Permissions that pip, uv and conda lack.
+
+**Why it matters.** Folders of the system, of root or of another user's installation are not yours
+to change; files that `sudo pip` made are root's.
+
+**Example.** `ERROR: Could not install packages due to an OSError: [Errno 13] Permission denied`
+
+**Fix.** An environment of one's own; safe. Never `sudo pip`.
+
+**Source.** docs.python.org/3/library/venv.html; pip.pypa.io/en/stable/user_guide/.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """Permissions that pip, uv and conda lack."""
+    if not case.sees("environment-not-writable"):
+        return None
+    return Finding(
+        rule="python-environment-not-writable",
+        severity="error",
+        problem="The folder of this environment may not be written to.",
+        because="the environment belongs to the system, to root or to another user",
+        evidence=case.evidence("environment-not-writable"),
+        fixes=(
+            Fix(
+                text="make an environment of your own",
+                safety="safe",
+                commands=("python3 -m venv .venv", ". .venv/bin/activate"),
+                changes="a new folder .venv",
+                undo="rm -r .venv",
+            ),
+        ),
+        confirm=("python -m site", "id"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=50,
+    signatures=(
+        signature(
+            "environment-not-writable",
+            "Could not install packages due to an",
+            "EnvironmentNotWritableError",
+            "NoWritableEnvsDirError",
+            "NoWritablePkgsDirError",
+            "Permission denied",
+            "Check the permissions",
+            pattern=r"Could not install packages due to an (?:OSError"
+            r"|EnvironmentError): \[(?:Errno 13|WinError"
+            r" 5)\]|EnvironmentNotWritableError"
+            r"|NoWritable(?:Envs|Pkgs)DirError|(?:site|dist)-packages.{0,120}Permiss"
+            r"ion denied"
+            r"|Permission denied.{0,160}(?:site|dist)-packages",
+        ),
+    ),
+)

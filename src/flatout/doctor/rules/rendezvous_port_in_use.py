@@ -1,0 +1,125 @@
+"""The port where the ranks meet is taken.
+
+**Checks.** What torch, accelerate, JAX and Paddle say when rank 0 cannot listen.
+
+**Why it matters.** Rank 0 listens on MASTER_PORT, 29500 where nothing is set. A second training
+on the machine, or one that was not ended, holds it; on Windows, Hyper-V may have reserved it.
+
+**Example.** `The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in
+use).`
+
+**Fix.** Another port, or `torchrun --standalone`, which takes a free one; safe. A forgotten
+process: end it, asked first.
+
+**Source.** pytorch/pytorch: torch/csrc/distributed/c10d/socket.cpp;
+docs.pytorch.org/docs/stable/elastic/run.html.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """Rank 0 cannot listen; or an address is in use in a distributed start."""
+    is_used = case.sees("address-in-use")
+    if not case.sees("c10d-cannot-listen", "rendezvous-port-told") and not is_used:
+        return None
+    certainty: Certainty = "decided"
+    if not case.sees("c10d-cannot-listen", "rendezvous-port-told"):
+        if case.sees("server-named"):
+            certainty = "possible"
+        elif not case.sees("distributed-named"):
+            certainty = "decided" if case.value("address-in-use", "torch") else "possible"
+    return Finding(
+        rule="rendezvous-port-in-use",
+        severity="error",
+        certainty=certainty,
+        problem="The port where the ranks meet is taken.",
+        because="rank 0 listens on MASTER_PORT, 29500 where nothing is set",
+        evidence=case.evidence("c10d-cannot-listen", "rendezvous-port-told", "address-in-use"),
+        fixes=(
+            Fix(
+                text="take a free port",
+                safety="safe",
+                commands=(
+                    "torchrun --standalone --nproc-per-node=gpu <script>",
+                    "export MASTER_PORT=29511",
+                ),
+                changes="this start, or the environment of this shell",
+            ),
+            Fix(
+                text="end a training that was left behind",
+                safety="ask",
+                commands=("ss -ltnp | grep 29500", "kill <pid>"),
+                changes="ends that process",
+            ),
+        ),
+        confirm=(
+            "ss -ltnp | grep 29500",
+            "netsh interface ipv4 show excludedportrange protocol=tcp",
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "c10d-cannot-listen",
+            "server socket has failed to",
+            "server socket on",
+            "TCPStore",
+            "tcp server",
+            pattern=r"server socket has failed to (?:bind|listen)"
+            r"|server socket on .{0,60}(?:already in use|EADDRINUSE)"
+            r"|TCPStore.{0,160}(?:EADDRINUSE|address already in use)|(?:EADDRINUSE"
+            r"|address already in use).{0,160}TCPStore",
+        ),
+        signature(
+            "rendezvous-port-told",
+            "launch distributed communication on port",
+            "MASTER_PORT",
+            "coordinator",
+            "master_port",
+            "rendezvous",
+            "rdzv",
+            pattern=r"launch distributed communication on port|(?:MASTER_PORT"
+            r"|coordinat\w+ (?:service|address)|rendezvous|rdzv)[^\n]{0,120}(?:in"
+            r" use|EADDRINUSE"
+            r"|Failed to (?:bind|add) port)|(?:in"
+            r" use|EADDRINUSE)[^\n]{0,80}(?:MASTER_PORT"
+            r"|rendezvous)",
+        ),
+        signature(
+            "distributed-named",
+            "init_process_group",
+            "torch.distributed",
+            "torchrun",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "jax.distributed",
+            "rendezvous",
+            "c10d",
+            "ProcessGroup",
+            "world_size",
+            "dist_url",
+            "deepspeed",
+            "accelerate launch",
+            "horovod",
+            "DistributedDataParallel",
+            "paddle.distributed",
+            "nproc_per_node",
+            "nproc-per-node",
+            pattern=r"init_process_group|torch[./]distributed|torchrun|MASTER_(?:ADDR|PORT)"
+            r"|jax\.distributed|rendezvous|c10d|ProcessGroup|world_?size|dist_url|de"
+            r"epspeed"
+            r"|accelerate launch|horovod|DistributedDataParallel|paddle\.distributed"
+            r"|nproc.per.node",
+        ),
+    ),
+    explains=("port-in-use", "distributed-worker-failed", "rendezvous-unreachable"),
+)

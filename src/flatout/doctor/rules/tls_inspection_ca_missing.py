@@ -1,0 +1,162 @@
+"""Certificates are signed by somebody that this program does not know: mostly a company's proxy.
+
+**Checks.** What pip, uv, conda, git, curl, Docker, apt and Node say of certificates that they
+cannot verify.
+
+**Why it matters.** A company's proxy opens TLS and signs anew with its own certificate authority.
+Windows and browsers know that authority; Python, conda, WSL and containers bring lists of their
+own.
+
+**Example.** `SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate
+verify failed: self-signed certificate in certificate chain'))`
+
+**Fix.** Give the programs the company's CA: SSL_CERT_FILE, REQUESTS_CA_BUNDLE, `uv
+--system-certs`, `/usr/local/share/ca-certificates` and `update-ca-certificates`; asked first.
+Never switch verification off.
+
+**Source.** pip.pypa.io/en/stable/topics/https-certificates/;
+docs.astral.sh/uv/concepts/authentication/certificates/; docs.docker.com/engine/network/ca-certs/.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_UNKNOWN = ("tls-self-signed-in-chain", "tls-issuer-unknown")
+
+
+def check(case: Case) -> Finding | None:
+    """A certificate's issuer is unknown."""
+    if not case.sees(*_UNKNOWN):
+        return None
+    # Public sites send whole chains: who cannot verify those is behind somebody who signs anew.
+    is_decided = case.sees("tls-self-signed-in-chain", "tls-inspector-named", "public-host-named")
+    return Finding(
+        rule="tls-inspection-ca-missing",
+        severity="error",
+        certainty="decided" if is_decided else "likely",
+        problem="Certificates are signed by somebody that this program does not know: mostly a "
+        "company's proxy.",
+        because="a proxy that opens TLS signs with its own CA, which Python, WSL and containers"
+        " do not know",
+        evidence=case.evidence(*_UNKNOWN, "tls-inspector-named"),
+        fixes=(
+            Fix(
+                text="give the programs the company's CA, exported from Windows or asked of "
+                "its administrator",
+                safety="safe",
+                commands=("export SSL_CERT_FILE=<ca.pem> REQUESTS_CA_BUNDLE=<ca.pem>",),
+                changes="the environment of this shell",
+                undo="unset SSL_CERT_FILE REQUESTS_CA_BUNDLE",
+            ),
+            Fix(
+                text="make it known to the whole system",
+                safety="ask",
+                commands=(
+                    "sudo cp <ca.pem> /usr/local/share/ca-certificates/company.crt",
+                    "sudo update-ca-certificates",
+                ),
+                where="linux",
+                changes="the list of authorities",
+                undo="sudo rm /usr/local/share/ca-certificates/company.crt && sudo "
+                "update-ca-certificates --fresh",
+            ),
+        ),
+        confirm=("curl -sv https://pypi.org 2>&1 | grep -i issuer", "date -u"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=65,
+    signatures=(
+        signature(
+            "tls-self-signed-in-chain",
+            "self signed certificate in certificate chain",
+            "self-signed certificate in certificate chain",
+            "SELF_SIGNED_CERT_IN_CHAIN",
+            "self signed certificate",
+            "self-signed certificate",
+            "SEC_E_UNTRUSTED_ROOT",
+            "CA cert not marked critical",
+            "Missing Authority Key Identifier",
+            pattern=r"self[ -]signed certificate|SELF_SIGNED_CERT_IN_CHAIN|SEC_E_UNTRUSTED_ROOT"
+            r"|CA cert not marked critical|Missing Authority Key Identifier",
+        ),
+        signature(
+            "tls-issuer-unknown",
+            "unable to get local issuer certificate",
+            "UnknownIssuer",
+            "UNABLE_TO_GET_ISSUER_CERT_LOCALLY",
+            "UNABLE_TO_VERIFY_LEAF_SIGNATURE",
+            "certificate signed by unknown authority",
+            "server certificate verification failed",
+            "certificate issuer is unknown",
+            "CERTIFICATE_VERIFY_FAILED",
+            "unable to verify the first certificate",
+            "cannot verify",
+            "certificate verify failed",
+            "CondaSSLError",
+            "certificate is NOT trusted",
+            "Peer's Certificate issuer is not recognized",
+            "unable to get issuer certificate",
+            pattern=r"unable to get (?:local )?issuer certificate|UnknownIssuer"
+            r"|UNABLE_TO_(?:GET_ISSUER|VERIFY_LEAF)|signed by unknown authority"
+            r"|server certificate verification failed|certificate issuer is unknown"
+            r"|unable to verify the first certificate|cannot verify \S{1,80}certificate"
+            r"|CondaSSLError|certificate is NOT trusted|issuer is not recognized"
+            r"|certificate verify failed(?!.{0,80}(?:expired|not yet valid|mismatch))"
+            r"|CERTIFICATE_VERIFY_FAILED(?!.{0,120}(?:expired|not yet valid|mismatch))",
+        ),
+        signature(
+            "tls-inspector-named",
+            "zscaler",
+            "netskope",
+            "fortinet",
+            "FortiGate",
+            "palo alto",
+            "Blue Coat",
+            "bluecoat",
+            "Cisco Umbrella",
+            "umbrella",
+            "Forcepoint",
+            "Sophos",
+            "mitmproxy",
+            "Corporate Root CA",
+            "Kaspersky",
+            "Avast",
+            "ESET SSL",
+            pattern=r"zscaler|netskope|forti(?:net|gate)|palo alto|blue ?coat|cisco umbrella"
+            r"|forcepoint|sophos.{0,20}CA|mitmproxy|(?:Corporate|Company|Enterprise)"
+            r" Root CA"
+            r"|kaspersky|avast|ESET SSL",
+        ),
+        signature(
+            "public-host-named",
+            "pypi.org",
+            "pythonhosted.org",
+            "conda.anaconda.org",
+            "repo.anaconda.com",
+            "huggingface.co",
+            "download.pytorch.org",
+            "github.com",
+            "registry-1.docker.io",
+            "storage.googleapis.com",
+            "registry.npmjs.org",
+            "pypi.nvidia.com",
+            "nvcr.io",
+            "docker.io",
+            "raw.githubusercontent.com",
+            "archive.ubuntu.com",
+            "developer.download.nvidia.com",
+        ),
+    ),
+    explains=(
+        "proxy-not-set",
+        "hugging-face-unreachable",
+        "download-interrupted",
+        "no-wheel-for-python",
+    ),
+)

@@ -1,0 +1,121 @@
+"""Packages of the user's folder or of PYTHONPATH are taken in place of the environment's.
+
+**Checks.** Paths of `~/.local` or `%APPDATA%\\\\Python` beside those of an environment, and
+PYTHONPATH.
+
+**Why it matters.** Python looks into PYTHONPATH before all, and conda environments also see the
+user's folder, which `pip install --user` fills for all of them at once.
+
+**Example.** `/home/me/.local/lib/python3.10/site-packages/torch/__init__.py` in an environment's
+traceback
+
+**Fix.** `PYTHONNOUSERSITE=1` and no PYTHONPATH; safe. Then take the copy out of the user's
+folder; asked first.
+
+**Source.** docs.python.org/3/using/cmdline.html (PYTHONNOUSERSITE);
+docs.python.org/3/library/site.html.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """Modules of the user's folder were loaded in an environment, or PYTHONPATH brings others."""
+    is_mixed = case.sees("user-site-path") and case.sees("environment-path")
+    is_path = case.sees("pythonpath-set") and case.sees("import-failed")
+    if not is_mixed and not is_path and not case.sees("user-site-told"):
+        return None
+    is_failing = case.sees("import-failed", "user-site-told")
+    return Finding(
+        rule="user-site-shadows-env",
+        severity="error" if is_failing else "warning",
+        certainty="decided" if is_failing and is_mixed else "likely",
+        problem="Packages of the user's folder or of PYTHONPATH are taken in place of the "
+        "environment's.",
+        because="Python looks into PYTHONPATH and the user's folder before, or beside, the "
+        "environment",
+        evidence=case.evidence(
+            "user-site-told", "user-site-path", "environment-path", "pythonpath-set"
+        ),
+        fixes=(
+            Fix(
+                text="start without both",
+                safety="safe",
+                commands=("env -u PYTHONPATH PYTHONNOUSERSITE=1 <the same command>",),
+                changes="nothing that stays",
+            ),
+            Fix(
+                text="remove the copy from the user's folder",
+                safety="ask",
+                commands=("python -m site --user-site", "pip uninstall <package>"),
+                changes="removes it for all environments",
+                undo="pip install --user <package>",
+            ),
+        ),
+        confirm=('python -c "import sys; print(*sys.path)"', "python -m site"),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=65,
+    signatures=(
+        signature(
+            "user-site-path",
+            "/.local/lib/python",
+            "AppData\\Roaming\\Python",
+            pattern=r"/\.local/lib/python3\.\d{1,2}/site-packages"
+            r"|Roaming\\{1,2}Python\\{1,2}Python3\d{1,2}\\{1,2}site-packages",
+        ),
+        signature(
+            "environment-path",
+            "envs",
+            "venv",
+            "virtualenvs",
+            "miniconda",
+            "anaconda",
+            "miniforge",
+            "mambaforge",
+            "conda",
+            pattern=r"(?:/envs/|\\envs\\|/\.?venv|\\\.?venv|/virtualenvs/|/(?:mini|ana)conda\d?/"
+            r"|/mini(?:forge|mamba)\d?/|/mambaforge/|\\(?:mini|ana)conda\d?\\"
+            r"|/opt/conda/)[^\s:]{0,80}(?:lib|Lib|bin|Scripts|python)|CONDA_PREFIX=|"
+            r"VIRTUAL_ENV=",
+        ),
+        signature(
+            "pythonpath-set",
+            "PYTHONPATH",
+            pattern=r"PYTHONPATH\s*[=:]\s*\W?(?:\S{0,200}(?:site|dist)-packages|/opt/ros/"
+            r"|[A-Z]:\\)",
+        ),
+        signature(
+            "user-site-told",
+            "user site",
+            "user-site",
+            "usersite",
+            "ENABLE_USER_SITE",
+            pattern=r"ENABLE_USER_SITE: True|user[- ]site.{0,60}(?:shadow|instead of|before|over"
+            r"|wins)|(?:shadow|instead of|picked up).{0,60}(?:user[- ]site|~/\.local)",
+        ),
+        signature(
+            "import-failed",
+            "ImportError",
+            "ModuleNotFoundError",
+            "AttributeError",
+            "undefined symbol",
+            "RuntimeError",
+            "VersionConflict",
+            "ContextualVersionConflict",
+            "OSError",
+            "TypeError",
+            "numpy.dtype size changed",
+            pattern=r"^\S{0,3}(?:ImportError|ModuleNotFoundError|AttributeError|RuntimeError"
+            r"|OSError|TypeError|ValueError|\w*VersionConflict)\b|undefined symbol",
+        ),
+    ),
+    explains=("package-not-in-environment",),
+)

@@ -1,0 +1,66 @@
+"""Under WSL, a program of Windows answers in place of Linux'.
+
+**Checks.** Windows' paths of Python, pip, conda or nvcc in a shell of WSL.
+
+**Why it matters.** WSL puts Windows' PATH behind its own: what is missing in Linux is found in
+Windows, installs there, and does not see Linux' files.
+
+**Example.** `/mnt/c/Users/me/AppData/Local/Programs/Python/Python312/python.exe`
+
+**Fix.** Install Python in Linux; or `appendWindowsPath=false` under [interop] in /etc/wsl.conf;
+asked first.
+
+**Source.** MicrosoftDocs/WSL: wsl-config.md (interop settings).
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """Windows' paths of Python, pip, conda or nvcc in a shell of WSL."""
+    if not case.sees("windows-program-in-wsl"):
+        return None
+    return Finding(
+        rule="windows-python-inside-wsl",
+        severity="warning",
+        certainty="likely",
+        problem="Under WSL, a program of Windows answers in place of Linux'.",
+        because="WSL appends Windows' PATH to its own",
+        evidence=case.evidence("windows-program-in-wsl"),
+        fixes=(
+            Fix(
+                text="install Python in Linux",
+                safety="ask",
+                commands=("sudo apt install python3-venv",),
+                where="wsl",
+                changes="installs a package",
+            ),
+            Fix(
+                text="or keep Windows' PATH out: `appendWindowsPath=false` under [interop] "
+                "in /etc/wsl.conf, then `wsl --shutdown`",
+                safety="ask",
+                where="wsl",
+                changes="stops every distro and container",
+                undo="take the line out again",
+            ),
+        ),
+        confirm=("type -a python python3 pip nvcc",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=50,
+    signatures=(
+        signature(
+            "windows-program-in-wsl",
+            "/mnt/c/",
+            "/mnt/d/",
+            pattern=r"/mnt/[a-z]/[^\n:]{1,160}/(?:python3?|pip3?|conda|nvcc)(?:\.exe)\b",
+        ),
+    ),
+)
