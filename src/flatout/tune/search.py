@@ -50,8 +50,8 @@ _UPDATES_PER_SLOW_TRIAL = 9
 _LEAST_TRIAL_S = 0.5
 _SLOW_SHARE = 1 / 8
 
-# The two processes of a pair start at the same time, and each gets in the other's way a little.
-_START_OF_TWO = 1.2
+# The two processes of a pair start at the same time, and each gets in the other's way.
+_START_OF_TWO = 2.0
 
 # The last word may take this share of a search.
 _MOST_OF_BUDGET = 0.6
