@@ -51,3 +51,9 @@ def test_signature_is_quick_when_the_text_is_hostile(one: Signature) -> None:
 @pytest.mark.parametrize("one", SIGNATURES, ids=lambda one: one.id)
 def test_signature_has_words_to_look_for(one: Signature) -> None:
     assert all(any(letter.isascii() and letter.isalpha() for letter in text) for text in one.texts)
+
+
+def test_what_flatout_does_not_find_is_no_message_of_a_program() -> None:
+    for reason in ("nvidia-smi: not found", "NVML: there is no libnvidia-ml.so.1"):
+        case = case_from_machine(Machine(unread={"gpus": reason}), RULES)
+        assert not any(case.signs.values()), reason

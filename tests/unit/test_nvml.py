@@ -36,7 +36,9 @@ def nvmlDeviceGetMigMode(gpu):
     return [1, 1]
 def nvmlDeviceGetPersistenceMode(gpu): return 1
 def nvmlDeviceGetDisplayActive(gpu): return gpu
-def nvmlDeviceGetComputeRunningProcesses(gpu): return [7, 8]
+def nvmlDeviceGetComputeRunningProcesses(gpu):
+    if gpu == 1: raise Exception("Unversioned function called")
+    return [7, 8]
 def nvmlDeviceGetCurrentClocksThrottleReasons(gpu): return 0x24
 """
 
@@ -67,6 +69,7 @@ def test_nvml_when_some_fields_are_not_told(
     assert (first.has_display, second.has_display, second.num_processes) == (True, False, 2)
     assert second.throttle_reasons == ("power-cap", "thermal-slowdown")
     assert found.unread == {
+        "gpus.0.num_processes": "NVML: Unversioned function called",
         "gpus.0.memory_bytes": "NVML: Not Supported",
         "gpus.0.free_bytes": "NVML: Not Supported",
         **{

@@ -39,8 +39,9 @@ def _told(machine: Machine) -> list[str]:
     """What NVML, nvidia-smi and CUDA gave for reasons; not what flatout says of them."""
     reasons = dict.fromkeys(machine.unread.get(path, "") for path in ("gpus", "driver", "cuda"))
     parts = [part for reason in reasons for part in reason.split("; ")]
-    programs = ("NVML: ", "nvidia-smi: ")
-    lines = [part for part in parts if part.startswith(programs)]
+    programs, ours = ("NVML: ", "nvidia-smi: "), ("NVML: there is no ", "nvidia-smi: not found")
+    parts = [part for part in parts if part.startswith(programs) and not part.startswith(ours)]
+    lines = list(parts)
     # As NVML's own programs say it.
     lines += [f"Failed to initialize {part}" for part in parts if part.startswith("NVML: ")]
     if machine.cuda_start and machine.cuda_start.error:

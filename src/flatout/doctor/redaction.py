@@ -135,7 +135,9 @@ _SETTING_VALUE = re.compile(
 )
 # What programs say of the GPU in every language and version; the rules read these too.
 _PHRASE = re.compile(
-    r"Driver/library version mismatch|Driver Not Loaded|GPU is lost|Not Supported|Unknown Error"
+    r"Driver/library version mismatch|NVML/RM version mismatch"
+    r"|The operating system has blocked the request|Driver Not Loaded|GPU is lost"
+    r"|Not Supported|Unknown Error"
     r"|Insufficient Permissions|GPU access blocked by the operating system|Function Not Found"
     r"|NVML Shared Library Not Found|No devices were found|Insufficient Resources"
     r"|couldn't communicate with the NVIDIA driver|crashed \(exit code -?\d{1,10}\)"

@@ -6,7 +6,12 @@ from flatout.doctor.signature import signature
 
 SHARED = (
     # NVML and nvidia-smi. The texts of NVML's errors are in nvmlErrorString.
-    signature("nvml-blocked", "GPU access blocked by the operating system"),
+    # The second is how NVIDIA's binding for Python says it.
+    signature(
+        "nvml-blocked",
+        "GPU access blocked by the operating system",
+        "The operating system has blocked the request",
+    ),
     signature("nvml-unknown-error", "Failed to initialize NVML: Unknown Error"),
     signature(
         "nvml-driver-not-loaded",

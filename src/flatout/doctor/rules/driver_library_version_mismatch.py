@@ -53,8 +53,9 @@ RULE = Rule(
     check=check,
     prior=60,
     signatures=(
+        # The library's text, its enum, and how NVIDIA's binding for Python says it.
         signature("nvml-mismatch", "driver/library version mismatch",
-                  "NVML_ERROR_LIB_RM_VERSION_MISMATCH"),
+                  "NVML_ERROR_LIB_RM_VERSION_MISMATCH", "NVML/RM version mismatch"),
         signature(
             "kernel-api-mismatch",
             "API mismatch",
