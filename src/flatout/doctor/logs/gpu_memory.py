@@ -12,7 +12,10 @@ from flatout.doctor.signature import Sign, signature
 _AMOUNT = r"(\d[\d.]{0,15}) ?(bytes|[KMGT]i?B)"
 _UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 # Not the GPU's memory: pinned memory of the host, and CUDA that does not start.
-_OF_THE_GPU = r"^(?!.*(?:on host|pinned|HostAlloc|MallocHost|cuInit|cudaGetDeviceCount))"
+# TensorFlow says "not a failure" where its caller can do with less.
+_OF_THE_GPU = (
+    r"^(?!.*(?:on host|pinned|HostAlloc|MallocHost|cuInit|cudaGetDeviceCount|not a failure))"
+)
 _CUDA = r"\b(?:CUDA|CUDART|HIP|XPU|GPU\w*)\b"
 
 GPU_MEMORY = (
@@ -40,7 +43,8 @@ GPU_MEMORY = (
         "Memory allocation error on worker", "Failed to allocate memory for requested buffer",
         "Out of memory error on GPU", "Unable to allocate memory on GPU",
         pattern=r"OOM when allocating tensor(?!.{0,400}(?:device:CPU|allocator (?:cpu|mklcpu)))"
-        r"|\(GPU_\d+_bfc\) ran out of memory|Out of memory while trying to allocate \d+"
+        r"|\(GPU_\d+_bfc\) ran out of memory(?!.{0,300}not a failure)"
+        r"|Out of memory while trying to allocate \d+"
         r"|Failed to allocate request for [\d.]+|Out of memory allocating [\d,]+ bytes"
         r"|Memory allocation error on worker|allocate memory for requested buffer of size"
         r"|Out of memory error on GPU|Unable to allocate memory on GPU",

@@ -27,6 +27,9 @@ _HALF = ("proxy-refused", "proxy-misspelt", "wsl-localhost-proxy")
 def check(case: Case) -> Finding | None:
     """A proxy was asked and failed, or public hosts do not answer."""
     is_silent = case.sees("public-host-silent", "network-unreachable")
+    if case.sees("pip-succeeded"):
+        # It was only tried again.
+        is_silent = False
     if not case.sees(*_HALF) and not is_silent:
         return None
     certainty: Certainty = "likely"
@@ -153,6 +156,7 @@ RULE = Rule(
             pattern=r"(?:https?|Errno 101|connect|initiate|pip|apt|curl|wget|url"
             r"|dial tcp).{0,160}Network is unreachable",
         ),
+        signature("pip-succeeded", "Successfully installed"),
     ),
     explains=(
         "hugging-face-unreachable",
