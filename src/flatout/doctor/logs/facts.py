@@ -101,7 +101,11 @@ FACTS = (
     signature(
         "tensorflow-version",
         "tensorflow",
-        pattern=r"\btensorflow(?: version)?(?:==|[: ]+v?)(?P<version>\d+\.\d+\.\d+)",
+        "tensor flow",
+        "tf.__version__",
+        pattern=r"(?:\btensor ?flow(?:[-_]\w{3,5})?(?: version)?\W{1,24}(?:version:? )?v?"
+        r"|\btf\.__version__[^\n]{0,120}\n\W?)(?P<version>[12]\.\d{1,2}(?:\.\d+)?)\b",
+        lines=2,
     ),
 )  # fmt: skip
 

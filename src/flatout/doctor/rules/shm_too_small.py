@@ -124,7 +124,7 @@ RULE = Rule(
             "shared memory pool",
             "shared memory key",
             "not enough space for",
-            pattern=r"not enough space for[^\n]{0,30}\n?[^\n]{0,200}(?:vader|sm_segment|"
+            pattern=r"not enough space for[^\n]{0,30}\n?[^\n]{0,80}(?:vader|sm_segment|"
             r"/dev/shm)|(?:increase the shared memory pool|"
             r"initialize shared memory key|"
             r"shared memory region)[^\n]{0,200}(?:No space|Bus error|requested size)",

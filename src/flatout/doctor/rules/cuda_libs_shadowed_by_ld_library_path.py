@@ -1,0 +1,69 @@
+"""A CUDA library of the system is loaded in place of the framework's own.
+
+**Checks.** Symbols that one CUDA library misses in another, such as nvJitLink or cuBLASLt.
+
+**Why it matters.** Wheels bring CUDA's libraries of one version. A toolkit in LD_LIBRARY_PATH, or
+one of conda's, gives them a part of another.
+
+**Example.** `libcusparse.so.12: undefined symbol: __nvJitLinkAddData_12_1, version
+libnvJitLink.so.12`
+
+**Fix.** Leave the toolkit out of LD_LIBRARY_PATH, in this shell; safe.
+
+**Source.** pytorch/pytorch#131312, #111469.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("cuda-symbol-missing",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="cuda-libs-shadowed-by-ld-library-path",
+        severity="error",
+        problem=("A CUDA library of the system is loaded in place of the framework's own."),
+        because="the two libraries are of unlike versions",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="leave the toolkit out of the loader's path",
+                safety="safe",
+                commands=("unset LD_LIBRARY_PATH",),
+                changes="this shell alone",
+                undo="close the shell",
+            ),
+        ),
+        confirm=(
+            "echo $LD_LIBRARY_PATH",
+            "python -c 'import torch'",
+            "pip list | grep nvidia",
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "cuda-symbol-missing",
+            "undefined symbol",
+            "not defined in file",
+            "procedure entry point",
+            pattern=r"undefined symbol: ?_{0,2}(?:nvJitLink|cublas|cusparse|cusolver|cufft|"
+            r"curand|nvrtc|cupti|cuda[A-Z]|nvtx)\w*|"
+            r"symbol \w{1,80},? version lib(?:cublas|cusparse|nvJitLink|cusolver|"
+            r"cudart|cufft|nvrtc|cupti)\S* not defined in file|"
+            r"version lib(?:nvJitLink|cublas\w*|cusparse|cudart|cupti)\.so",
+        ),
+    ),
+    explains=("extension-abi-mismatch",),
+)

@@ -1,0 +1,90 @@
+"""Another cuDNN is loaded than the one that came with the framework.
+
+**Checks.** What torch, TensorFlow, JAX and Paddle say of the cuDNN they were compiled with and
+the one they found, and parts of cuDNN of unlike versions.
+
+**Why it matters.** Wheels bring their cuDNN. One named in `LD_LIBRARY_PATH`, or in an image, is
+found before it.
+
+**Example.** `cuDNN version incompatibility: PyTorch was compiled against (8, 3, 2) but linked
+against (8, 0, 3)`
+
+**Fix.** Leave the folder out of LD_LIBRARY_PATH, in this shell; safe.
+
+**Source.** pytorch/pytorch:torch/backends/cudnn/__init__.py; pytorch/pytorch#80637;
+docs.nvidia.com/deeplearning/cudnn.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("cudnn-conflict",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="cudnn-version-conflict",
+        severity="error",
+        problem="Another cuDNN is loaded than the one that came with the framework.",
+        because="the loader finds the other one first",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="leave out of the loader's path what holds another cuDNN",
+                safety="safe",
+                commands=("unset LD_LIBRARY_PATH",),
+                where="here",
+                changes="this shell alone",
+                undo="close the shell",
+            ),
+        ),
+        confirm=(
+            "echo $LD_LIBRARY_PATH",
+            "ldconfig -p | grep cudnn",
+            "pip list | grep -i cudnn",
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=65,
+    signatures=(
+        signature(
+            "cudnn-conflict",
+            "cuDNN version incompatibility",
+            "CuDNN library",
+            "cudnn library",
+            "SUBLIBRARY_VERSION_MISMATCH",
+            "CUDNN_STATUS_VERSION_MISMATCH",
+            "is compiled with CUDNN",
+            "version libcudnn",
+            "undefined symbol: cudnn",
+            "CuDNN runtime",
+            "Outdated cuDNN installation",
+            "Found cuDNN version",
+            "CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED",
+            pattern=r"cuDNN version incompatibility|"
+            r"Loaded (?:runtime )?CuDNN library:? \S{1,20}[^\n]{0,20} but source"
+            r" was compiled with|(?:SUBLIBRARY_VERSION|"
+            r"CUDNN_STATUS_VERSION)_MISMATCH|"
+            r"is compiled with CUDNN \S{1,12},? but CUDNN version in your machine|"
+            r"(?:undefined symbol|symbol)[^\n]{0,100}version libcudnn|"
+            r"undefined symbol: cudnn|Outdated cuDNN installation|"
+            r"Found cuDNN version \d+, but|CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED",
+        ),
+    ),
+    explains=(
+        "cudnn-library-missing",
+        "extension-abi-mismatch",
+        "cudnn-init-failed-cause-unclear",
+        "jax-cuda-plugin-missing",
+        "jax-cuda-plugin-init-failed",
+    ),
+)

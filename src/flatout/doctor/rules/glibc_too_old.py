@@ -1,0 +1,55 @@
+"""The system's C library is older than this program needs.
+
+**Checks.** Versions of GLIBC that the loader does not find.
+
+**Why it matters.** glibc belongs to the distribution and cannot be replaced. A wheel or binary
+from a newer system does not run.
+
+**Example.** `/lib64/libc.so.6: version 'GLIBC_2.28' not found`
+
+**Fix.** A newer distribution or container, or an older wheel; by hand.
+
+**Source.** peps.python.org/pep-0600; github.com/pypa/manylinux.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("glibc-version-missing",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="glibc-too-old",
+        severity="error",
+        problem="The system's C library is older than this program needs.",
+        because="glibc comes with the distribution",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text=(
+                    "use a newer distribution, or a container of one; or an older "
+                    "version of the program"
+                ),
+            ),
+        ),
+        confirm=("ldd --version",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=65,
+    signatures=(
+        signature(
+            "glibc-version-missing", "GLIBC_", pattern=r"\bGLIBC_2\.\d+(?:\.\d+)?\W{0,3} not found"
+        ),
+    ),
+    explains=("libstdcxx-too-old",),
+)

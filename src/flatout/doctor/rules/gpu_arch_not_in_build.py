@@ -1,0 +1,135 @@
+"""This build has no code for the GPU's compute capability.
+
+**Checks.** What torch, TensorFlow, Paddle, JAX, CuPy, Triton, llama.cpp, nvcc and ROCm print of
+architectures and kernels that are not there.
+
+**Why it matters.** A build carries machine code for some compute capabilities. A card newer or
+older than all of them runs nothing, whatever the driver.
+
+**Example.** `NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the
+current PyTorch installation.`
+
+**Fix.** A build that has the card's capability: `flatout setup` chooses it; asked first. CUDA 13
+builds begin at 7.5, RTX 50 needs CUDA 12.8 or newer.
+
+**Source.** pytorch/pytorch:torch/cuda/__init__.py; github.com/pytorch/pytorch/issues/167244;
+PaddlePaddle/Paddle#73687.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Certainty, Finding, Fix
+
+_TELLING = ("arch-refused",)
+_USUAL = ("invalid-device-function",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_TELLING, *_USUAL):
+        return None
+    # A ROCm build compares AMD's numbers with NVIDIA's, and then works.
+    if case.sees("amd-card") and not case.sees("kernel-missing"):
+        return None
+    certainty: Certainty = "likely"
+    if case.sees(*_TELLING):
+        certainty = "decided"
+    return Finding(
+        rule="gpu-arch-not-in-build",
+        severity="error",
+        certainty=certainty,
+        problem="This build has no code for the GPU's compute capability.",
+        because="the build was made for other cards",
+        evidence=case.evidence(*_TELLING, *_USUAL),
+        fixes=(
+            Fix(
+                text="install a build for this card's compute capability",
+                safety="ask",
+                commands=("flatout setup",),
+                changes="replaces the framework in its environment",
+            ),
+        ),
+        confirm=(
+            (
+                'python -c "import torch; print(torch.cuda.get_arch_list(), '
+                'torch.cuda.get_device_capability())"'
+            ),
+            "nvidia-smi --query-gpu=name,compute_cap --format=csv",
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=65,
+    signatures=(
+        signature(
+            "arch-refused",
+            "not compatible with the current PyTorch installation",
+            "it is too old",
+            "capability supported by this",
+            "no kernel image is available",
+            "CUDA_ERROR_NO_BINARY_FOR_GPU",
+            "cudaErrorNoKernelImageForDevice",
+            "CUDA_ERROR_INVALID_PTX",
+            "minimum required Cuda capability",
+            "compatible with compute capability",
+            "does not support target",
+            "is not defined for option",
+            "Unsupported gpu architecture",
+            "has no device code compatible",
+            "hipErrorNoBinaryForGpu",
+            "HIP error: invalid device function",
+            "Mismatched GPU Architecture",
+            "which is not compatible with Paddle",
+            "CUBLAS_STATUS_ARCH_MISMATCH",
+            "CUDNN_STATUS_ARCH_MISMATCH",
+            "for --gpu-architecture",
+            "but was built for sm",
+            "Unsupported GPU architecture",
+            "ptxas does not support CC",
+            "is not compatible with the current",
+            "hipErrorInvalidDeviceFunction",
+            "compatible with the GPU",
+            pattern=r"with CUDA capability sm_\d+ is not compatible|"
+            r"supports? this GPU because it is too old|"
+            r"[Mm]inimum (?:and Maximum )?cuda capability supported by this|"
+            r"no kernel image is available|NO_BINARY_FOR_GPU|NoKernelImageForDevice|"
+            r"CUDA_ERROR_INVALID_PTX|minimum required Cuda capability is|"
+            r"not built with CUDA kernel binaries|"
+            r"does not support (?:target )?'?\.?(?:target )?'?sm_\d+|'(?:sm|"
+            r"compute)_\w+' is not defined for option|Unsupported gpu architecture|"
+            r"no device code compatible with|Unable to find code object for all|"
+            r"hipErrorNoBinaryForGpu|HIP error: invalid device function|"
+            r"Mismatched GPU Arch|not compatible with Paddle installation|"
+            r"_STATUS_ARCH_MISMATCH|invalid value for --gpu-architecture|"
+            r"but was built for sm|ptxas does not support CC|"
+            r"hipErrorInvalidDeviceFunction",
+        ),
+        signature(
+            "invalid-device-function",
+            "invalid device function",
+            "named symbol not found",
+            "cudaErrorInvalidDeviceFunction",
+            "cudaErrorSymbolNotFound",
+            "CUDA_ERROR_INVALID_SOURCE",
+            "Cannot select: intrinsic",
+            pattern=r"CUDA.{0,30}(?:invalid device function|named symbol not found)|"
+            r"cudaErrorInvalidDeviceFunction|cudaErrorSymbolNotFound|"
+            r"CUDA_ERROR_INVALID_SOURCE|Cannot select: intrinsic %llvm\.nvvm",
+        ),
+        signature("amd-card", "Radeon", "ROCm", "Instinct"),
+        signature(
+            "kernel-missing",
+            "no kernel image is available",
+            "invalid device function",
+            "hipErrorNoBinaryForGpu",
+        ),
+    ),
+    explains=(
+        "cuda-illegal-memory-access",
+        "triton-gpu-too-old",
+    ),
+)

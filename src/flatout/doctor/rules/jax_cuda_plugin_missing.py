@@ -1,0 +1,75 @@
+"""JAX has no CUDA plugin: the installed jaxlib is the CPU's.
+
+**Checks.** What JAX says of platforms and backends that are not there.
+
+**Why it matters.** `pip install jax` gives the CPU's build. A package that depends on jax gives
+the same.
+
+**Example.** `An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not
+installed. Falling back to cpu.`
+
+**Fix.** `pip install 'jax[cuda12]'`; asked first. Not on native Windows.
+
+**Source.** docs.jax.dev/en/latest/installation.html; jax-ml/jax#10349.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("jax-without-cuda",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS) or case.sees("cuda-was-called"):
+        return None
+    return Finding(
+        rule="jax-cuda-plugin-missing",
+        severity="error" if case.sees("jax-refused-gpu") else "warning",
+        problem="JAX has no CUDA plugin: the installed jaxlib is the CPU's.",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="install JAX with its CUDA plugin",
+                safety="ask",
+                commands=("pip install --upgrade 'jax[cuda12]'",),
+                changes="replaces jax and jaxlib in this environment",
+            ),
+        ),
+        confirm=(
+            'python -c "import jax; print(jax.devices())"',
+            "pip list | grep -i jax",
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "jax-without-cuda",
+            "CUDA-enabled jaxlib is not installed",
+            "Could not find registered platform with name",
+            "Unknown backend",
+            "no attribute 'GpuAllocatorConfig'",
+            "No GPU/TPU found",
+            "platforms that are instances of",
+            pattern=r"CUDA-enabled jaxlib is not installed|"
+            r"Could not find registered platform with name:? \W{0,3}cuda|"
+            r"Unknown backend:? '?(?:gpu|cuda)'? requested|"
+            r"no attribute 'GpuAllocatorConfig'|No GPU/TPU found, falling back",
+        ),
+        signature(
+            "jax-refused-gpu",
+            "Unknown backend",
+            "failed to initialize",
+            "RuntimeError",
+            pattern=r"Unknown backend|Backend '(?:gpu|cuda)' failed to initialize",
+        ),
+        signature("cuda-was-called", "failed call to cuInit", "cuInit(0) failed"),
+    ),
+)

@@ -1,0 +1,81 @@
+"""JAX, jaxlib and the CUDA plugin are of unlike versions, or there are two plugins.
+
+**Checks.** What JAX says of its parts' versions, and plugins for CUDA 12 and 13 side by side.
+
+**Why it matters.** All parts of JAX must be of one version, and one plugin alone may register the
+platform.
+
+**Example.** `jaxlib version 0.4.30 is newer than and incompatible with jax version 0.4.20.`
+
+**Fix.** Remove all of JAX and install it once; asked first.
+
+**Source.** docs.jax.dev/en/latest/installation.html; jax-ml/jax#24604.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("jax-versions-differ",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="jax-packages-mismatch",
+        severity="error",
+        problem=(
+            "JAX, jaxlib and the CUDA plugin are of unlike versions, or there are two plugins."
+        ),
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="remove every part of JAX, and install one",
+                safety="ask",
+                commands=(
+                    (
+                        "pip uninstall jax jaxlib jax-cuda12-plugin jax-cuda12-pjrt "
+                        "jax-cuda13-plugin jax-cuda13-pjrt"
+                    ),
+                    "pip install 'jax[cuda12]'",
+                ),
+                changes="replaces JAX in this environment",
+            ),
+        ),
+        confirm=("pip list | grep -i jax",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=65,
+    signatures=(
+        signature(
+            "jax-versions-differ",
+            "incompatible with jax version",
+            "installed jaxlib version",
+            "jaxlib version",
+            "requires jaxlib",
+            "PJRT_Api already exists",
+            "ALREADY_EXISTS: PJRT_Api",
+            "jax_cuda12_plugin",
+            "jax-cuda12-plugin",
+            "jax_cuda13_plugin",
+            pattern=r"jaxlib version \S{1,20} is (?:newer than and )?incompatible|"
+            r"incompatible with jax version|"
+            r"not compatible with the installed jaxlib|"
+            r"jax requires (?:at least )?jaxlib|PJRT_Api already exists|"
+            r"ALREADY_EXISTS: PJRT_Api|"
+            r"jax[_-]cuda1[23][_-]plugin version \S{1,20} is installed, but|"
+            r"jaxlib is version \S{1,20}, but this version of jax requires",
+        ),
+    ),
+    explains=(
+        "jax-cuda-plugin-missing",
+        "jax-cuda-plugin-init-failed",
+    ),
+)

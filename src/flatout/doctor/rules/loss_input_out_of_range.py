@@ -1,0 +1,65 @@
+"""A value that must lie between 0 and 1, or be finite, does not.
+
+**Checks.** Assertions of binary cross entropy and of sampling.
+
+**Why it matters.** A logit given to a loss for probabilities, or NaN after an exploded step, ends
+in the same device-side assert as a wrong label.
+
+**Example.** `Assertion 'input_val >= zero && input_val <= one' failed.`
+
+**Fix.** Use the loss with logits, look for NaN before it; by hand.
+
+**Source.** pytorch/pytorch:aten/src/ATen/native/cuda/Loss.cu.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("loss-range-assertion",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="loss-input-out-of-range",
+        severity="error",
+        problem="A value that must lie between 0 and 1, or be finite, does not.",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text=(
+                    "use the loss that takes logits (BCEWithLogitsLoss), and stop at "
+                    "the first value that is not finite"
+                ),
+            ),
+        ),
+        confirm=("CUDA_LAUNCH_BLOCKING=1 python <script>",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "loss-range-assertion",
+            "input_val",
+            "should be between 0 and 1",
+            "probability tensor contains",
+            "all elements of target should be between",
+            "multinomial",
+            pattern=r"Assertion.{0,60}input_val >= zero|elements of (?:input|"
+            r"target) should be between 0 and 1|probability tensor contains either|"
+            r"Assertion.{0,80}probability",
+        ),
+    ),
+    explains=(
+        "label-index-out-of-range",
+        "cuda-illegal-memory-access",
+    ),
+)

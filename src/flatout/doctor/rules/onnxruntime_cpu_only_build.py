@@ -1,0 +1,59 @@
+"""The installed ONNX Runtime is the build for the CPU.
+
+**Checks.** Providers that are asked for and not in the list of those that exist.
+
+**Why it matters.** `onnxruntime` and `onnxruntime-gpu` install the same module: with both, the
+last one wins.
+
+**Example.** `Specified provider 'CUDAExecutionProvider' is not in available provider names.`
+
+**Fix.** Remove both, install onnxruntime-gpu; asked first.
+
+**Source.** microsoft/onnxruntime#16931; onnxruntime.ai, install.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("onnx-provider-absent",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="onnxruntime-cpu-only-build",
+        severity="warning",
+        problem="The installed ONNX Runtime is the build for the CPU.",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="remove both packages and install the GPU's",
+                safety="ask",
+                commands=(
+                    "pip uninstall onnxruntime onnxruntime-gpu",
+                    "pip install onnxruntime-gpu",
+                ),
+                changes="replaces ONNX Runtime in this environment",
+            ),
+        ),
+        confirm=("pip list | grep -i onnx",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "onnx-provider-absent",
+            "is not in available provider names",
+            pattern=r"(?:CUDA|"
+            r"Tensorrt)ExecutionProvider.{0,4} is not in available provider names",
+        ),
+    ),
+)

@@ -1,0 +1,67 @@
+"""The installed Paddle is a build for the CPU alone.
+
+**Checks.** What Paddle says when a GPU is asked of it.
+
+**Why it matters.** `pip install paddlepaddle` gives the CPU's build; GPU builds are in Paddle's
+own index.
+
+**Example.** `PaddlePaddle is not compiled with CUDA`
+
+**Fix.** Install paddlepaddle-gpu from its index; asked first.
+
+**Source.** www.paddlepaddle.org.cn/install/quick.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("paddle-without-cuda",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="paddle-cpu-only-build",
+        severity="error",
+        problem="The installed Paddle is a build for the CPU alone.",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="install the GPU build of Paddle from its own index",
+                safety="ask",
+                commands=(
+                    "pip uninstall paddlepaddle",
+                    (
+                        "pip install paddlepaddle-gpu -i "
+                        "https://www.paddlepaddle.org.cn/packages/stable/cu126/"
+                    ),
+                ),
+                changes="replaces Paddle in this environment",
+            ),
+        ),
+        confirm=('python -c "import paddle; print(paddle.is_compiled_with_cuda())"',),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "paddle-without-cuda",
+            "paddle",
+            "PaddlePaddle",
+            "CUDAPlace",
+            pattern=r"Paddle\w* (?:is|was|version)? ?not (?:be )?(?:compiled|"
+            r"been compiled) with (?:CUDA|GPU)|installed CPU version PaddlePaddle|"
+            r"Cannot use (?:GPU|CUDAPlace).{0,60}(?:CPU|not compiled)|"
+            r"not compiled with CUDA.{0,60}paddle",
+        ),
+    ),
+    explains=("torch-cpu-only-build",),
+)

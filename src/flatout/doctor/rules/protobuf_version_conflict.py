@@ -1,0 +1,58 @@
+"""protobuf is of another version than generated code expects.
+
+**Checks.** What protobuf says of descriptors and runtimes.
+
+**Why it matters.** Code generated for protobuf 3 fails with 4 and newer, and each release with
+older runtimes.
+
+**Example.** `Descriptors cannot be created directly.`
+
+**Fix.** Install the protobuf of the generated code; asked first.
+
+**Source.** protobuf.dev/news; tensorflow/tensorflow#56077.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("protobuf-refused",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="protobuf-version-conflict",
+        severity="error",
+        problem="protobuf is of another version than generated code expects.",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="install a protobuf that fits",
+                safety="ask",
+                commands=("pip install 'protobuf<4'",),
+                changes="replaces protobuf in this environment",
+            ),
+        ),
+        confirm=("pip check",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=50,
+    signatures=(
+        signature(
+            "protobuf-refused",
+            "Descriptors cannot",
+            "incompatible Protobuf Gencode",
+            "downgrade the protobuf package",
+            "'MessageFactory' object has no attribute",
+            "cannot import name 'builder' from 'google.protobuf",
+        ),
+    ),
+)

@@ -1,0 +1,77 @@
+"""TensorFlow since 2.11 has no GPU on native Windows.
+
+**Checks.** TensorFlow's version and the platform, where no GPU is listed, and TensorFlow's own
+warning.
+
+**Why it matters.** 2.10 was the last release with CUDA for Windows. Whatever CUDA and cuDNN are
+installed, newer ones compute on the CPU.
+
+**Example.** `TensorFlow GPU support is not available on native Windows for TensorFlow >= 2.11.`
+
+**Fix.** TensorFlow in WSL: `pip install 'tensorflow[and-cuda]'` there; by hand.
+
+**Source.** tensorflow.org/install/pip, Windows native; tensorflow/tensorflow#60237, #85006.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+
+def check(case: Case) -> Finding | None:
+    """It says so; or a new TensorFlow on Windows lists no GPU."""
+    is_told = case.sees("tf-windows-unsupported")
+    is_windows = case.machine.host.os == "windows" or case.sees("tf-windows-package")
+    found = case.machine.framework("tensorflow")
+    is_new = found is not None and _version(found.version) >= (2, 11)
+    is_seen = is_windows and is_new and case.sees("tf-no-gpu-listed") and not case.is_wsl
+    if not is_told and not is_seen:
+        return None
+    return Finding(
+        rule="tf-gpu-unsupported-on-native-windows",
+        severity="error",
+        problem="TensorFlow since 2.11 has no GPU on native Windows.",
+        because="2.10 was the last release with CUDA for Windows",
+        evidence=case.evidence(
+            "tf-windows-unsupported", "tensorflow-version", "tf-windows-package", "tf-no-gpu-listed"
+        ),
+        fixes=(
+            Fix(
+                text="use TensorFlow in WSL",
+                commands=("wsl --install", "pip install 'tensorflow[and-cuda]'"),
+                where="powershell",
+                changes="installs WSL; the second command is for its shell",
+            ),
+        ),
+        confirm=('python -c "import tensorflow as tf; print(tf.__version__)"',),
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])
+
+
+RULE = Rule(
+    check=check,
+    prior=70,
+    signatures=(
+        signature("tf-windows-unsupported", "GPU support is not available on native Windows"),
+        signature("tf-windows-package", "tensorflow-intel", "tensorflow_intel"),
+        signature(
+            "tf-no-gpu-listed",
+            "physical_device",
+            "Num GPUs Available",
+            "NOT AVAILABLE",
+            "list_physical_devices",
+            "is_gpu_available",
+            pattern=r"\[PhysicalDevice\(name='/physical_device:CPU:0', device_type='CPU'\)\]"
+            r"|Num GPUs Available:?\W{1,4}0\b|GPU is NOT AVAILABLE"
+            r"|list_physical_devices\(\W{0,2}GPU\W{0,2}\)\)?\W{0,4}\n?\W{0,4}\[\]"
+            r"|is_gpu_available[^\n]{0,60}\n?[^\n]{0,20}False",
+            lines=2,
+        ),
+    ),
+    explains=("tf-cuda-libraries-not-found",),
+)

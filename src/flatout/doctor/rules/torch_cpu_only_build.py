@@ -1,0 +1,80 @@
+"""The installed torch is a build for the CPU alone.
+
+**Checks.** torch's own complaint, and versions that end in `+cpu`, or `cpuonly` in a conda list,
+where a GPU is asked for.
+
+**Why it matters.** On Windows `pip install torch` gives a build without CUDA; conda does where it
+finds no driver while it resolves.
+
+**Example.** `AssertionError: Torch not compiled with CUDA enabled`
+
+**Fix.** Install a CUDA build: `flatout setup`; asked first.
+
+**Source.** pytorch/pytorch:torch/cuda/__init__.py; pytorch.org/get-started;
+pytorch/pytorch#28111.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = (
+    "torch-without-cuda",
+    "torch-cpu-version",
+)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="torch-cpu-only-build",
+        severity="error" if case.sees("torch-without-cuda") else "warning",
+        problem="The installed torch is a build for the CPU alone.",
+        because="a build without CUDA sees no GPU",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="install a CUDA build of torch",
+                safety="ask",
+                commands=("flatout setup",),
+                changes="replaces torch in its environment",
+            ),
+        ),
+        confirm=(('python -c "import torch; print(torch.__version__, torch.version.cuda)"'),),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "torch-without-cuda",
+            "not compiled with CUDA",
+            "from the 'CUDA' backend",
+            "not linked with support for cuda",
+            "not compiled with CUDA support",
+            "Torch was not compiled with",
+            pattern=r"(?<!paddle )(?<!is )not compiled with CUDA (?:enabled|support)|"
+            r"Could not run 'aten::\S{1,60}' with arguments from the 'CUDA' backend|"
+            r"not linked with support for cuda|Torch was not compiled with CUDA",
+        ),
+        signature(
+            "torch-cpu-version",
+            "+cpu",
+            "cpuonly",
+            "pytorch-mutex",
+            "CUDA used to build PyTorch",
+            pattern=r"torch\w{0,8}[^\n]{0,30}?\b\d+\.\d+\.\d+[\w.]{0,24}\+cpu\b(?<!vision)|"
+            r"^\W{0,2}\d\.\d+\.\d+[\w.]{0,24}\+cpu\W{0,2}$|"
+            r"pytorch-mutex\s+1\.0\s+cpu|^cpuonly\s+\d|"
+            r"^\W{0,4}(?:py)?torch\s+\d[\w.]+\s+\S{0,16}cpu|"
+            r"CUDA used to build PyTorch: None",
+        ),
+    ),
+    explains=("checkpoint-saved-on-gpu",),
+)

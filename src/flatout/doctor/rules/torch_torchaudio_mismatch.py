@@ -1,0 +1,60 @@
+"""torchaudio was built for another torch.
+
+**Checks.** Libraries of torchaudio that do not load, and what pip says of the pair.
+
+**Why it matters.** torchaudio's extension is compiled against one version of torch.
+
+**Example.** `OSError: .../torchaudio/lib/libtorchaudio.so: undefined symbol: _ZN3c10...`
+
+**Fix.** Install both from the same index, together; asked first.
+
+**Source.** docs.pytorch.org/audio/stable/installation.html, table of versions.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("torchaudio-broken",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="torch-torchaudio-mismatch",
+        severity="error",
+        problem="torchaudio was built for another torch.",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="install torch and torchaudio together, from one index",
+                safety="ask",
+                commands=("flatout setup",),
+                changes="replaces both in their environment",
+            ),
+        ),
+        confirm=("pip list | grep -i torch",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=65,
+    signatures=(
+        signature(
+            "torchaudio-broken",
+            "torchaudio",
+            pattern=r"torchaudio[^\n]{0,200}(?:undefined symbol|could not be found)|"
+            r"WinError 12[67]\][^\n]{0,300}torchaudio|PyTorch and (?:TorchAudio|"
+            r"torchaudio) were compiled with different",
+        ),
+    ),
+    explains=(
+        "extension-abi-mismatch",
+        "windows-missing-runtime-dll",
+    ),
+)

@@ -1,0 +1,84 @@
+"""torchvision was built for another torch.
+
+**Checks.** Operators of torchvision that are not registered, its libraries that do not load, and
+what pip says of the pair.
+
+**Why it matters.** torchvision's operators are compiled against one version of torch, and one of
+its CUDA builds: a CUDA torch with torchvision from the CPU index finds no `nms` for the GPU.
+
+**Example.** `RuntimeError: operator torchvision::nms does not exist`
+
+**Fix.** Install both from the same index, together; asked first.
+
+**Source.** github.com/pytorch/vision, README, table of versions; ultralytics/yolov5#1272.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = (
+    "torchvision-broken",
+    "torchvision-ops-unloaded",
+    "torchvision-requires",
+)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="torch-torchvision-mismatch",
+        severity="error"
+        if case.sees("torchvision-broken", "torchvision-ops-unloaded")
+        else "warning",
+        problem="torchvision was built for another torch.",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="install torch and torchvision together, from one index",
+                safety="ask",
+                commands=("flatout setup",),
+                changes="replaces both in their environment",
+            ),
+        ),
+        confirm=("pip list | grep -i torch",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=65,
+    signatures=(
+        signature(
+            "torchvision-broken",
+            "torchvision",
+            pattern=r"operator torchvision::\w+ does not exist|No such operator torchvision|"
+            r"Couldn't load custom C\+\+ ops|Could not run 'torchvision::\w+'|"
+            r"torchvision[^\n]{0,200}(?:undefined symbol|"
+            r"procedure could not be found)|WinError 127\][^\n]{0,300}torchvision|"
+            r"module 'torchvision' has no attribute 'extension'|"
+            r"PyTorch and torchvision (?:were|was) compiled with different|"
+            r"torchvision::nms",
+        ),
+        signature(
+            "torchvision-ops-unloaded",
+            "Couldn't load custom C++ ops",
+            "install torchvision accordingly",
+        ),
+        signature(
+            "torchvision-requires",
+            "torchvision",
+            pattern=r"torchvision \S{1,24} (?:requires|depends on|"
+            r"has requirement) torch(?:==|>=)\S+.{0,80}(?:you have|incompatible)",
+        ),
+    ),
+    explains=(
+        "extension-abi-mismatch",
+        "windows-missing-runtime-dll",
+        "torch-cpu-only-build",
+    ),
+)

@@ -1,0 +1,66 @@
+"""Triton is of another version than the package that uses it expects.
+
+**Checks.** Names that are not in Triton any more, or not yet.
+
+**Why it matters.** Triton changes its inner names with each version; torch needs exactly the one
+it was made with.
+
+**Example.** `ImportError: cannot import name 'AttrsDescriptor' from 'triton.compiler.compiler'`
+
+**Fix.** Install the version that torch names; asked first.
+
+**Source.** pytorch/pytorch#144103; bitsandbytes-foundation/bitsandbytes#1413.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("triton-name-missing",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="triton-version-mismatch",
+        severity="error",
+        problem=("Triton is of another version than the package that uses it expects."),
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="install the Triton that belongs to this torch",
+                safety="ask",
+                commands=(
+                    (
+                        'pip install --force-reinstall --no-deps "$(python -c "from '
+                        "importlib.metadata import requires; print(next(r.split(';')[0] for"
+                        " r in requires('torch') if 'triton' in r))\")\""
+                    ),
+                ),
+                changes="replaces Triton in this environment",
+            ),
+        ),
+        confirm=("pip list | grep -iE 'triton|torch'",),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "triton-name-missing",
+            "triton.ops",
+            "from 'triton",
+            "module 'triton",
+            "triton.language",
+            pattern=r"No module named 'triton\.\w|cannot import name '\w+' from 'triton|"
+            r"module 'triton[\w.]{0,40}' has no attribute",
+        ),
+    ),
+    explains=("triton-missing",),
+)

@@ -1,0 +1,85 @@
+"""XLA finds neither libdevice nor ptxas.
+
+**Checks.** What TensorFlow and JAX print when they compile for the GPU and miss a file of the
+CUDA toolkit.
+
+**Why it matters.** XLA needs `libdevice.10.bc` and `ptxas` of a toolkit, which drivers and many
+wheels do not bring.
+
+**Example.** `libdevice not found at ./libdevice.10.bc`
+
+**Fix.** Install nvcc's wheel and name its folder; asked first.
+
+**Source.** tensorflow.org/install/pip; conda-forge/tensorflow-feedstock#420.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.rule import Case, Rule
+from flatout.doctor.signature import signature
+from flatout.nouns.finding import Finding, Fix
+
+_SIGNS = ("libdevice-missing",)
+
+
+def check(case: Case) -> Finding | None:
+    """One of the messages was printed."""
+    if not case.sees(*_SIGNS):
+        return None
+    return Finding(
+        rule="xla-libdevice-or-ptxas-missing",
+        severity="error" if case.sees("libdevice-needed") else "warning",
+        problem="XLA finds neither libdevice nor ptxas.",
+        evidence=case.evidence(*_SIGNS),
+        fixes=(
+            Fix(
+                text="install nvcc's files and tell XLA where they are",
+                safety="ask",
+                commands=(
+                    "pip install nvidia-cuda-nvcc-cu12",
+                    (
+                        "export XLA_FLAGS=--xla_gpu_cuda_data_dir=$(python -c 'import "
+                        "nvidia.cuda_nvcc; print(nvidia.cuda_nvcc.__path__[0])')"
+                    ),
+                ),
+                changes="adds a package to this environment; this shell alone finds it",
+                undo="pip uninstall nvidia-cuda-nvcc-cu12",
+            ),
+        ),
+        confirm=(
+            "which ptxas",
+            "find / -name 'libdevice.10.bc' 2>/dev/null",
+        ),
+    )
+
+
+RULE = Rule(
+    check=check,
+    prior=60,
+    signatures=(
+        signature(
+            "libdevice-missing",
+            "libdevice",
+            "suitable version of ptxas",
+            "find ptxas",
+            "ptxas binary",
+            "ptxas.exe",
+            "No PTX compilation provider",
+            "invoke ptxas",
+            pattern=r"Can't find libdevice|libdevice not found|"
+            r"libdevice is required by this|find a suitable version of ptxas|"
+            r"(?:Can't|Couldn't|Could not|Unable to|cannot) find (?:valid )?ptxas|"
+            r"No PTX compilation provider|Couldn't invoke ptxas|"
+            r"ptxas binary .{0,80}not found",
+        ),
+        signature(
+            "libdevice-needed",
+            "INTERNAL",
+            "FAILED_PRECONDITION",
+            "libdevice not found",
+            "libdevice is required",
+            pattern=r"(?:INTERNAL|FAILED_PRECONDITION)\b.{0,60}(?:libdevice|ptxas|PTX)|"
+            r"libdevice not found|libdevice is required|InternalError",
+        ),
+    ),
+)
