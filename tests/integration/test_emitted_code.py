@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import torch
 
@@ -28,6 +29,7 @@ from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import EpochEnded, Validated
+from flatout.nouns.recipe import Choice
 from flatout.nouns.run import RunHeader
 from flatout.nouns.tuned_recipe import TunedRecipe
 from flatout.nouns.tuning import Decision, Wish
@@ -109,6 +111,41 @@ CASES = [
     ("blocks", {"activation_checkpointing": True, "precision": "bf16", "attention": "math"}),
     ("broken", {"nonfinite_loss": "skip"}),
 ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: threads are kept on CPUs there")
+def test_program_keeps_its_threads_on_the_cpus_of_the_recipe(tmp_path: Path) -> None:
+    assert sys.platform == "linux"
+    first = min(os.sched_getaffinity(0))
+    fixed = {"num_threads": 1, "loader_workers": 1}
+    spec = ExperimentSpec(
+        name="mine", file=str(MINE), parameters={"case": "samples"}, seed=5, fixed=fixed
+    )
+    built = build(load_experiment(spec), spec.seed, "cpu")
+    recipe = built.recipe(fixed)
+    kept: Choice[Any] = Choice(value="one-per-core", why="so")
+    about = msgspec.structs.replace(outline(built, recipe), cpus={"one-per-core": (first,)})
+    header = RunHeader(id="x", created_at=0.0, flatout_version="0", python="", spec=spec)
+    texts = []
+    for chosen in (recipe, msgspec.structs.replace(recipe, cpu_affinity=kept)):
+        tuned = TunedRecipe(
+            folder="", recipe=chosen, decision=DECISION, is_from_cache=False, unit="rows"
+        )
+        texts.append(program(header, tuned, about))
+    told = (
+        texts[1] + "\n    import os\n\n    print(sorted(os.sched_getaffinity(0)), len(ALL_CPUS))\n"
+    )
+    plain, pinned = (run_without_flatout(text, folder(tmp_path, name))
+                     for name, text in (("plain", texts[0]), ("pinned", told)))  # fmt: skip
+    assert epoch_losses(pinned) == epoch_losses(plain) != []
+    assert pinned.splitlines()[-1] == f"[{first}] {len(os.sched_getaffinity(0))}"
+
+
+def folder(parent: Path, name: str) -> Path:
+    """A new folder."""
+    made = parent / name
+    made.mkdir()
+    return made
 
 
 @pytest.mark.parametrize(("case", "use"), CASES, ids=lambda value: str(value))

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from flatout.nouns.recipe import check_field
+from flatout.nouns.topology import LogicalCpu, Topology
 from flatout.nouns.tuning import Cache, Profile, Setting
 from flatout.tune.candidates import base_candidate, candidates, plain_changes
 
@@ -100,6 +101,47 @@ def test_one_thread_is_tried_where_operations_are_short() -> None:
     assert reasons(CPU, long)["1 CPU thread"].startswith("operations of 200 us")
     several = msgspec.structs.replace(CPU, num_cores=8, num_threads=8)
     assert "4 CPU threads" in names(several, long)
+
+
+# Two performance cores with two threads each, and an efficiency core.
+HYBRID = Topology(
+    cpus=tuple(
+        LogicalCpu(index=index, core=core, is_performance=core != "4")
+        for index, core in enumerate(("0-1", "0-1", "2-3", "2-3", "4"))
+    )
+)
+
+
+def affinities(**changes: Any) -> dict[str, Any]:
+    tried, _ = candidates(msgspec.structs.replace(CPU, **changes), BUSY, "default")
+    return {one.name: one.changes for one in tried if one.axis == "affinity"}
+
+
+def test_affinity_is_tried_with_as_many_threads_as_it_leaves_cpus() -> None:
+    assert affinities(topology=HYBRID) == {
+        "one thread per core": {"cpu_affinity": "one-per-core", "num_threads": 3},
+        "performance cores alone": {"cpu_affinity": "performance-cores", "num_threads": 2},
+    }
+
+
+def test_affinity_leaves_the_threads_that_you_have_set() -> None:
+    found = affinities(topology=HYBRID, fixed={"num_threads": 3})
+    assert found == {"one thread per core": {"cpu_affinity": "one-per-core"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"topology": Topology(cpus=HYBRID.cpus[2:4:2])}, "no two CPUs"),
+        ({"topology": Topology(problem="on Linux alone")}, "on Linux alone"),
+        ({"topology": HYBRID, "device": "cuda"}, "the step runs on the GPU"),
+        ({"topology": HYBRID, "fixed": {"num_threads": 4}}, "you have set num_threads=4"),
+        ({"topology": HYBRID, "fixed": {"cpu_affinity": "all"}}, "you have set cpu_affinity"),
+    ],
+)
+def test_affinity_is_not_tried(changes: dict[str, Any], reason: str) -> None:
+    setting = msgspec.structs.replace(CPU, **changes)
+    assert reasons(setting)["one thread per core"].startswith(reason)
 
 
 def test_what_takes_nothing_of_the_step_is_not_tried() -> None:

@@ -19,6 +19,7 @@ from flatout.nouns.recipe import (
     Allocator,
     Attention,
     Choice,
+    CpuAffinity,
     MemoryFormat,
     NonfiniteLoss,
     OptimizerImplementation,
@@ -38,10 +39,15 @@ PLAIN: dict[str, Any] = {
     "loader_prefetch": 2, "loader_pin_memory": False, "loader_persistent": False,
     "optimizer_implementation": "own", "memory_format": "contiguous", "micro_batch_size": 8,
     "clip_norm": None, "num_threads": 1, "deterministic": True, "nonfinite_loss": "stop",
-    "checkpoint_every": None, "activation_checkpointing": False, "allocator": "system",
+    "checkpoint_every": None, "activation_checkpointing": False, "cpu_affinity": "all",
+    "allocator": "system",
 }  # fmt: skip
 OUTLINE = Outline(
-    data_kind="tensors", batch_size=8, num_gathered=4096, blocks=("blocks.0", "blocks.1")
+    data_kind="tensors",
+    batch_size=8,
+    num_gathered=4096,
+    blocks=("blocks.0", "blocks.1"),
+    cpus={"one-per-core": (0, 2, 4, 6, 8, 9), "performance-cores": (1, 3)},
 )
 
 
@@ -93,6 +99,19 @@ def test_program_says_the_gain_and_the_reasons() -> None:
     ast.parse(text)
 
 
+def test_program_gives_the_workers_all_cpus_where_the_step_has_some() -> None:
+    samples = msgspec.structs.replace(OUTLINE, data_kind="map-style")
+    kept = written(recipe(**LOADED, cpu_affinity="performance-cores"), samples)
+    assert "keep_on({1, 3})" in kept
+    assert "worker_init_fn=functools.partial(use_cpus, ALL_CPUS)" in kept
+    assert "use_cpus" not in written(recipe(**LOADED), samples)
+
+
+def test_program_keeps_threads_nowhere_when_that_makes_no_difference() -> None:
+    alike = msgspec.structs.replace(OUTLINE, cpus={})
+    assert "keep_on" not in written(recipe(cpu_affinity="one-per-core"), alike)
+
+
 def test_program_hands_over_the_parameters() -> None:
     parameters = {"rate": float("inf"), "name": 'a"b\\', "width": 64, "is_deep": True, "x": None}
     text = written(recipe(), parameters=parameters, seed=7, epochs=9)
@@ -122,6 +141,7 @@ CHANGED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "micro_batch_size": ({}, 2, "spans(first, last, 2)"),
     "clip_norm": ({}, 0.5, "clip_grad_norm_(parameters, 0.5)"),
     "num_threads": ({}, 4, "torch.set_num_threads(4)"),
+    "cpu_affinity": ({}, "one-per-core", "keep_on({*range(0, 9, 2), 9})"),
     "allocator": ({}, "retain", "libc.mallopt(-4, 0)"),
     "deterministic": ({"deterministic": False}, True, "use_deterministic_algorithms(True)"),
     "nonfinite_loss": ({}, "skip", "if is_finite(loss, parameters):"),
@@ -182,6 +202,7 @@ def recipes() -> st.SearchStrategy[Recipe]:
         "micro_batch_size": st.sampled_from([8, 3]),
         "clip_norm": st.sampled_from([None, 1.0]),
         "num_threads": st.sampled_from([1, 8]),
+        "cpu_affinity": st.sampled_from(get_args(CpuAffinity)),
         "allocator": st.sampled_from(get_args(Allocator)),
         "deterministic": st.booleans(),
         "nonfinite_loss": st.sampled_from(get_args(NonfiniteLoss)),
@@ -209,7 +230,7 @@ def some_programs() -> list[str]:
     )  # fmt: skip
     samples = Outline(
         data_kind="map-style", batch_size=8, validation_kind="iterable", scheduling="plateau",
-        has_collate=True, validate_every=50,
+        has_collate=True, validate_every=50, cpus={"performance-cores": (0, 2, 4, 6)},
     )  # fmt: skip
     stream = Outline(
         data_kind="iterable", batch_size=8, is_by_steps=True, validation_kind="map-style"
@@ -223,7 +244,13 @@ def some_programs() -> list[str]:
         written(recipe(activation_checkpointing=True, attention="math"), full),
         written(recipe(device="cuda:0", data_path="resident", precision="fp16"), full),
         written(
-            recipe(**LOADED, memory_format="channels_last", num_threads=8, allocator="retain"),
+            recipe(
+                **LOADED,
+                memory_format="channels_last",
+                num_threads=8,
+                allocator="retain",
+                cpu_affinity="performance-cores",
+            ),
             samples,
         ),
         written(recipe(data_path="loader", precision="bf16", micro_batch_size=3), samples),

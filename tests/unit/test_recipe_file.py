@@ -20,7 +20,7 @@ VALUES: dict[str, Any] = {
     "loader_persistent": True, "optimizer_implementation": "fused",
     "memory_format": "channels_last", "micro_batch_size": 8, "clip_norm": None, "num_threads": 3,
     "deterministic": True, "nonfinite_loss": "skip", "checkpoint_every": None,
-    "activation_checkpointing": False, "allocator": "system",
+    "activation_checkpointing": False, "cpu_affinity": "all", "allocator": "system",
 }  # fmt: skip
 
 

@@ -181,6 +181,8 @@ def recipe_text(recipe: Recipe) -> str:
         parts.append(recipe.memory_format.value)
     if recipe.activation_checkpointing.value:
         parts.append("activations computed again")
+    if recipe.cpu_affinity.value != "all":
+        parts.append(f"on {recipe.cpu_affinity.value.replace('-', ' ')}")
     if recipe.allocator.value == "retain":
         parts.append("freed memory kept")
     if recipe.clip_norm.value is not None:

@@ -242,6 +242,7 @@ def _setting(built: Built, subject: Subject) -> Setting:
         pinning_problem=subject.pinning_problem,
         free_bytes=free_bytes(device, subject.limit_bytes) - (room.leave_bytes if room else 0),
         not_retained=why_not_retained(),
+        topology=facts.topology,
     )
 
 

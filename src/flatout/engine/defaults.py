@@ -44,7 +44,19 @@ def chosen_recipe(facts: Facts, fixed: dict[str, Any]) -> Recipe:
             value=None, why="by measured cost: standing still and slowdown together under 2 %"
         ),
     )
-    return changed_recipe(recipe, fixed)
+    recipe = changed_recipe(recipe, fixed)
+    num_cpus = _num_cpus(recipe, facts)
+    if num_cpus is not None and recipe.num_threads.value > num_cpus and "num_threads" not in fixed:
+        one_each: Choice[int] = Choice(value=num_cpus, why="one for each CPU of cpu_affinity")
+        recipe = msgspec.structs.replace(recipe, num_threads=one_each)
+    return recipe
+
+
+def _num_cpus(recipe: Recipe, facts: Facts) -> int | None:
+    """How many CPUs the recipe keeps the step's threads on; None where it leaves them all."""
+    value = recipe.cpu_affinity.value
+    is_kept = value != "all" and facts.topology.problem is None
+    return len(facts.topology.chosen(value)) if is_kept else None
 
 
 def changed_recipe(recipe: Recipe, fixed: dict[str, Any]) -> Recipe:
@@ -76,6 +88,7 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
             value=False, why="computing them again takes time; for where memory is short"
         ),
         "num_threads": _num_threads(facts),
+        "cpu_affinity": Choice(value="all", why="the system schedules threads as it likes"),
         "allocator": Choice(value="system", why="keeping what was freed takes memory"),
         "deterministic": Choice(
             value=is_cpu,
@@ -195,11 +208,41 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
 
 
 def _process_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
-    """Settings of the process that do nothing for this step.
+    """Settings of the process that do nothing for this step, or harm it.
 
     Raises:
         UsageError: recipe-does-not-fit, where they cannot be made.
     """
+    return [*_affinity_findings(recipe, facts), *_allocator_findings(recipe, facts)]
+
+
+def _affinity_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
+    value, num_cpus = recipe.cpu_affinity.value, _num_cpus(recipe, facts)
+    reason = facts.topology.why_not(value) if value != "all" else None
+    if facts.topology.problem is not None and reason is not None:
+        raise UsageError(
+            "recipe-does-not-fit",
+            f"`cpu_affinity={value}` does not go on this system.",
+            because=reason,
+            fix="leave it out, or use all",
+        )
+    if reason is not None:
+        return [_without_effect("cpu_affinity", reason)]
+    if num_cpus is None or recipe.num_threads.value <= num_cpus:
+        return []
+    return [
+        Finding(
+            rule="more-threads-than-cpus",
+            severity="warning",
+            problem=f"{recipe.num_threads.value} threads take turns on {num_cpus} CPUs.",
+            because=f"`cpu_affinity={value}` leaves so many here, and threads that work together "
+            "wait for those that wait for a CPU",
+            fixes=(Fix(text=f"set num_threads={num_cpus}"),),
+        )
+    ]
+
+
+def _allocator_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
     if recipe.allocator.value == "system":
         return []
     reason = why_not_retained()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flatout.engine.affinity import cpus_by_thread
 from flatout.engine.allocator import is_retaining
 from flatout.engine.batches import tensors_in
 from flatout.engine.cached_feed import CachedFeed
@@ -15,6 +16,7 @@ from flatout.engine.feed import MicroBatch
 from flatout.engine.loader import LoaderFeed
 from flatout.engine.session import Session
 from flatout.engine.tracing import Trace
+from flatout.nouns.recipe import CpuAffinity
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _TORCH_PREFETCH = 2
@@ -124,6 +126,16 @@ def _threads(value: int, seen: Seen) -> str | None:
     return f"{value} thread{plural}" if torch.get_num_threads() == value else None
 
 
+def _affinity(value: CpuAffinity, seen: Seen) -> str | None:
+    topology, threads = seen.session.facts.topology, cpus_by_thread().values()
+    if value == "all":
+        return "as the system schedules its threads"
+    chosen = set(topology.chosen(value))
+    if not all(cpus <= chosen for cpus in threads):
+        return None
+    return f"{len(threads)} threads kept on {len(chosen)} of {len(topology.cpus)} CPUs"
+
+
 def _allocator(value: str, seen: Seen) -> str | None:
     if value == "system":
         return "as the C library does it"
@@ -146,6 +158,7 @@ _LOOKS: dict[str, _Look] = {
     "loader_prefetch": _prefetch,
     "loader_pin_memory": _pinned,
     "num_threads": _threads,
+    "cpu_affinity": _affinity,
     "allocator": _allocator,
     "micro_batch_size": _micro_batch,
 }

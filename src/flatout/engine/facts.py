@@ -16,6 +16,8 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.feed import is_in_memory, is_map_style
 from flatout.engine.optimizers import Optimizers
 from flatout.errors import UsageError
+from flatout.nouns.topology import Topology
+from flatout.system.topology import read_topology
 
 DataKind = Literal["tensors", "map-style", "iterable"]
 
@@ -29,6 +31,7 @@ class Facts:
     has_volumes: weights or buffers of five dimensions, as those of 3-d convolutions.
     num_blocks: repeated blocks of the model that activation checkpointing can compute again;
         num_moving_blocks: those that it cannot, for their running statistics.
+    topology: of the CPUs that the process may use, before any recipe holds.
     """
 
     device: torch.device
@@ -47,6 +50,7 @@ class Facts:
     num_moving_blocks: int
     num_cores: int
     num_threads: int
+    topology: Topology
 
 
 def data_kind(data: Any) -> DataKind:
@@ -133,4 +137,5 @@ def experiment_facts(
         num_moving_blocks=len(blocks.with_running_statistics),
         num_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         num_threads=torch.get_num_threads(),
+        topology=read_topology(),
     )

@@ -32,12 +32,14 @@ class Reading:
     """What decides how data is read: by whom, in which pieces, in which order.
 
     caching: how the training samples can be kept, where the recipe says so; None reads each anew.
+    cpus: those that workers may use, where the recipe keeps the step's threads from some of them.
     """
 
     experiment: Experiment
     recipe: Recipe
     seed: int
     caching: Caching | None = None
+    cpus: tuple[int, ...] = ()
 
     def training_feed(self, data: Any, device: torch.device) -> Feed:
         """Feeds the training data, in a new order in each epoch if the experiment says so."""
@@ -94,6 +96,7 @@ class Reading:
             pin_memory=recipe.loader_pin_memory.value,
             persistent=recipe.loader_persistent.value and recipe.loader_workers.value > 0,
             collate=self.experiment.collate,
+            cpus=self.cpus if recipe.cpu_affinity.value != "all" else (),
         )
         if kind == "map-style" and caching is not None:
             return CachedFeed(data, slicing, loading, caching)

@@ -26,6 +26,7 @@ def identity(built: Built, fixed: dict[str, Any]) -> dict[str, Any]:
         "device": _device_name(device),
         "num_cores": built.facts.num_cores,
         "num_threads": built.facts.num_threads,
+        "cpus": built.facts.topology.shape,
         "model": _digest(_model_lines(built)),
         "optimizer": _digest(_optimizer_lines(built)),
         "data": built.facts.data_kind,

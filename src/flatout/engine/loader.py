@@ -7,6 +7,7 @@ an epoch and worker, and kept apart from the model's.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from flatout.engine import randomness
+from flatout.engine.affinity import keep_on
 from flatout.engine.feed import MicroBatch, Slicing
 from flatout.engine.stacking import Refused, stacked, unless_refused
 from flatout.errors import FlatoutError, UsageError
@@ -25,13 +27,17 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """How a DataLoader is to be run; see the recipe's fields of the same names."""
+    """How a DataLoader is to be run; see the recipe's fields of the same names.
+
+    cpus: those that its workers may use; empty where they have them from the process.
+    """
 
     num_workers: int
     prefetch: int
     pin_memory: bool
     persistent: bool
     collate: Callable[[list[Any]], Any] | None
+    cpus: tuple[int, ...] = ()
 
     def arguments(self) -> dict[str, Any]:
         """As keyword arguments of torch's DataLoader, which refuses some without workers."""
@@ -46,11 +52,13 @@ class Loading:
         if self.num_workers:
             arguments["prefetch_factor"] = self.prefetch
             arguments["persistent_workers"] = self.persistent
-            arguments["worker_init_fn"] = _prepare_worker
+            arguments["worker_init_fn"] = functools.partial(_prepare_worker, self.cpus)
         return arguments
 
 
-def _prepare_worker(worker: int) -> None:
+def _prepare_worker(cpus: tuple[int, ...], worker: int) -> None:
+    # The step's threads may be kept to some of the CPUs; the others are for the workers.
+    keep_on(cpus)
     # Samples are made one by one; threads would only fight with the step for the cores.
     torch.set_num_threads(1)
 

@@ -13,7 +13,8 @@ from flatout.engine.session import Built, Session, process_settings
 from flatout.errors import UsageError
 from flatout.nouns.class_report import MEANS
 from flatout.nouns.outline import DataKind, Outline, Scheduling
-from flatout.nouns.recipe import Choice, Recipe
+from flatout.nouns.recipe import Choice, CpuAffinity, Recipe
+from flatout.nouns.topology import Topology
 
 
 def outline(built: Built, recipe: Recipe) -> Outline:
@@ -64,7 +65,13 @@ def _outline(session: Session) -> Outline:
         blocks=tuple(name for name in blocks if name not in own),
         self_checkpointing=tuple(own),
         checkpointing_prefix=name_of_its_own(blocks[own[0]]) if own else "",
+        cpus=_cpus(session.facts.topology),
     )
+
+
+def _cpus(topology: Topology) -> dict[CpuAffinity, tuple[int, ...]]:
+    values: tuple[CpuAffinity, ...] = ("one-per-core", "performance-cores")
+    return {value: topology.chosen(value) for value in values if topology.why_not(value) is None}
 
 
 def _check_best(session: Session) -> None:

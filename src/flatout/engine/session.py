@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flatout.engine import precision, randomness
 from flatout.engine.activations import ActivationCheckpointing
+from flatout.engine.affinity import affinity_settings
 from flatout.engine.allocator import allocator_settings
 from flatout.engine.batches import placer, tensors_in
 from flatout.engine.caching import Caching, caching_of
@@ -108,7 +109,11 @@ def build(
 @contextlib.contextmanager
 def process_settings(recipe: Recipe) -> Iterator[None]:
     """Sets what there is once per process, and puts it back: a notebook goes on as it was."""
-    with allocator_settings(recipe.allocator.value), _torch_settings(recipe):
+    with (
+        allocator_settings(recipe.allocator.value),
+        affinity_settings(recipe.cpu_affinity.value),
+        _torch_settings(recipe),
+    ):
         yield
 
 
@@ -180,6 +185,7 @@ class Session:
             recipe=recipe,
             seed=built.seed,
             caching=built.caching_for(recipe),
+            cpus=built.facts.topology.indices,
         )
         self.feed = reading.training_feed(built.train_data, self.device)
         self.validation_feed = reading.validation_feed(self.device)

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from flatout.nouns.recipe import CpuAffinity
+
 DataKind = Literal["tensors", "map-style", "iterable"]
 Scheduling = Literal["step", "epoch", "plateau"]
 
@@ -21,6 +23,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     stopping go by.
     blocks: names of the modules that activation checkpointing computes again; self_checkpointing:
     of those that have one of their own, switched on by `{checkpointing_prefix}_enable`.
+    cpus: those that each value of the recipe's cpu_affinity means here, if it makes a difference.
     """
 
     data_kind: DataKind
@@ -43,3 +46,4 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     blocks: tuple[str, ...] = ()
     self_checkpointing: tuple[str, ...] = ()
     checkpointing_prefix: str = "activation_checkpointing"
+    cpus: dict[CpuAffinity, tuple[int, ...]] = {}

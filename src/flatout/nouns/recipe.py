@@ -23,6 +23,7 @@ OptimizerImplementation = Literal["own", "for-loop", "foreach", "fused"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Attention = Literal["auto", "math", "flash", "efficient", "cudnn"]
 Allocator = Literal["system", "retain"]
+CpuAffinity = Literal["all", "one-per-core", "performance-cores"]
 NonfiniteLoss = Literal["stop", "skip"]
 
 
@@ -52,6 +53,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         activations again in the backward pass.
     clip_norm: largest gradient norm (2-norm over all parameters), None for no clipping.
     num_threads: intra-op threads of the CPU.
+    cpu_affinity: the CPUs that threads run on: `all` that the process may use, one of each core,
+        or one of each performance core.
     allocator: `system` leaves freed memory to the C library; `retain` keeps it in the process.
     deterministic: only algorithms that repeat bit for bit.
     nonfinite_loss: `stop` the run at a NaN or infinite loss, or `skip` that batch's update.
@@ -74,6 +77,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     )
     clip_norm: Choice[float | None]
     num_threads: Choice[int]
+    cpu_affinity: Choice[CpuAffinity] = Choice(
+        value="all", why="no such field when this recipe was chosen"
+    )
     allocator: Choice[Allocator] = Choice(
         value="system", why="no such field when this recipe was chosen"
     )

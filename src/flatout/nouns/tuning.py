@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from flatout.nouns.finding import Finding
+from flatout.nouns.topology import Topology
 
 Numerics = Literal["strict", "default", "fast"]
 Mode = Literal["auto", "off", "full"]
@@ -168,7 +169,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     data_bytes: of tensors in memory. free_bytes: of the device's memory, what others are to have
     taken off. pinning_problem: why memory cannot be pinned. None: unknown, or there is none.
     has_processes: candidates can be measured in processes of their own. not_retained: why freed
-    memory cannot be kept, None if it can.
+    memory cannot be kept, None if it can. topology: of the CPUs that the process may use.
     cache: of map-style data, where reading it takes a share of the step that is worth saving.
     """
 
@@ -186,6 +187,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     has_blocks: bool = False
     has_processes: bool = True
     not_retained: str | None = None
+    topology: Topology = Topology(problem="nobody has looked")
     fixed: dict[str, Any] = {}
     baseline: dict[str, Any] = {}
     data_bytes: int | None = None

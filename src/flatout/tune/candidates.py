@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from flatout.nouns.recipe import CpuAffinity
 from flatout.nouns.tuning import Candidate, Numerics, Profile, Setting, Skip
 from flatout.nouns.units import percent_text, seconds_text
 from flatout.tune.data_paths import AXES, LEAST_SHARE, data_paths
@@ -36,6 +37,7 @@ def plain_changes(setting: Setting) -> dict[str, Any]:
         "loader_pin_memory": False,
         "micro_batch_size": setting.batch_size,
         "num_threads": setting.num_threads,
+        "cpu_affinity": "all",
         "allocator": "system",
         **setting.baseline,
     }
@@ -107,6 +109,7 @@ def _all(
     yield from _attentions(setting, profile)
     yield from data_paths(setting, profile)
     yield from _optimizers(setting, profile)
+    yield from _affinities(setting)
     yield from _threads(setting, profile)
     yield from _micro_batches(setting)
 
@@ -238,6 +241,27 @@ def _threads(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, st
             is_process_wide=True,
         )
         yield candidate, on_gpu or (shared if count == 1 and is_long else None)
+
+
+def _affinities(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
+    on_gpu = "the step runs on the GPU" if setting.device != "cpu" else None
+    values: tuple[tuple[CpuAffinity, str, str], ...] = (
+        ("one-per-core", "one thread per core", "two threads on one core share what computes"),
+        ("performance-cores", "performance cores alone", "fast cores need not wait for slow ones"),
+    )
+    for value, name, why in values:
+        count = len(setting.topology.chosen(value))
+        changes: dict[str, Any] = {"cpu_affinity": value, "num_threads": count}
+        reason = on_gpu or setting.topology.why_not(value)
+        fixed = setting.fixed.get("num_threads")
+        if fixed is not None:
+            del changes["num_threads"]
+            if reason is None and fixed > count:
+                reason = f"you have set num_threads={fixed}, and it would leave {count} CPUs"
+        candidate = Candidate(
+            name=name, axis="affinity", changes=changes, why=why, is_process_wide=True
+        )
+        yield candidate, reason
 
 
 def _micro_batches(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:

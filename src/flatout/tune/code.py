@@ -35,12 +35,14 @@ _SECTIONS = (
     ("each", code_data.EACH),
     ("place", code_data.PLACE),
     ("slices", code_data.SLICES),
+    ("workers pinned", code_data.USE_CPUS),
     ("loader", code_data.UNCHANGED),
     ("cached", code_data.OWN),
     ("samples", code_data.SAMPLES),
     ("streams", code_data.STREAM),
     ("recomputed attention", code_loop.SAME_KERNEL),
     ("recomputed_blocks", code_loop.RECOMPUTED),
+    ("pinned", code_loop.KEEP_ON),
     ("retained", code_loop.RETAIN),
     ("", code_loop.BUILD),
     ("", code_loop.MEAN),
@@ -57,8 +59,8 @@ _TEXTS = {
     "validation": code_loop.VALIDATION,
 }
 _MODULES = (
-    "contextlib", "copy", "ctypes", "hashlib", "importlib", "itertools", "math", "operator", "os",
-    "random", "sys", "types",
+    "contextlib", "copy", "ctypes", "functools", "hashlib", "importlib", "itertools", "math",
+    "operator", "os", "random", "sys", "types",
 )  # fmt: skip
 _BACKENDS = {
     "math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION",
@@ -97,6 +99,8 @@ def program(header: RunHeader, tuned: TunedRecipe, outline: Outline) -> str:
     device = f"DEVICE = torch.device({_literal(tuned.recipe.device.value)})"
     body = "\n\n\n".join(parts)
     constants = [device] if re.search(r"\bDEVICE\b", body) else []
+    if flags["workers"] and flags["pinned"]:
+        constants.append(code_data.ALL_CPUS.strip("\n"))
     if flags["file"]:
         constants.append(code_loop.STAND_IN.strip("\n"))
     environment = list(_environment(plan))
@@ -152,6 +156,7 @@ def _flags_of_step(recipe: Recipe, outline: Outline) -> dict[str, bool]:
         "implementation": recipe.optimizer_implementation.value != "own",
         "fused": recipe.optimizer_implementation.value == "fused",
         "deterministic": recipe.deterministic.value,
+        "pinned": recipe.cpu_affinity.value in outline.cpus,
         "retained": recipe.allocator.value == "retain",
         "clip": is_clipping,
         "skip": is_skipping,
@@ -202,6 +207,7 @@ def _values(plan: _Plan) -> dict[str, str]:
         "epochs": str(spec.epochs or "experiment.epochs"),
         "parameters": "named_parameters" if outline.has_named_parameters else "parameters",
         "num_threads": str(recipe.num_threads.value),
+        "cpus": _numbers(outline.cpus.get(recipe.cpu_affinity.value, ())),
         "is_tf32": str(recipe.precision.value == "tf32"),
         "is_benchmarking": str(not recipe.deterministic.value),
         "is_foreach": str(implementation == "foreach"),
@@ -251,6 +257,22 @@ def _names(names: tuple[str, ...]) -> str:
     if len(f"    for name in [{line}]:") <= _WIDTH:
         return f"[{line}]"
     return "[\n" + "".join(f"        {text},\n" for text in texts) + "    ]"
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    """A set of rising numbers; three and more at equal distances are a range."""
+    texts, rest = [], list(numbers)
+    while rest:
+        step = rest[1] - rest[0] if len(rest) > 1 else 1
+        count = 1
+        while count < len(rest) and rest[count] - rest[count - 1] == step:
+            count += 1
+        if count < 3:
+            texts.append(str(rest.pop(0)))
+            continue
+        texts.append(f"*range({rest[0]}, {rest[count - 1] + 1}{f', {step}' * (step > 1)})")
+        del rest[:count]
+    return f"{{{', '.join(texts)}}}"
 
 
 def _literal(value: Any) -> str:

@@ -99,6 +99,17 @@ def slices(data: Any, order: torch.Tensor, batch_size: int, num_gathered: int) -
             ]  #? accumulated
 '''
 
+ALL_CPUS = """
+# Before the step's threads are kept to some of them.
+ALL_CPUS = os.sched_getaffinity(0)
+"""
+
+USE_CPUS = '''
+def use_cpus(cpus: set[int], worker: int) -> None:
+    """Gives a loader's worker the CPUs that the step's threads are kept from, too."""
+    os.sched_setaffinity(0, cpus)
+'''
+
 UNCHANGED = '''
 def unchanged(batch: Any) -> Any:
     """What a loader is to collate: nothing more, it is a batch already."""
@@ -160,6 +171,7 @@ def sample_loader(samples: Samples) -> DataLoader[Any]:
         prefetch_factor=$loader_prefetch,  #? workers
         persistent_workers=$loader_persistent,  #? workers
         pin_memory=True,  #? pin
+        worker_init_fn=functools.partial(use_cpus, ALL_CPUS),  #? workers pinned
         # A loader draws a number each time it is iterated: not from the model's generator.
         generator=torch.Generator().manual_seed(0),
     )
@@ -207,6 +219,7 @@ def stream_loader(stream: Stream) -> DataLoader[Any]:
         num_workers=$num_workers,
         prefetch_factor=$loader_prefetch,  #? workers
         pin_memory=True,  #? pin
+        worker_init_fn=functools.partial(use_cpus, ALL_CPUS),  #? workers pinned
         # A loader draws a number each time it is iterated: not from the model's generator.
         generator=torch.Generator().manual_seed(0),
     )

@@ -33,6 +33,13 @@ def recomputed(block: Any, forward: Any) -> Any:
     return kept
 '''
 
+KEEP_ON = '''
+def keep_on(cpus: set[int]) -> None:
+    """Has all threads of this process run on these CPUs alone; new ones begin there, too."""
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), cpus)
+'''
+
 RETAIN = '''
 def retain_freed_memory() -> None:
     """Has glibc keep what tensors have freed, and the kernel fill no new pages in each update."""
@@ -55,6 +62,8 @@ def build(experiment: Any, seed: int) -> tuple[Any, Any, Any]:
     data = each(data, torch.Tensor.to, DEVICE)  #? resident tensors
     #= num_threads
     torch.set_num_threads($num_threads)
+    #= cpu_affinity  #? pinned
+    keep_on($cpus)  #? pinned
     #= allocator  #? retained
     retain_freed_memory()  #? retained
     #= deterministic  #? deterministic

@@ -30,6 +30,8 @@ _CONCERNED: dict[str, frozenset[Question]] = {
     "optimizer_implementation": frozenset(("accumulation", "optimizer", "curve")),
     "attention": frozenset(("gradients", "curve", "masks")),
     "num_threads": frozenset(("gradients",)),
+    # Cores of two kinds should compute the same: asked all the same.
+    "cpu_affinity": frozenset(("gradients",)),
     # New pages are zeros; what is kept is not, should a model read what nobody wrote.
     "allocator": frozenset(("gradients",)),
     "deterministic": frozenset(("gradients", "masks")),
