@@ -52,7 +52,7 @@ def tune(
         use: recipe fields by name, with the values to fix.
         seed: of weights and order.
         numerics: how far results may differ by rounding: `strict`, `default` or `fast`.
-        budget_s: seconds the search may take; None: 60, or 12 plain steps where that is more.
+        budget_s: seconds the search may take; None: 54, or 12 plain steps where that is more.
         is_quiet: does not print the trials as they come.
 
     Returns:
