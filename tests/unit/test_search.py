@@ -21,7 +21,8 @@ from flatout.nouns.tuning import (
     Trial,
     Verdict,
 )
-from flatout.tune.search import LEAST_GAIN, Problem, next_move, priced
+from flatout.tune.problem import Problem
+from flatout.tune.search import LEAST_GAIN, next_move, priced
 
 PROFILE = Profile(
     step_s=0.01, start_s=2.0, shares={}, num_operations=10,
@@ -321,3 +322,11 @@ def test_what_needs_another_setting_is_tried_once_that_has_won() -> None:
 
     assert names(2.0) == (["workers", "ahead"], [])
     assert names(0.5) == (["workers"], ["without loader_workers it does nothing"])
+
+
+def test_a_bound_search_without_time_for_a_trial_measures_nothing() -> None:
+    decision, history = searched(problem(budget_s=0.2, spent_s=0.8, is_bound=True), speeds(bf16=2))
+    assert not history and not decision.has_measured and decision.is_plain
+    assert decision.why.endswith("a search of 2 s would do")
+    # Where nobody has set a limit, what usually helps is tried all the same.
+    assert searched(problem(budget_s=0.2), speeds(bf16=2.0))[1]

@@ -112,7 +112,10 @@ class Display:
             text = f"searching for at most {seconds_text(line.budget_s)} before the first step"
             show.print_lines(self._console, [("tuning", text)])
         elif isinstance(line, Tuned):
-            show.print_lines(self._console, [("tuned", wording.decision_text(line))])
+            why = [("because", line.decision.why)] if line.decision.is_plain else []
+            show.print_lines(self._console, [
+                ("tuned", wording.decision_text(line)), *why, *wording.unused_lines(line.decision)
+            ])  # fmt: skip
         elif isinstance(line, RecipeSet):
             show.print_lines(self._console, [("recipe", wording.recipe_text(line.recipe))])
         elif isinstance(line, Started):

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.text import Text
 
 from flatout.cli import show
-from flatout.cli.wording import DOT, interval_text
+from flatout.cli.wording import DOT, interval_text, unused_lines
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import Fetched, Line, Profiled, Tried, Trying, Warned
 from flatout.nouns.tuned_recipe import TunedRecipe
@@ -106,7 +106,8 @@ def print_tuned(tuned: TunedRecipe) -> None:
         gain = Text(f"{interval_text(decision.speedup)} of plain", "bold green")
         console.print(Text(text, "bold") + gain, soft_wrap=True)
     else:
-        text = f"{'recipe':<{_NAME_WIDTH}}{'the plain loop stays':>{_RATE_WIDTH}}"
+        which = "the plain loop stays" if decision.has_measured else "the defaults"
+        text = f"{'recipe':<{_NAME_WIDTH}}{which:>{_RATE_WIDTH}}"
         console.print(Text(text, "bold"), soft_wrap=True)
         show.print_lines(console, [("because", decision.why)])
     console.print()
@@ -114,8 +115,10 @@ def print_tuned(tuned: TunedRecipe) -> None:
 
 
 def _closing_lines(decision: Decision, is_from_cache: bool) -> Iterable[tuple[str, str]]:
-    if decision.lost:
-        yield "lost", DOT.join(_lost_text(result) for result in decision.lost)
+    lost = [_lost_text(result) for result in decision.lost if result.problem is None]
+    if lost:
+        yield "lost", DOT.join(lost)
+    yield from unused_lines(decision)
     for result in decision.refused:
         reasons = ", ".join(_check_text(check) for check in _failed(result))
         yield "refused", f"{result.trial.candidate.name}: {reasons}"
@@ -162,10 +165,8 @@ def _result_text(result: Result) -> str:
 
 
 def _lost_text(result: Result) -> str:
-    name = result.trial.candidate.name
-    if result.speedup is None:
-        return f"{name}: {result.problem.problem if result.problem else 'not measured'}"
-    return f"{name} x{result.speedup.middle:.2f}"
+    name, gain = result.trial.candidate.name, result.speedup
+    return f"{name}: not measured" if gain is None else f"{name} x{gain.middle:.2f}"
 
 
 def _failed(result: Result) -> tuple[Check, ...]:

@@ -12,7 +12,7 @@ from flatout.nouns.lines import Started, Tuned
 from flatout.nouns.machine import Machine
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.run import Checkpointing, Run
-from flatout.nouns.tuning import Interval
+from flatout.nouns.tuning import Decision, Interval
 from flatout.nouns.units import (
     bytes_text,
     count_text,
@@ -57,10 +57,22 @@ def decision_text(line: Tuned) -> str:
     """How a search before a training has ended, on one line."""
     decision = line.decision
     price = seconds_text(decision.search_s)
+    if not decision.has_measured:
+        return f"not searched, the defaults train{DOT}{price}"
     if decision.speedup is None:
         return f"the plain loop stays{DOT}searched {price}"
     found = "found before, probed in" if line.is_from_cache else "searched"
     return f"{interval_text(decision.speedup)} of the plain loop{DOT}{found} {price}"
+
+
+def unused_lines(decision: Decision) -> list[tuple[str, str]]:
+    """What could not be measured, each on a line with its reason."""
+    found = [
+        f"{result.trial.candidate.name}: {result.problem.problem}"
+        for result in decision.lost
+        if result.problem is not None
+    ]
+    return [("not used", text) for text in dict.fromkeys(found)]
 
 
 def metric_text(name: str, value: float | None) -> str:

@@ -173,10 +173,16 @@ class Contest:
         return None
 
     def _measured_step(self) -> tuple[float, Trace]:
-        contestant = self.contestants.plain()
         batch_size = self.contestants.setting.batch_size
-        begin_s = elapsed_s()
-        trace = traced(lambda: contestant.timed(1))
+        try:
+            contestant = self.contestants.plain()
+            begin_s = elapsed_s()
+            trace = traced(lambda: contestant.timed(1))
+        except Exception as error:
+            # A plain loop only fails; flatout's own looks at samples and losses, and says why.
+            if not is_out_of_memory(error):
+                self._one_update_of_its_own()
+            raise
         traced_s = elapsed_s() - begin_s
         # Looking on costs little of a step that takes long, and another one would cost much.
         per_sample_s = traced_s / batch_size
@@ -186,12 +192,22 @@ class Contest:
         contestant.runner.close()
         return per_sample_s * batch_size, trace
 
+    def _one_update_of_its_own(self) -> None:
+        contestant = self.contestants.contestant(self.contestants.session({}))
+        try:
+            contestant.timed(1)
+        finally:
+            contestant.runner.close()
+
     def profile(self, step_s: float, trace: Trace, start_s: float) -> Profile:
         """One plain step looked at from inside.
 
         Args:
             step_s, trace: of a plain step.
             start_s: what it takes to start a process and to build the experiment in it.
+
+        Raises:
+            RunFailed: nonfinite-loss.
         """
         shares, num_page_faults = self._shares(step_s)
         return Profile(
@@ -210,6 +226,8 @@ class Contest:
         session = self.contestants.session({})
         meter = Meter(session.device)
         contestant = self.contestants.contestant(session, meter)
+        loop = contestant.runner
+        assert isinstance(loop, RecipeLoop), "flatout's loop is one under a recipe"
         is_long = step_s > _LONG_STEP_S
         if not is_long:
             contestant.timed(1)
@@ -217,7 +235,16 @@ class Contest:
         before, first = meter.split_s(), page_faults()
         contestant.timed(num_updates)
         after, last = meter.split_s(), page_faults()
-        contestant.runner.close()
+        is_finite = loop.has_finite_losses() or session.recipe.nonfinite_loss.value == "skip"
+        loop.close()
+        if not is_finite:
+            raise RunFailed(
+                "nonfinite-loss",
+                "the loss is NaN or infinite in the first updates.",
+                because="speeds measured on such numbers say nothing",
+                fix="lower the learning rate, set clip_norm, look at the data; "
+                "`flatout train --tune off` names the step and its samples",
+            )
         spent = {part: after[part] - before[part] for part in _PARTS}
         total = sum(spent.values()) or 1.0
         faults = None if first is None or last is None else (last - first) // num_updates

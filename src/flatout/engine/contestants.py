@@ -80,6 +80,8 @@ class Contestants:
         self.device = first.device
         self.train_data = first.train_data
         self._identity = identity(first, subject.fixed)
+        # What was fixed and does not go here is told before anything is measured.
+        _check(self.plain_recipe(), first)
         # Nobody has used it yet: the first contestant is made of it.
         self._spare: Built | None = first
         # What samples with an index can be kept as; None where they have none.
@@ -129,10 +131,7 @@ class Contestants:
         """
         recipe = self.recipe(changes)
         built = self._built(changes, is_of_part)
-        check_precision(recipe.precision.value, built.device)
-        implementation = recipe.optimizer_implementation.value
-        built.optimizers.check_implementation(implementation, can_be_fused=built.facts.can_be_fused)
-        check_recipe(recipe, built.facts)
+        _check(recipe, built)
         with process_settings(recipe):
             session = Session(built, recipe)
             if isinstance(session.feed, CachedFeed):
@@ -199,6 +198,18 @@ class Contestants:
 def _left_to_others(subject: Subject, device: torch.device) -> int:
     """What is to be left of the computer's memory."""
     return subject.room.leave_bytes if subject.room is not None and device.type == "cpu" else 0
+
+
+def _check(recipe: Recipe, built: Built) -> None:
+    """Refuses a recipe that cannot be carried out on what was built.
+
+    Raises:
+        UsageError: precision-not-here, recipe-does-not-fit.
+    """
+    check_precision(recipe.precision.value, built.device)
+    implementation = recipe.optimizer_implementation.value
+    built.optimizers.check_implementation(implementation, can_be_fused=built.facts.can_be_fused)
+    check_recipe(recipe, built.facts)
 
 
 def _without_validation(experiment: Experiment) -> Experiment:

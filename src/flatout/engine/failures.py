@@ -22,10 +22,12 @@ _OUT_OF_MEMORY = (
     "can't allocate memory", "not enough memory: you tried to allocate",
     "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
 )  # fmt: skip
+# torch's attention, where the only kernels it may use are not made for the device or the shapes.
+_NO_ATTENTION = ("No available kernel", "No viable backend for scaled_dot_product_attention")
 # Our files that call what the experiment has built: backward, step, a loader's iteration.
 _AT_WORK = (
     "step.py", "weight_update.py", "optim.py", "activations.py", "learning_rates.py",
-    "loop.py", "loader.py", "inference.py", "caching.py", "cached_feed.py", "part.py",
+    "loop.py", "loader.py", "inference.py", "plain.py", "caching.py", "cached_feed.py", "part.py",
 )  # fmt: skip
 
 
@@ -50,6 +52,13 @@ def bad_news(error: BaseException) -> FlatoutError | None:
             "the model uses an operation that does not repeat bit for bit.",
             because=text.split(".")[0],
             fix="train without that promise: --use deterministic=false",
+        )
+    if isinstance(error, RuntimeError) and text.startswith(_NO_ATTENTION):
+        return RunFailed(
+            "recipe-does-not-fit",
+            "the attention kernel that was asked for cannot compute this step.",
+            because=_one_line(error),
+            fix="leave the choice to torch: --use attention=auto",
         )
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
         return RunFailed(

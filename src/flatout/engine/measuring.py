@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from flatout.engine.step import Step
 from flatout.errors import RunFailed
 from flatout.nouns.tuning import Interval
 from flatout.system.clock import elapsed_s
-from flatout.tune.search import is_slow
+from flatout.tune.problem import is_slow
 from flatout.tune.statistics import speedup
 
 # Shorter blocks would measure the clock and the scheduler.
@@ -73,6 +74,7 @@ class RecipeLoop:
         self.newest: list[MicroBatch] = []
         self._losses = Losses(session.device)
         self._every_step = session.learning_rates.are_per_step
+        self._is_finite = True
         session.model.train()
 
     def run(self, num_updates: int) -> int:
@@ -94,8 +96,17 @@ class RecipeLoop:
             if self._every_step:
                 self._every_step = stepped(self._session.learning_rates.after_update)
             num_samples += size
-        self._losses.take()
+        self._take_losses(is_waiting=False)
         return num_samples
+
+    def has_finite_losses(self) -> bool:
+        """Whether no loss so far was NaN or infinite; waits for the last ones."""
+        self._take_losses(is_waiting=True)
+        return self._is_finite
+
+    def _take_losses(self, *, is_waiting: bool) -> None:
+        taken = self._losses.take(is_waiting=is_waiting)
+        self._is_finite &= all(math.isfinite(loss) for loss, _ in taken)
 
     def close(self) -> None:
         """See Runner."""

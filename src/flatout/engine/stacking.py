@@ -47,7 +47,7 @@ def stacked(samples: list[Any]) -> Any:
     except RuntimeError as error:
         if "equal size" not in str(error):
             raise
-        because = f"the samples are not of one size: {str(error).partition(', but')[2] or error}"
+        because = f"the samples are not of one size: {str(error).partition(', but ')[2] or error}"
         raise _cannot_stack("", samples[0], because) from error
 
 

@@ -20,7 +20,7 @@ from flatout.engine.facts import chosen_device
 from flatout.engine.memory import release_memory
 from flatout.engine.trial import Surroundings, Terms, measured_apart
 from flatout.engine.watch import StopRequest
-from flatout.errors import UsageError
+from flatout.errors import RunFailed, UsageError
 from flatout.nouns.lines import Event, Profiled, Tried, Trying, Tuned
 from flatout.nouns.recipe import Choice, Recipe
 from flatout.nouns.tuning import Candidate, Decision, Interval, Known, Profile, Result, Trial, Wish
@@ -30,7 +30,8 @@ from flatout.tune.cache import cache_key, is_of_use, still_holds
 from flatout.tune.candidates import base_candidate, candidates
 from flatout.tune.data_paths import LEAST_SHARE
 from flatout.tune.memory import loop_name, unless_moved
-from flatout.tune.search import Problem, is_faster, next_move, priced
+from flatout.tune.problem import Problem
+from flatout.tune.search import is_faster, next_move, priced
 
 # A search that was asked for may take this long, or as long as these many plain steps: with
 # loading, a minute.
@@ -105,8 +106,17 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     if budget_s is None:
         is_short_of_memory = bool(contest.contestants.setting.baseline)
         return contest.contestants.default_recipe() if is_short_of_memory else None
-    profile = contest.profile(step_s, trace, start_s)
-    decision = _decision(search, contest, profile, budget_s - (elapsed_s() - began_s))
+    try:
+        profile = contest.profile(step_s, trace, start_s)
+    except RunFailed as error:
+        if error.rule != "nonfinite-loss" or search.wish.is_only:
+            raise
+        # The training names step and samples; from weights that it is given it may do better.
+        return contest.contestants.default_recipe()
+    decision = _decision(search, contest, profile, (budget_s, elapsed_s() - began_s))
+    if not decision.has_measured:
+        _tell_end(search, decision, is_from_cache=False)
+        return contest.contestants.default_recipe()
     probe = None if decision.is_plain else _probe(contest, decision)
     decision = priced(decision, elapsed_s() - began_s, batch_size)
     known = Known(
@@ -171,7 +181,11 @@ def _probe(contest: Contest, decision: Decision) -> Interval | None:
     return contest.measured(trial, _PROBE_S).speedup
 
 
-def _decision(search: Search, contest: Contest, profile: Profile, budget_s: float) -> Decision:
+def _decision(
+    search: Search, contest: Contest, profile: Profile, time_s: tuple[float, float]
+) -> Decision:
+    """What the trials decide; time_s: what the search may take, and what of it is over."""
+    budget_s, spent_s = time_s
     can_start = search.folder is not None
     setting = msgspec.structs.replace(contest.contestants.setting, has_processes=can_start)
     keeping = contest.contestants.keeping
@@ -184,7 +198,10 @@ def _decision(search: Search, contest: Contest, profile: Profile, budget_s: floa
         candidates=tried,
         skipped=skipped,
         profile=profile,
-        budget_s=budget_s,
+        budget_s=budget_s - spent_s,
+        spent_s=spent_s,
+        # A search that is asked for without a budget takes what one trial takes.
+        is_bound=search.wish.budget_s is not None or search.wish.mode == "auto",
         batch_size=setting.batch_size,
         can_start=can_start,
         plain_name=loop_name(setting.baseline, setting.batch_size),
@@ -196,7 +213,7 @@ def _decision(search: Search, contest: Contest, profile: Profile, budget_s: floa
             step=0,
             profile=profile,
             num_candidates=len(tried),
-            budget_s=budget_s,
+            budget_s=problem.budget_s,
         )
     )
     history: list[Result] = []

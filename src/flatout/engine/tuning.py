@@ -7,6 +7,7 @@ from typing import Any
 
 from flatout.engine.contestants import Subject
 from flatout.engine.experiment import Experiment
+from flatout.engine.failures import bad_news
 from flatout.engine.tuner import Search, tuned_recipe
 from flatout.engine.watch import StopRequest
 from flatout.errors import RunFailed
@@ -60,6 +61,7 @@ def tune(
 
     Raises:
         UsageError: what was asked for cannot be.
+        RunFailed: the plain loop could not be run.
     """
     fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
     told: list[Event] = []
@@ -73,13 +75,13 @@ def tune(
         subject=Subject(
             experiment=experiment, seed=seed, device_name=fixed.get("device"), fixed=fixed
         ),
-        wish=Wish(mode="full", numerics=numerics, budget_s=budget_s),
+        wish=Wish(mode="full", numerics=numerics, budget_s=budget_s, is_only=True),
         num_steps=None,
         request=StopRequest(),
         tell=tell,
         folder=None,
     )
-    recipe = tuned_recipe(search)
+    recipe = _searched(search)
     decision = next((line.decision for line in told if isinstance(line, Tuned)), None)
     if recipe is None or decision is None:
         raise RunFailed(
@@ -88,6 +90,17 @@ def tune(
             fix="give it more time: tune(experiment, budget_s=120)",
         )
     return TunedHere(recipe=recipe, decision=decision)
+
+
+def _searched(search: Search) -> Recipe | None:
+    """What a search gives; what an experiment raises becomes bad news, as in a training."""
+    try:
+        return tuned_recipe(search)
+    except Exception as error:
+        news = bad_news(error)
+        if news is None or news is error:
+            raise
+        raise news from error
 
 
 def _print(line: Tried) -> None:

@@ -230,6 +230,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     is_plain: nothing was enough faster, so the plain loop's settings stay.
     changes: recipe fields of what came out on top.
     speedup: of the winner over the plain loop, None where that is the plain loop itself.
+    has_measured: False where there was no time for a single trial.
     why: one sentence. search_s: the price. pays_back_after_steps: None where it never does.
     """
 
@@ -243,6 +244,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     search_s: float
     pays_back_after_steps: int | None = None
+    has_measured: bool = True
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):

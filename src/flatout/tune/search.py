@@ -17,14 +17,13 @@ from flatout.nouns.tuning import (
     Candidate,
     Decision,
     Interval,
-    Profile,
     Result,
-    Rung,
     Skip,
     Trial,
 )  # fmt: skip
 from flatout.tune.candidates import jump
 from flatout.tune.ladder import Ladder
+from flatout.tune.problem import Problem, plain_rung, unmeasured
 from flatout.tune.statistics import speedup_over_processes
 
 # What a recipe must gain, with 95 % confidence, to be worth being another than the plain one.
@@ -33,103 +32,16 @@ LEAST_GAIN = 1.03
 # A rung may be smaller: several of them together can make up the gain.
 _LEAST_RUNG = 1.005
 
-# How many pairs of fresh processes decide, and how many at most where those leave it open. Each
+# How many pairs of fresh processes decide at most, where the first ones leave it open. Each
 # further look has its own 5 % chance of an error: of what gains exactly 3 %, up to five pairs take
 # 5 % for more, and up to nine 8 % (simulated, with 3 % between pairs).
-NUM_PROCESSES = 3
 _MOST_PROCESSES = 5
-
-# Of the whole search, what a single measurement may take; the least and most seconds for it.
-_TRIAL_SHARE = 1 / 24
-_TRIAL_S = (0.3, 3.0)
-
-# Measuring takes about as many updates as this: building, proof of effect, warm-up, pairs of
-# blocks. Of updates that take long, fewer are made.
-_UPDATES_PER_TRIAL = 16
-_UPDATES_PER_SLOW_TRIAL = 9
-_LEAST_TRIAL_S = 0.5
-_SLOW_SHARE = 1 / 8
-
-# The two processes of a pair start at the same time, and each gets in the other's way.
-_START_OF_TWO = 2.0
-
-# The last word may take this share of a search.
-_MOST_OF_BUDGET = 0.6
 
 # A search that has no time for this many trials before the last one makes one jump instead.
 _FEWEST_TRIALS = 4
 
 # Axes that decide about each other: bf16 may win only where the layout suits it.
 _TOGETHER = (frozenset({"precision", "memory format"}), frozenset({"precision", "threads"}))
-
-
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be decided.
-
-    base: flatout's loop at a plain loop's settings. candidates: in the order in which to try.
-    budget_s: what all trials together may take. can_start: other processes can load the experiment;
-    a notebook's exists only there.
-    plain_name, baseline: of the plain loop, and what it needs to fit into the memory.
-    """
-
-    base: Candidate
-    candidates: tuple[Candidate, ...]
-    skipped: tuple[Skip, ...]
-    profile: Profile
-    budget_s: float
-    batch_size: int
-    can_start: bool
-    plain_name: str = "plain loop"
-    baseline: dict[str, Any] = {}
-
-    @property
-    def limit_s(self) -> float:
-        """What a measurement may take, in seconds; of slow updates it takes longer."""
-        least_s, most_s = _TRIAL_S
-        return min(most_s, max(least_s, _TRIAL_SHARE * self.budget_s))
-
-    @property
-    def trial_s(self) -> float:
-        """About what a trial takes in the process that is there."""
-        step_s = self.profile.step_s
-        if is_slow(step_s, self.limit_s):
-            return _UPDATES_PER_SLOW_TRIAL * step_s
-        return max(_LEAST_TRIAL_S, self.limit_s / 2, _UPDATES_PER_TRIAL * step_s)
-
-    @property
-    def process_s(self) -> float:
-        """About what a trial takes in a pair of fresh processes."""
-        return _START_OF_TWO * self.profile.start_s + self.trial_s
-
-    @property
-    def num_processes(self) -> int:
-        """Pairs of fresh processes that decide; none where they would take most of the time."""
-        takes_s = NUM_PROCESSES * self.process_s
-        is_affordable = takes_s <= _MOST_OF_BUDGET * self.budget_s
-        return NUM_PROCESSES if self.can_start and is_affordable else 0
-
-    @property
-    def final_effort(self) -> int:
-        """How many times as long as others the last word may be measured in each process.
-
-        A pair of processes takes as long to start as it is measured: more pairs of blocks in it
-        narrow the interval for less than another pair of processes.
-        """
-        takes_s = self.num_processes * (self.process_s + self.limit_s)
-        return 2 if takes_s <= _MOST_OF_BUDGET * self.budget_s else 1
-
-    @property
-    def final_s(self) -> float:
-        """About what the measurement takes that decides: it is kept back from the rest."""
-        more_s = (self.final_effort - 1) * self.limit_s
-        return max(1, self.num_processes) * (
-            more_s + (self.process_s if self.num_processes else self.trial_s)
-        )
-
-    @property
-    def num_trials(self) -> int:
-        """For how many trials before the last one there is time."""
-        return int((self.budget_s - self.final_s) / self.trial_s)
 
 
 def next_move(problem: Problem, history: Sequence[Result]) -> Trial | Decision:
@@ -168,6 +80,8 @@ class _Search:
     def moves(self) -> Generator[Trial, Result, Decision]:
         """Every trial in turn; the decision is what is returned at the end."""
         problem = self._problem
+        if problem.is_bound and problem.budget_s < problem.trial_s:
+            return unmeasured(problem)
         together = jump(problem.candidates)
         if problem.num_trials < _FEWEST_TRIALS:
             alone: Decision = yield from self._jump_alone(together)
@@ -205,14 +119,7 @@ class _Search:
 
     def _begin(self, result: Result) -> None:
         """Puts the plain loop on the ground, as the first trial has measured it."""
-        problem = self._problem
-        estimated = problem.batch_size / max(problem.profile.step_s, 1e-9)
-        plain = Rung(
-            name=problem.plain_name,
-            changes=problem.baseline,
-            samples_per_s=result.incumbent_samples_per_s or estimated,
-        )
-        self._ladder.begin(plain)
+        self._ladder.begin(plain_rung(self._problem, result.incumbent_samples_per_s))
 
     def _try_base(self) -> _Moves:
         base = self._problem.base
@@ -364,11 +271,6 @@ def priced(decision: Decision, search_s: float, batch_size: int) -> Decision:
         plain_step_s = batch_size / decision.rungs[0].samples_per_s
         steps = round(search_s / (plain_step_s * (1.0 - 1.0 / speedup.middle))) + 1
     return msgspec.structs.replace(decision, search_s=search_s, pays_back_after_steps=steps)
-
-
-def is_slow(step_s: float, limit_s: float) -> bool:
-    """Whether so few updates fit into a measurement of that length that fewer must do."""
-    return step_s > _SLOW_SHARE * limit_s
 
 
 def is_faster(result: Result) -> bool:

@@ -37,16 +37,19 @@ def command(forget: bool, is_json: bool, **options: Any) -> int:
         show.print_note(f"{flow.forget_recipes()} recipes forgotten")
         return 0
     request = TrainRequest(**options, tune="full", is_only_tuned=True)
-    is_quiet = is_json or request.emit is not None
-    with flow.interrupts() as interrupts, SearchDisplay(is_quiet=is_quiet) as display:
+    display = SearchDisplay(is_quiet=is_json or request.emit is not None)
+    with flow.interrupts() as interrupts, display:
         attendance = flow.begin(request, interrupts)
         display.say("experiment", flow.read(str(attendance.folder.path)).header.spec.name)
         for lines in flow.follow(attendance, interrupts):
             display.take(lines)
         outcome = flow.conclude(attendance)
+        if interrupts.count and outcome.run.status != "finished":
+            display.say("stopped", "before a recipe was found; nothing was kept")
+            return 130
         if outcome.finding:
             display.fail(outcome.finding)
-            return 130 if interrupts.count else outcome.exit_code
+            return outcome.exit_code
         tuned = flow.tuned(outcome.run)
         display.close()
     if is_json:
