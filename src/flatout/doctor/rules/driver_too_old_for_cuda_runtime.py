@@ -8,7 +8,7 @@ from CUDA 11 on, also newer ones). Below that nothing runs on the GPU.
 
 **Example.** `The NVIDIA driver on your system is too old (found version 10010)`
 
-**Fix.** A newer driver, under WSL that of Windows; or a build for an older CUDA: `flatout setup`.
+**Fix.** A newer driver, under WSL that of Windows; or a build for an older CUDA.
 
 **Source.** NVIDIA, CUDA toolkit release notes, table 3; torch/csrc/cuda/Module.cpp.
 """

@@ -9,8 +9,8 @@ older than all of them runs nothing, whatever the driver.
 **Example.** `NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the
 current PyTorch installation.`
 
-**Fix.** A build that has the card's capability: `flatout setup` chooses it; asked first. CUDA 13
-builds begin at 7.5, RTX 50 needs CUDA 12.8 or newer.
+**Fix.** A build that has the card's capability; asked first. Of torch, CUDA 13 builds begin at 7.5,
+and RTX 50 needs CUDA 12.8 or newer.
 
 **Source.** pytorch/pytorch:torch/cuda/__init__.py; github.com/pytorch/pytorch/issues/167244;
 PaddlePaddle/Paddle#73687.
@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.doctor.torch_install import torch_install
+from flatout.nouns.finding import Certainty, Finding
 
 _TELLING = ("arch-refused",)
 _USUAL = ("invalid-device-function",)
@@ -43,14 +44,7 @@ def check(case: Case) -> Finding | None:
         problem="This build has no code for the GPU's compute capability.",
         because="the build was made for other cards",
         evidence=case.evidence(*_TELLING, *_USUAL),
-        fixes=(
-            Fix(
-                text="install a build for this card's compute capability",
-                safety="ask",
-                commands=("flatout setup",),
-                changes="replaces the framework in its environment",
-            ),
-        ),
+        fixes=(torch_install(case.machine),),
         confirm=(
             (
                 'python -c "import torch; print(torch.cuda.get_arch_list(), '

@@ -8,7 +8,7 @@ finds no driver while it resolves.
 
 **Example.** `AssertionError: Torch not compiled with CUDA enabled`
 
-**Fix.** Install a CUDA build: `flatout setup`; asked first.
+**Fix.** Install a CUDA build, from torch's own index; asked first.
 
 **Source.** pytorch/pytorch:torch/cuda/__init__.py; pytorch.org/get-started;
 pytorch/pytorch#28111.
@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.doctor.torch_install import torch_install
+from flatout.nouns.finding import Finding
 
 _SIGNS = (
     "torch-without-cuda",
@@ -36,14 +37,7 @@ def check(case: Case) -> Finding | None:
         problem="The installed torch is a build for the CPU alone.",
         because="a build without CUDA sees no GPU",
         evidence=case.evidence(*_SIGNS),
-        fixes=(
-            Fix(
-                text="install a CUDA build of torch",
-                safety="ask",
-                commands=("flatout setup",),
-                changes="replaces torch in its environment",
-            ),
-        ),
+        fixes=(torch_install(case.machine),),
         confirm=(('python -c "import torch; print(torch.__version__, torch.version.cuda)"'),),
     )
 

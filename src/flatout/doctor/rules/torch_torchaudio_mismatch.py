@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.doctor.torch_install import torch_install
+from flatout.nouns.finding import Finding
 
 _SIGNS = ("torchaudio-broken",)
 
@@ -29,14 +30,7 @@ def check(case: Case) -> Finding | None:
         severity="error",
         problem="torchaudio was built for another torch.",
         evidence=case.evidence(*_SIGNS),
-        fixes=(
-            Fix(
-                text="install torch and torchaudio together, from one index",
-                safety="ask",
-                commands=("flatout setup",),
-                changes="replaces both in their environment",
-            ),
-        ),
+        fixes=(torch_install(case.machine, "torchaudio"),),
         confirm=("pip list | grep -i torch",),
     )
 

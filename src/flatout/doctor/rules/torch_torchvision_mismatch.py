@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.doctor.torch_install import torch_install
+from flatout.nouns.finding import Finding
 
 _SIGNS = (
     "torchvision-broken",
@@ -37,14 +38,7 @@ def check(case: Case) -> Finding | None:
         else "warning",
         problem="torchvision was built for another torch.",
         evidence=case.evidence(*_SIGNS),
-        fixes=(
-            Fix(
-                text="install torch and torchvision together, from one index",
-                safety="ask",
-                commands=("flatout setup",),
-                changes="replaces both in their environment",
-            ),
-        ),
+        fixes=(torch_install(case.machine, "torchvision"),),
         confirm=("pip list | grep -i torch",),
     )
 
