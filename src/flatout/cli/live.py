@@ -45,8 +45,7 @@ class Display:
         self._console = show.make_console(is_error=is_quiet)
         self._state = TrainingState()
         self._last_plain_s = 0.0
-        stream = self._console.file
-        is_alive = stream.isatty() and not self._console.is_dumb_terminal and not is_still
+        is_alive = show.is_alive(self._console) and not is_still
         self._live = Live(console=self._console, auto_refresh=False) if is_alive else None
 
     def __enter__(self) -> Display:
@@ -165,7 +164,7 @@ class Waiting:
 
     def __init__(self, text: str) -> None:
         console = show.make_console(is_error=True)
-        is_alive = console.file.isatty() and not console.is_dumb_terminal
+        is_alive = show.is_alive(console)
         self._status = console.status(Text(text, "dim"), spinner="line") if is_alive else None
 
     def __enter__(self) -> Waiting:
@@ -196,7 +195,7 @@ class Waiting:
 def show_download(name: str, steps: Iterable[tuple[str, int, int]]) -> None:
     """Draws a download while it goes on, on stderr; draws nothing where there is no terminal."""
     console = show.make_console(is_error=True)
-    is_alive = console.file.isatty() and not console.is_dumb_terminal
+    is_alive = show.is_alive(console)
     with Live(console=console, transient=True) as live:
         for file, done_bytes, total_bytes in steps:
             if is_alive:

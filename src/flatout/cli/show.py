@@ -38,6 +38,11 @@ _LABEL_WIDTH = 12
 _WHOLE = 40
 
 
+def is_alive(console: Console) -> bool:
+    """Whether what is drawn on it can be drawn over: a terminal that moves its cursor."""
+    return console.file.isatty() and not console.is_dumb_terminal
+
+
 def make_console(*, is_error: bool = False) -> Console:
     """A console that keeps to NO_COLOR, FORCE_COLOR and TERM, and has no width in a pipe."""
     stream = sys.stderr if is_error else sys.stdout

@@ -30,8 +30,7 @@ class SearchDisplay:
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self._console = show.make_console(is_error=is_quiet)
-        stream = self._console.file
-        is_alive = stream.isatty() and not self._console.is_dumb_terminal
+        is_alive = show.is_alive(self._console)
         self._live = Live(console=self._console, auto_refresh=False) if is_alive else None
         self._doing = "loading torch and the experiment"
         self._budget = ""
