@@ -10,7 +10,7 @@ from flatout.system.system import System, Unread
 LOOKUP_TIMEOUT_S = 5.0
 # torchrun, TensorBoard, Ray (head, dashboard, client), Dask (scheduler, dashboard), Jupyter.
 PORTS = (29400, 29500, 6006, 6379, 8265, 10001, 8786, 8787, 8888)
-_LOOKUP = "import socket; socket.getaddrinfo('pypi.org', 443)"
+_LOOKUP = "import socket; socket.getaddrinfo('github.com', 443)"
 
 
 def probe_network(system: System, *, is_deep: bool = False) -> tuple[Network, dict[str, str]]:

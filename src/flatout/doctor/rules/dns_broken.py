@@ -5,7 +5,7 @@
 **Why it matters.** A container takes its name server from the host when it is made; behind a VPN,
 or where the host asks `127.0.0.53`, that one does not answer.
 
-**Example.** `curl: (6) Could not resolve host: pypi.org`
+**Example.** `curl: (6) Could not resolve host: github.com`
 
 **Fix.** `--dns` or `dns` in daemon.json for containers; a working server in the system's settings
 elsewhere; by hand.
@@ -45,11 +45,11 @@ def check(case: Case) -> Finding | None:
             Fix(
                 text="see which server is asked",
                 safety="safe",
-                commands=("cat /etc/resolv.conf", "getent hosts pypi.org"),
+                commands=("cat /etc/resolv.conf", "getent hosts github.com"),
                 changes="nothing",
             ),
         ),
-        confirm=("cat /etc/resolv.conf", "getent hosts pypi.org"),
+        confirm=("cat /etc/resolv.conf", "getent hosts github.com"),
     )
 
 

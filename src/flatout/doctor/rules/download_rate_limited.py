@@ -1,4 +1,4 @@
-"""A server refuses more downloads for now.
+"""A server refuses more downloads until some time has passed.
 
 **Checks.** Answers 429 and limits on pulls.
 
@@ -26,7 +26,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="download-rate-limited",
         severity="error",
-        problem="A server refuses more downloads for now.",
+        problem="A server refuses more downloads until some time has passed.",
         because="requests are counted for an address or an account",
         evidence=case.evidence("rate-limited"),
         fixes=(

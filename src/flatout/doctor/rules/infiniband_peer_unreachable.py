@@ -41,7 +41,7 @@ def check(case: Case) -> Finding | None:
                 changes="the environment of this shell",
             ),
             Fix(
-                text="go over TCP for now",
+                text="go over TCP instead",
                 safety="safe",
                 commands=("export NCCL_IB_DISABLE=1",),
                 changes="the environment of this shell",

@@ -12,7 +12,7 @@ none)`
 **Fix.** An environment with a Python that the package is built for, 3.12 for most; asked first.
 
 **Source.** packaging.python.org/en/latest/specifications/platform-compatibility-tags/;
-docs.astral.sh/uv/concepts/python-versions/; pypi.org/project/torch/#files.
+docs.astral.sh/uv/concepts/python-versions/; github.com/pytorch/pytorch/blob/main/RELEASE.md.
 """
 
 from __future__ import annotations

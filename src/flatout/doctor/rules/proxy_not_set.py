@@ -66,7 +66,7 @@ def check(case: Case) -> Finding | None:
                 changes="nothing",
             ),
         ),
-        confirm=("env | grep -i proxy", "curl -sSI https://pypi.org/simple/"),
+        confirm=("env | grep -i proxy", "curl -sSI https://github.com"),
     )
 
 

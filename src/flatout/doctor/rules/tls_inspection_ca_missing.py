@@ -64,7 +64,7 @@ def check(case: Case) -> Finding | None:
                 "update-ca-certificates --fresh",
             ),
         ),
-        confirm=("curl -sv https://pypi.org 2>&1 | grep -i issuer", "date -u"),
+        confirm=("curl -sv https://github.com 2>&1 | grep -i issuer", "date -u"),
     )
 
 

@@ -44,7 +44,7 @@ def check(case: Case) -> Finding | None:
                 undo="take the line out, and wsl --shutdown again",
             ),
         ),
-        confirm=("cat /etc/resolv.conf", "getent hosts pypi.org"),
+        confirm=("cat /etc/resolv.conf", "getent hosts github.com"),
     )
 
 
