@@ -108,16 +108,19 @@ def plan(num_kills: int, seed: int) -> list[Plan]:
 def carry_out(runs: Runs, made: Plan) -> Killed:
     """One kill as planned, and the resume; a run that was missed is thrown away."""
     dice = random.Random(made.seed)
+    # How long a run takes was measured beside other runs than this one: a miss says on which side.
+    first, last = 0.0, 1.0
     for number in range(TRIES):
-        moment = Moment(
-            share=dice.random(), is_in_start=made.is_in_start, is_in_write=made.is_in_write
-        )
+        share = dice.uniform(first, last)
+        moment = Moment(share=share, is_in_start=made.is_in_start, is_in_write=made.is_in_write)
         name = f"kill-{made.number:03d}-{number}"
         killed = kill_and_resume(runs, name, made.target, made.data, moment)
-        if killed is not None and killed.problem is None:
-            shutil.rmtree(runs.folder(name).path)
-        if killed is not None:
+        if isinstance(killed, Killed):
+            if killed.problem is None:
+                shutil.rmtree(runs.folder(name).path)
             return killed
+        first = share if killed == "too early" else first
+        last = share if killed == "too late" else last
     return Killed(problem=f"missed {TRIES} times")
 
 

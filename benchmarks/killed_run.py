@@ -28,6 +28,8 @@ RECIPE = {
 }  # fmt: skip
 
 Target = Literal["worker", "command line", "loader worker", "tree"]
+# A kill that proves nothing: before there was a run, when all was done, or between two writes.
+Miss = Literal["too early", "too late", "beside the write"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,25 +118,27 @@ class Runs:
 
 def kill_and_resume(
     runs: Runs, name: str, target: Target, data: str, moment: Moment
-) -> Killed | None:
-    """Begins a run, kills, resumes until done, compares; None if the kill came too late."""
+) -> Killed | Miss:
+    """Begins a run, kills, resumes until done, compares."""
     folder = runs.folder(name)
     process = runs.begin(name, data)
     try:
         length_s = (runs.whole_s if moment.is_in_start else runs.training_s)[data]
         is_in_write = _kill(process, folder, target, moment, moment.share * length_s)
-        if is_in_write is None or (moment.is_in_write and not is_in_write):
-            return None
+        if is_in_write is None:
+            return "too late"
+        if moment.is_in_write and not is_in_write:
+            return "beside the write"
         process.wait(LIMIT_S)
         if not folder.header.exists():
             # Killed before there was a run: nothing is there to be lost, nor to be resumed.
-            return None
+            return "too early"
         wait_s = wait_until_left(folder)
         history, run = _whole_lines(folder.events), read_run(folder)
         num_resumes, code = resume_until_done(runs, name)
         if num_resumes == 0:
             # The kill came when all was done.
-            return None
+            return "too late"
     except subprocess.TimeoutExpired:
         return Killed(problem=f"hung: {runs.output(name)[-2000:]}")
     finally:

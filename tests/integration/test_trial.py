@@ -13,6 +13,7 @@ import pytest
 
 from flatout.engine import trial
 from flatout.engine.trial import Surroundings, Terms, measured_apart
+from flatout.engine.watch import StopRequest
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.run import RunHeader
 from flatout.nouns.tuning import Candidate, Result, Trial
@@ -87,6 +88,7 @@ def measured(
     num_processes: int = 1,
     part_size: int | None = None,
     usual_s: float = 12.0,
+    request: StopRequest | None = None,
 ) -> Result:
     candidate = Candidate(name="tried", axis="threads", changes=changes, why="")
     asked = Trial(
@@ -94,8 +96,18 @@ def measured(
         num_processes=num_processes,
     )  # fmt: skip
     terms = Terms(device_name=None, fixed={}, part_size=part_size)
-    surroundings = Surroundings(folder=folder, usual_s=usual_s, terms=terms)
+    surroundings = Surroundings(
+        folder=folder, usual_s=usual_s, terms=terms, request=request or StopRequest()
+    )
     return measured_apart(asked, 0.3, surroundings)
+
+
+def test_no_pair_is_begun_when_somebody_has_asked_to_stop(folder: Path) -> None:
+    request = StopRequest()
+    request.make("asked to stop")
+    with pytest.raises(KeyboardInterrupt):
+        measured(folder, {"num_threads": 1}, num_processes=2, request=request)
+    assert not list(folder.glob("*.seen"))
 
 
 def test_each_contestant_has_a_process_and_the_plain_loop_a_plain_environment(

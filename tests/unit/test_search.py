@@ -330,3 +330,15 @@ def test_a_bound_search_without_time_for_a_trial_measures_nothing() -> None:
     assert decision.why.endswith("a search of 2 s would do")
     # Where nobody has set a limit, what usually helps is tried all the same.
     assert searched(problem(budget_s=0.2), speeds(bf16=2.0))[1]
+
+
+def test_a_search_keeps_more_time_for_the_last_word_when_pairs_take_longer_than_thought() -> None:
+    asked = problem(candidates=(ONE, BF16, LAST, FUSED, FOREACH), budget_s=60.0)
+    history: list[Result] = []
+    while isinstance(move := next_move(asked, history), Trial):
+        result = measured(move, speeds(bf16=1.5), (), 0.001)
+        cost_s = 3.0 * asked.process_s * move.num_processes or 2.0
+        history.append(msgspec.structs.replace(result, cost_s=cost_s))
+    assert history[-1].trial.num_processes == 3
+    assert sum(one.cost_s for one in history) <= asked.budget_s + 3.0 * asked.process_s
+    assert any("no time left" in skip.reason for skip in move.skipped)

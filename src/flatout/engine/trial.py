@@ -16,12 +16,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from flatout.engine.measuring import Block, Comparison, Contestant, compared
+from flatout.engine.watch import StopRequest
 from flatout.errors import RunFailed
 from flatout.nouns.finding import Finding, finding_from
 from flatout.nouns.run import RunHeader
@@ -79,16 +81,18 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     problem: Finding | None = None
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
     """Where the processes of a trial find the experiment, and how long they may be waited for.
 
     folder: of the run, from which they load it. usual_s: about what a pair takes, from its start
-    to its end.
+    to its end. request: no further pair is begun once somebody asks to stop.
     """
 
     folder: Path
     usual_s: float
     terms: Terms
+    request: StopRequest
 
 
 def measured_apart(trial: Trial, limit_s: float, surroundings: Surroundings) -> Result:
@@ -98,11 +102,16 @@ def measured_apart(trial: Trial, limit_s: float, surroundings: Surroundings) -> 
         trial: what is compared.
         limit_s: for the measurement in each pair.
         surroundings: what the processes have alike.
+
+    Raises:
+        KeyboardInterrupt: somebody asked to stop.
     """
     begin_s = elapsed_s()
     comparisons: list[Comparison] = []
     effect: str | None = None
     for _ in range(trial.num_processes):
+        if surroundings.request.reason is not None:
+            raise KeyboardInterrupt
         try:
             comparison, effect = _one_pair(trial, limit_s, surroundings)
         except _NotMeasuredError as error:

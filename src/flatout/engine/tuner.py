@@ -6,12 +6,13 @@ agrees with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from flatout.engine import randomness
 from flatout.engine.contest import Contest
@@ -26,6 +27,7 @@ from flatout.nouns.recipe import Choice, Recipe
 from flatout.nouns.tuning import Candidate, Decision, Interval, Known, Profile, Result, Trial, Wish
 from flatout.system import recipes
 from flatout.system.clock import elapsed_s, now_s
+from flatout.system.free_memory import free_memory_bytes
 from flatout.tune.cache import cache_key, is_of_use, still_holds
 from flatout.tune.candidates import base_candidate, candidates
 from flatout.tune.data_paths import LEAST_SHARE
@@ -41,6 +43,9 @@ _FULL_STEPS = 12
 # A run shorter than this is over before a search has paid; of a longer one, it may take this much.
 _SHORT_RUN_S = 60.0
 _SHARE_OF_RUN = 0.03
+
+# One comparison of slow updates makes nine of them: of a run with fewer than this, more than that.
+_LEAST_STEPS = 300
 
 _PROBE_S = 0.5
 _PROBES = 2
@@ -101,6 +106,8 @@ def _tuned_recipe(search: Search) -> Recipe | None:
         decision = priced(known.decision, elapsed_s() - began_s, batch_size)
         _tell_end(search, decision, is_from_cache=True)
         return _recipe(contest, decision)
+    if _is_too_few(search):
+        return None
     step_s, trace = contest.plain_step()
     budget_s = _budget_s(search, step_s)
     if budget_s is None:
@@ -113,11 +120,11 @@ def _tuned_recipe(search: Search) -> Recipe | None:
             raise
         # The training names step and samples; from weights that it is given it may do better.
         return contest.contestants.default_recipe()
-    decision = _decision(search, contest, profile, (budget_s, elapsed_s() - began_s))
+    decision, seen = _decision(search, contest, profile, (budget_s, elapsed_s() - began_s))
     if not decision.has_measured:
         _tell_end(search, decision, is_from_cache=False)
         return contest.contestants.default_recipe()
-    probe = None if decision.is_plain else _probe(contest, decision)
+    probe = None if decision.is_plain else seen or _probe(contest, decision)
     decision = priced(decision, elapsed_s() - began_s, batch_size)
     known = Known(
         identity=identity,
@@ -144,6 +151,12 @@ def _tell_end(search: Search, decision: Decision, *, is_from_cache: bool) -> Non
     )
 
 
+def _is_too_few(search: Search) -> bool:
+    """Whether even the first look could cost a run more than a search may."""
+    is_asked_for = search.wish.mode == "full" or search.wish.budget_s is not None
+    return not is_asked_for and (search.num_steps or 0) < _LEAST_STEPS
+
+
 def _budget_s(search: Search, step_s: float) -> float | None:
     """What the search may take; None where it cannot pay."""
     if search.wish.budget_s is not None:
@@ -152,6 +165,11 @@ def _budget_s(search: Search, step_s: float) -> float | None:
         return _full_s(step_s)
     run_s = (search.num_steps or 0) * step_s
     return _SHARE_OF_RUN * run_s if run_s >= _SHORT_RUN_S else None
+
+
+def _has_memory_for_pairs() -> bool:
+    """Whether two more processes like this one fit into main memory: each reads its own data."""
+    return free_memory_bytes() > 2 * int(psutil.Process().memory_info().rss)
 
 
 def _full_s(step_s: float) -> float:
@@ -183,10 +201,13 @@ def _probe(contest: Contest, decision: Decision) -> Interval | None:
 
 def _decision(
     search: Search, contest: Contest, profile: Profile, time_s: tuple[float, float]
-) -> Decision:
-    """What the trials decide; time_s: what the search may take, and what of it is over."""
+) -> tuple[Decision, Interval | None]:
+    """What the trials decide, and what was seen of it in this process, if anything.
+
+    time_s: what the search may take, and what of it is over.
+    """
     budget_s, spent_s = time_s
-    can_start = search.folder is not None
+    can_start = search.folder is not None and _has_memory_for_pairs()
     setting = msgspec.structs.replace(contest.contestants.setting, has_processes=can_start)
     keeping = contest.contestants.keeping
     if keeping is not None and profile.shares.get("data", 0.0) >= LEAST_SHARE:
@@ -224,7 +245,17 @@ def _decision(
         result = _carried_out(move, contest, search, problem)
         search.tell(Tried(at=now_s(), step=0, result=result))
         history.append(result)
-    return move
+    return move, _seen_here(move, history)
+
+
+def _seen_here(decision: Decision, history: Sequence[Result]) -> Interval | None:
+    """What this process has measured of a decision beside the plain loop, the last time."""
+    for result in reversed(history):
+        trial = result.trial
+        if trial.num_processes == 0 and trial.incumbent is None:
+            if trial.changes == decision.changes and result.speedup is not None:
+                return result.speedup
+    return None
 
 
 def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Problem) -> Result:
@@ -241,7 +272,10 @@ def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Proble
             part_size=keeping.size if keeping is not None and trial.keeps_samples else None,
         )
         surroundings = Surroundings(
-            folder=search.folder, usual_s=trial.effort * problem.process_s, terms=terms
+            folder=search.folder,
+            usual_s=trial.effort * problem.process_s,
+            terms=terms,
+            request=search.request,
         )
         # What this process keeps of the GPU's memory for later, the others need now.
         release_memory()

@@ -76,6 +76,8 @@ class _Search:
         self._refused: list[Result] = []
         self._skipped = list(problem.skipped)
         self._spent_s = 0.0
+        # How much longer than was thought a pair of fresh processes takes, as far as was seen.
+        self._pair_factor = 1.0
 
     def moves(self) -> Generator[Trial, Result, Decision]:
         """Every trial in turn; the decision is what is returned at the end."""
@@ -161,7 +163,8 @@ class _Search:
             return None
         is_alone = candidate.is_process_wide and problem.can_start
         cost_s = effort * (problem.process_s if is_alone else problem.trial_s)
-        if self._spent_s + cost_s + problem.final_s > problem.budget_s:
+        kept_s = problem.final_s * self._pair_factor
+        if self._spent_s + cost_s + kept_s > problem.budget_s:
             reason = f"no time left in a search of {problem.budget_s:.0f} s"
             self._skipped.append(Skip(name=candidate.name, axis=candidate.axis, reason=reason))
             return None
@@ -174,6 +177,9 @@ class _Search:
             effort=effort,
         )
         self._spent_s += result.cost_s
+        if is_alone:
+            took_s = result.cost_s - result.gate_s
+            self._pair_factor = max(self._pair_factor, took_s / cost_s)
         return result
 
     def _try_losers_again(self) -> _Moves:
