@@ -252,9 +252,9 @@ def _seen_here(decision: Decision, history: Sequence[Result]) -> Interval | None
     """What this process has measured of a decision beside the plain loop, the last time."""
     for result in reversed(history):
         trial = result.trial
-        if trial.num_processes == 0 and trial.incumbent is None:
-            if trial.changes == decision.changes and result.speedup is not None:
-                return result.speedup
+        is_here = trial.num_processes == 0 and trial.incumbent is None
+        if is_here and trial.changes == decision.changes and result.speedup is not None:
+            return result.speedup
     return None
 
 
