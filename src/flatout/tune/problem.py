@@ -24,6 +24,11 @@ _UPDATES_PER_SLOW_TRIAL = 9
 _LEAST_TRIAL_S = 0.5
 _SLOW_SHARE = 1 / 8
 
+# Blocks of quick steps take about this long; with so many pairs of them, it is not they that make
+# the last word uncertain.
+_SHORT_BLOCK_S = 0.06
+_ENOUGH_PAIRS = 12
+
 # The two processes of a pair start at the same time, and each gets in the other's way.
 _START_OF_TWO = 2.0
 
@@ -86,19 +91,26 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     def final_effort(self) -> int:
         """How many times as long as others the last word may be measured in each process.
 
-        A pair of processes takes as long to start as it is measured: more pairs of blocks in it
-        narrow the interval for less than another pair of processes.
+        Of slow steps there are few pairs of blocks in a process, and more of them narrow the
+        interval for less than starting another pair of processes does.
         """
+        num_pairs = self.limit_s / (2 * max(self.profile.step_s, _SHORT_BLOCK_S))
         takes_s = self.num_processes * (self.process_s + self.limit_s)
-        return 2 if takes_s <= _MOST_OF_BUDGET * self.budget_s else 1
+        is_affordable = takes_s <= _MOST_OF_BUDGET * self.budget_s
+        return 2 if num_pairs < _ENOUGH_PAIRS and is_affordable else 1
 
     @property
     def final_s(self) -> float:
-        """About what the measurement takes that decides: it is kept back from the rest."""
+        """About what the measurement takes that decides: it is kept back from the rest.
+
+        Where blocks are plenty it is the processes that differ, and a fourth pair of them may be
+        needed.
+        """
         more_s = (self.final_effort - 1) * self.limit_s
-        return max(1, self.num_processes) * (
-            more_s + (self.process_s if self.num_processes else self.trial_s)
-        )
+        if not self.num_processes:
+            return self.trial_s + more_s
+        num_pairs = self.num_processes + (1 if self.final_effort == 1 else 0)
+        return num_pairs * (self.process_s + more_s)
 
     @property
     def num_trials(self) -> int:
