@@ -24,7 +24,7 @@ from nvidia import Gpus, os_name, read_gpus
 from progress import Problem, say
 from torch_install import chosen_torch, install_torch, prove_torch, visible_gpus
 
-from flatout.hardware.torch_builds import TorchChoice
+from flatout.setup.torch_builds import TorchChoice
 
 _STAMP = VENV / "flatout.json"
 # (download, disk) of flatout with what it depends on; of the `dev` extra's tools. Measured with

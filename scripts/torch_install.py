@@ -12,7 +12,14 @@ from disk import show_and_check
 from nvidia import Gpus, os_name
 from progress import Problem, say
 
-from flatout.hardware.torch_builds import Place, TorchChoice, choose_build, cpu_build, plain_build
+from flatout.setup.torch_builds import (
+    Place,
+    TorchChoice,
+    choose_build,
+    cpu_build,
+    disk_bytes,
+    plain_build,
+)  # fmt: skip
 
 _PROOF = """
 import torch
@@ -96,7 +103,8 @@ def install_torch(choice: TorchChoice, *, is_cuda_build_allowed: bool) -> None:
             + ("" if choice.cuda is None else ", or take torch for the CPU: --cpu"),
         )
     say("torch", f"the only other build, {plain}, comes with gigabytes of CUDA packages")
-    show_and_check(large.download_bytes, large.disk_bytes)
+    download_bytes = large.download_bytes or 0
+    show_and_check(download_bytes, disk_bytes(download_bytes))
     if not (is_cuda_build_allowed or _is_confirmed("Take it all the same? [y/N] ")):
         raise Problem(
             "torch for the CPU could not be installed.",

@@ -27,6 +27,7 @@ from flatout.nouns.run import Run, RunHeader
 from flatout.nouns.sketch import TABLES, Sketch, SketchRequest, check_name
 from flatout.nouns.train_request import TrainRequest
 from flatout.nouns.tuned_recipe import TunedRecipe
+from flatout.setup import torch_needed
 from flatout.system import (
     answering,
     child,
@@ -122,7 +123,7 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     python = choose_interpreter(request, old, header)
     version = environments.check_interpreter(python, __version__)
     machine = probe(python)
-    environments.require_torch(machine, version)
+    torch_needed.require_torch(machine, version)
     interrupts.give_way()
     folder = old or prepare(spec, machine, request.run_id)
     end = tail.Tail(folder, is_from_end=True)
@@ -301,7 +302,7 @@ def ask(request: InferenceRequest, question: Question) -> Generator[AnyAnswer]:
         environments.require_own(header.python, folder.path)
     python = environments.find_interpreter(request.python or header.python)
     version = environments.check_interpreter(python, __version__)
-    environments.require_torch(probe(python), version)
+    torch_needed.require_torch(probe(python), version)
     for answer in answering.ask(python, question):
         if isinstance(answer, Broken) and answer.has_traceback:
             answer = answer.kept_in(str(record_crash(answer.printed)))
@@ -326,8 +327,8 @@ def next_step() -> tuple[str, str]:
     """The sensible next command on this machine, and why it is that one."""
     machine = probe(sys.executable)
     if machine.framework("torch") is None:
-        choice = environments.choose_torch(machine, sys.version_info[:2])
-        return environments.install_command(sys.executable, choice), f"no torch here; {choice.why}"
+        choice = torch_needed.choose_torch(machine, sys.version_info[:2])
+        return torch_needed.install_command(sys.executable, choice), f"no torch here; {choice.why}"
     run = newest_run()
     if run is None:
         return "flatout train digits", "trains on 1,797 small pictures that are part of flatout"

@@ -13,6 +13,7 @@ import pytest
 from flatout import __version__
 from flatout.errors import UsageError
 from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
+from flatout.setup import torch_needed
 from flatout.system import child, environments
 from flatout.system.runs import RunFolder
 
@@ -184,7 +185,7 @@ def test_require_torch_when_there_is_none(
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(UsageError) as caught:
-        environments.require_torch(machine(**facts), (3, 12))
+        torch_needed.require_torch(machine(**facts), (3, 12))
     assert caught.value.rule == "torch-not-installed"
     assert caught.value.fix.startswith("/venv/bin/python -m pip install torch==")
     assert build in caught.value.fix

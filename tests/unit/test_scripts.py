@@ -20,7 +20,7 @@ from nvidia import Gpus, parse_gpus
 from progress import Done, Problem, bytes_text, pip_environment
 from torch_install import torch_ways, visible_gpus
 
-from flatout.hardware.torch_builds import Place, choose_build, cpu_build
+from flatout.setup.torch_builds import Place, choose_build, cpu_build
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = ("check", "gpu", "quickstart", "test")

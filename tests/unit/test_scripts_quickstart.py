@@ -35,7 +35,7 @@ esac
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for name in ("scripts", "src/flatout/hardware"):
+    for name in ("scripts", "src/flatout/setup"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("pyproject.toml", "src/flatout/__init__.py"):
         shutil.copy(ROOT / name, tmp_path / name)

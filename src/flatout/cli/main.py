@@ -27,6 +27,8 @@ COMMANDS = (
     ("doctor", "Mend", "Read this machine; name what is wrong, why, and the fix."),
     ("explain", "Mend", "Name the cause in a log, a traceback or any other text."),
     ("data", "Train", "List, download and verify data sets."),
+    ("setup", "Mend", "Choose the build of a framework that a machine can run."),
+    ("compat", "Mend", "Show or refresh the tables that `setup` chooses by."),
 )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from flatout.hardware.torch_builds import Place, choose_build
 from flatout.nouns.finding import Fix
 from flatout.nouns.machine import Machine
+from flatout.setup.tables import shipped_tables
+from flatout.setup.target import target_from
+from flatout.setup.torch_builds import choose_for
 
 _PIP = "python -m pip install --force-reinstall"
 _INDEX = "https://download.pytorch.org/whl"
+# What flatout itself needs: the person's own Python may be another, and is not known here.
+_PYTHON = (3, 11)
 
 
 def torch_install(machine: Machine, *others: str) -> Fix:
@@ -25,9 +27,9 @@ def torch_install(machine: Machine, *others: str) -> Fix:
         f"install {' and '.join(('torch', *others))} for this card: cu130 from compute capability "
         "7.5 and driver 580 on, else cu126"
     )
-    capabilities = [gpu.compute_capability for gpu in machine.gpus if gpu.compute_capability]
-    if machine.driver is not None and capabilities:
-        choice = choose_build(_place(machine), machine.driver, capabilities)
+    target = target_from(machine, shipped_tables())
+    if target.driver is not None and target.gpus:
+        choice = choose_for(target, _PYTHON)
         if choice.cuda is not None:
             wanted = " ".join((f'"{choice.requirement}"', *others))
             text = f"install {choice.requirement}: {choice.why}"
@@ -38,12 +40,3 @@ def torch_install(machine: Machine, *others: str) -> Fix:
         commands=commands,
         changes="replaces them in the environment whose python this is",
     )
-
-
-def _place(machine: Machine) -> Place:
-    os: Literal["linux", "wsl", "windows", "macos"] = "linux"
-    if machine.host.wsl is not None:
-        os = "wsl"
-    elif machine.host.os == "windows":
-        os = "windows"
-    return Place(os=os, machine="x86_64", python=(3, 11))

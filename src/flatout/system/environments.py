@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
 from flatout.errors import UsageError
-from flatout.hardware.torch_builds import Place, TorchChoice, choose_build, cpu_build
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import bytes_text
 from flatout.system.command import run
 from flatout.system.folders import runs_folder
-
-_OS_NAMES: dict[str, Literal["linux", "wsl", "windows", "macos"]] = {
-    "linux": "linux",
-    "windows": "windows",
-    "macos": "macos",
-}
 
 # Asked of another interpreter. An empty entry of sys.path is the current folder, whose files must
 # not be taken for the standard library's.
@@ -111,46 +100,6 @@ def own_command() -> str:
         return "flatout"
     script = Path(sys.executable).with_name("flatout.exe" if sys.platform == "win32" else "flatout")
     return str(script) if script.is_file() else f"{sys.executable} -m flatout"
-
-
-def require_torch(machine: Machine, python_version: tuple[int, int]) -> None:
-    """Makes sure that the interpreter that was read holds torch.
-
-    Raises:
-        UsageError: torch-not-installed, with the command that installs the right build.
-    """
-    if machine.framework("torch"):
-        return
-    choice = choose_torch(machine, python_version)
-    raise UsageError(
-        "torch-not-installed",
-        f"{machine.python} has no torch.",
-        because=machine.unread.get("frameworks")
-        or f"for this machine: {choice.requirement}, "
-        f"{bytes_text(choice.download_bytes)} to download; {choice.why}",
-        fix=install_command(machine.python or sys.executable, choice),
-    )
-
-
-def choose_torch(machine: Machine, python_version: tuple[int, int]) -> TorchChoice:
-    """The build of torch that a machine's driver and GPUs can run."""
-    place = Place(
-        os="wsl" if machine.host.wsl else _OS_NAMES.get(machine.host.os or "", "linux"),
-        machine={"amd64": "x86_64", "arm64": "aarch64"}.get(
-            platform.machine().lower(), platform.machine().lower()
-        ),
-        python=python_version,
-    )
-    capabilities = [gpu.compute_capability for gpu in machine.gpus if gpu.compute_capability]
-    if capabilities and machine.driver is None:
-        return cpu_build(place, f"the driver is unknown: {machine.unread.get('driver', '')}")
-    return choose_build(place, machine.driver or "", capabilities)
-
-
-def install_command(python: str, choice: TorchChoice) -> str:
-    """What to type to install a build of torch into an interpreter's environment."""
-    index = f" --index-url {choice.index_url}" if choice.index_url else ""
-    return f"{python} -m pip install {choice.requirement}{index}"
 
 
 def _ask_version(python: str) -> tuple[tuple[int, int], str | None]:

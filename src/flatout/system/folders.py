@@ -25,6 +25,11 @@ def tunes_folder() -> Path:
     return state_folder() / "tunes"
 
 
+def compat_update_file() -> Path:
+    """What `flatout compat update` has added to the tables of builds."""
+    return _base("XDG_DATA_HOME", ".local/share") / "flatout" / "compat" / "updated.json"
+
+
 def data_folders() -> list[Path]:
     """Folders searched for data sets, in this order; the last one is where downloads go."""
     own = _base("XDG_DATA_HOME", ".local/share") / "flatout" / "data"

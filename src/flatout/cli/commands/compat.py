@@ -1,0 +1,29 @@
+"""`flatout compat`: the tables of builds, and how old they are."""
+
+from __future__ import annotations
+
+import click
+
+_JSON = click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+
+
+@click.group("compat", invoke_without_command=True)
+@_JSON
+@click.pass_context
+def command(context: click.Context, is_json: bool) -> None:
+    """Show what is known of builds, drivers and cards, and how old it is."""
+    if context.invoked_subcommand is None:
+        from flatout import setting_up
+        from flatout.cli import show, show_setup
+
+        (show.print_json if is_json else show_setup.print_compat)(setting_up.compat_state())
+
+
+@command.command("update")
+@_JSON
+def update(is_json: bool) -> None:
+    """Ask the package indexes for newer builds; what is shipped stays."""
+    from flatout import setting_up
+    from flatout.cli import show, show_setup
+
+    (show.print_json if is_json else show_setup.print_compat)(setting_up.update_compat())

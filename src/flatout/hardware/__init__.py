@@ -1,1 +1,0 @@
-"""Facts about hardware, drivers and builds by exact name, each with its source."""

@@ -1,0 +1,136 @@
+"""The build of torch that flatout itself trains with, for a machine: what pip is to be told.
+
+Standard library only: the first script that a person runs asks this before anything is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flatout.setup.fit import Gpu, Target, Wish, best_build
+from flatout.setup.rows import Build, Os, Pair
+from flatout.setup.solve import solve
+from flatout.setup.tables import shipped_tables
+from flatout.setup.versions import numbers, pair
+
+# The version that this release of flatout is tested with, on CPUs and, where it exists, on GPUs.
+TORCH_VERSION = "2.13.0"
+
+_OSES: dict[str, Os] = {
+    "linux": "linux", "wsl": "wsl2", "windows": "windows", "macos": "macos",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where torch is to run; machine as the wheels spell it (`x86_64`), python like (3, 12)."""
+
+    os: Literal["linux", "wsl", "windows", "macos"]
+    machine: str
+    python: Pair
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchChoice:
+    """What to install, and why.
+
+    requirement, index_url: for pip; index_url is None where pip's own index has the build.
+    cuda: like `cu130`; None is a build for the CPU alone.
+    usable: positions, among the GPUs asked about, of those that this build can use.
+    disk_bytes: what the download and the installed files take together, roughly.
+    advice: what would make a better build possible, or None.
+    """
+
+    requirement: str
+    index_url: str | None
+    cuda: str | None
+    download_bytes: int
+    disk_bytes: int
+    why: str
+    usable: tuple[int, ...] = ()
+    advice: str | None = None
+
+
+def choose_build(place: Place, driver: str, capabilities: Sequence[str]) -> TorchChoice:
+    """The best build for these GPUs under this driver; one for the CPU where none can run.
+
+    Args:
+        place: operating system, processor and Python.
+        driver: the driver's version, like `581.42`; under WSL that of the Windows driver, which
+            nvidia-smi calls "Driver Version".
+        capabilities: compute capability of each GPU, like `8.6`, in nvidia-smi's order.
+
+    Returns:
+        A build that all GPUs can use; if there is none, the best one for the most capable GPU
+        that has one.
+    """
+    gpus = tuple(
+        Gpu(name=f"GPU {number}", capability=pair(text)) for number, text in enumerate(capabilities)
+    )
+    target = Target(os=_OSES[place.os], machine=place.machine, driver=driver, gpus=gpus)
+    return choose_for(target, place.python)
+
+
+def choose_for(target: Target, python: Pair, why_no_driver: str | None = None) -> TorchChoice:
+    """The best build for a machine as the solver sees it; one for the CPU where none can run."""
+    if not target.gpus:
+        return _cpu_build(target.os, "no NVIDIA GPU was found")
+    if not numbers(target.driver or ""):
+        said = why_no_driver or target.driver or "nobody tells it"
+        return _cpu_build(target.os, f"the driver's version is not known: {said}")
+    wish = Wish(framework="torch", versions=f"<={TORCH_VERSION}", python=python)
+    answer = solve(target, wish, shipped_tables())
+    build = answer.build
+    if build is None:
+        return _cpu_build(target.os, "; ".join(answer.why), next(iter(answer.nearest), None))
+    download_bytes = build.download_bytes or 0
+    return TorchChoice(
+        requirement=build.requirement,
+        index_url=build.index,
+        cuda=build.cuda,
+        download_bytes=download_bytes,
+        disk_bytes=disk_bytes(download_bytes),
+        why="; ".join(answer.why[: answer.num_device_reasons]),
+        usable=answer.usable,
+        advice=answer.advice,
+    )
+
+
+def cpu_build(place: Place, why: str, advice: str | None = None) -> TorchChoice:
+    """The build without CUDA, and why it was taken."""
+    return _cpu_build(_OSES[place.os], why, advice)
+
+
+def plain_build(place: Place) -> Build | None:
+    """The CUDA build that Python's own package index has as TORCH_VERSION; None: it has the CPU's.
+
+    Source: the requirements of torch in that index; for Windows and macOS, uv's PyTorch guide.
+    """
+    if place.os == "windows":
+        return None
+    wish = Wish(framework="torch", versions=f"=={TORCH_VERSION}", python=place.python)
+    gpu = Gpu(name="any that it is for", capability=(12, 0))
+    target = Target(os=_OSES[place.os], machine=place.machine, gpus=(gpu,))
+    return best_build(target, wish, (gpu,), shipped_tables())
+
+
+def disk_bytes(download_bytes: int) -> int:
+    """The wheels, which pip keeps, and twice their size once unpacked."""
+    return 3 * download_bytes
+
+
+def _cpu_build(os: Os, why: str, advice: str | None = None) -> TorchChoice:
+    # macOS has one build for all; elsewhere the CPU's is named by its suffix.
+    is_plain = os == "macos"
+    return TorchChoice(
+        requirement=f"torch=={TORCH_VERSION}" + ("" if is_plain else "+cpu"),
+        index_url=None if is_plain else "https://download.pytorch.org/whl/cpu",
+        cuda=None,
+        # 2.13.0 for Linux and Python 3.11: a wheel of 192 MB that takes 754 MB; sympy takes 80.
+        download_bytes=210_000_000,
+        disk_bytes=1_200_000_000,
+        why=why,
+        advice=advice,
+    )

@@ -1,0 +1,100 @@
+"""Newer builds than the tables know, from what the indexes themselves list.
+
+An index tells which versions, Pythons and systems there are wheels for, but not which code is in
+them: that is taken over from the newest build of the same CUDA that the tables know, and said to be
+unproved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import date
+
+import msgspec
+
+from flatout.setup.checking import wheel_project
+from flatout.setup.fit import Target
+from flatout.setup.listing import Wheel, has_wheel
+from flatout.setup.rows import Build, Os, Pair, Tables
+from flatout.setup.versions import numbers
+
+_RELEASE = re.compile(r"\d+(\.\d+)+")
+
+
+class Update(msgspec.Struct, frozen=True, kw_only=True):
+    """What `flatout compat update` keeps. read: a date."""
+
+    update_version: int
+    read: str
+    builds: tuple[Build, ...]
+
+
+def families(tables: Tables) -> list[Build]:
+    """The newest build of each framework, CUDA, index, processor and set of systems."""
+    newest: dict[tuple[str, ...], Build] = {}
+    for one in tables.builds:
+        if one.is_nightly or one.is_by_hand:
+            continue
+        key = (one.framework, one.cuda, one.index, one.project, one.machine, *one.oses)
+        known = newest.get(key)
+        if known is None or numbers(one.version) > numbers(known.version):
+            newest[key] = one
+    return list(newest.values())
+
+
+def newer_builds(known: Build, found: Sequence[Wheel], today: date) -> list[Build]:
+    """The builds of a family that are newer than the newest that is known.
+
+    Raises:
+        ValueError: the wheels are not those of this family: what is known is not among them.
+    """
+    listed = {one.version for one in found if one.local in ("", known.cuda)}
+    if known.version not in listed and not _is_any_older(known, listed):
+        raise ValueError(f"it has no version of {known.project} that is known")
+    oldest = numbers(known.version)
+    newer = [one for one in listed if _RELEASE.fullmatch(one) and numbers(one) > oldest]
+    builds = []
+    for version in sorted(newer, key=numbers):
+        pythons = _pythons(one for one in found if one.version == version)
+        if not pythons:
+            continue
+        build = replace(
+            known,
+            version=version,
+            python=(pythons[0], pythons[-1]),
+            source=f"{known.index}; what it holds is taken over from {known.version}",
+            read=today.isoformat(),
+            confidence="high" if known.cuda == "cpu" else "low",
+        )
+        oses = tuple(os for os in known.oses if _is_for(build, os, found))
+        if oses:
+            builds.append(replace(build, oses=oses))
+    return builds
+
+
+def pages_wanted(tables: Tables) -> dict[tuple[str, str], list[Build]]:
+    """Which pages tell of newer builds: (index, project) -> the families that it is about."""
+    pages: dict[tuple[str, str], list[Build]] = {}
+    for one in families(tables):
+        pages.setdefault((one.index, wheel_project(one)), []).append(one)
+    return pages
+
+
+def _is_any_older(known: Build, listed: Iterable[str]) -> bool:
+    return any(
+        _RELEASE.fullmatch(version) and numbers(version) < numbers(known.version)
+        for version in listed
+    )
+
+
+def _is_for(build: Build, os: Os, found: Sequence[Wheel]) -> bool:
+    target = Target(os=os, machine=build.machine)
+    return any(has_wheel(found, build, python, target) for python in build.python)
+
+
+def _pythons(found: Iterable[Wheel]) -> list[Pair]:
+    tags = {tag for one in found for tag in one.pythons}
+    matches = [re.fullmatch(r"cp(\d)(\d+)", tag) for tag in tags]
+    return sorted((int(one[1]), int(one[2])) for one in matches if one)
