@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -32,12 +32,15 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-def run(argv: Sequence[str], timeout_s: float) -> Completed:
+def run(
+    argv: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+) -> Completed:
     """Runs a program to its end, without input.
 
     Args:
         argv: the program and its arguments.
         timeout_s: when this time is up, the program and all it started are killed.
+        environment: all of its environment variables; None for those of this process.
     """
     try:
         process = subprocess.Popen(
@@ -47,6 +50,7 @@ def run(argv: Sequence[str], timeout_s: float) -> Completed:
             stderr=subprocess.PIPE,
             start_new_session=True,
             creationflags=_CREATION_FLAGS,
+            env=environment,
         )
     except (OSError, ValueError) as error:
         told = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -64,6 +68,24 @@ def run(argv: Sequence[str], timeout_s: float) -> Completed:
         _kill_tree(process)
         raise
     return Completed(stdout=_text(stdout), stderr=_text(stderr), exit_code=process.returncode)
+
+
+def run_attached(argv: Sequence[str], timeout_s: float) -> Completed:
+    """Runs a program that may ask something on the terminal, as sudo does for a password."""
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired as late:
+        return Completed(
+            stdout=_text(late.stdout),
+            stderr=_text(late.stderr),
+            reason=f"no answer within {timeout_s:g} s",
+        )
+    except (OSError, ValueError) as error:
+        told = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return Completed(reason=told)
+    return Completed(
+        stdout=_text(done.stdout), stderr=_text(done.stderr), exit_code=done.returncode
+    )
 
 
 def _text(output: bytes | None) -> str:

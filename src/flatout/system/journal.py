@@ -1,0 +1,181 @@
+"""The journal of what flatout has changed outside its own folders: one folder for each plan.
+
+changes/0007/journal.jsonl  lines of nouns/journal.py, each on the disk before what it announces
+changes/0007/kept/0         files as they were, in the order of the lines that name them
+changes/lock                held while a plan is applied or taken back
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flatout.errors import UsageError, nearest
+from flatout.nouns.journal import Applied, FileKept, JournalLine, PlanBegun, TreeKept
+from flatout.nouns.plan import Plan
+from flatout.system import clock, rewriting, store
+from flatout.system.folders import state_folder
+
+
+def changes_folder() -> Path:
+    """Folder that holds one folder per plan that was applied."""
+    return state_folder() / "changes"
+
+
+class Journal:
+    """The lines of one plan, while it is applied or taken back.
+
+    Args:
+        folder: of the entry.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.trees: dict[int, TreeKept] = {}
+        self._lines = store.Lines(folder / "journal.jsonl")
+
+    @property
+    def id(self) -> str:
+        """What `flatout undo` takes."""
+        return self.folder.name
+
+    def append(self, line: JournalLine) -> None:
+        """Adds a line; it is on the disk when this returns."""
+        if isinstance(line, TreeKept):
+            self.trees[line.step] = line
+        self._lines.append(line, is_synced=True)
+
+    def keep_file(self, path: Path, *, needs_root: bool) -> None:
+        """Keeps a file as it is, or that there is none, and says so."""
+        content = rewriting.content_of(path)
+        name = None
+        if content is not None:
+            folder = self.folder / "kept"
+            with store.mapped_os_errors(folder):
+                # What others may not read, they may not read here either.
+                folder.mkdir(mode=0o700, exist_ok=True)
+                name = f"kept/{len(list(folder.iterdir()))}"
+                store.write_atomically(self.folder / name, content)
+                shutil.copymode(path, self.folder / name)
+        folders = rewriting.missing_folders(path)
+        self.append(FileKept(path=str(path), copy=name, needs_root=needs_root, folders=folders))
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
+
+
+def begin(plan: Plan) -> Journal:
+    """A new entry, whose first line holds the plan."""
+    folder = changes_folder()
+    with store.mapped_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        newest = max((int(name) for name in _names(folder)), default=0)
+        entry = folder / f"{newest + 1:04d}"
+        entry.mkdir()
+    journal = Journal(entry)
+    journal.append(PlanBegun(at=clock.now_s(), plan=plan))
+    store.sync_folder(folder)
+    return journal
+
+
+def entries() -> list[Applied]:
+    """All plans that were applied, oldest first."""
+    folder = changes_folder()
+    if not folder.is_dir():
+        return []
+    is_busy = store.Lock(folder / "lock").is_taken()
+    read = [_read(folder / name) for name in _names(folder)]
+    found = [(name, lines) for name, lines in read if lines]
+    return [
+        Applied(
+            id=entry.name,
+            folder=str(entry),
+            begun=lines[0],
+            lines=tuple(lines),
+            # Only the newest can be the one that somebody works on.
+            is_under_way=is_busy and number == len(found) - 1,
+        )
+        for number, (entry, lines) in enumerate(found)
+        if isinstance(lines[0], PlanBegun)
+    ]
+
+
+def entry(id: str) -> Applied:
+    """The entry of that id.
+
+    Raises:
+        UsageError: no-such-change.
+    """
+    found = {one.id: one for one in entries()}
+    wanted = id.zfill(4)
+    if wanted not in found:
+        raise UsageError(
+            "no-such-change",
+            f"flatout has made no change `{id}`.",
+            fix=f"flatout undo --list shows them; {nearest(wanted, found)}"
+            if found
+            else "there is none to undo",
+        )
+    return found[wanted]
+
+
+def lock() -> store.Lock:
+    """Takes the journal for this process; it is free again when `release` is called.
+
+    Raises:
+        UsageError: changes-under-way.
+    """
+    folder = changes_folder()
+    with store.mapped_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    taken = store.Lock(folder / "lock")
+    if not taken.acquire():
+        raise UsageError(
+            "changes-under-way",
+            "another flatout is changing this machine right now.",
+            fix="wait until it has ended, then try again",
+        )
+    return taken
+
+
+def kept_content(applied: Applied, kept: FileKept) -> bytes | None:
+    """A file's bytes as they were; None where there was no file."""
+    if kept.copy is None:
+        return None
+    return rewriting.content_of(Path(applied.folder) / kept.copy)
+
+
+def remove_folders(folders: Sequence[str]) -> None:
+    """Removes folders that a change has made, as far as they are empty, the innermost first."""
+    for folder in reversed(folders):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            # Somebody has put something in, or it needs root: an empty folder does no harm.
+            return
+
+
+def restore_mode(applied: Applied, kept: FileKept) -> None:
+    """Gives a file that had to be made again the permissions that it had."""
+    if kept.copy is not None and sys.platform != "win32":
+        with store.mapped_os_errors(Path(kept.path)):
+            shutil.copymode(Path(applied.folder) / kept.copy, kept.path)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir() if one.name.isdigit() and one.is_dir())
+
+
+def _read(folder: Path) -> tuple[Path, list[JournalLine]]:
+    return folder, store.read_lines(folder / "journal.jsonl", JournalLine)
+
+
+def keep_aside(applied: Applied, kept: FileKept, content: bytes) -> Path:
+    """Keeps what somebody else has made of a file, before it is overwritten; gives its place."""
+    place = Path(applied.folder) / f"{Path(kept.copy or 'kept/new').name}-changed"
+    store.write_atomically(place, content)
+    return place

@@ -1,0 +1,281 @@
+"""Plans carried out on real files, and taken back to the same bytes."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.apply.applying import apply
+from flatout.apply.undoing import undo
+from flatout.errors import FlatoutError, UsageError
+from flatout.nouns.journal import StepOutcome
+from flatout.nouns.machine import Gpu, Machine
+from flatout.nouns.plan import (
+    Action,
+    Block,
+    Edit,
+    Entry,
+    Exists,
+    Move,
+    Plan,
+    Prints,
+    Run,
+    Step,
+    Write,
+    fingerprint_of,
+)  # fmt: skip
+from flatout.system import journal
+
+IS_WINDOWS = sys.platform == "win32"
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A journal of the test's own."""
+    folder = tmp_path / "state"
+    monkeypatch.setenv("FLATOUT_STATE", str(folder))
+    return folder
+
+
+def step(action: Action, **more: object) -> Step:
+    """A step that does this."""
+    return Step(text="a step", action=action, changes="a file", **more)  # type: ignore[arg-type]
+
+
+def plan(*actions: Action | Step) -> Plan:
+    """A plan of these."""
+    steps = tuple(one if isinstance(one, Step) else step(one) for one in actions)
+    return Plan(goal="a goal", steps=steps, fingerprint="")
+
+
+def memory(file: Path, value: str = "8GB") -> Edit:
+    """An edit of .wslconfig."""
+    entry = Entry(place=("wsl2", "memory"), value=value)
+    return Edit(file=str(file), form="ini", entries=(entry,))
+
+
+def python(code: str, **more: object) -> Run:
+    """A program."""
+    return Run(argv=(sys.executable, "-c", code), **more)  # type: ignore[arg-type]
+
+
+def hows(outcomes: list[StepOutcome]) -> list[str]:
+    return [one.how for one in outcomes]
+
+
+def undo_newest(*, is_forced: bool = False) -> list[str]:
+    newest = [one for one in journal.entries() if one.status != "undone"][-1]
+    return list(undo(newest, is_forced=is_forced))
+
+
+def test_files_are_as_they_were_after_an_undo(tmp_path: Path) -> None:
+    config, profile, new = tmp_path / ".wslconfig", tmp_path / ".bashrc", tmp_path / "a/b/new"
+    config.write_bytes(b"\xff\xfe" + "[wsl2]\r\nmemory=1GB".encode("utf-16-le"))
+    profile.write_bytes(b"alias a=b")
+    before = {path: path.read_bytes() for path in (config, profile)}
+    block = Block(file=str(profile), name="cuda", lines=("export A=1",))
+    done = list(
+        apply(plan(memory(config), block, Write(file=str(new), text="x"), memory(config, "9GB")))
+    )
+    assert hows(done) == ["done"] * 4
+    assert new.read_text() == "x" and b"export A=1\n" in profile.read_bytes()
+    assert "9GB" in config.read_bytes().decode("utf-16")
+    assert journal.entries()[0].status == "done"
+    undo_newest()
+    assert {path: path.read_bytes() for path in before} == before
+    assert not (tmp_path / "a").exists()
+    assert journal.entries()[0].status == "undone"
+    with pytest.raises(UsageError, match="undone already"):
+        list(undo(journal.entries()[0]))
+
+
+def test_what_is_done_already_is_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "wsl.conf"
+    file.write_text("[wsl2]\nmemory=8GB\n")
+    there = step(python("raise SystemExit(1)"), done_if=Exists(path=str(file)))
+    prints = Prints(argv=(sys.executable, "-c", "print('is so')"), text="is so")
+    told = step(python("raise SystemExit(1)"), done_if=prints)
+    assert hows(list(apply(plan(memory(file), there, told)))) == ["skipped"] * 3
+    assert journal.entries() == []
+
+
+def test_first_failure_is_the_last(tmp_path: Path) -> None:
+    config, later = tmp_path / "wsl.conf", tmp_path / "later"
+    failing = python("import sys; print('no such package', file=sys.stderr); sys.exit(7)")
+    done = list(apply(plan(memory(config), failing, Write(file=str(later), text=""))))
+    assert hows(done) == ["done", "failed", "not begun"]
+    assert done[1].problem is not None and done[1].problem.rule == "step-failed"
+    assert "no such package" in (done[1].problem.because or "")
+    assert not later.exists() and journal.entries()[0].status == "failed"
+    undo_newest()
+    assert not config.exists()
+
+
+def test_program_that_hangs_is_ended(tmp_path: Path) -> None:
+    done = list(apply(plan(python("import time; time.sleep(60)", time_limit_s=0.5))))
+    assert hows(done) == ["failed"]
+    assert "within 0.5 s" in (done[0].problem.because or "" if done[0].problem else "")
+
+
+def test_files_and_folders_of_a_program_are_put_back(tmp_path: Path) -> None:
+    file, folder = tmp_path / "config.toml", tmp_path / "made"
+    file.write_text("a = 1\n")
+    code = f"import os; open({str(file)!r}, 'w').write('all new'); os.mkdir({str(folder)!r})"
+    program = python(code, files=(str(file),), makes=str(folder))
+    final = tmp_path / "final"
+    done = list(apply(plan(program, Move(source=str(folder), target=str(final)))))
+    assert hows(done) == ["done", "done"] and final.is_dir()
+    assert hows(list(apply(plan(Move(source=str(folder), target=str(final)))))) == ["skipped"]
+    undo_newest()
+    assert file.read_text() == "a = 1\n"
+    assert not folder.exists() and not final.exists()
+
+
+def test_undo_command_is_run(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    back = (sys.executable, "-c", f"open({str(mark)!r}, 'w')")
+    list(apply(plan(step(python("pass"), undo=back))))
+    assert not mark.exists()
+    undo_newest()
+    assert mark.exists()
+
+
+def test_undo_says_what_nothing_undoes() -> None:
+    list(apply(plan(python("pass"))))
+    assert undo_newest() == ["left as it is: a step, which nothing undoes"]
+    assert journal.entries()[0].status == "undone"
+
+
+def test_undo_that_failed_can_be_tried_again(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    back = (sys.executable, "-c", f"open({str(mark)!r})")
+    list(apply(plan(step(python("pass"), undo=back))))
+    with pytest.raises(FlatoutError) as caught:
+        undo_newest()
+    assert caught.value.rule == "step-failed"
+    mark.touch()
+    undo_newest()
+    assert journal.entries()[0].status == "undone"
+
+
+def test_undo_is_refused_when_somebody_changed_the_file(tmp_path: Path) -> None:
+    config = tmp_path / ".wslconfig"
+    config.write_text("[wsl2]\n")
+    list(apply(plan(memory(config))))
+    config.write_text("[wsl2]\nmemory=16GB\n")
+    with pytest.raises(UsageError) as caught:
+        undo_newest()
+    assert caught.value.rule == "changed-since" and "+memory=16GB" in (caught.value.because or "")
+    assert config.read_text() == "[wsl2]\nmemory=16GB\n"
+    said = undo_newest(is_forced=True)
+    assert config.read_text() == "[wsl2]\n"
+    kept = next(line for line in said if line.startswith("kept")).rpartition(" in ")[2]
+    assert Path(kept).read_text() == "[wsl2]\nmemory=16GB\n"
+
+
+def test_changes_are_undone_one_by_one(tmp_path: Path) -> None:
+    config = tmp_path / ".wslconfig"
+    list(apply(plan(memory(config, "8GB"))))
+    list(apply(plan(memory(config, "9GB"))))
+    first, second = journal.entries()
+    with pytest.raises(UsageError, match="changed after"):
+        list(undo(first))
+    list(undo(second))
+    assert "8GB" in config.read_text()
+    list(undo(first))
+    assert not config.exists()
+
+
+@pytest.mark.skipif(IS_WINDOWS, reason="needs links and permissions of POSIX")
+def test_links_and_permissions_stay(tmp_path: Path) -> None:
+    real, link = tmp_path / "dotfiles", tmp_path / ".bashrc"
+    real.write_text("a\n")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    list(apply(plan(Block(file=str(link), name="cuda", lines=("b",)))))
+    assert link.is_symlink() and "b\n" in real.read_text()
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    script = tmp_path / "script"
+    list(apply(plan(Write(file=str(script), text="#!/bin/sh\n", is_executable=True))))
+    assert os.access(script, os.X_OK)
+    undo_newest()
+    undo_newest()
+    assert link.is_symlink() and real.read_text() == "a\n"
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".bashrc", "dotfiles", "state"]
+
+
+@pytest.mark.skipif(IS_WINDOWS, reason="needs a limit on the size of files")
+def test_full_disk_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "big"
+    file.write_text("small")
+    # The journal holds the plan, so it is what meets the limit; then the file itself.
+    for limit, size in ((20_000, 0), (200_000, 150_000)):
+        code = f"""
+import resource
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+from flatout.apply.applying import apply
+from flatout.nouns.plan import *
+action = Write(file={str(file)!r}, text="x" * 300_000) if {size} == 0 else \\
+    Run(argv=("sh", "-c", "head -c 300000 /dev/zero > {file}"), files=({str(file)!r},))
+step = Step(text="", action=action, changes="")
+for one in apply(Plan(goal="", steps=(step,), fingerprint="")):
+    print(one.how, one.problem and one.problem.rule)
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split()[0] == "failed", done
+    assert done.stdout.split()[1] == "step-failed"
+    undo_newest()
+    assert file.read_text() == "small"
+    assert [path.name for path in tmp_path.iterdir() if "part" in path.name] == []
+
+
+def test_folder_in_the_place_of_a_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "wsl.conf").mkdir()
+    done = list(apply(plan(memory(tmp_path / "wsl.conf"))))
+    assert hows(done) == ["failed"] and done[0].problem is not None
+    assert journal.entries() == []
+
+
+@pytest.mark.skipif(IS_WINDOWS or os.geteuid() == 0, reason="needs a person who is not root")
+def test_file_that_may_not_be_written_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "wsl.conf"
+    file.write_text("[wsl2]\n")
+    file.chmod(0o444)
+    done = list(apply(plan(memory(file))))
+    assert done[0].problem is not None and done[0].problem.rule == "folder-not-writable"
+    assert file.read_text() == "[wsl2]\n"
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    first = apply(plan(memory(tmp_path / "a"), memory(tmp_path / "b")))
+    next(first)
+    with pytest.raises(UsageError, match="right now"):
+        list(apply(plan(memory(tmp_path / "c"))))
+    assert journal.entries()[0].status == "under way"
+    first.close()
+    assert journal.entries()[0].status == "broke off"
+    undo_newest()
+    assert not (tmp_path / "a").exists()
+
+
+def test_entry_is_found_by_its_number() -> None:
+    list(apply(plan(python("pass"))))
+    assert journal.entry("1").id == "0001"
+    for wrong in ("2", "x", "../0001"):
+        with pytest.raises(UsageError, match="no change"):
+            journal.entry(wrong)
+
+
+def test_fingerprint_is_of_facts_that_last() -> None:
+    machine = Machine(driver="580.1", gpus=(Gpu(index=0, name="A", free_bytes=1),))
+    later = Machine(driver="580.1", read_at="x", gpus=(Gpu(index=0, name="A", free_bytes=2),))
+    assert fingerprint_of(machine) == fingerprint_of(later)
+    assert fingerprint_of(machine) != fingerprint_of(Machine(driver="581.1"))
