@@ -7,14 +7,13 @@ from typing import Literal
 import msgspec
 
 from flatout.errors import FlatoutError
+from flatout.nouns.plan import Block, Edit, Place, Plan, Safety
 
 Severity = Literal["error", "warning", "note"]
 # How sure: decided by evidence of this cause alone; likely; one cause of several that fit.
 Certainty = Literal["decided", "likely", "possible"]
-# safe: no root, nothing removed or restarted, and only flatout's folders or the environment asked
-# about are written. ask: shown with what it does, and asked first. manual: only told.
-Safety = Literal["safe", "ask", "manual"]
-Place = Literal["here", "wsl", "linux", "powershell", "host", "container"]
+# A name for the .wslconfig of whoever is logged in to Windows, until a plan names the file itself.
+WSLCONFIG = "%UserProfile%\\.wslconfig"
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,15 +31,19 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     """A way out, in words, with the commands that do it, if any.
 
     commands: what to type, one at a time, exactly. where: in which shell.
+    edits: of files of settings or of a shell, to be made before the commands.
     changes: what they change. undo: how to take that back; None if it cannot be.
+    plan: the same as steps that flatout can carry out on this machine; None for what is only told.
     """
 
     text: str
     safety: Safety = "manual"
     commands: tuple[str, ...] = ()
+    edits: tuple[Edit | Block, ...] = ()
     where: Place = "here"
     changes: str | None = None
     undo: str | None = None
+    plan: Plan | None = None
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

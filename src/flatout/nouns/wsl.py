@@ -11,6 +11,7 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
     build: like "10.0.26100". driver: Windows' number of NVIDIA's driver, like "581.42".
     commit_limit_bytes: memory and page files together, what processes may promise themselves.
     num_portproxies: forgotten `netsh interface portproxy` entries among them.
+    profile: the folder of whoever is logged in, as this side spells it: there lies .wslconfig.
     wslconfig: `section.key` -> value, as the user's .wslconfig has it; None where there is none.
     """
 
@@ -21,6 +22,7 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
     free_bytes: int | None = None
     is_gpu_scheduling_on: bool | None = None
     num_portproxies: int | None = None
+    profile: str | None = None
     wslconfig: dict[str, str] | None = None
     wslconfig_encoding: str | None = None
 

@@ -111,10 +111,12 @@ def _skew_s(cim: Cim, asked_at: list[str]) -> float | None:
 def _windows(
     system: System, done: dict[str, Completed], own_addresses: frozenset[str], root: str
 ) -> tuple[Windows, dict[str, str]]:
-    build, profile = parse_cmd(done["cmd"].stdout)
+    build, told = parse_cmd(done["cmd"].stdout)
+    is_here = system.platform == "win32"
+    profile = told if is_here or told is None else drive_path(told, root)
     cim = parse_cim(done["cim"].stdout)
     scheduling = parse_registry_number(done["scheduling"].stdout)
-    settings, encoding, why_no_settings = read_wslconfig(system, profile, root)
+    settings, encoding, why_no_settings = read_wslconfig(system, profile)
     found = Windows(
         build=build,
         driver=parse_driver(cim.driver or ""),
@@ -123,6 +125,7 @@ def _windows(
         free_bytes=cim.free,
         is_gpu_scheduling_on=None if scheduling is None else scheduling == 2,
         num_portproxies=_portproxies(done["ports"], own_addresses),
+        profile=profile,
         wslconfig=settings,
         wslconfig_encoding=encoding,
     )
@@ -134,6 +137,7 @@ def _windows(
         "free_bytes": _why(done["cim"], "PowerShell"),
         "is_gpu_scheduling_on": _why(done["scheduling"], "reg.exe", "Windows decides by itself"),
         "num_portproxies": _why(done["ports"], "reg.exe"),
+        "profile": _why(done["cmd"], "cmd.exe"),
         "wslconfig": why_no_settings,
         "wslconfig_encoding": why_no_settings,
     }
@@ -196,13 +200,13 @@ def _portproxies(done: Completed, own_addresses: frozenset[str]) -> int | None:
 
 
 def read_wslconfig(
-    system: System, profile: str | None, root: str
+    system: System, profile: str | None
 ) -> tuple[dict[str, str] | None, str | None, str]:
-    """.wslconfig's settings and encoding; else why there are none. root: where drives are."""
+    """.wslconfig's settings and encoding; else why there are none."""
     if profile is None:
         return None, None, "cmd.exe did not tell the profile's folder"
-    is_windows = system.platform == "win32"
-    path = rf"{profile}\.wslconfig" if is_windows else f"{drive_path(profile, root)}/.wslconfig"
+    slash = "\\" if system.platform == "win32" else "/"
+    path = f"{profile}{slash}.wslconfig"
     text = system.read(path)
     if isinstance(text, Unread):
         return None, None, f".wslconfig: {text.reason.rpartition(': ')[2]}"

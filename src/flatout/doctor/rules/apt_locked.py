@@ -34,7 +34,7 @@ def check(case: Case) -> Finding | None:
             Fix(
                 text="wait until the other has finished",
                 safety="safe",
-                commands=("sudo lsof /var/lib/dpkg/lock-frontend",),
+                commands=("ps -C apt,apt-get,dpkg,unattended-upgr -o pid,args",),
                 where="linux",
                 changes="nothing",
             ),

@@ -35,7 +35,7 @@ def check(case: Case) -> Finding | None:
         fixes=(
             Fix(
                 text="one environment for each framework, or fewer pins",
-                safety="safe",
+                safety="ask",
                 commands=("uv venv --python 3.12 <folder>",),
                 changes="a new folder",
             ),

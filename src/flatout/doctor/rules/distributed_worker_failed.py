@@ -33,7 +33,7 @@ def check(case: Case) -> Finding | None:
         fixes=(
             Fix(
                 text="keep each rank's output",
-                safety="safe",
+                safety="ask",
                 commands=(
                     "torchrun --log-dir logs --redirects 3 --tee 3 --nproc-per-node=gpu <script>",
                 ),

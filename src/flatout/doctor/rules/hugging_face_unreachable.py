@@ -8,7 +8,8 @@ be used; on clusters the nodes that compute often have no way out.
 **Example.** `We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it
 in the cached files`
 
-**Fix.** Download on a machine with a network (`hf download`), and carry HF_HOME over; safe.
+**Fix.** Download on a machine with a network (`hf download`), and carry HF_HOME over; asked
+first.
 
 **Source.** huggingface.co/docs/transformers/installation (offline mode);
 huggingface.co/docs/huggingface_hub/guides/manage-cache.
@@ -35,7 +36,7 @@ def check(case: Case) -> Finding | None:
         fixes=(
             Fix(
                 text="download where there is a network",
-                safety="safe",
+                safety="ask",
                 commands=("hf download <model>",),
                 changes="writes into HF_HOME",
             ),

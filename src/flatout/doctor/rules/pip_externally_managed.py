@@ -7,7 +7,7 @@ Fedora, Arch, Alpine and Homebrew therefore mark their Python as theirs.
 
 **Example.** `error: externally-managed-environment`
 
-**Fix.** A virtual environment; safe. `--break-system-packages` does what its name says.
+**Fix.** A virtual environment; asked first. `--break-system-packages` does what its name says.
 
 **Source.** peps.python.org/pep-0668;
 packaging.python.org/en/latest/specifications/externally-managed-environments/.
@@ -33,7 +33,7 @@ def check(case: Case) -> Finding | None:
         fixes=(
             Fix(
                 text="install into a virtual environment",
-                safety="safe",
+                safety="ask",
                 commands=(
                     "python3 -m venv .venv",
                     ". .venv/bin/activate",

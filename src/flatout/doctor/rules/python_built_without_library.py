@@ -34,7 +34,7 @@ def check(case: Case) -> Finding | None:
         fixes=(
             Fix(
                 text="take a Python that is complete",
-                safety="safe",
+                safety="ask",
                 commands=("uv venv --python 3.12",),
                 changes="a new folder .venv",
                 undo="rm -r .venv",

@@ -7,7 +7,7 @@ to change; files that `sudo pip` made are root's.
 
 **Example.** `ERROR: Could not install packages due to an OSError: [Errno 13] Permission denied`
 
-**Fix.** An environment of one's own; safe. Never `sudo pip`.
+**Fix.** An environment of one's own; asked first. Never `sudo pip`.
 
 **Source.** docs.python.org/3/library/venv.html; pip.pypa.io/en/stable/user_guide/.
 """
@@ -32,7 +32,7 @@ def check(case: Case) -> Finding | None:
         fixes=(
             Fix(
                 text="make an environment of your own",
-                safety="safe",
+                safety="ask",
                 commands=("python3 -m venv .venv", ". .venv/bin/activate"),
                 changes="a new folder .venv",
                 undo="rm -r .venv",

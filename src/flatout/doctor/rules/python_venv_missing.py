@@ -43,7 +43,7 @@ def check(case: Case) -> Finding | None:
             ),
             Fix(
                 text="or make the environment with uv, which needs neither",
-                safety="safe",
+                safety="ask",
                 commands=("uv venv",),
                 changes="a new folder .venv",
                 undo="rm -r .venv",

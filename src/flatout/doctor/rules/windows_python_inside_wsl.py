@@ -18,6 +18,13 @@ from __future__ import annotations
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.plan import Edit, Entry
+
+_OWN_PATH = Edit(
+    file="/etc/wsl.conf",
+    form="ini",
+    entries=(Entry(place=("interop", "appendWindowsPath"), value="false"),),
+)
 
 
 def check(case: Case) -> Finding | None:
@@ -43,6 +50,8 @@ def check(case: Case) -> Finding | None:
                 text="or keep Windows' PATH out: `appendWindowsPath=false` under [interop] "
                 "in /etc/wsl.conf, then `wsl --shutdown`",
                 safety="ask",
+                edits=(_OWN_PATH,),
+                commands=("sudo nano /etc/wsl.conf", "wsl.exe --shutdown"),
                 where="wsl",
                 changes="stops every distro and container",
                 undo="take the line out again",

@@ -17,7 +17,14 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.finding import WSLCONFIG, Finding, Fix
+from flatout.nouns.plan import Edit, Entry
+
+_TUNNEL = Edit(
+    file=WSLCONFIG,
+    form="ini",
+    entries=(Entry(place=("wsl2", "dnsTunneling"), value="true"),),
+)
 
 
 def check(case: Case) -> Finding | None:
@@ -38,6 +45,7 @@ def check(case: Case) -> Finding | None:
             Fix(
                 text="let Windows resolve: `dnsTunneling=true` under [wsl2] in .wslconfig",
                 safety="ask",
+                edits=(_TUNNEL,),
                 commands=("notepad $env:USERPROFILE\\.wslconfig", "wsl --shutdown"),
                 where="powershell",
                 changes="stops every distro and container",

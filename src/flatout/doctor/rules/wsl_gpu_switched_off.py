@@ -17,6 +17,11 @@ from __future__ import annotations
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.plan import Edit, Entry
+
+_NO_SWITCH = Edit(
+    file="/etc/wsl.conf", form="ini", entries=(Entry(place=("gpu", "enabled"), value=None),)
+)
 
 
 def check(case: Case) -> Finding | None:
@@ -33,6 +38,7 @@ def check(case: Case) -> Finding | None:
                 text="take `enabled=false` out of the section [gpu] of /etc/wsl.conf, and restart "
                 "WSL",
                 safety="ask",
+                edits=(_NO_SWITCH,),
                 commands=("wsl --list --running", "wsl --shutdown"),
                 where="powershell",
                 changes="ends every distro, container and run in WSL",

@@ -20,14 +20,23 @@ from __future__ import annotations
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.plan import Block
 
 _FIX = Fix(
     text="put WSL's driver on the loader's path",
     safety="safe",
     commands=("export LD_LIBRARY_PATH=/usr/lib/wsl/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}",),
     where="wsl",
-    changes="this shell alone; put the line into ~/.bashrc to keep it",
+    changes="this shell alone",
     undo="close the shell",
+)
+_KEPT = Fix(
+    text="or for every new shell",
+    safety="ask",
+    edits=(Block(file="~/.bashrc", name="WSL's libcuda", lines=_FIX.commands),),
+    where="wsl",
+    changes="adds a block of lines to ~/.bashrc",
+    undo="take the block out",
 )
 
 
@@ -50,7 +59,7 @@ def check(case: Case) -> Finding | None:
         problem="The loader does not find libcuda.so.",
         because="under WSL it lies in /usr/lib/wsl/lib, which is not on the loader's path",
         evidence=case.evidence("libcuda-not-opened", "ldconfig-wsl-libcuda"),
-        fixes=(_FIX,),
+        fixes=(_FIX, _KEPT),
         confirm=("ldconfig -p | grep libcuda", "ls /usr/lib/wsl/lib"),
     )
 

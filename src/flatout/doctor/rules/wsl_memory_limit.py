@@ -18,8 +18,13 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.finding import WSLCONFIG, Finding, Fix
+from flatout.nouns.machine import Machine
+from flatout.nouns.plan import Edit, Entry
 
+# Of memory that Windows itself keeps.
+_WINDOWS_BYTES = 8 * 1024**3
+_GIB = 1024**3
 _TROUBLE = ("wslconfig-refused", "wsl-start-out-of-memory")
 
 
@@ -42,6 +47,7 @@ def check(case: Case) -> Finding | None:
             Fix(
                 text="set `memory=` under [wsl2] in .wslconfig, saved as UTF-8, and restart WSL",
                 safety="ask",
+                edits=_edits(case.machine),
                 commands=("notepad $env:USERPROFILE\\.wslconfig", "wsl --shutdown"),
                 where="powershell",
                 changes="stops every distro and container",
@@ -50,6 +56,16 @@ def check(case: Case) -> Finding | None:
         ),
         confirm=("free -m", "powershell.exe -c 'Get-Content $env:USERPROFILE\\.wslconfig'"),
     )
+
+
+def _edits(machine: Machine) -> tuple[Edit, ...]:
+    """All of the memory but what Windows needs, where there is more than WSL takes by itself."""
+    total_bytes = machine.windows.memory_bytes if machine.windows else None
+    if total_bytes is None or total_bytes <= 2 * _WINDOWS_BYTES:
+        return ()
+    memory = f"{(total_bytes - _WINDOWS_BYTES) // _GIB}GB"
+    entry = Entry(place=("wsl2", "memory"), value=memory)
+    return (Edit(file=WSLCONFIG, form="ini", entries=(entry,), encoding="utf-8"),)
 
 
 RULE = Rule(

@@ -18,6 +18,8 @@ from __future__ import annotations
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
+from flatout.nouns.plan import Edit, Entry
 
 
 def check(case: Case) -> Finding | None:
@@ -40,6 +42,7 @@ def check(case: Case) -> Finding | None:
                 text="mount the drives with metadata: options = \"metadata\" under [automount] in "
                 "/etc/wsl.conf",
                 safety="ask",
+                edits=(_with_metadata(case.machine),),
                 commands=("sudo nano /etc/wsl.conf", "wsl.exe --shutdown"),
                 where="wsl",
                 changes="stops every distro and container",
@@ -48,6 +51,15 @@ def check(case: Case) -> Finding | None:
         ),
         confirm=("mount | grep /mnt/", "ls -ld /mnt/c"),
     )  # fmt: skip
+
+
+def _with_metadata(machine: Machine) -> Edit:
+    """The drives' options as they are, and `metadata` among them."""
+    settings = (machine.wsl.wsl_conf or {}) if machine.wsl else {}
+    named = [one for one in settings.get("automount.options", "").split(",") if one]
+    options = ",".join(dict.fromkeys(["metadata", *named]))
+    entry = Entry(place=("automount", "options"), value=f'"{options}"')
+    return Edit(file="/etc/wsl.conf", form="ini", entries=(entry,))
 
 
 RULE = Rule(
