@@ -17,7 +17,16 @@ HEAVY = ("torch", "numpy", "tensorflow", "paddle", "jax", "ray", "dask")
 LIGHT_ENGINE = ("flatout.engine", "flatout.engine.experiment")
 RICH_USERS = {
     f"flatout/cli/{name}.py"
-    for name in ("live", "show", "show_doctor", "show_results", "show_setup", "show_tune", "tables")
+    for name in (
+        "live",
+        "show",
+        "show_doctor",
+        "show_fix",
+        "show_results",
+        "show_setup",
+        "show_tune",
+        "tables",
+    )
 }
 
 # "file: what it uses" -> why it may touch the world although it is not in system/.

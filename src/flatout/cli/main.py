@@ -25,6 +25,7 @@ COMMANDS = (
     ("predict", "Use", "Predict with the kept weights of a run."),
     ("evaluate", "Use", "Compute the validation metrics of a run's kept weights once more."),
     ("doctor", "Mend", "Read this machine; name what is wrong, why, and the fix."),
+    ("undo", "Mend", "Put back what flatout has changed on this machine."),
     ("explain", "Mend", "Name the cause in a log, a traceback or any other text."),
     ("data", "Train", "List, download and verify data sets."),
     ("setup", "Mend", "Choose the build of a framework that a machine can run."),

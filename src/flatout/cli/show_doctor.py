@@ -9,18 +9,16 @@ from rich.console import Console
 from rich.text import Text
 
 from flatout.cli.machine_rows import machine_rows
+from flatout.cli.plan_rows import PLACES, SAFETY
 from flatout.cli.show import make_console, print_lines, print_note
 from flatout.nouns.diagnosis import Diagnosis
 from flatout.nouns.examined import Examined
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.plan import edit_text
+from flatout.nouns.repair import repairs
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 _MARKS = {"error": "x", "warning": "!", "note": "-"}
-_SAFETY = {"safe": "safe", "ask": "asks first", "manual": "by hand"}
-_PLACES = {
-    "here": "", "wsl": "in WSL", "linux": "in Linux", "powershell": "in PowerShell",
-    "host": "on the host", "container": "in the container",
-}  # fmt: skip
 _INDENT = "    "
 _LABEL_WIDTH = 11
 _ROW_WIDTH = 12
@@ -46,8 +44,11 @@ def print_explanation(diagnosis: Diagnosis) -> None:
             console.print(f"{_INDENT}{command}", soft_wrap=True)
 
 
-def print_examined(examined: Examined, *, is_verbose: bool) -> None:
-    """The machine by its parts, what is wrong with it, and one line that sums up."""
+def print_examined(examined: Examined, *, is_verbose: bool, is_mending: bool = False) -> None:
+    """The machine by its parts, what is wrong with it, and one line that sums up.
+
+    is_mending: how to mend it is told elsewhere.
+    """
     console = make_console()
     for warning in examined.warnings:
         print_note(f"warning: {warning}")
@@ -64,6 +65,8 @@ def print_examined(examined: Examined, *, is_verbose: bool) -> None:
         console.print(Text("\nnot read", "bold"))
         print_lines(console, list(examined.machine.unread.items()))
     console.print(f"\n{summary(examined.diagnosis.findings)}")
+    if repairs(examined.diagnosis.findings) and not is_mending:
+        console.print("To mend, with a plan first: flatout doctor --fix")
 
 
 def print_page(rule: str, page: str) -> None:
@@ -125,10 +128,12 @@ def _print_body(console: Console, finding: Finding) -> None:
 
 
 def _print_fix(console: Console, fix: Fix) -> None:
-    _print_labelled(console, "fix", f"{fix.text} ({_SAFETY[fix.safety]})")
+    _print_labelled(console, "fix", f"{fix.text} ({SAFETY[fix.safety]})")
+    for edit in fix.edits:
+        _print_labelled(console, "edit", edit_text(edit))
     for number, command in enumerate(fix.commands):
         # On a line of its own and never broken, so that it can be copied.
-        place = _PLACES[fix.where] if number == 0 else ""
+        place = PLACES[fix.where] if number == 0 else ""
         _print_labelled(console, "", command + (f"    # {place}" if place else ""))
     for label, text in (("changes", fix.changes), ("undo", fix.undo)):
         if text:

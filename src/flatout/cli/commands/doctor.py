@@ -1,4 +1,4 @@
-"""`flatout doctor`: what is wrong with this machine."""
+"""`flatout doctor`: what is wrong with this machine, and mending it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ import click
 @click.command("doctor")
 @click.option("--python", metavar="PATH", help="The interpreter whose environment is read.")
 @click.option("--deep", "is_deep", is_flag=True, help="Let the GPU compute, look up a name; slow.")
+@click.option("--fix", "is_fixing", is_flag=True, help="Show a plan, ask, mend, and read again.")
+@click.option("--yes", "is_sure", is_flag=True, help="With --fix: do what is safe unasked.")
+@click.option(
+    "--dry-run", "is_dry", is_flag=True, help="With --fix: show the plan, change nothing."
+)
 @click.option("--from", "replayed", metavar="FILE", help="Judge a recording, not this machine.")
 @click.option("--record", metavar="FILE", help="Show and write what others may see of it.")
 @click.option(
@@ -19,24 +24,14 @@ import click
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="What could not be read, too.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
 @click.option("--sarif", "is_sarif", is_flag=True, help="The findings as SARIF on stdout.")
-def command(fail_on: str, is_verbose: bool, is_json: bool, is_sarif: bool, **options: Any) -> int:
-    """Read this machine; name what is wrong, why, and the fix. Nothing is changed or sent."""
-    from flatout import consult
-    from flatout.cli import show, show_doctor
-    from flatout.nouns.doctor_request import DoctorRequest
+def command(**options: Any) -> int:
+    """Read this machine; name what is wrong, why, and the fix.
 
-    request = DoctorRequest(**options)
-    examined = consult.examine(request)
-    found = examined.diagnosis
-    if request.record:
-        text = consult.recording_text(examined.machine)
-        show_doctor.print_recording(text, request.record, is_beside=is_json or is_sarif)
-        consult.write_recording(text, request.record)
-    if is_sarif:
-        show.print_json(consult.as_sarif(found))
-    elif is_json:
-        show.print_json(consult.report(examined))
-    elif not request.record:
-        show_doctor.print_examined(examined, is_verbose=is_verbose)
-    failing = ("error",) if fail_on == "error" else ("error", "warning")
-    return int(any(one.severity in failing for one in found.findings))
+    Nothing is sent, and nothing is changed without --fix.
+    """
+    from flatout.cli import examining, fixing
+    from flatout.nouns.doctor_request import DoctorManner, DoctorRequest
+
+    read = {name: options.pop(name) for name in DoctorRequest.__struct_fields__}
+    request, manner = DoctorRequest(**read), DoctorManner(**options)
+    return (fixing.fix if manner.is_fixing else examining.report)(request, manner)
