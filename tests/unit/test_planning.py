@@ -183,6 +183,12 @@ def test_what_is_not_certain_has_no_plan(command: str) -> None:
     assert planned(asked("sudo apt-get install gcc", command, where="linux")).plan is None
 
 
+def test_alternatives_are_no_plan() -> None:
+    index = "pip install torch --index-url https://download.pytorch.org/whl/"
+    assert planned(asked(f"{index}cu130")).plan is not None
+    assert planned(asked(f"{index}cu130", f"{index}cu126")).plan is None
+
+
 def test_looking_alone_is_no_plan() -> None:
     assert planned(asked("nvidia-smi -L", "cat /etc/resolv.conf")).plan is None
 

@@ -57,6 +57,8 @@ def _steps(facts: Facts) -> tuple[Step, ...]:
         if more is None:
             return ()
         steps += more
+    if len({step.text for step in steps}) < len(steps):
+        return ()  # Alternatives, of which nothing here tells which is right.
     return tuple(steps)
 
 
