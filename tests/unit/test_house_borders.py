@@ -18,16 +18,10 @@ LIGHT_ENGINE = ("flatout.engine", "flatout.engine.experiment")
 RICH_USERS = {
     f"flatout/cli/{name}.py"
     for name in (
-        "live",
-        "show",
-        "show_doctor",
-        "show_fix",
-        "show_results",
-        "show_setup",
-        "show_tune",
-        "tables",
+        "live", "show", "show_doctor", "show_fix", "show_results", "show_setup", "show_tune",
+        "show_upkeep", "tables",
     )
-}
+}  # fmt: skip
 
 # "file: what it uses" -> why it may touch the world although it is not in system/.
 _TENSOR_FILES = "tensor files are made by safetensors, which needs torch, so not in system/"

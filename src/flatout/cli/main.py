@@ -30,6 +30,8 @@ COMMANDS = (
     ("data", "Train", "List, download and verify data sets."),
     ("setup", "Mend", "Choose the build of a framework that a machine can run."),
     ("compat", "Mend", "Show or refresh the tables that `setup` chooses by."),
+    ("disk", "Keep", "Show what flatout keeps on this disk; free it."),
+    ("self", "Keep", "Update flatout, or remove it with all it has made."),
 )
 
 

@@ -276,8 +276,8 @@ def _typeable(text: str) -> str:
 
 # Not the package (`pip install flatout==0.1.0`), not a sentence about it.
 _COMMAND = re.compile(
-    r"(?<![\w./-])flatout"
-    r"(?= (new|train|runs|show|compare|predict|evaluate|data|setup|compat|doctor|undo|--help)\b)"
+    r"(?<![\w./-])flatout(?= "
+    r"(new|train|runs|show|compare|predict|evaluate|data|setup|compat|doctor|undo|disk|self|--help)\b)"
 )
 
 

@@ -118,11 +118,11 @@ def _ask_version(python: str) -> tuple[tuple[int, int], str | None]:
 
 def _own_requirement(version: str) -> str:
     """What pip installs this flatout from: its checkout's folder, else the published version."""
-    checkout = _checkout()
-    return f'"{checkout}"' if checkout else f"flatout=={version}"
+    folder = checkout()
+    return f'"{folder}"' if folder else f"flatout=={version}"
 
 
-def _checkout() -> Path | None:
+def checkout() -> Path | None:
     """The folder of sources that this flatout runs or was installed from."""
     try:
         told = metadata.distribution("flatout").read_text("direct_url.json")

@@ -1,6 +1,7 @@
 """Where flatout keeps things: the places each operating system has for them.
 
-`FLATOUT_STATE` (runs) and `FLATOUT_DATA` (data sets) win over the defaults.
+`FLATOUT_STATE` (runs), `FLATOUT_DATA` (data sets), `FLATOUT_ENVIRONMENTS` (environments) and
+`FLATOUT_CACHE` (what can be had again) win over the defaults.
 """
 
 from __future__ import annotations
@@ -32,9 +33,35 @@ def compat_update_file() -> Path:
 
 def data_folders() -> list[Path]:
     """Folders searched for data sets, in this order; the last one is where downloads go."""
-    own = _base("XDG_DATA_HOME", ".local/share") / "flatout" / "data"
+    own = _own_data() / "data"
     named = _named("FLATOUT_DATA")
     return [named, own] if named else [own]
+
+
+def environments_folder() -> Path:
+    """Folder that holds the environments that flatout makes, one folder each."""
+    return _named("FLATOUT_ENVIRONMENTS") or _own_data() / "environments"
+
+
+def tools_folder() -> Path:
+    """Folder for programs that flatout needs and has installed for itself."""
+    return _own_data() / "tools"
+
+
+def cache_folder() -> Path:
+    """What can be had again: downloaded wheels."""
+    # Under Windows both lie below one folder; whoever empties the cache must not meet the data.
+    own = _own_data() / "cache" if sys.platform == "win32" else None
+    return _named("FLATOUT_CACHE") or own or _base("XDG_CACHE_HOME", ".cache") / "flatout"
+
+
+def app_folder() -> Path:
+    """Folder into which an install script puts flatout itself."""
+    return _own_data() / "app"
+
+
+def _own_data() -> Path:
+    return _base("XDG_DATA_HOME", ".local/share") / "flatout"
 
 
 def _named(variable: str) -> Path | None:

@@ -1,0 +1,381 @@
+<#
+.SYNOPSIS
+Installs flatout for one person. It needs neither Python nor an administrator.
+
+.DESCRIPTION
+Run it, under the default policy too, with
+
+    powershell -ExecutionPolicy Bypass -File install.ps1
+
+What it makes, and nothing else:
+  %LOCALAPPDATA%\flatout\app   flatout in an environment of its own; uv and Python, if missing
+  %LOCALAPPDATA%\flatout\bin   flatout.exe
+  an entry in the user's Path  shown and asked first
+Running it again changes nothing; one that was broken off is gone on with. `flatout self update`
+brings a newer version, `flatout self remove` takes all of it out again.
+
+It honours pip.ini, PIP_*, UV_*, HTTPS_PROXY and SSL_CERT_FILE. FLATOUT_UV_MIRROR is an address that
+stands for https://github.com/astral-sh/uv/releases/download.
+
+.PARAMETER Yes
+Do not ask.
+.PARAMETER Version
+This version of flatout; without it the newest, or what is installed already.
+.PARAMETER From
+A wheel, a source archive or a folder of sources, not the package index.
+.PARAMETER Offline
+Use no network: what flatout needs lies beside From as wheels.
+#>
+# Written for the PowerShell 5.1 that comes with Windows 10 and 11.
+[CmdletBinding()]
+param(
+    [switch]$Yes,
+    [string]$Version = '',
+    [string]$From = '',
+    [switch]$Offline
+)
+
+Set-StrictMode -Version 2.0
+$ErrorActionPreference = 'Stop'
+# Its progress bar makes a download many times slower.
+$ProgressPreference = 'SilentlyContinue'
+
+# Checksums: https://github.com/astral-sh/uv/releases/tag/0.12.15
+$UvVersion = '0.12.15'
+$UvSums = @{
+    'x86_64'  = '477bd99a84e34891f2bd4c9152ddeb74e971accccbc59c0f0301f11f08a32d46'
+    'aarch64' = 'a37c8e96cb1260488c8510b64c848533a3a82a2fdf9e905de7c2700ceebf6437'
+}
+# Of the Pythons that uv offers, the one that most frameworks have builds for.
+$PythonVersion = '3.12'
+
+function Say([string]$Label, [string]$Text) {
+    Write-Host ('{0,-10}{1}' -f $Label, $Text)
+}
+
+function Fail([string]$Problem, [string]$Because, [string]$Fix) {
+    [Console]::Error.WriteLine("error: $Problem")
+    if ($Because) { [Console]::Error.WriteLine("  because: $Because") }
+    [Console]::Error.WriteLine("  fix: $Fix")
+    # An exception and not `exit`, which would close the window of whoever pasted this.
+    throw 'flatout was not installed'
+}
+
+# Runs a program; what it prints goes to the screen. A native program's failure is no exception.
+function Invoke-Program([string]$Program, [string[]]$Arguments) {
+    $before = $ErrorActionPreference
+    $ErrorActionPreference = 'Continue'
+    try { & $Program @Arguments | Out-Host } finally { $ErrorActionPreference = $before }
+    return $LASTEXITCODE
+}
+
+# Runs a program and gives what it prints; nothing where it fails.
+function Read-Program([string]$Program, [string[]]$Arguments) {
+    $before = $ErrorActionPreference
+    $ErrorActionPreference = 'Continue'
+    try {
+        $said = & $Program @Arguments 2>$null
+        if ($LASTEXITCODE -ne 0) { return '' }
+        return ("$said").Trim()
+    } catch {
+        return ''
+    } finally {
+        $ErrorActionPreference = $before
+    }
+}
+
+function Test-Arguments {
+    if ($Version -and $Version -notmatch '^[0-9A-Za-z.+!]+$') {
+        Fail "-Version $Version is no version." '' 'write it as in -Version 0.1.0'
+    }
+    if ($Version -and $From) {
+        Fail '-Version and -From exclude each other.' 'a file has its version' 'leave one out'
+    }
+    if ($Offline -and -not $From) {
+        Fail '-Offline needs -From.' 'without a network flatout must lie here' `
+            'pip download flatout on another machine, then -From that wheel'
+    }
+    if ($From) {
+        if (-not (Test-Path -LiteralPath $From)) {
+            Fail "-From $From is not there." '' 'name a wheel, an archive or a folder'
+        }
+        $script:From = (Resolve-Path -LiteralPath $From).ProviderPath
+        $isFolder = Test-Path -LiteralPath $script:From -PathType Container
+        if ($isFolder -and -not (Test-Path -LiteralPath (Join-Path $script:From 'pyproject.toml'))) {
+            Fail "-From $From holds no sources." 'it has no pyproject.toml' 'name another folder'
+        }
+        if (-not $isFolder -and $script:From -notmatch '\.(whl|tar\.gz)$') {
+            Fail "-From $From is neither wheel nor source archive." '' 'name a .whl or .tar.gz'
+        }
+    }
+}
+
+function Get-Sum([string]$File) {
+    if (-not (Test-Path -LiteralPath $File -PathType Leaf)) { return '' }
+    return (Get-FileHash -LiteralPath $File -Algorithm SHA256).Hash.ToLowerInvariant()
+}
+
+# One install at a time; the file is given free when this process ends, however it ends.
+function Open-Lock {
+    try {
+        return [IO.File]::Open((Join-Path $App 'lock'), 'OpenOrCreate', 'ReadWrite', 'None')
+    } catch {
+        Fail 'flatout is being installed by another process, or its folder cannot be written.' `
+            "$_" "wait for it, or look at $App"
+    }
+}
+
+function Read-Receipt([string]$Key) {
+    $file = Join-Path $App 'receipt'
+    if (-not (Test-Path -LiteralPath $file)) { return '' }
+    foreach ($line in [IO.File]::ReadAllLines($file)) {
+        if ($line.StartsWith("${Key}: ")) { return $line.Substring($Key.Length + 2) }
+    }
+    return ''
+}
+
+function Write-Receipt([hashtable]$Values) {
+    $lines = foreach ($key in @('environment', 'installer', 'source', 'sha256', 'launcher', 'profile')) {
+        "${key}: $($Values[$key])"
+    }
+    # Without a byte order mark, which Windows PowerShell would put there.
+    [IO.File]::WriteAllLines((Join-Path $App 'receipt.part'), $lines)
+    Move-Item -Force -LiteralPath (Join-Path $App 'receipt.part') (Join-Path $App 'receipt')
+}
+
+function Get-FlatoutVersion([string]$Environment) {
+    $program = Join-Path $Environment 'Scripts\flatout.exe'
+    if (-not $Environment -or -not (Test-Path -LiteralPath $program)) { return '' }
+    return (Read-Program $program @('--version')) -replace '^flatout ', ''
+}
+
+function Test-Installed {
+    $found = Get-FlatoutVersion (Read-Receipt 'environment')
+    if (-not $found) { return $false }
+    if ($From) {
+        $sum = Get-Sum $From
+        return ($sum -and (Read-Receipt 'sha256') -eq $sum)
+    }
+    return (-not $Version) -or ($Version -eq $found)
+}
+
+# A Python of python.org or its like. What lies in WindowsApps may be a stub that opens the Store.
+function Find-Python {
+    $ask = 'import sys; print(sys.executable if sys.version_info >= (3, 11) else "")'
+    $candidates = @()
+    foreach ($name in @('py', 'python', 'python3')) {
+        $candidates += @(Get-Command $name -CommandType Application -ErrorAction SilentlyContinue |
+            Where-Object { $_.Path -notlike '*\WindowsApps\*' } | ForEach-Object { $_.Path })
+    }
+    foreach ($candidate in $candidates) {
+        $arguments = @('-c', $ask)
+        if ((Split-Path -Leaf $candidate) -eq 'py.exe') { $arguments = @('-3') + $arguments }
+        $found = Read-Program $candidate $arguments
+        if ($found -and $found -notlike '*\WindowsApps\*') { return $found }
+    }
+    return ''
+}
+
+function Find-Uv {
+    $found = @(Get-Command 'uv' -CommandType Application -ErrorAction SilentlyContinue)
+    if ($found.Count -gt 0) { return $found[0].Path }
+    $own = Join-Path $App 'uv\uv.exe'
+    if ((Test-Path -LiteralPath $own) -and (Read-Program $own @('--version'))) { return $own }
+    return ''
+}
+
+function Get-Uv {
+    if ($Offline) {
+        Fail 'there is no Python 3.11 or later that can make an environment.' `
+            '-Offline forbids to fetch one' 'install Python from python.org, then run this again'
+    }
+    $machine = 'x86_64'
+    if ($env:PROCESSOR_ARCHITECTURE -eq 'ARM64' -or $env:PROCESSOR_ARCHITEW6432 -eq 'ARM64') {
+        $machine = 'aarch64'
+    }
+    $base = 'https://github.com/astral-sh/uv/releases/download'
+    if ($env:FLATOUT_UV_MIRROR) { $base = $env:FLATOUT_UV_MIRROR }
+    $url = "$base/$UvVersion/uv-$machine-pc-windows-msvc.zip"
+    $archive = Join-Path $App "uv-$UvVersion-$machine.zip"
+    Say 'uv' "fetching $url (18 MB)"
+    if ((Get-Sum $archive) -ne $UvSums[$machine]) {
+        # Windows PowerShell offers what servers have long refused.
+        [Net.ServicePointManager]::SecurityProtocol =
+            [Net.ServicePointManager]::SecurityProtocol -bor [Net.SecurityProtocolType]::Tls12
+        $curl = Join-Path $env:SystemRoot 'System32\curl.exe'
+        try {
+            if (Test-Path -LiteralPath $curl) {
+                $code = Invoke-Program $curl @('-fsSL', '--retry', '3', '-C', '-', '-o', $archive, $url)
+                if ($code -ne 0) { throw "curl ended with $code" }
+            } else {
+                Invoke-WebRequest -UseBasicParsing -Uri $url -OutFile $archive
+            }
+        } catch {
+            Fail "could not download $url." "$_" `
+                'check the network (HTTPS_PROXY, if you need one), then run this again: it goes on'
+        }
+    }
+    $got = Get-Sum $archive
+    if ($got -ne $UvSums[$machine]) {
+        Remove-Item -Force -LiteralPath $archive
+        Fail 'the download of uv is damaged or was changed.' `
+            "SHA-256: expected $($UvSums[$machine]), got $got" `
+            'run this again; if it repeats, ask who runs your network'
+    }
+    $new = Join-Path $App 'uv.new'
+    if (Test-Path -LiteralPath $new) { Remove-Item -Recurse -Force -LiteralPath $new }
+    Expand-Archive -LiteralPath $archive -DestinationPath $new
+    $folder = Join-Path $App 'uv'
+    if (Test-Path -LiteralPath $folder) { Remove-Item -Recurse -Force -LiteralPath $folder }
+    Move-Item -LiteralPath $new $folder
+    Remove-Item -Force -LiteralPath $archive
+    return (Join-Path $folder 'uv.exe')
+}
+
+# Makes an environment under a name that no receipt bears yet: until one does, it is nobody's, and
+# the next run removes it.
+function New-Environment {
+    foreach ($name in @('PYTHONPATH', 'PYTHONHOME', 'PIP_TARGET', 'PIP_PREFIX', 'VIRTUAL_ENV')) {
+        if (Test-Path "env:$name") { Remove-Item "env:$name" }
+    }
+    $env:PIP_USER = '0'
+    $env:PIP_DISABLE_PIP_VERSION_CHECK = '1'
+    $env:PIP_NO_INPUT = '1'
+    $stamp = [DateTime]::UtcNow.ToString('yyyyMMddTHHmmss')
+    $environment = Join-Path $App "environment-$stamp-$PID"
+    $python = Find-Python
+    if ($python) {
+        Say 'python' $python
+        if ((Invoke-Program $python @('-m', 'venv', $environment)) -eq 0) {
+            return @{ Folder = $environment; Uv = '' }
+        }
+        Say 'python' 'it cannot make an environment, so uv does'
+        if (Test-Path -LiteralPath $environment) {
+            Remove-Item -Recurse -Force -LiteralPath $environment
+        }
+    } else {
+        $python = $PythonVersion
+        Say 'python' "none here that is 3.11 or later: uv fetches $python (30 MB)"
+    }
+    $uv = Find-Uv
+    if (-not $uv) { $uv = Get-Uv }
+    # Beside flatout, so that it goes when flatout goes.
+    $env:UV_PYTHON_INSTALL_DIR = Join-Path $App 'python'
+    $arguments = @('venv', '--no-project', '--python', $python, $environment)
+    if ($Offline) { $arguments += '--offline' }
+    if ((Invoke-Program $uv $arguments) -ne 0) {
+        Fail 'uv could not make an environment.' 'see the lines above' `
+            'check the network (HTTPS_PROXY, UV_PYTHON_INSTALL_MIRROR), then run this again'
+    }
+    return @{ Folder = $environment; Uv = $uv }
+}
+
+function Install-Flatout([hashtable]$Made) {
+    $what = 'flatout'
+    if ($Version) { $what = "flatout==$Version" }
+    if ($From) { $what = $From }
+    Say 'install' $what
+    $python = Join-Path $Made.Folder 'Scripts\python.exe'
+    if ($Made.Uv) {
+        $program = $Made.Uv
+        $arguments = @('pip', 'install', '--quiet', '--python', $python, $what)
+    } else {
+        $program = $python
+        $arguments = @('-m', 'pip', 'install', '--quiet', $what)
+    }
+    if ($Offline) { $arguments += @('--no-index', '--find-links', (Split-Path -Parent $From)) }
+    $code = Invoke-Program $program $arguments
+    $found = ''
+    if ($code -eq 0) { $found = Get-FlatoutVersion $Made.Folder }
+    if (-not $found) {
+        Remove-Item -Recurse -Force -LiteralPath $Made.Folder
+        Fail 'flatout could not be installed.' 'see the lines above' `
+            'check the network (HTTPS_PROXY, pip.ini), then run this again'
+    }
+    return $found
+}
+
+# The program holds the path of its Python, so that a copy starts the same.
+function Copy-Launcher([string]$Environment) {
+    $source = Join-Path $Environment 'Scripts\flatout.exe'
+    $target = Join-Path $Bin 'flatout.exe'
+    if ((Get-Sum $source) -eq (Get-Sum $target)) { return }
+    if (Test-Path -LiteralPath $target) {
+        # One that runs can be renamed, though not overwritten.
+        Get-ChildItem -LiteralPath $Bin -Filter 'flatout.old-*' |
+            Remove-Item -Force -ErrorAction SilentlyContinue
+        Move-Item -LiteralPath $target (Join-Path $Bin "flatout.old-$PID")
+    }
+    Copy-Item -LiteralPath $source $target
+}
+
+function Remove-LeftOvers {
+    $own = Read-Receipt 'environment'
+    Get-ChildItem -LiteralPath $App -Filter 'environment-*' -Directory |
+        Where-Object { $_.FullName -ne $own } |
+        Remove-Item -Recurse -Force -ErrorAction SilentlyContinue
+}
+
+# Shows what is added to the user's Path, and asks. Read and written as it is stored: through .NET,
+# %VARIABLES% in it would be replaced by what they are now.
+function Add-ToPath {
+    $key = Get-Item 'HKCU:\Environment'
+    $path = [string]$key.GetValue('Path', '', 'DoNotExpandEnvironmentNames')
+    $entries = @($path -split ';' | Where-Object { $_ })
+    if ($entries -contains $Bin) { return }
+    Say 'path' "$Bin is not on your Path; without it, type $Bin\flatout.exe"
+    if (-not $Yes) {
+        $answer = ''
+        try { $answer = Read-Host 'Add it to your Path? [y/N]' } catch { $answer = '' }
+        if ($answer -notmatch '^[Yy]') { return }
+    }
+    Set-ItemProperty 'HKCU:\Environment' -Name Path -Type ExpandString `
+        -Value ((@($entries) + $Bin) -join ';')
+    # Setting any variable tells the programs that run; this one is never there.
+    [Environment]::SetEnvironmentVariable('FLATOUT_NOTHING', $null, 'User')
+    $env:Path = "$env:Path;$Bin"
+    Say 'path' 'added; other windows see it when they are opened anew'
+}
+
+function Install {
+    Test-Arguments
+    New-Item -ItemType Directory -Force -Path $App, $Bin | Out-Null
+    $lock = Open-Lock
+    try {
+        Remove-LeftOvers
+        if (Test-Installed) {
+            $environment = Read-Receipt 'environment'
+            Say 'flatout' "$(Get-FlatoutVersion $environment) is installed in $environment"
+            if (-not ($Version -or $From)) { Say 'newer' 'flatout self update' }
+        } else {
+            $made = New-Environment
+            $environment = $made.Folder
+            $found = Install-Flatout $made
+            $installer = 'pip'
+            if ($made.Uv) { $installer = 'uv' }
+            $source = 'index'
+            $sum = ''
+            if ($From) { $source = $From; $sum = Get-Sum $From }
+            # The receipt comes first: a break between the two is mended by the next run.
+            Write-Receipt @{
+                environment = $environment; installer = $installer; source = $source
+                sha256 = $sum; launcher = (Join-Path $Bin 'flatout.exe'); profile = 'HKCU:\Environment'
+            }
+            Say 'flatout' "$found in $environment"
+        }
+        Copy-Launcher $environment
+        Remove-LeftOvers
+    } finally {
+        $lock.Dispose()
+    }
+    Add-ToPath
+    Say 'remove' 'flatout self remove'
+    Say 'begin' 'flatout'
+}
+
+if (-not $env:LOCALAPPDATA) {
+    Fail 'this is not Windows, or it has no LOCALAPPDATA.' '' 'sh install.sh, under Linux and macOS'
+}
+$App = Join-Path $env:LOCALAPPDATA 'flatout\app'
+$Bin = Join-Path $env:LOCALAPPDATA 'flatout\bin'
+Install

@@ -1,0 +1,442 @@
+#!/bin/sh
+# Installs flatout for one person. It needs neither Python nor root.
+#
+#   sh install.sh [--yes] [--version VERSION] [--from FILE] [--offline]
+#
+# What it makes, and nothing else:
+#   ~/.local/share/flatout/app   flatout in an environment of its own; uv and Python, if missing
+#   ~/.local/bin/flatout         a link to it
+#   a marked block in the shell's profile, if that folder is not on PATH; shown and asked first
+# Running it again changes nothing; one that was broken off is gone on with. `flatout self update`
+# brings a newer version, `flatout self remove` takes all of it out again.
+
+set -eu
+
+# Checksums: https://github.com/astral-sh/uv/releases/tag/0.12.15
+uv_version=0.12.15
+# Of the Pythons that uv offers, the one that most frameworks have builds for.
+python_version=3.12
+
+usage() {
+    cat <<'TEXT'
+usage: sh install.sh [--yes] [--version VERSION] [--from FILE] [--offline]
+
+  --yes              do not ask
+  --version VERSION  this version of flatout; without it the newest, or what is installed already
+  --from FILE        a wheel, a source archive or a folder of sources, not the package index
+  --offline          use no network: what flatout needs lies beside FILE as wheels
+
+It honours pip.conf, PIP_*, UV_*, HTTPS_PROXY and SSL_CERT_FILE. FLATOUT_UV_MIRROR is an address that
+stands for https://github.com/astral-sh/uv/releases/download.
+TEXT
+}
+
+say() {
+    printf '%-10s%s\n' "$1" "$2"
+}
+
+# fail PROBLEM BECAUSE FIX
+fail() {
+    printf 'error: %s\n' "$1" >&2
+    [ -z "$2" ] || printf '  because: %s\n' "$2" >&2
+    printf '  fix: %s\n' "$3" >&2
+    exit 1
+}
+
+parse() {
+    yes=no version='' from='' offline=no
+    while [ $# -gt 0 ]; do
+        case $1 in
+            -y | --yes) yes=yes ;;
+            --offline) offline=yes ;;
+            --version | --from)
+                [ $# -gt 1 ] || fail "$1 needs a value." '' "sh install.sh --help"
+                if [ "$1" = --version ]; then version=$2; else from=$2; fi
+                shift
+                ;;
+            -h | --help)
+                usage
+                exit 0
+                ;;
+            *) fail "install.sh has no option $1." '' "sh install.sh --help" ;;
+        esac
+        shift
+    done
+    case $version in
+        *[!0-9A-Za-z.+!]*) fail "--version $version is no version." '' "write it as in --version 0.1.0" ;;
+    esac
+    [ -z "$version" ] || [ -z "$from" ] ||
+        fail "--version and --from exclude each other." "a file has its version" "leave one out"
+    [ $offline = no ] || [ -n "$from" ] ||
+        fail "--offline needs --from." "without a network flatout must lie here" \
+            "pip download flatout on another machine, then --from that wheel"
+    [ -z "$from" ] || check_source
+}
+
+# Makes the path absolute, and takes its checksum: another file of that name is another flatout.
+check_source() {
+    [ -e "$from" ] || fail "--from $from is not there." '' "name a wheel, an archive or a folder"
+    if [ -d "$from" ]; then
+        [ -f "$from/pyproject.toml" ] ||
+            fail "--from $from holds no sources." "it has no pyproject.toml" "name another folder"
+        from=$(cd "$from" && pwd -P)
+    else
+        case $from in
+            *.whl | *.tar.gz) ;;
+            *) fail "--from $from is neither wheel nor source archive." '' "name a .whl or .tar.gz" ;;
+        esac
+        from=$(cd "$(dirname "$from")" && pwd -P)/$(basename "$from")
+    fi
+}
+
+# The folders. A relative XDG path is to be ignored, as its specification says.
+find_folders() {
+    [ -n "${HOME:-}" ] && [ -d "$HOME" ] ||
+        fail "there is no home folder." "HOME is ${HOME:-not set}" "set HOME to a folder of yours"
+    case ${XDG_DATA_HOME:-} in
+        /*) app=$XDG_DATA_HOME/flatout/app ;;
+        *) app=$HOME/.local/share/flatout/app ;;
+    esac
+    case ${XDG_BIN_HOME:-} in
+        /*) bin=$XDG_BIN_HOME ;;
+        *) bin=$HOME/.local/bin ;;
+    esac
+    mkdir -p "$app" "$bin" 2>/dev/null ||
+        fail "cannot write $app or $bin." "no permission, or no space" \
+            "make them writable, or name others: XDG_DATA_HOME, XDG_BIN_HOME"
+}
+
+# One install at a time. A folder is made by one process alone, and dies with no process: so whose it
+# is stands in it.
+lock() {
+    if ! mkdir "$app/lock" 2>/dev/null; then
+        owner=$(cat "$app/lock/pid" 2>/dev/null || echo 0)
+        if [ "$owner" -gt 0 ] 2>/dev/null && kill -0 "$owner" 2>/dev/null; then
+            fail "flatout is being installed by another process." "its number is $owner" \
+                "wait for it, or end it"
+        fi
+    fi
+    echo $$ >"$app/lock/pid" || fail "cannot write $app." "no permission, or no space" "free some"
+    trap 'rm -rf "$app/lock"' EXIT
+    trap 'exit 130' INT TERM HUP
+}
+
+# One line of the receipt: `key: value`. Values hold no newline, since paths with one are refused.
+receipt() {
+    sed -n "s/^$1: //p" "$app/receipt" 2>/dev/null | head -n 1
+}
+
+refuse_odd_paths() {
+    case "$app$bin$from" in
+        *'
+'*) fail "a path holds the end of a line." "$app, $bin" "choose another" ;;
+    esac
+}
+
+refuse_other_launcher() {
+    if [ -e "$bin/flatout" ] || [ -L "$bin/flatout" ]; then
+        case $(readlink "$bin/flatout" 2>/dev/null || true) in
+            "$app"/*) ;;
+            *) fail "there is another flatout in $bin." "it was not put there by install.sh" \
+                "remove it first: uv tool uninstall flatout, pipx uninstall flatout, or rm" ;;
+        esac
+    fi
+}
+
+# Whether what was asked for is installed and works.
+is_installed() {
+    environment=$(receipt environment)
+    [ -n "$environment" ] && [ -x "$environment/bin/flatout" ] || return 1
+    found=$("$environment/bin/flatout" --version 2>/dev/null) || return 1
+    found=${found#flatout }
+    if [ -d "$from" ]; then
+        [ "$(receipt source)" = "$from" ] && [ "$(version_of "$from")" = "$found" ]
+    elif [ -n "$from" ]; then
+        [ "$(receipt sha256)" = "$(sha256_of "$from")" ]
+    else
+        [ -z "$version" ] || [ "$version" = "$found" ]
+    fi
+}
+
+# The version that a folder of sources has.
+version_of() {
+    sed -n 's/^__version__ = "\(.*\)"/\1/p' "$1/src/flatout/__init__.py" 2>/dev/null
+}
+
+# A script that lies in a checkout installs that one, where nothing else is asked for.
+take_checkout() {
+    [ -z "$version$from" ] || return 0
+    here=$(cd "$(dirname "$0")" 2>/dev/null && pwd -P) || return 0
+    if [ -f "$here/install.sh" ] && [ -n "$(version_of "$here")" ]; then from=$here; fi
+}
+
+sha256_of() {
+    if command -v sha256sum >/dev/null 2>&1; then
+        sha256sum "$1" | cut -d ' ' -f 1
+    elif command -v shasum >/dev/null 2>&1; then
+        shasum -a 256 "$1" | cut -d ' ' -f 1
+    elif command -v openssl >/dev/null 2>&1; then
+        openssl dgst -sha256 "$1" | sed 's/.*= *//'
+    else
+        echo unknown
+    fi
+}
+
+# A Python of this system that is new enough. One of Windows, seen from WSL, is another system's.
+find_python() {
+    for name in python3.14 python3.13 python3.12 python3.11 python3 python; do
+        path=$(command -v "$name" 2>/dev/null) || continue
+        case $path in
+            /mnt/* | [!/]*) continue ;;
+        esac
+        if "$path" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
+            python=$path
+            return 0
+        fi
+    done
+    return 1
+}
+
+find_uv() {
+    uv=$(command -v uv 2>/dev/null) && return 0
+    uv=$app/uv/uv
+    [ -x "$uv" ] && "$uv" --version >/dev/null 2>&1
+}
+
+uv_target() {
+    case $(uname -s)-$(uname -m) in
+        Linux-x86_64 | Linux-amd64)
+            target=x86_64-unknown-linux-musl
+            sha256=999c0c3da986953e508985c3932d283d2c62eb167b4f8d81e79f565e34104959
+            ;;
+        Linux-aarch64 | Linux-arm64)
+            target=aarch64-unknown-linux-musl
+            sha256=93b801abb146e6431fb0434346a0162e65d3f0d1cd7360144d04c43488fd7f7d
+            ;;
+        Darwin-x86_64)
+            target=x86_64-apple-darwin
+            sha256=e9ca61775532368fe518ab03e7a354c7ecab8ccb3c7d941c775fcc4a362b801b
+            ;;
+        Darwin-arm64)
+            target=aarch64-apple-darwin
+            sha256=dc304b9ed1b24174572290fba60ac3f6fe63c73a671f0439e62a91375841964d
+            ;;
+        *) fail "there is no uv for $(uname -s) on $(uname -m)." "it would bring a Python" \
+            "install Python 3.11 or later, then run this again" ;;
+    esac
+}
+
+fetch_uv() {
+    [ $offline = no ] || fail "there is no Python 3.11 or later that can make an environment." \
+        "--offline forbids to fetch one" "install Python with its venv module, then run this again"
+    uv_target
+    base=${FLATOUT_UV_MIRROR:-https://github.com/astral-sh/uv/releases/download}
+    url=$base/$uv_version/uv-$target.tar.gz
+    part=$app/uv-$uv_version-$target.tar.gz.part
+    say uv "fetching $url (22 MB)"
+    if [ "$(sha256_of "$part" 2>/dev/null)" != "$sha256" ]; then
+        # What a broken download left is gone on with; if it was of something else, once more anew.
+        download "$url" "$part"
+        if [ "$(sha256_of "$part")" != "$sha256" ] && [ "$is_continued" = yes ]; then
+            rm -f "$part"
+            download "$url" "$part"
+        fi
+    fi
+    got=$(sha256_of "$part")
+    if [ "$got" = unknown ]; then
+        fail "the download cannot be checked." "there is no sha256sum, shasum or openssl" \
+            "install one of them, or Python 3.11 or later"
+    elif [ "$got" != "$sha256" ]; then
+        rm -f "$part"
+        fail "the download of uv is damaged or was changed." "SHA-256: expected $sha256, got $got" \
+            "run this again; if it repeats, ask who runs your network"
+    fi
+    rm -rf "$app/uv.new"
+    mkdir "$app/uv.new"
+    tar -xzf "$part" -C "$app/uv.new" --strip-components=1 ||
+        fail "$part cannot be unpacked." '' "install tar and gzip, and see that there is space"
+    rm -rf "$app/uv" "$app"/uv-*.part
+    mv "$app/uv.new" "$app/uv"
+    uv=$app/uv/uv
+}
+
+# download URL FILE: adds to the file what it lacks.
+download() {
+    is_continued=no
+    [ ! -s "$2" ] || is_continued=yes
+    if command -v curl >/dev/null 2>&1; then
+        # 33: the server gives no ranges. 22: nothing lies behind what is there; the checksum decides.
+        curl -fsSL --retry 3 --connect-timeout 20 -C - -o "$2" "$1" && return 0
+        code=$?
+        [ $is_continued = yes ] && { [ $code = 33 ] || [ $code = 22 ]; } && return 0
+    elif command -v wget >/dev/null 2>&1; then
+        wget -q -c -T 20 -O "$2" "$1" && return 0
+    else
+        fail "nothing here can download." "there is neither curl nor wget" \
+            "install one of them, or Python 3.11 or later"
+    fi
+    fail "could not download $1." "see the lines above" \
+        "check the network (HTTPS_PROXY, if you need one), then run this again: it goes on"
+}
+
+# Makes an environment under a name that no receipt bears yet. One that cannot be moved is made in
+# its place; until the receipt names it, it is nobody's, and the next run removes it.
+make_environment() {
+    environment=$app/environment-$(date -u +%Y%m%dT%H%M%S)-$$
+    unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX VIRTUAL_ENV
+    export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+    if find_python; then
+        say python "$python"
+        if "$python" -m venv "$environment" >"$app/log" 2>&1; then
+            installer=pip
+            return
+        fi
+        # Debian and Ubuntu have what it lacks in a package of its own, python3-venv.
+        say python "it cannot make an environment, so uv does: $(tail -n 1 "$app/log")"
+        rm -rf "$environment"
+    else
+        python=$python_version
+        say python "none here that is 3.11 or later: uv fetches $python (30 MB)"
+    fi
+    find_uv || fetch_uv
+    # Beside flatout, so that it goes when flatout goes.
+    export UV_PYTHON_INSTALL_DIR="$app/python"
+    set -- venv --no-project --python "$python" "$environment"
+    [ $offline = no ] || set -- "$@" --offline
+    "$uv" "$@" || fail "uv could not make an environment." "see the lines above" \
+        "check the network (HTTPS_PROXY, UV_PYTHON_INSTALL_MIRROR), then run this again"
+    installer=uv
+}
+
+install_flatout() {
+    what=flatout
+    [ -z "$version" ] || what=flatout==$version
+    [ -z "$from" ] || what=$from
+    say install "$what"
+    if [ $installer = pip ]; then
+        set -- "$environment/bin/python" -m pip install --quiet "$what"
+    else
+        set -- "$uv" pip install --quiet --python "$environment/bin/python" "$what"
+    fi
+    [ $offline = no ] || set -- "$@" --no-index --find-links "$(dirname "$from")"
+    if ! "$@"; then
+        rm -rf "$environment"
+        fail "flatout could not be installed." "see the lines above" \
+            "check the network (HTTPS_PROXY, pip.conf), then run this again"
+    fi
+    found=$("$environment/bin/flatout" --version) || {
+        rm -rf "$environment"
+        fail "the flatout that was installed does not start." "see the lines above" "report it, please"
+    }
+    found=${found#flatout }
+}
+
+# The receipt comes first: a break between the two is mended by the next run.
+keep() {
+    source=${from:-index}
+    sum=''
+    [ ! -f "$from" ] || sum=$(sha256_of "$from")
+    {
+        echo "environment: $environment"
+        echo "installer: $installer"
+        echo "source: $source"
+        echo "sha256: $sum"
+        echo "launcher: $bin/flatout"
+        sed -n '/^profile: /p' "$app/receipt" 2>/dev/null || true
+    } >"$app/receipt.part"
+    mv "$app/receipt.part" "$app/receipt"
+}
+
+link() {
+    if [ "$(readlink "$bin/flatout" 2>/dev/null || true)" != "$environment/bin/flatout" ]; then
+        ln -s "$environment/bin/flatout" "$bin/.flatout-$$"
+        mv -f "$bin/.flatout-$$" "$bin/flatout"
+    fi
+}
+
+remove_left_overs() {
+    for one in "$app"/environment-*; do
+        if [ -d "$one" ] && [ "$one" != "$(receipt environment)" ]; then rm -rf "$one"; fi
+    done
+}
+
+find_profile() {
+    case ${SHELL:-} in
+        */zsh) profile=${ZDOTDIR:-$HOME}/.zshrc ;;
+        */fish) profile=${XDG_CONFIG_HOME:-$HOME/.config}/fish/conf.d/flatout.fish ;;
+        */bash)
+            profile=$HOME/.bashrc
+            # On a Mac a terminal starts a login shell.
+            [ "$(uname -s)" != Darwin ] || profile=$HOME/.bash_profile
+            ;;
+        *) profile=$HOME/.profile ;;
+    esac
+    quoted="'$(printf '%s' "$bin" | sed "s/'/'\\\\''/g")'"
+    # shellcheck disable=SC2016  # The shell that reads the profile is to expand it.
+    case $profile in
+        *.fish) line="contains -- $quoted \$PATH; or set -gx PATH $quoted \$PATH" ;;
+        *) line='case ":$PATH:" in *:'$quoted':*) ;; *) export PATH='$quoted':"$PATH" ;; esac' ;;
+    esac
+}
+
+# ask QUESTION: from the terminal, since the script itself may be what is read from stdin.
+ask() {
+    [ $yes = no ] || return 0
+    (: </dev/tty) 2>/dev/null || return 1
+    printf '%s [y/N] ' "$1" >/dev/tty
+    read -r answer </dev/tty || return 1
+    case $answer in
+        [Yy]*) return 0 ;;
+    esac
+    return 1
+}
+
+offer_path() {
+    case :$PATH: in
+        *:"$bin":*) return ;;
+    esac
+    find_profile
+    if [ -f "$profile" ] && grep -q '^# >>> flatout >>>' "$profile"; then
+        say path "$profile puts $bin on PATH in the next shell"
+        return
+    fi
+    say path "$bin is not on PATH. This line in $profile would put it there:"
+    printf '    %s\n' "$line"
+    if ask "Add it?"; then
+        mkdir -p "$(dirname "$profile")"
+        # The receipt comes first: what it names and is not there, nobody misses.
+        echo "profile: $profile" >>"$app/receipt"
+        printf '\n# >>> flatout >>>\n%s\n# <<< flatout <<<\n' "$line" >>"$profile"
+        say path "added; open a new shell, or type the line here"
+    else
+        say path "not added; type the line, or call $bin/flatout"
+    fi
+}
+
+main() {
+    parse "$@"
+    find_folders
+    refuse_odd_paths
+    refuse_other_launcher
+    lock
+    remove_left_overs
+    if is_installed; then
+        say flatout "$found is installed in $environment"
+        [ -n "$version$from" ] || say newer "flatout self update"
+    else
+        take_checkout
+        make_environment
+        install_flatout
+        keep
+        say flatout "$found in $environment"
+    fi
+    link
+    remove_left_overs
+    rm -f "$app/log"
+    offer_path
+    say remove "flatout self remove"
+    say begin "flatout"
+}
+
+# At the end, so that half a download does nothing.
+main "$@"

@@ -1,0 +1,79 @@
+"""`flatout self`: where this flatout comes from, its update, its removal."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+_JSON = click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+_YES = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+@click.group("self", invoke_without_command=True)
+@_JSON
+@click.pass_context
+def command(context: click.Context, is_json: bool) -> None:
+    """Show how this flatout was installed; `update` and `remove` change that."""
+    if context.invoked_subcommand and is_json:
+        raise click.UsageError(f"--json belongs behind `{context.invoked_subcommand}`")
+    if context.invoked_subcommand:
+        return
+    from flatout import upkeep
+    from flatout.cli import show, show_upkeep
+
+    (show.print_json if is_json else show_upkeep.print_installation)(upkeep.installed())
+
+
+@command.command("update")
+@click.option("--version", metavar="VERSION", help="This version, not the newest.")
+@click.option("--from", "file", metavar="FILE", help="A wheel or sources, not the package index.")
+@_YES
+@_JSON
+def update(version: str | None, file: str | None, yes: bool, is_json: bool) -> int:
+    """Bring another version, by the way this one came."""
+    from flatout import upkeep
+    from flatout.cli import show, show_upkeep
+
+    if version and file:
+        raise click.UsageError("--version and --from exclude each other")
+    planned = upkeep.plan_update(version, file)
+    show_upkeep.print_update(planned)
+    if not yes and not show.ask("Run it?"):
+        show.print_note("nothing was changed (--yes updates without asking)")
+        return 1
+    done = upkeep.update(planned)
+    show_upkeep.print_updated(done)
+    if is_json:
+        show.print_json(done)
+    return 0
+
+
+@command.command("remove")
+@click.option("--runs", "is_with_runs", is_flag=True, help="Runs too, and what they have learned.")
+@click.option("--keep", multiple=True, metavar="KIND", help="Leave environments, data ... there.")
+@_YES
+@_JSON
+def remove(is_with_runs: bool, keep: tuple[str, ...], yes: bool, is_json: bool) -> int:
+    """Remove flatout and what it has made; runs stay unless --runs is given.
+
+    Shows everything first, and asks for each part.
+    """
+    from flatout import upkeep
+    from flatout.cli import show, show_upkeep
+
+    removal = upkeep.plan_removal(keep, is_with_runs=is_with_runs)
+    show_upkeep.print_removal(removal)
+    removed = []
+    for part in removal.parts:
+        if yes or show.ask(show_upkeep.question(part)):
+            # Said before: once its files are gone, nothing can be loaded that would say it.
+            words = show_upkeep.last_words(removal, part)
+            upkeep.remove_part(part, removal.installation)
+            sys.stderr.write(f"{words}\n")
+            removed.append(part.name)
+    if not removed:
+        show.print_note("nothing was removed (--yes removes without asking)")
+    if is_json:
+        show.print_json({"removal": removal, "removed": removed})
+    return 0 if removed else 1

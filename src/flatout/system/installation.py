@@ -1,0 +1,262 @@
+"""How this flatout came here, what brings another version of it, and what takes it away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from flatout import __version__
+from flatout.errors import RunFailed, UsageError
+from flatout.nouns.installation import Installation, Way
+from flatout.system import folders, store
+from flatout.system.child import ending_text
+from flatout.system.environments import checkout
+
+_VERSION_LIMIT_S = 60.0
+
+
+def find_installation() -> Installation:
+    """This flatout, by the marks that whoever installed it has left in its environment."""
+    folder = Path(sys.prefix)
+    receipt = folders.app_folder() / "receipt"
+    told = read_receipt(receipt)
+    noted = told.get("environment")
+    is_script = bool(noted) and Path(noted or "").resolve() == folder.resolve()
+    sources = checkout()
+    if sources and not Path(__file__).is_relative_to(sources):
+        sources = None  # Installed from there, and not run there.
+    return Installation(
+        version=__version__,
+        way="script" if is_script else way_of(folder, is_checkout=sources is not None),
+        python=sys.executable,
+        folder=str(folder),
+        has_pip=find_spec("pip") is not None,
+        checkout=str(sources) if sources else None,
+        launcher=told.get("launcher") or None if is_script else None,
+        profiles=read_profiles(receipt) if is_script else (),
+    )
+
+
+def read_receipt(path: Path) -> dict[str, str]:
+    """What an install script has noted, as `key: value` lines; nothing where there is none."""
+    return dict(_receipt_lines(path))
+
+
+def read_profiles(path: Path) -> tuple[str, ...]:
+    """The shells' profiles that an install script has edited, one for each shell."""
+    return tuple(dict.fromkeys(value for key, value in _receipt_lines(path) if key == "profile"))
+
+
+def way_of(folder: Path, *, is_checkout: bool) -> Way:
+    """Who has made an environment that flatout is in."""
+    if (folder / "uv-receipt.toml").is_file():
+        return "uv"
+    if (folder / "pipx_metadata.json").is_file():
+        return "pipx"
+    if is_checkout:
+        return "checkout"
+    return "conda" if (folder / "conda-meta").is_dir() else "pip"
+
+
+def find_source(text: str) -> Path:
+    """A wheel, an archive or a folder of sources, by its absolute path.
+
+    Raises:
+        UsageError: source-not-found.
+    """
+    path = Path(text).expanduser().absolute()
+    if path.is_dir():
+        is_source = (path / "pyproject.toml").is_file()
+    else:
+        is_source = path.is_file() and path.name.endswith((".whl", ".tar.gz"))
+    if not is_source:
+        raise UsageError(
+            "source-not-found",
+            f"flatout cannot be installed from {text}.",
+            because="it is not there" if not path.exists() else "it is nothing of that kind",
+            fix="name a wheel (.whl), a source archive (.tar.gz) or a folder of sources",
+        )
+    return path
+
+
+def update_command(
+    installation: Installation, version: str | None = None, file: str | None = None
+) -> tuple[str, ...]:
+    """What brings another version: the newest, that version, or what is in that file.
+
+    Raises:
+        UsageError: cannot-update-here.
+    """
+    what = file or (f"flatout=={version}" if version else "flatout")
+    is_newest = what == "flatout"
+    if installation.way == "checkout":
+        raise UsageError(
+            "cannot-update-here",
+            "this flatout runs from its sources.",
+            because=f"they lie in {installation.checkout}",
+            fix=f"update them: git -C {installation.checkout} pull",
+        )
+    if installation.way == "uv":
+        uv = _require_program("uv", installation)
+        return (uv, "tool", "upgrade", "flatout") if is_newest else (
+            uv, "tool", "install", "--force", what)  # fmt: skip
+    if installation.way == "pipx":
+        pipx = _require_program("pipx", installation)
+        return (pipx, "upgrade", "flatout") if is_newest else (pipx, "install", "--force", what)
+    if _is_externally_managed(installation):
+        raise UsageError(
+            "cannot-update-here",
+            "this flatout is in the Python of the operating system.",
+            because="its own package manager looks after what is in there",
+            fix="use it, or put flatout into an environment of its own: sh install.sh",
+        )
+    return (*_installer(installation), "--upgrade", what)
+
+
+def remove_command(installation: Installation) -> tuple[str, ...] | None:
+    """What takes flatout away; None where its files are simply deleted, or stay."""
+    if installation.way in ("script", "checkout"):
+        return None
+    if installation.way == "uv":
+        return (_require_program("uv", installation), "tool", "uninstall", "flatout")
+    if installation.way == "pipx":
+        return (_require_program("pipx", installation), "uninstall", "flatout")
+    words = ("uninstall", "flatout")
+    if installation.has_pip:
+        return (installation.python, "-m", "pip", *words, "--yes")
+    uv = _require_program("uv", installation)
+    return (uv, "pip", *words, "--python", installation.python)
+
+
+def run_shown(command: tuple[str, ...]) -> None:
+    """Runs a command to its end; what it prints goes to stderr, where messages go.
+
+    Raises:
+        RunFailed: command-failed.
+    """
+    try:
+        code = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False
+        ).returncode
+    except OSError as error:
+        raise _command_failed(command, error.strerror or str(error)) from error
+    if code != 0:
+        raise _command_failed(command, f"it {ending_text(code)}; what it said is above")
+
+
+def version_now(installation: Installation) -> str | None:
+    """The version that a new process of this installation has; None where none starts."""
+    argv = [installation.python, "-P", "-m", "flatout", "--version"]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, timeout=_VERSION_LIMIT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip().removeprefix("flatout ") or None if done.returncode == 0 else None
+
+
+def forget_checksum(installation: Installation) -> None:
+    """Notes that an update has come: what the install script knows of its file holds no more."""
+    path = folders.app_folder() / "receipt"
+    if installation.way == "script" and path.is_file():
+        lines = [(key, "" if key == "sha256" else value) for key, value in _receipt_lines(path)]
+        text = "".join(f"{key}: {value}\n" for key, value in lines)
+        store.write_atomically(path, text.encode())
+
+
+def without_block(text: str, name: str = "flatout") -> str:
+    """A shell's profile without the block that an install script has put there."""
+    begin, end = f"# >>> {name} >>>\n", f"# <<< {name} <<<\n"
+    head, mark, rest = text.partition(begin)
+    if not mark or end not in rest:
+        return text
+    # The script has put an empty line before it.
+    return head.removesuffix("\n") + rest.partition(end)[2]
+
+
+def clean_profile(profile: str) -> None:
+    """Takes the install script's block out of a shell's profile; the rest stays as it is."""
+    path = Path(profile)
+    with store.mapped_os_errors(path):
+        try:
+            before = path.read_bytes()
+        except FileNotFoundError:
+            return
+        # One byte, one letter: whatever the file's encoding, what is not ours stays.
+        after = without_block(before.decode("latin-1")).encode("latin-1")
+        if after == before:
+            return
+        if not after.strip() and path.parent.name == "conf.d":
+            path.unlink()
+            return
+        # In its place: a link stays a link, and its permissions stay.
+        with open(path, "r+b") as file:
+            file.write(after)
+            file.truncate()
+            os.fsync(file.fileno())
+
+
+def forget_user_path(folder: str) -> None:
+    """Takes a folder out of the user's Path in Windows' registry; does nothing elsewhere."""
+    if sys.platform != "win32":
+        return
+    import winreg
+
+    rights = winreg.KEY_READ | winreg.KEY_WRITE
+    with winreg.OpenKey(winreg.HKEY_CURRENT_USER, "Environment", 0, rights) as key:
+        try:
+            value, kind = winreg.QueryValueEx(key, "Path")
+        except FileNotFoundError:
+            return
+        entries = [entry for entry in str(value).split(";") if entry and entry != folder]
+        winreg.SetValueEx(key, "Path", 0, kind, ";".join(entries))
+
+
+def _receipt_lines(path: Path) -> list[tuple[str, str]]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    parts = [line.partition(": ") for line in lines]
+    return [(key, value) for key, mark, value in parts if mark]
+
+
+def _installer(installation: Installation) -> tuple[str, ...]:
+    if installation.has_pip:
+        return (installation.python, "-m", "pip", "install")
+    uv = _require_program("uv", installation)
+    return (uv, "pip", "install", "--python", installation.python)
+
+
+def _require_program(name: str, installation: Installation) -> str:
+    own = folders.app_folder() / "uv" / ("uv.exe" if sys.platform == "win32" else "uv")
+    found = shutil.which(name) or (str(own) if name == "uv" and own.is_file() else None)
+    if found is None:
+        raise UsageError(
+            "cannot-update-here",
+            f"this flatout was installed by {name}, which is not to be found.",
+            because=f"it is in {installation.folder}, and no {name} is on PATH",
+            fix=f"put {name} on PATH",
+        )
+    return found
+
+
+def _is_externally_managed(installation: Installation) -> bool:
+    if sys.prefix != sys.base_prefix:
+        return False
+    library = Path(os.__file__).parent
+    return installation.way == "pip" and (library / "EXTERNALLY-MANAGED").is_file()
+
+
+def _command_failed(command: tuple[str, ...], because: str) -> RunFailed:
+    return RunFailed(
+        "command-failed",
+        f"`{' '.join(command)}` did not do it.",
+        because=because,
+        fix="mend what it names, then run this again",
+    )

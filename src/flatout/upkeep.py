@@ -1,0 +1,173 @@
+"""The verbs of keeping flatout itself, one short function each: disk, update, removal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import UsageError, nearest
+from flatout.nouns.disk_use import FREEABLE, DiskUse, Freed
+from flatout.nouns.installation import Installation, Part, Removal, Update
+from flatout.system import folders, installation, usage
+
+__all__ = ["disk_use", "installed"]
+
+disk_use = usage.disk_use
+installed = installation.find_installation
+
+# In this order; runs only where they were asked for.
+_DELETED = ("environments", "data", "searches", "recipes", "caches")
+
+
+def wanted(uses: Sequence[DiskUse], kinds: Sequence[str]) -> list[DiskUse]:
+    """Of all that is kept, the kinds that are to be freed.
+
+    Raises:
+        UsageError: cannot-free.
+    """
+    for kind in kinds:
+        if kind not in FREEABLE:
+            own = {"runs": "flatout runs rm RUN", "tools": "flatout self remove",
+                   "undo": "flatout undo"}  # fmt: skip
+            raise UsageError(
+                "cannot-free",
+                f"`--free {kind}` cannot be.",
+                fix=own.get(kind) or nearest(kind, FREEABLE),
+            )
+    return [use for use in uses if use.kind in kinds]
+
+
+def free(uses: Sequence[DiskUse]) -> Freed:
+    """Deletes what can be freed of these kinds; what is at work stays.
+
+    Raises:
+        UsageError: folder-not-writable.
+    """
+    return Freed(kinds=tuple(use.kind for use in uses), num_bytes=usage.free(uses))
+
+
+def plan_update(version: str | None, file: str | None) -> Update:
+    """What would bring another version; nothing is changed.
+
+    Raises:
+        UsageError: cannot-update-here, source-not-found, run-in-use.
+    """
+    here = installed()
+    _refuse_while_training("updated")
+    path = str(installation.find_source(file)) if file else None
+    command = installation.update_command(here, version, path)
+    return Update(installation=here, command=command)
+
+
+def update(planned: Update) -> Update:
+    """Brings the other version, and asks it which it is.
+
+    Raises:
+        RunFailed: command-failed.
+    """
+    installation.run_shown(planned.command)
+    installation.forget_checksum(planned.installation)
+    after = installation.version_now(planned.installation)
+    return msgspec.structs.replace(planned, after=after)
+
+
+def plan_removal(keep: Sequence[str], *, is_with_runs: bool) -> Removal:
+    """All that `flatout self remove` would take away; nothing is changed.
+
+    Args:
+        keep: kinds that stay.
+        is_with_runs: runs go too, with their checkpoints.
+
+    Raises:
+        UsageError: cannot-keep, run-in-use, cannot-update-here.
+    """
+    for kind in keep:
+        if kind not in _DELETED:
+            raise UsageError(
+                "cannot-keep", f"`--keep {kind}` names nothing.", fix=nearest(kind, _DELETED)
+            )
+    _refuse_while_training("removed")
+    here = installed()
+    uses: dict[str, DiskUse] = {use.kind: use for use in disk_use()}
+    chosen = [uses[kind] for kind in _DELETED if kind not in keep and uses[kind].num_items]
+    parts = [
+        Part(name=use.kind, text=use.text, cost=use.cost, num_bytes=use.num_bytes,
+             paths=use.freeable)
+        for use in chosen
+    ]  # fmt: skip
+    if is_with_runs:
+        parts.append(_runs_part(uses["runs"], uses["checkpoints"]))
+    parts.append(_own_part(here, uses["tools"]))
+    taken = {part.name for part in parts} | ({"checkpoints"} if is_with_runs else set())
+    kept = [use for use in uses.values() if use.kind not in taken | {"tools"} and use.num_items]
+    return Removal(installation=here, parts=tuple(parts), kept=tuple(kept))
+
+
+def remove_part(part: Part, here: Installation) -> None:
+    """Takes one part away.
+
+    Raises:
+        UsageError: folder-not-writable.
+        RunFailed: command-failed.
+    """
+    if part.name == "flatout":
+        for profile in here.profiles:
+            if profile.startswith("HKCU"):
+                installation.forget_user_path(str(Path(here.launcher or "").parent))
+            else:
+                installation.clean_profile(profile)
+    if not part.is_only_told:
+        for command in part.commands:
+            installation.run_shown(command)
+        for path in part.paths:
+            usage.delete(Path(path))
+    if part.name == "flatout":
+        usage.drop_empty(
+            [folders.app_folder().parent, folders.cache_folder(), folders.state_folder()]
+        )
+
+
+def _runs_part(runs: DiskUse, checkpoints: DiskUse) -> Part:
+    return Part(
+        name="runs",
+        text="runs with their kept weights and checkpoints",
+        cost="what they have learned is lost",
+        num_bytes=runs.num_bytes + checkpoints.num_bytes,
+        paths=(runs.folder,),
+    )
+
+
+def _own_part(here: Installation, tools: DiskUse) -> Part:
+    """flatout itself. Windows deletes no program that runs: there its removal is only told."""
+    command = installation.remove_command(here)
+    paths = [folders.tools_folder()]
+    if here.way == "script":
+        paths = [Path(here.launcher or ""), *paths, folders.app_folder()]
+    is_there = [str(path) for path in paths if path.exists() or path.is_symlink()]
+    if sys.platform == "win32" and here.way == "script":
+        listed = ", ".join(f"'{path}'" for path in is_there)
+        command = ("powershell", "-Command", f"Remove-Item -Recurse -Force {listed}")
+    where = f"it runs from its sources in {here.checkout}, which stay"
+    return Part(
+        name="flatout",
+        text=where if here.way == "checkout" else f"flatout itself, in {here.folder}",
+        cost="sh install.sh, or the tool it came with, brings it back",
+        num_bytes=tools.num_bytes,
+        paths=tuple(is_there),
+        commands=(command,) if command else (),
+        is_only_told=sys.platform == "win32" and here.way != "checkout",
+    )
+
+
+def _refuse_while_training(what: str) -> None:
+    running = usage.running_runs()
+    if running:
+        raise UsageError(
+            "run-in-use",
+            f"flatout cannot be {what} now: {running[0]} is being trained.",
+            because="it would go on with files that are another version's, or gone",
+            fix=f"wait for it, or stop it: flatout runs stop {running[0]}",
+        )

@@ -1,0 +1,358 @@
+"""install.sh on machines with hardly anything: with and without Python, broken off, offline."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flatout import __version__
+
+if TYPE_CHECKING:
+    from conftest import Person
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 300
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="install.ps1 is Windows' script")
+
+BLOCK = "# >>> flatout >>>"
+
+
+def test_install_when_there_is_python(person: Person, wheel: Path) -> None:
+    done = person.install("--from", wheel, "--offline")
+    assert done.returncode == 0, done.stderr
+    assert person.flatout("--version").stdout == f"flatout {__version__}\n"
+    assert person.launcher.resolve().is_relative_to(person.app)
+    # Nothing but what it says it makes.
+    left = {path.relative_to(person.home).as_posix() for path in person.home.iterdir()}
+    assert left <= {".local", ".cache"}
+
+
+def test_install_changes_nothing_when_run_again(person: Person, wheel: Path) -> None:
+    person.install("--from", wheel, "--offline")
+    before = {path: path.lstat().st_mtime_ns for path in person.home.rglob("*")}
+    began = time.monotonic()
+    done = person.install("--from", wheel, "--offline")
+    assert time.monotonic() - began < 10
+    assert done.returncode == 0 and f"{__version__} is installed" in done.stdout
+    after = {path: path.lstat().st_mtime_ns for path in person.home.rglob("*")}
+    # The lock comes and goes in this folder.
+    both = before.keys() | after.keys()
+    assert {path for path in both if before.get(path) != after.get(path)} <= {person.app}
+
+
+def test_install_mends_a_launcher_that_is_gone(person: Person, wheel: Path) -> None:
+    person.install("--from", wheel, "--offline")
+    person.launcher.unlink()
+    assert person.install().returncode == 0
+    assert person.flatout("--version").returncode == 0
+
+
+@pytest.mark.parametrize("moment_s", [0.3, 3.0])
+def test_install_ends_whole_when_it_was_killed(
+    person: Person, wheel: Path, moment_s: float
+) -> None:
+    process = subprocess.Popen(
+        ["/bin/sh", ROOT / "install.sh", "--from", wheel, "--offline"],
+        env=person.environment(), cwd=person.home, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    time.sleep(moment_s)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = person.install("--from", wheel, "--offline")
+    assert done.returncode == 0, done.stderr
+    assert person.flatout("--version").returncode == 0
+    assert len(person.environments()) == 1
+    assert not (person.app / "lock").exists()
+
+
+def test_install_when_another_install_runs(person: Person, wheel: Path) -> None:
+    (person.app / "lock").mkdir(parents=True)
+    (person.app / "lock/pid").write_text(f"{os.getpid()}\n")
+    done = person.install("--from", wheel, "--offline")
+    assert done.returncode == 1 and "by another process" in done.stderr
+
+
+def test_install_refuses_when_another_flatout_is_there(person: Person, wheel: Path) -> None:
+    person.launcher.parent.mkdir(parents=True)
+    person.launcher.write_text("#!/bin/sh\necho somebody else's\n")
+    done = person.install("--from", wheel, "--offline")
+    assert done.returncode == 1 and "there is another flatout" in done.stderr
+    assert person.launcher.read_text().endswith("else's\n")
+
+
+def test_install_replaces_another_version(person: Person, wheel: Path, tmp_path: Path) -> None:
+    person.install("--from", wheel, "--offline")
+    first = person.environments()
+    other = tmp_path / "other"
+    shutil.copytree(wheel.parent, other)
+    with open(other / wheel.name, "ab") as file:
+        file.write(b"\0")  # After the end of the archive, where nobody reads.
+    done = person.install("--from", other / wheel.name, "--offline")
+    assert done.returncode == 0, done.stderr
+    assert person.environments() != first and len(person.environments()) == 1
+
+
+# The profile.
+
+
+def test_install_edits_no_profile_when_nobody_agrees(person: Person, wheel: Path) -> None:
+    done = person.install("--from", wheel, "--offline")
+    assert "is not on PATH" in done.stdout and "not added" in done.stdout
+    assert not (person.home / ".bashrc").exists()
+
+
+PROFILES = {
+    "/bin/bash": ".bashrc", "/usr/bin/zsh": ".zshrc", "/bin/sh": ".profile",
+    "/usr/bin/fish": ".config/fish/conf.d/flatout.fish",
+}  # fmt: skip
+
+
+def test_install_edits_the_profile_once_when_told(person: Person, wheel: Path) -> None:
+    for shell, profile in PROFILES.items():
+        path = person.home / profile
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("# mine, without an end")
+        for _ in range(2):
+            done = person.install("--yes", "--from", wheel, "--offline", SHELL=shell)
+            assert done.returncode == 0, done.stderr
+        text = path.read_text()
+        assert text.startswith("# mine, without an end\n") and text.count(BLOCK) == 1
+        if not shell.endswith("fish"):
+            told = subprocess.run(
+                ["/bin/sh", "-c", f". '{path}'; command -v flatout"], env=person.environment(),
+                capture_output=True, text=True, check=True,
+            ).stdout  # fmt: skip
+            assert told.strip() == str(person.launcher)
+    removed = person.flatout("self", "remove", "--yes")
+    assert removed.returncode == 0, removed.stderr
+    for profile in PROFILES.values():
+        assert (person.home / profile).read_text() == "# mine, without an end"
+
+
+# Removal and update.
+
+
+def test_remove_leaves_only_runs(person: Person, wheel: Path) -> None:
+    person.install("--from", wheel, "--offline")
+    run_folder = person.home / ".local/state/flatout/runs/mine-0001"
+    run_folder.mkdir(parents=True)
+    (run_folder / "run.json").write_text("{}")
+    (person.home / ".local/state/flatout/recipes").mkdir()
+    (person.home / ".local/state/flatout/recipes/a.json").write_text("{}")
+    asked = person.flatout("self", "remove")
+    assert asked.returncode == 1 and person.launcher.exists()
+    done = person.flatout("self", "remove", "--yes")
+    assert done.returncode == 0, done.stderr
+    files = [path for path in (person.home / ".local").rglob("*") if not path.is_dir()]
+    assert files == [run_folder / "run.json"]
+    assert not person.app.exists()
+
+
+def test_update_from_a_file(person: Person, wheel: Path) -> None:
+    person.install("--from", wheel, "--offline")
+    told = person.flatout("self", "--json").stdout
+    assert '"way": "script"' in told
+    done = person.flatout("self", "update", "--from", str(wheel))
+    assert done.returncode == 1 and "pip install --upgrade" in done.stderr
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent)}
+    done = subprocess.run(
+        [person.launcher, "self", "update", "--yes", "--from", wheel],
+        env=person.environment(**offline), capture_output=True, text=True, timeout=LIMIT_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert f"flatout is {__version__}, as before" in done.stderr
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--nonsense"], "no option --nonsense"),
+        (["--from"], "needs a value"),
+        (["--from", "nowhere.whl"], "is not there"),
+        (["--from", "/"], "holds no sources"),
+        (["--from", "/bin/sh"], "neither wheel nor source archive"),
+        (["--version", "1; rm -rf /"], "is no version"),
+        (["--version", "1.0", "--from", "a.whl"], "exclude each other"),
+        (["--offline"], "needs --from"),
+    ],
+)
+def test_install_refuses_bad_input(person: Person, arguments: list[str], problem: str) -> None:
+    done = person.install(*arguments)
+    assert done.returncode == 1 and problem in done.stderr and "fix:" in done.stderr
+    assert list(person.home.iterdir()) == []
+
+
+def test_install_says_so_when_home_cannot_be_written(person: Person, wheel: Path) -> None:
+    if os.geteuid() == 0:
+        (person.home / ".local").write_text("a file where a folder is to be")
+    else:
+        person.home.chmod(0o500)
+    done = person.install("--from", wheel, "--offline")
+    assert done.returncode == 1 and "cannot write" in done.stderr
+
+
+def test_install_leaves_nothing_when_packages_are_missing(
+    person: Person, wheel: Path, tmp_path: Path
+) -> None:
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(wheel, alone)
+    done = person.install("--from", alone / wheel.name, "--offline")
+    assert done.returncode == 1 and "could not be installed" in done.stderr
+    assert person.environments() == [] and not person.launcher.exists()
+
+
+# Without Python: uv brings one.
+
+# Stands for uv: makes environments with the Python of this test, and says what it was asked.
+UV = """#!/bin/sh
+echo "$@" >>"$HOME/asked"
+case $1 in
+    --version) echo uv 0 ;;
+    venv) while [ $# -gt 1 ] && [ "${1#/}" = "$1" ]; do shift; done; exec PYTHON -m venv "$1" ;;
+    pip) shift 3; shift; python=$1; shift; exec "$python" -m pip install --quiet "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """What uv is fetched as."""
+    folder = tmp_path / "made" / "uv-any"
+    folder.mkdir(parents=True)
+    (folder / "uv").write_text(UV.replace("PYTHON", os.path.realpath(sys.executable)))
+    (folder / "uv").chmod(0o755)
+    # As large as a download that can break off.
+    (folder / "uvx").write_bytes(os.urandom(300_000))
+    path = tmp_path / "made" / "uv.tar.gz"
+    with tarfile.open(path, "w:gz") as file:
+        file.add(folder, "uv-any")
+    return path
+
+
+@pytest.fixture
+def mirror(archive: Path) -> Iterator[str]:
+    """A server that gives the archive under every name."""
+
+    class Giver(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = archive.read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Giver)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def script_for(archive: Path, folder: Path) -> Path:
+    """The script, with the archive's checksum in the place of uv's."""
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    text = (ROOT / "install.sh").read_text()
+    path = folder / "install.sh"
+    path.write_text(re.sub(r"sha256=[0-9a-f]{64}", f"sha256={digest}", text))
+    return path
+
+
+def add_downloader(person: Person) -> None:
+    person.add("curl" if shutil.which("curl") else "wget")
+
+
+@pytest.mark.parametrize("is_half_there", [False, True])
+def test_install_when_there_is_no_python(
+    bare_person: Person, wheel: Path, archive: Path, mirror: str, is_half_there: bool
+) -> None:
+    add_downloader(bare_person)
+    if is_half_there:
+        # What a broken download has left: of something else, since the server knows no ranges.
+        bare_person.app.mkdir(parents=True)
+        for target in ("x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl"):
+            (bare_person.app / f"uv-0.12.15-{target}.tar.gz.part").write_bytes(b"half")
+    script = script_for(archive, bare_person.home.parent)
+    more = {"FLATOUT_UV_MIRROR": mirror, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent)}
+    done = bare_person.install("--from", wheel, script=script, **more)
+    assert done.returncode == 0, done.stderr
+    assert "uv fetches 3.12" in done.stdout
+    assert bare_person.flatout("--version").stdout == f"flatout {__version__}\n"
+    asked = (bare_person.home / "asked").read_text()
+    assert "venv --no-project --python 3.12" in asked
+    assert not list(bare_person.app.glob("*.part"))
+
+
+def test_install_refuses_a_changed_uv(bare_person: Person, wheel: Path, mirror: str) -> None:
+    add_downloader(bare_person)
+    # The script as it is: it knows the checksum of the real one.
+    done = bare_person.install("--from", wheel, FLATOUT_UV_MIRROR=mirror)
+    assert done.returncode == 1 and "damaged or was changed" in done.stderr
+    assert [path.name for path in bare_person.app.iterdir()] == []
+
+
+def test_install_says_what_is_missing_when_nothing_downloads(
+    bare_person: Person, wheel: Path
+) -> None:
+    done = bare_person.install("--from", wheel)
+    assert done.returncode == 1 and "neither curl nor wget" in done.stderr
+
+
+def test_install_says_so_when_the_network_is_cut(bare_person: Person, wheel: Path) -> None:
+    add_downloader(bare_person)
+    done = bare_person.install("--from", wheel, FLATOUT_UV_MIRROR="http://127.0.0.1:9")
+    assert done.returncode == 1 and "could not download" in done.stderr
+
+
+def test_install_takes_a_uv_that_is_there(bare_person: Person, wheel: Path) -> None:
+    uv = bare_person.programs / "uv"
+    uv.write_text(UV.replace("PYTHON", os.path.realpath(sys.executable)))
+    uv.chmod(0o755)
+    done = bare_person.install("--from", wheel, "--offline")
+    assert done.returncode == 0, done.stderr
+    assert bare_person.flatout("--version").returncode == 0
+
+
+# The other script.
+
+
+def test_install_ps1_has_no_error_of_syntax() -> None:
+    shell = shutil.which("pwsh") or shutil.which("powershell")
+    if shell is None:
+        pytest.skip("needs PowerShell: install.ps1 is not checked")
+    ask = (
+        "$errors = $null; [void][System.Management.Automation.Language.Parser]::ParseFile("
+        f"'{ROOT / 'install.ps1'}', [ref]$null, [ref]$errors); $errors; exit $errors.Count"
+    )
+    done = subprocess.run(
+        [shell, "-NoProfile", "-NonInteractive", "-Command", ask],
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def test_both_scripts_bring_the_same_uv() -> None:
+    texts = [(ROOT / name).read_text() for name in ("install.sh", "install.ps1")]
+    found = [re.findall(r"[Uu][Vv]_?[Vv]ersion ?= ?'?([0-9.]+)", text) for text in texts]
+    assert found[0][:1] == found[1][:1] != []

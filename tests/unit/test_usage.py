@@ -1,0 +1,158 @@
+"""What flatout keeps on the disk: counted, and freed but for what is at work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.nouns.disk_use import DiskUse
+from flatout.system import usage
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folders of flatout's own, and none of the person's."""
+    for name in ("FLATOUT_DATA", "XDG_STATE_HOME", "XDG_CACHE_HOME", "FLATOUT_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("FLATOUT_ENVIRONMENTS", str(tmp_path / "environments"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "share"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def kept(home: Path, kind: str) -> DiskUse:
+    return next(use for use in usage.disk_use() if use.kind == kind)
+
+
+def write(path: Path, num_bytes: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(os.urandom(num_bytes))
+    return path
+
+
+def test_disk_use_when_there_is_nothing(home: Path) -> None:
+    uses = usage.disk_use()
+    assert [use.num_items for use in uses] == [0] * len(uses)
+    assert usage.free(uses) == 0
+    # Asking makes no folders.
+    assert list(home.iterdir()) == []
+
+
+def test_size_counts_what_is_linked_twice_once(tmp_path: Path) -> None:
+    first = write(tmp_path / "a/file", 100_000)
+    alone = usage.size_of(tmp_path / "a", set())
+    os.link(first, tmp_path / "a/link")
+    assert alone >= 100_000
+    assert usage.size_of(tmp_path / "a", set()) - alone < 10_000
+
+
+def test_size_follows_no_link_to_a_folder(tmp_path: Path) -> None:
+    write(tmp_path / "far/file", 100_000)
+    (tmp_path / "near").mkdir()
+    try:
+        (tmp_path / "near/link").symlink_to(tmp_path / "far")
+    except OSError:
+        pytest.skip("needs the right to make links")
+    assert usage.size_of(tmp_path / "near", set()) < 100_000
+    usage.delete(tmp_path / "near")
+    assert (tmp_path / "far/file").exists()
+
+
+def test_free_deletes_what_is_asked_and_nothing_else(home: Path) -> None:
+    recipe = write(home / "state/recipes/a.json", 1000)
+    data = write(home / "share/flatout/data/mine/file", 100_000)
+    num_bytes = usage.free([kept(home, "data")])
+    assert num_bytes >= 100_000 and not data.exists() and recipe.exists()
+
+
+def test_data_of_the_person_is_never_freed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = write(home / "mine/mnist/file", 1000)
+    monkeypatch.setenv("FLATOUT_DATA", str(home / "mine"))
+    assert kept(home, "data").num_items == 0
+    usage.free(usage.disk_use())
+    assert mine.exists()
+
+
+def test_delete_when_files_may_only_be_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "environment/.git/object", 10)
+    path.chmod(0o400)
+    usage.delete(tmp_path / "environment")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_left_overs_of_a_removal_are_freed_with_caches(home: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    old = write(home / f"environments/.torch-{done.stdout.strip()}/file", 10)
+    ours = write(home / f"environments/.jax-{os.getpid()}/file", 10)
+    usage.free([kept(home, "caches")])
+    assert not old.exists() and ours.exists()
+
+
+# With the command line, and with runs.
+
+
+def train(cli: Any, **parameters: object) -> None:
+    done = cli.run(*cli.train("--name", "one", **parameters))
+    assert done.returncode == 0, done.stderr
+
+
+def disk(cli: Any, *arguments: str, **more: str) -> Any:
+    own = {"HOME": str(cli.folder), "LOCALAPPDATA": str(cli.folder), "XDG_DATA_HOME": ""}
+    return cli.run("disk", *arguments, **own, **more)
+
+
+def test_disk_shows_runs_and_checkpoints(cli: Any) -> None:
+    train(cli)
+    write(cli.runs / "one/checkpoints/000001/rank0-a.safetensors", 50_000)
+    uses = {use["kind"]: use for use in json.loads(disk(cli, "--json").stdout)}
+    assert uses["runs"]["num_items"] == uses["checkpoints"]["num_items"] == 1
+    assert uses["checkpoints"]["freeable_bytes"] >= 50_000 > uses["runs"]["num_bytes"]
+    shown = disk(cli).stdout
+    assert "checkpoints" in shown and "flatout disk --free KIND" in shown
+
+
+def test_disk_frees_only_when_agreed(cli: Any) -> None:
+    train(cli)
+    file = write(cli.runs / "one/checkpoints/000001/rank0-a.safetensors", 50_000)
+    asked = disk(cli, "--free", "checkpoints")
+    assert asked.returncode == 1 and file.exists() and "nothing was deleted" in asked.stderr
+    done = disk(cli, "--free", "checkpoints", "--yes", "--json")
+    assert done.returncode == 0 and not file.exists()
+    assert json.loads(done.stdout)["num_bytes"] >= 50_000
+    assert (cli.runs / "one/run.json").exists()
+
+
+def test_disk_keeps_checkpoints_of_unfinished_runs(cli: Any) -> None:
+    train(cli)
+    file = write(cli.runs / "one/checkpoints/000001/rank0-a.safetensors", 50_000)
+    events = cli.runs / "one/events.jsonl"
+    lines = events.read_text().splitlines(keepends=True)
+    events.write_text("".join(line for line in lines if '"finished"' not in line))
+    done = disk(cli, "--free", "checkpoints", "--yes")
+    assert done.returncode == 0 and file.exists()
+    assert "not finished" in done.stderr and "nothing to free" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["runs", "undo", "tools", "cache"])
+def test_disk_refuses_what_cannot_be_freed(cli: Any, kind: str) -> None:
+    done = disk(cli, "--free", kind)
+    assert done.returncode == 2 and "cannot-free" in done.stderr
+
+
+def test_self_tells_its_sources(cli: Any) -> None:
+    told = json.loads(cli.run("self", "--json").stdout)
+    assert told["way"] in ("checkout", "pip") and told["version"]
+
+
+def test_self_update_refuses_in_a_checkout(cli: Any) -> None:
+    done = cli.run("self", "update", "--version", "9.9")
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr
