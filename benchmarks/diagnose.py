@@ -3,17 +3,21 @@
     python3 benchmarks/diagnose.py CASES [--noise 5000] [--failures]
 
 CASES is a folder of folders, each with `input.txt` and `case.yaml` (fields `cause`,
-`also_acceptable`, `decidable`, `family`, `answer`; one line each). Top-1: the first finding is the
-cause or an acceptable one; top-3: one of the first three is. A finding of severity error where the
-cause is `none` is a false alarm. `--noise N` puts each input into N lines of what trainings print.
+`also_acceptable`, `decidable`, `family`, `answer`; one line each), or of tables as in
+tests/cases/threads; those fall in two halves by their source, to mend rules with one half and score
+with the other. Top-1: the first finding is the cause or an acceptable one; top-3: one of the first
+three is. A finding of severity error where the cause is `none` is a false alarm. `--noise N` puts
+each input into N lines of what trainings print.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import random
 import sys
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +57,7 @@ class RecordedCase:
     decidable: str
     family: str
     answer: str
+    half: str = "-"
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,8 @@ class Result:
 
 def read_cases(folder: Path) -> Iterator[RecordedCase]:
     """The cases of a folder, by name."""
+    for tables in sorted(folder.glob("*.toml")):
+        yield from _tabled(tables)
     for path in sorted(folder.glob("*/case.yaml")):
         fields = dict(
             line.split(": ", 1)
@@ -89,6 +96,21 @@ def read_cases(folder: Path) -> Iterator[RecordedCase]:
             decidable=fields.get("decidable", "yes").strip(" \"'"),
             family=fields.get("family", "?").strip(),
             answer=fields.get("answer", "?").strip(),
+        )
+
+
+def _tabled(path: Path) -> Iterator[RecordedCase]:
+    for case in tomllib.loads(path.read_text(encoding="utf-8"))["case"]:
+        digest = hashlib.sha256(case["source"].encode()).digest()
+        yield RecordedCase(
+            name=case["source"].removeprefix("https://github.com/"),
+            text=case["text"],
+            causes=(case["cause"], *case.get("also", ())),
+            is_healthy=case["cause"] == "none",
+            decidable=case["decidable"],
+            family=path.stem,
+            answer="?",
+            half="ab"[digest[0] % 2],
         )
 
 
@@ -143,6 +165,9 @@ def report(results: Sequence[Result]) -> Iterator[str]:
     yield ""
     yield from table("decidable", results, "decidable")
     yield ""
+    if any(one.case.half != "-" for one in results):
+        yield from table("half", results, "half")
+        yield ""
     groups = (("all with a cause", sick), ("decidable", decidable), ("in_thread", in_thread))
     for name, members in groups:
         right = [sum(one.is_right(depth) for one in members) for depth in (1, 3)]
@@ -161,9 +186,9 @@ def failures(results: Sequence[Result]) -> Iterator[str]:
     """Every case whose first finding is not its cause."""
     for one in results:
         if not one.is_right(1):
-            wanted = one.case.causes[0]
+            wanted = f"{one.case.causes[0]} ({one.case.decidable})"
             found = one.alarms if one.case.is_healthy else one.findings[:4]
-            yield f"{one.case.name}: {wanted} ({one.case.decidable}) <- {', '.join(found) or '-'}"
+            yield f"{one.case.half} {one.case.name}: {wanted} <- {', '.join(found) or '-'}"
 
 
 def main(arguments: Sequence[str]) -> int:

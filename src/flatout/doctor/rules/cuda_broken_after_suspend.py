@@ -9,7 +9,8 @@ nvidia-smi works, and every CUDA program fails, until the module is loaded anew.
 
 **Fix.** Reload nvidia_uvm, or restart; asked first. Under WSL: `wsl --shutdown`.
 
-**Source.** pytorch/pytorch#60600, #88639; NVIDIA driver README, power management.
+**Source.** pytorch/pytorch#88639, #49081;
+download.nvidia.com/XFree86/Linux-x86_64/450.66/README/powermanagement.html.
 """
 
 from __future__ import annotations

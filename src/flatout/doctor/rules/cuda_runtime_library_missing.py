@@ -11,7 +11,7 @@ directory`
 
 **Fix.** Install the library's package of that version into this environment; asked first.
 
-**Source.** docs.cupy.dev/en/stable/install.html; pytorch/pytorch#88869.
+**Source.** docs.cupy.dev/en/stable/install.html; pytorch/pytorch#88882.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ install root.`
 CUDA_HOME; asked first.
 
 **Source.** pytorch/pytorch: torch/utils/cpp_extension.py;
-docs.nvidia.com/cuda/cuda-installation-guide-linux/; CUDA on WSL user guide.
+docs.nvidia.com/cuda/cuda-installation-guide-linux/; docs.nvidia.com/cuda/wsl-user-guide/.
 """
 
 from __future__ import annotations

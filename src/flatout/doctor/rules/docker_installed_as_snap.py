@@ -11,7 +11,7 @@ libraries, and reads other settings than /etc/docker.
 volumes stay behind.
 
 **Source.** https://docs.docker.com/engine/install/ubuntu;
-https://github.com/NVIDIA/nvidia-docker/issues/1243
+https://github.com/NVIDIA/nvidia-docker/issues/1642
 """
 
 from __future__ import annotations

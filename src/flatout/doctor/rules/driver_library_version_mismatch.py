@@ -9,7 +9,8 @@ both are the same, neither nvidia-smi nor CUDA works.
 
 **Fix.** Restart the machine (or unload and load the modules); asked first.
 
-**Source.** nvmlErrorString; NVIDIA/open-gpu-kernel-modules: rm_client version check.
+**Source.** docs.nvidia.com/deploy/nvml-api (NVML_ERROR_LIB_RM_VERSION_MISMATCH);
+NVIDIA/open-gpu-kernel-modules (API mismatch).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from CUDA 11 on, also newer ones). Below that nothing runs on the GPU.
 
 **Fix.** A newer driver, under WSL that of Windows; or a build for an older CUDA.
 
-**Source.** NVIDIA, CUDA toolkit release notes, table 3; torch/csrc/cuda/Module.cpp.
+**Source.** docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (toolkits and driver versions);
+pytorch/pytorch: c10/cuda/CUDAFunctions.cpp.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ kernels out and fail at first use.
 **Fix.** Install the package's own wheel for this torch, or build it with the toolkit; asked
 first.
 
-**Source.** github.com/open-mmlab/mmcv, installation; IDEA-Research/GroundingDINO#8.
+**Source.** github.com/open-mmlab/mmcv, installation; IDEA-Research/GroundingDINO#142.
 """
 
 from __future__ import annotations

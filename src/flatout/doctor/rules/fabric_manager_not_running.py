@@ -9,7 +9,8 @@ manager, of exactly the driver's version, has set up the links.
 
 **Fix.** Install and start the service of the driver's version; asked first.
 
-**Source.** NVIDIA, Fabric Manager user guide; cudaErrorSystemNotReady in the CUDA runtime API.
+**Source.** docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/;
+docs.nvidia.com/cuda/cuda-runtime-api (cudaErrorSystemNotReady).
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ current PyTorch installation.`
 **Fix.** A build that has the card's capability; asked first. Of torch, CUDA 13 builds begin at 7.5,
 and RTX 50 needs CUDA 12.8 or newer.
 
-**Source.** pytorch/pytorch:torch/cuda/__init__.py; github.com/pytorch/pytorch/issues/167244;
-PaddlePaddle/Paddle#73687.
+**Source.** pytorch/pytorch:torch/cuda/__init__.py; pytorch/pytorch#150733;
+PaddlePaddle/Paddle#73687; tensorflow/tensorflow#99592.
 """
 
 from __future__ import annotations

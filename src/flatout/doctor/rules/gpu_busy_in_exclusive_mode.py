@@ -10,7 +10,7 @@ refused at its first call. MPS without its daemon, and a card in reset, say the 
 **Fix.** End the other process, or set the mode back to default, which needs root; asked first.
 
 **Source.** docs.nvidia.com/cuda/cuda-runtime-api (cudaErrorDevicesUnavailable);
-pytorch/pytorch#4710.
+NVIDIA/DIGITS#2005.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ group (`video`, `render`) or the driver was told to close them.
 
 **Fix.** Join the group that owns the files, and log in anew; asked first.
 
-**Source.** NVIDIA driver README, "NVreg_DeviceFileMode"; nvmlErrorString.
+**Source.** NVIDIA driver README (NVreg_DeviceFileMode); docs.nvidia.com/deploy/nvml-api
+(NVML_ERROR_NO_PERMISSION).
 """
 
 from __future__ import annotations

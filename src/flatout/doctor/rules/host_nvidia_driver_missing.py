@@ -10,7 +10,8 @@ none.
 **Fix.** Install the driver on the host: under WSL in Windows, for a container outside of it; by
 hand.
 
-**Source.** torch/csrc/cuda; NVIDIA container toolkit, troubleshooting.
+**Source.** pytorch/pytorch: c10/cuda/CUDAFunctions.cpp;
+docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html.
 """
 
 from __future__ import annotations

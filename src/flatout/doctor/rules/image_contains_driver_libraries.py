@@ -10,7 +10,7 @@ driver package, or committed from a running container, holds other files in thes
 
 **Fix.** Build the image without driver packages, or delete the files in its Dockerfile; by hand.
 
-**Source.** https://github.com/NVIDIA/nvidia-container-toolkit/issues/289
+**Source.** https://github.com/NVIDIA/nvidia-container-toolkit/issues/371
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ jax_plugins.xla_cuda12.initialize()`
 
 **Fix.** Leave LD_LIBRARY_PATH unset, in this shell; safe.
 
-**Source.** jax-ml/jax#30050, #28929; docs.jax.dev/en/latest/installation.html.
+**Source.** jax-ml/jax#30050; docs.jax.dev/en/latest/installation.html.
 """
 
 from __future__ import annotations

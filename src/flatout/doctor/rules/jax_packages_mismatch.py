@@ -9,7 +9,7 @@ platform.
 
 **Fix.** Remove all of JAX and install it once; asked first.
 
-**Source.** docs.jax.dev/en/latest/installation.html; jax-ml/jax#24604.
+**Source.** docs.jax.dev/en/latest/installation.html; jax-ml/jax#24901, #26750.
 """
 
 from __future__ import annotations

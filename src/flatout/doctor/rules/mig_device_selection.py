@@ -9,7 +9,7 @@ its UUID. With MIG on and no instance made, it sees none.
 
 **Fix.** Name one instance: `CUDA_VISIBLE_DEVICES=MIG-<uuid>`; safe.
 
-**Source.** NVIDIA, MIG user guide, "CUDA visible devices"; pytorch/pytorch#130181.
+**Source.** docs.nvidia.com/datacenter/tesla/mig-user-guide/; pytorch/pytorch#130181.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 **Checks.** multiprocessing's complaint, and workers that die at their start on Windows and macOS.
 
-**Why it matters.** Where processes are spawned (Windows, macOS, and Linux from Python 3.14), each
+**Why it matters.** Where processes are not forked (Windows, macOS, and Linux from Python 3.14), each
 imports the script. What stands at its top level then runs again.
 
 **Example.** `An attempt has been made to start a new process before the current process has

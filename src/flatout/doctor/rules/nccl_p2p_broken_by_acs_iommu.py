@@ -12,7 +12,7 @@ another. NCCL believes the driver that peers can reach each other, and waits for
 the firmware, or `iommu=pt`; by hand.
 
 **Source.** NCCL, troubleshooting
-(docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html); NVIDIA/nccl#199.
+(docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html); NVIDIA/nccl#631.
 """
 
 from __future__ import annotations

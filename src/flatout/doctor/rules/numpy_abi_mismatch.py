@@ -11,7 +11,7 @@ crash.`
 
 **Fix.** `pip install 'numpy<2'`, or a newer version of the module; asked first.
 
-**Source.** numpy.org/doc/stable/user/troubleshooting-importerror.html; numpy/numpy#26710.
+**Source.** numpy.org/doc/stable/user/troubleshooting-importerror.html; numpy/numpy#11788.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ configuration copied between them makes every GPU container fail.
 
 **Fix.** Set the path of this distribution; asked first.
 
-**Source.** https://github.com/NVIDIA/nvidia-docker/issues/614
+**Source.** https://github.com/NVIDIA/nvidia-docker/issues/587
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ last one wins.
 
 **Fix.** Remove both, install onnxruntime-gpu; asked first.
 
-**Source.** microsoft/onnxruntime#16931; onnxruntime.ai, install.
+**Source.** microsoft/onnxruntime#7748, #26996; onnxruntime.ai, install.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ does not bring.
 
 **Fix.** Install CUDA's and cuDNN's wheels beside it; asked first.
 
-**Source.** microsoft/onnxruntime#22930, #21825; onnxruntime.ai, CUDA execution provider,
+**Source.** microsoft/onnxruntime#11826; onnxruntime.ai, CUDA execution provider,
 requirements.
 """
 

@@ -9,7 +9,8 @@ it was made with.
 
 **Fix.** Install the version that torch names; asked first.
 
-**Source.** pytorch/pytorch#144103; bitsandbytes-foundation/bitsandbytes#1413.
+**Source.** triton-lang/triton#4236; bitsandbytes-foundation/bitsandbytes#1492;
+woct0rdho/triton-windows#97.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ CUDA than that of torch, and may pull in a Linux libcuda.
 **Fix.** Remove it; install `cuda-toolkit-X-Y` of NVIDIA's WSL repository only to compile; asked
 first.
 
-**Source.** NVIDIA, CUDA on WSL user guide, 3.1 and 4.
+**Source.** docs.nvidia.com/cuda/wsl-user-guide/ (CUDA support for WSL 2).
 """
 
 from __future__ import annotations

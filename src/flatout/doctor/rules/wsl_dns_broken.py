@@ -10,7 +10,7 @@ that was made by hand leaves it pointing to a server that does not answer.
 **Fix.** `dnsTunneling=true` in `.wslconfig` (Windows 11), and a generated `resolv.conf`; asked
 first.
 
-**Source.** MicrosoftDocs/WSL: wsl-config.md, troubleshooting.md; microsoft/WSL#5256.
+**Source.** MicrosoftDocs/WSL: wsl-config.md, troubleshooting.md; microsoft/WSL#6404.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ feature that this Windows does not have. Beside a program that finds no GPU they
 
 **Fix.** None is known for the lines. Where the GPU fails too: `wsl --update`, a newer driver.
 
-**Source.** microsoft/WSL#8937, #9099.
+**Source.** microsoft/WSL#40715 (harmless), #13734 (beside a failure).
 """
 
 from __future__ import annotations

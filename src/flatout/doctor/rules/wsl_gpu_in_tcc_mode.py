@@ -10,7 +10,7 @@ mode is not shared, and one such card can keep the others from working.
 **Fix.** `nvidia-smi -g INDEX -dm 0` as administrator, then restart Windows; by hand. Some cards
 need a vGPU or RTX Enterprise driver for it.
 
-**Source.** NVIDIA, CUDA on WSL user guide; microsoft/WSL#6773.
+**Source.** docs.nvidia.com/cuda/wsl-user-guide/; microsoft/WSL#9952, #13027.
 """
 
 from __future__ import annotations

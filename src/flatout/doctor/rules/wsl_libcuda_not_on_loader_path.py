@@ -12,7 +12,7 @@ shared object file`
 
 **Fix.** Put `/usr/lib/wsl/lib` on the loader's path of this shell; safe.
 
-**Source.** NVIDIA, CUDA on WSL user guide; microsoft/WSL#5663, #8587.
+**Source.** docs.nvidia.com/cuda/wsl-user-guide/; microsoft/WSL#5663, #8587.
 """
 
 from __future__ import annotations

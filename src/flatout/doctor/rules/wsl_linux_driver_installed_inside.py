@@ -12,7 +12,7 @@ install nvidia-utils-510`
 **Fix.** Remove the Linux driver's packages; asked first, with apt's simulation. The toolkit
 (`cuda-toolkit-*`) may stay.
 
-**Source.** NVIDIA, CUDA on WSL user guide, "do not install any Linux driver in WSL 2".
+**Source.** docs.nvidia.com/cuda/wsl-user-guide/ (the Windows driver is the only one to install).
 """
 
 from __future__ import annotations

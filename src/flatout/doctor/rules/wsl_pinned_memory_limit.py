@@ -9,7 +9,7 @@ machine's memory can be pinned, and "CUDA out of memory" then does not mean the 
 
 **Fix.** Pin less: fewer loader workers, less prefetch, `pin_memory=False` as a last resort; safe.
 
-**Source.** NVIDIA, CUDA on WSL user guide, 5.1; microsoft/WSL#8447, #14078.
+**Source.** docs.nvidia.com/cuda/wsl-user-guide/ (known limitations); microsoft/WSL#8447, #14078.
 """
 
 from __future__ import annotations

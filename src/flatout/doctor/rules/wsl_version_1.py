@@ -11,7 +11,7 @@
 **Fix.** Convert the distro: `wsl --set-version NAME 2` in PowerShell; asked first, since the
 distro is stopped and copied.
 
-**Source.** learn.microsoft.com/windows/wsl/compare-versions; CUDA on WSL user guide.
+**Source.** learn.microsoft.com/windows/wsl/compare-versions; docs.nvidia.com/cuda/wsl-user-guide/.
 """
 
 from __future__ import annotations
