@@ -74,7 +74,8 @@ RULE = Rule(
             r"Loaded (?:runtime )?CuDNN library:? \S{1,20}[^\n]{0,20} but source"
             r" was compiled with|(?:SUBLIBRARY_VERSION|"
             r"CUDNN_STATUS_VERSION)_MISMATCH|"
-            r"is compiled with CUDNN \S{1,12},? but CUDNN version in your machine|"
+            # Paddle compares more digits than it prints; the same two are no conflict.
+            r"is compiled with CUDNN ([\d.]{1,12}),? but CUDNN version in your machine is (?!\1,)|"
             r"(?:undefined symbol|symbol)[^\n]{0,100}version libcudnn|"
             r"undefined symbol: cudnn|Outdated cuDNN installation|"
             r"Found cuDNN version \d+, but|CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED",

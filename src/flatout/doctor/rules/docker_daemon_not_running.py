@@ -52,6 +52,7 @@ RULE = Rule(
         signature(
             "docker-daemon-unreached",
             "Cannot connect to the Docker daemon",
+            "connect to Docker daemon",
             "Is the docker daemon running",
             "if the daemon is running",
             "failed to connect to the docker API",
@@ -62,7 +63,8 @@ RULE = Rule(
             "containerd.sock",
             "Cannot connect to Podman",
             "Error while fetching server API version",
-            pattern=r"Cannot connect to (?:the Docker daemon|Podman)|Is the docker daemon running"
+            pattern=r"(?:Cannot|Couldn't) connect to (?:(?:the )?Docker daemon|Podman)"
+            r"|Is the docker daemon running"
             r"|failed to connect to the docker API|if the daemon is running"
             r"|(?:docker_engine|dockerDesktop\w{0,20}Engine).{0,60}(?:cannot find the file"
             r"|The system cannot)|(?:docker|podman|containerd)\.sock.{0,30}"

@@ -25,11 +25,14 @@ from flatout.nouns.finding import Certainty, Finding
 
 _TELLING = ("arch-refused",)
 _USUAL = ("invalid-device-function",)
+_RANGE = "capability supported by this"
 
 
 def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
     if not case.sees(*_TELLING, *_USUAL):
+        return None
+    if _is_served_by_its_generation(case):
         return None
     # A ROCm build compares AMD's numbers with NVIDIA's, and then works.
     if case.sees("amd-card") and not case.sees("kernel-missing"):
@@ -52,6 +55,20 @@ def check(case: Case) -> Finding | None:
             ),
             "nvidia-smi --query-gpu=name,compute_cap --format=csv",
         ),
+    )
+
+
+def _is_served_by_its_generation(case: Case) -> bool:
+    """Whether torch warns of a minor version alone: code for 12.0 runs on 12.1."""
+    newer = [sign.values for sign in case.signs["capability-range"]]
+    others = [one for one in case.signs["arch-refused"] if _RANGE not in one.text.lower()]
+    return (
+        bool(newer)
+        and all(
+            one["major"] == one["top"] and int(one["minor"]) > int(one["last"]) for one in newer
+        )
+        and not others
+        and not case.sees(*_USUAL)
     )
 
 
@@ -87,6 +104,7 @@ RULE = Rule(
             "is not compatible with the current",
             "hipErrorInvalidDeviceFunction",
             "compatible with the GPU",
+            "which is not supported by Paddle",
             pattern=r"with CUDA capability sm_\d+ is not compatible|"
             r"supports? this GPU because it is too old|"
             r"[Mm]inimum (?:and Maximum )?cuda capability supported by this|"
@@ -98,6 +116,7 @@ RULE = Rule(
             r"no device code compatible with|Unable to find code object for all|"
             r"hipErrorNoBinaryForGpu|HIP error: invalid device function|"
             r"Mismatched GPU Arch|not compatible with Paddle installation|"
+            r"GPU compute capability in .{0,60}not supported by Paddle|"
             r"_STATUS_ARCH_MISMATCH|invalid value for --gpu-architecture|"
             r"but was built for sm|ptxas does not support CC|"
             r"hipErrorInvalidDeviceFunction",
@@ -113,6 +132,14 @@ RULE = Rule(
             pattern=r"CUDA.{0,30}(?:invalid device function|named symbol not found)|"
             r"cudaErrorInvalidDeviceFunction|cudaErrorSymbolNotFound|"
             r"CUDA_ERROR_INVALID_SOURCE|Cannot select: intrinsic %llvm\.nvvm",
+        ),
+        signature(
+            "capability-range",
+            "which is of cuda capability",
+            pattern=r"cuda capability (?P<major>\d+)\.(?P<minor>\d+)\.\s{1,8}Minimum and Maximum "
+            r"cuda capability supported by this version of PyTorch is\s{1,8}\(\d+\.\d+\) - "
+            r"\((?P<top>\d+)\.(?P<last>\d+)\)",
+            lines=4,
         ),
         signature("amd-card", "Radeon", "ROCm", "Instinct"),
         signature(

@@ -2,8 +2,8 @@
 
 **Checks.** multiprocessing's complaint, and workers that die at their start on Windows and macOS.
 
-**Why it matters.** Where processes are not forked (Windows, macOS, and Linux from Python 3.14), each
-imports the script. What stands at its top level then runs again.
+**Why it matters.** Where processes are not forked (Windows, macOS, and Linux from Python 3.14),
+each imports the script. What stands at its top level then runs again.
 
 **Example.** `An attempt has been made to start a new process before the current process has
 finished its bootstrapping phase.`

@@ -83,10 +83,12 @@ RULE = Rule(
             "nccl-address-family",
             "Socket creation failed",
             "Address family not supported",
+            "is neither AF_INET",
             pattern=r"socket\.(?:h"
             r"|cc):\d{1,5} (?:NCCL )?WARN .{0,40}Address family not supported"
             r"|NCCL WARN.{0,80}Address family not supported"
-            r"|Socket creation failed ?: ?Address family",
+            r"|Socket creation failed ?: ?Address family"
+            r"|connecting to address .{0,60}is neither AF_INET",
         ),
         signature(
             "gloo-no-interface",

@@ -27,9 +27,12 @@ def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
     if not case.sees(*_SIGNS) or case.sees("numpy-not-installed"):
         return None
+    # Cython warns where NumPy's structures grew, which does no harm, and raises where they shrank.
+    is_warning = all("RuntimeWarning" in sign.text for sign in case.signs["numpy-refused"])
     return Finding(
         rule="numpy-abi-mismatch",
-        severity="error",
+        severity="note" if is_warning else "error",
+        certainty="possible" if is_warning else "decided",
         problem="A compiled module was built for another NumPy.",
         evidence=case.evidence(*_SIGNS),
         fixes=(

@@ -143,7 +143,7 @@ RULE = Rule(
             r"|huggingface\.co|github\.com|ubuntu\.com|debian\.org|docker\.io|nvcr\.io"
             r"|nvidia\.com).{0,200}(?:timed out|i/o timeout|Failed to establish a new"
             r" connection"
-            r"|Client\.Timeout|unreachable|waiting for connection)|(?:timed out"
+            r"|Client\.Timeout|unreachable|No route to host|waiting for connection)|(?:timed out"
             r"|Failed to connect to|i/o"
             r" timeout).{0,160}(?:pypi\.org|pythonhosted|pytorch\.org"
             r"|anaconda|huggingface\.co|github\.com|ubuntu\.com|docker\.io|nvcr\.io)"

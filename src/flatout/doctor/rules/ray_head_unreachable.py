@@ -72,8 +72,10 @@ RULE = Rule(
             "connect to Ray cluster",
             "connect to Redis",
             "connect to redis",
+            "send request to gcs",
             pattern=r"(?:Unable|Failed|failing|Couldn't|could not) to connect to GCS"
             r"|connect to GCS (?:server )?(?:at|within|failed)"
+            r"|Failed to send request to gcs"
             r"|Could not find any running Ray instance|ray client connection timeout"
             r"|cluster id from GCS|failed to connect to Ray"
             r" cluster|(?:Unable|Failed|Couldn't"

@@ -68,7 +68,7 @@ RULE = Rule(
             "user-site-path",
             "/.local/lib/python",
             "AppData\\Roaming\\Python",
-            pattern=r"/\.local/lib/python3\.\d{1,2}/site-packages"
+            pattern=r"/\.local/lib/python[23]\.\d{1,2}/site-packages"
             r"|Roaming\\{1,2}Python\\{1,2}Python3\d{1,2}\\{1,2}site-packages",
         ),
         signature(
@@ -81,7 +81,7 @@ RULE = Rule(
             "miniforge",
             "mambaforge",
             "conda",
-            pattern=r"(?:/envs/|\\envs\\|/\.?venv|\\\.?venv|/virtualenvs/|/(?:mini|ana)conda\d?/"
+            pattern=r"(?:/envs/|\\envs\\|/\.?venv|\\\.?venv|/virtualenvs/|/\.?(?:mini|ana)conda\d?/"
             r"|/mini(?:forge|mamba)\d?/|/mambaforge/|\\(?:mini|ana)conda\d?\\"
             r"|/opt/conda/)[^\s:]{0,80}(?:lib|Lib|bin|Scripts|python)|CONDA_PREFIX=|"
             r"VIRTUAL_ENV=",

@@ -22,15 +22,16 @@ from flatout.nouns.finding import Finding, Fix
 
 def check(case: Case) -> Finding | None:
     """The package is installed or being installed, under WSL."""
-    if not case.is_wsl or not case.sees("distro-toolkit"):
+    is_refused = case.sees("nvcc-refuses-card")
+    if not case.sees("distro-toolkit") or not (case.is_wsl or is_refused):
         return None
     return Finding(
         rule="wsl-distro-cuda-toolkit",
-        severity="warning",
-        certainty="likely",
+        severity="error" if is_refused else "warning",
+        certainty="decided" if is_refused else "likely",
         problem="The distro's own nvidia-cuda-toolkit is in use.",
         because="its nvcc is older than the CUDA of the frameworks, and it may hide WSL's libcuda",
-        evidence=case.evidence("distro-toolkit"),
+        evidence=case.evidence("distro-toolkit", "nvcc-refuses-card"),
         fixes=(
             Fix(
                 text="remove it; frameworks bring their own CUDA",
@@ -57,5 +58,12 @@ RULE = Rule(
             pattern=r"install .{0,60}nvidia-cuda-toolkit|^ii\s+nvidia-cuda-toolkit|^/usr/bin/nvcc"
             r"|Setting up nvidia-cuda-toolkit",
         ),
+        signature(
+            "nvcc-refuses-card",
+            "Unsupported gpu architecture",
+            "is not defined for option",
+            pattern=r"nvcc fatal.{0,20}(?:Unsupported gpu architecture|is not defined for option)",
+        ),
     ),
+    explains=("gpu-arch-not-in-build",),
 )

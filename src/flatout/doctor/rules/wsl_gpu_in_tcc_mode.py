@@ -25,6 +25,9 @@ def check(case: Case) -> Finding | None:
     is_tcc = case.sees("gpu-in-tcc") or any(g.driver_model == "TCC" for g in case.machine.gpus)
     is_closed = case.is_wsl and case.sees("smi-no-handle", "smi-no-devices")
     is_wsl = case.is_wsl or case.sees("nvml-blocked")
+    # Windows runs data-center cards in TCC unless told otherwise.
+    is_usual = case.sees("nvml-blocked", "smi-cannot-communicate") and case.sees("datacenter-card")
+    is_closed = is_closed or case.is_wsl and is_usual
     if not is_closed and not (is_tcc and is_wsl):
         return None
     return Finding(
@@ -56,6 +59,13 @@ RULE = Rule(
             "TCC",
             pattern=r"\|.{0,60}\bTCC\s*\||\bTCC mode\b|driver.?model.{0,30}\bTCC\b|,\s*TCC\b"
             r"|Current\s*:\s*TCC",
+        ),
+        signature(
+            "datacenter-card",
+            "Tesla", "A100", "A800", "A40", "A30", "A16", "A10", "H100", "H200", "H800", "L4",
+            "L40", "L40S", "V100", "P100", "P40", "T4", "M40", "K80",
+            pattern=r"\b(?:Tesla [A-Z]\d+|[AH](?:100|200|800)|A(?:40|30|16|10)G?|L40S?|L4|V100|P100"
+            r"|P40|T4|M40|K80)\b",
         ),
     ),
     explains=("wsl-linux-driver-installed-inside", "wsl-gpu-stack-incomplete",

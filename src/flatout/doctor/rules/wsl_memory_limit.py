@@ -28,6 +28,10 @@ _GIB = 1024**3
 _TROUBLE = ("wslconfig-refused", "wsl-start-out-of-memory")
 
 
+# Also as it is echoed into the file.
+_SET = r"(?:^|\[wsl2\])\s*memory\s*=\s*\d+\s*(?:[GM]B?)?\s*(?:$|[\"'])"
+
+
 def check(case: Case) -> Finding | None:
     """The file is refused or without effect, or WSL's memory was not enough."""
     is_set = case.sees("wslconfig-memory") and case.sees("free-table", "wslconfig-named")
@@ -73,7 +77,7 @@ RULE = Rule(
     prior=60,
     signatures=(
         signature("wslconfig-named", ".wslconfig"),
-        signature("wslconfig-memory", "memory", pattern=r"^\s*memory\s*=\s*\d+\s*(?:[GM]B?)?\s*$"),
+        signature("wslconfig-memory", "memory", pattern=_SET),
         signature("free-table", "Mem:", pattern=r"^Mem:\s+\d"),
         signature(
             "wslconfig-refused",

@@ -51,7 +51,8 @@ RULE = Rule(
             "libnvidia-ml.so",
             "libnvidia-ml",
             pattern=r"nvidia-smi\S{0,12}: segfault|segfault at .{0,120}in lib(?:nvidia-ml|cuda)"
-            r"|nvidia-smi[^\n]{0,60}\n?[^\n]{0,60}(?:Segmentation fault|SIGSEGV)",
+            r"|nvidia-smi[^\n]{0,60}\n?[^\n]{0,60}(?:Segmentation fault|SIGSEGV)"
+            r"|segmentation fault(?: \(core dumped\))? {1,8}\S{0,40}nvidia-smi",
             lines=2,
         ),
     ),

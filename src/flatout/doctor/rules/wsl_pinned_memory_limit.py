@@ -56,6 +56,7 @@ RULE = Rule(
             pattern=r"could not allocate pinned|bytes on host: CUDA_ERROR|"
             r"(?:cudaHostAlloc|cudaMallocHost|cuMemHostAlloc|cudaHostRegister|pin_memory|pinned"
             r" memory)[^\n]{0,120}(?:out of memory|OutOfMemory|failed|OUT_OF_MEMORY)"
+            r"|\.pin_memory\(\)[^\n]*\n(?:[^\n]*\n){0,12}[^\n]{0,60}CUDA error: out of"
             r"|pin memory thread[^\n]{0,60}\n?(?:[^\n]*\n){0,12}[^\n]{0,60}CUDA error: out of",
             lines=14,
         ),

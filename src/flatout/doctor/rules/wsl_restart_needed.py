@@ -9,7 +9,7 @@ or the machine slept, the running WSL goes on with what is no longer there.
 
 **Fix.** `wsl --shutdown` in PowerShell; asked first, since it ends every distro and container.
 
-**Source.** microsoft/WSL#11589 (/usr/lib/wsl/lib is a mount of Windows' driver store), #9099.
+**Source.** microsoft/WSL#8529, #11589 (/usr/lib/wsl/lib is a mount of Windows' driver store).
 """
 
 from __future__ import annotations

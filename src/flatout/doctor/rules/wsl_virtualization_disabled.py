@@ -10,7 +10,7 @@ Windows' hypervisor it cannot start.
 **Fix.** Switch virtualization on in the firmware (Intel VT-x, AMD SVM), and the Windows feature;
 by hand.
 
-**Source.** MicrosoftDocs/WSL: troubleshooting.md; microsoft/WSL#5363.
+**Source.** MicrosoftDocs/WSL: troubleshooting.md; microsoft/WSL#8649, #5363.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
 
 OLDEST_BUILD = 19044
+# Insider builds between Windows 10 and 11, but for Server 2022.
+_PREVIEWS = frozenset(range(20150, 22000)) - {20348}
 
 
 def check(case: Case) -> Finding | None:
@@ -27,8 +29,13 @@ def check(case: Case) -> Finding | None:
     build = case.machine.windows.build if case.machine.windows else None
     number = int(build.split(".")[2]) if build else None
     is_old = number is not None and number < OLDEST_BUILD
-    failures = ("dxcore-missing", "nvml-blocked", "driver-request-failed", "dxg-missing")
-    if not case.sees("dxcore-missing", "driver-request-failed") and not (is_old and case.is_wsl):
+    failures = (
+        "dxcore-missing", "nvml-blocked", "driver-request-failed", "dxg-missing", "cuda-no-device",
+        "smi-cannot-communicate", "cuda-driver-insufficient",
+    )  # fmt: skip
+    is_preview = number in _PREVIEWS and case.is_wsl and case.sees(*failures)
+    is_told = case.sees("dxcore-missing", "driver-request-failed")
+    if not is_told and not is_preview and not (is_old and case.is_wsl):
         return None
     certainty: Certainty
     if case.sees("dxcore-missing") or (is_old and case.sees(*failures)):
@@ -41,6 +48,7 @@ def check(case: Case) -> Finding | None:
         certainty=certainty,
         problem="This build of Windows does not give WSL a GPU.",
         because=f"build {number}; WSL's GPU needs {OLDEST_BUILD}" if is_old
+        else f"build {number} was a preview, in which it came and went" if is_preview
         else "DXCore, through which Windows shares the GPU, does not start",
         evidence=case.evidence(*failures, "windows-build"),
         fixes=(
@@ -57,6 +65,7 @@ def check(case: Case) -> Finding | None:
 
 RULE = Rule(
     check=check,
+    prior=75,
     signatures=(
         signature(
             "dxcore-missing",
@@ -69,5 +78,10 @@ RULE = Rule(
             "dxg-missing", "/dev/dxg", pattern=r"/dev/dxg'?: No such file|/dev/dxg.{0,20}not found"
         ),
     ),
-    explains=("wsl-gpu-stack-incomplete", "docker-nvidia-toolkit-missing"),
+    explains=(
+        "wsl-gpu-stack-incomplete",
+        "docker-nvidia-toolkit-missing",
+        "driver-too-old-for-cuda-runtime",
+        "cuda-visible-devices-wrong",
+    ),
 )
