@@ -67,7 +67,10 @@ SHARED = (
     signature(
         "cuda-init-out-of-memory",
         "out of memory",
-        pattern=r"cudaGetDeviceCount\(\).{0,160}Error 2: out of memory"
+        "cudaGetDeviceCount returned 2",
+        # The second as deviceQuery says it.
+        pattern=r"cudaGetDeviceCount returned 2\b"
+        r"|cudaGetDeviceCount\(\).{0,160}Error 2: out of memory"
         r"|cuInit.{0,60}(?:CUDA_ERROR_OUT_OF_MEMORY|out of memory)",
     ),
     signature(

@@ -60,7 +60,9 @@ RULE = Rule(
             "failed to fulfil mount request",
             "stat'ing file",
             "mount error",
-            pattern=r"(?:error mounting|fulfil mount request|stat'ing file|stat CDI).{0,40}"
+            "failed to stat CDI host device",
+            pattern=r"failed to stat CDI host device"
+            r"|(?:error mounting|fulfil mount request|stat'ing file|stat CDI).{0,40}"
             r"/(?:usr/lib/wsl/|dev/nvidia|\S{0,80}(?:lib(?:nvidia|cuda|nvoptix|nvcuvid)|nvidia))"
             r"[^\n]{0,500}no such file",
         ),

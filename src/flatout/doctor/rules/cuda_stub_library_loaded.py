@@ -70,7 +70,9 @@ RULE = Rule(
             "cuda-error-34",
             "UNKNOWN ERROR",
             "error 34",
-            pattern=r"cuInit.{0,40}UNKNOWN ERROR \(34\)|(?:CUDA|cuInit).{0,20}error:? 34\b",
+            "Call to cuInit",
+            pattern=r"cuInit.{0,40}UNKNOWN ERROR \(34\)|\[34\] Call to cuInit"
+            r"|(?:CUDA|cuInit).{0,20}error:? 34\b",
         ),
         signature(
             "cuinit-failed",
@@ -83,6 +85,7 @@ RULE = Rule(
             "/stubs",
             pattern=r"LD_LIBRARY_PATH.{0,600}/stubs\b|ld\.so\.conf.{0,200}/stubs\b"
             r"|lib(?:cuda|nvidia-ml)\.so\S{0,20}.{0,20} => /\S{0,120}/stubs/"
+            r"|^\s*/\S{0,160}/stubs/lib(?:cuda|nvidia-ml)\.so"
             r"|(?:libcuda (?:reported|found|loaded)|loaded).{0,60}/stubs/libcuda",
         ),
     ),

@@ -37,12 +37,15 @@ def check(case: Case) -> Finding | None:
     # A ROCm build compares AMD's numbers with NVIDIA's, and then works.
     if case.sees("amd-card") and not case.sees("kernel-missing"):
         return None
-    certainty: Certainty = "likely"
-    if case.sees(*_TELLING):
+    # TensorFlow then compiles at its first start, which is slow and mostly works.
+    is_compiled = all("jit-compiled from PTX" in sign.text for sign in case.signs["arch-refused"])
+    is_slow = is_compiled and not case.sees(*_USUAL, "handle-refused")
+    certainty: Certainty = "possible" if is_slow else "likely"
+    if case.sees(*_TELLING) and not is_slow:
         certainty = "decided"
     return Finding(
         rule="gpu-arch-not-in-build",
-        severity="error",
+        severity="warning" if is_slow else "error",
         certainty=certainty,
         problem="This build has no code for the GPU's compute capability.",
         because="the build was made for other cards",
@@ -133,6 +136,7 @@ RULE = Rule(
             r"cudaErrorInvalidDeviceFunction|cudaErrorSymbolNotFound|"
             r"CUDA_ERROR_INVALID_SOURCE|Cannot select: intrinsic %llvm\.nvvm",
         ),
+        signature("handle-refused", "CUDA_ERROR_INVALID_HANDLE", "cudaErrorInvalidResourceHandle"),
         signature(
             "capability-range",
             "which is of cuda capability",

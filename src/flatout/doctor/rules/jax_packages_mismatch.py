@@ -65,7 +65,13 @@ RULE = Rule(
             "jax_cuda12_plugin",
             "jax-cuda12-plugin",
             "jax_cuda13_plugin",
-            pattern=r"jaxlib version \S{1,20} is (?:newer than and )?incompatible|"
+            "from 'jax._src",
+            "from 'jaxlib",
+            "module 'jaxlib",
+            "module 'jax._src",
+            pattern=r"cannot import name '\w{1,60}' from 'jax(?:lib|\._src)|"
+            r"AttributeError: module 'jax(?:lib|\._src)\S{0,60}' has no attribute|"
+            r"jaxlib version \S{1,20} is (?:newer than and )?incompatible|"
             r"incompatible with jax version|"
             r"not compatible with the installed jaxlib|"
             r"jax requires (?:at least )?jaxlib|PJRT_Api already exists|"

@@ -51,7 +51,10 @@ RULE = Rule(
         signature(
             "mig-named",
             "MIG",
-            pattern=r"\bMIG[- ]\d+g\.\d+gb|\bMIG-(?:GPU-)?[\da-f]{8}|MIG M(?:ode|\.)?.{0,20}Enabled"
+            "Enabled",
+            # The last column of nvidia-smi's table.
+            pattern=r"^\|\s+\|\s+\|\s+Enabled\*? \|"
+            r"|\bMIG[- ]\d+g\.\d+gb|\bMIG-(?:GPU-)?[\da-f]{8}|MIG M(?:ode|\.)?.{0,20}Enabled"
             r"|MIG mode.{0,30}(?:is )?(?:enabled|on)\b|\bnvidia-smi mig\b|nvidia\.com/mig",
         ),
         signature("no-mig-devices", "No MIG devices found", "No MIG-enabled devices found"),

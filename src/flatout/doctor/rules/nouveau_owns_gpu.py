@@ -22,15 +22,15 @@ from flatout.nouns.finding import Finding, Fix
 
 def check(case: Case) -> Finding | None:
     """Something names the other driver as the owner."""
-    if not case.sees("other-driver-owns", "nouveau-active"):
+    if not case.sees("other-driver-owns", "nouveau-active", "owner-suspected"):
         return None
     return Finding(
         rule="nouveau-owns-gpu",
-        severity="error" if case.sees("other-driver-owns") else "warning",
+        severity="error" if case.sees("other-driver-owns", "owner-suspected") else "warning",
         certainty="decided" if case.sees("other-driver-owns") else "likely",
         problem="nouveau (or nova) holds the GPU, so NVIDIA's driver cannot.",
         because="a device has one driver, and that one was first",
-        evidence=case.evidence("other-driver-owns", "nouveau-active"),
+        evidence=case.evidence("other-driver-owns", "nouveau-active", "owner-suspected"),
         fixes=(
             Fix(
                 text="keep nouveau and nova_core from loading, then restart",
@@ -61,6 +61,8 @@ RULE = Rule(
             r"|Nouveau kernel driver .{0,30}in use|(?:driver|configuration:?) ?[:=] ?nouveau"
             r"|conflicting.{0,60}nouveau|nouveau.{0,40}conflicts with",
         ),
+        # What NVIDIA's module says where it was not asked to drive a card that is there.
+        signature("owner-suspected", "obtained ownership of the NVIDIA device"),
         signature(
             "nouveau-active",
             "nouveau",

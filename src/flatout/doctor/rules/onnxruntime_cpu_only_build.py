@@ -51,9 +51,10 @@ RULE = Rule(
     signatures=(
         signature(
             "onnx-provider-absent",
-            "is not in available provider names",
+            "is not in available provider",
             pattern=r"(?:CUDA|"
-            r"Tensorrt)ExecutionProvider.{0,4} is not in available provider names",
+            r"Tensorrt)ExecutionProvider.{0,4} is not in available provider\s{1,4}names",
+            lines=2,
         ),
     ),
 )

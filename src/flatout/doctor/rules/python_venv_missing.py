@@ -69,7 +69,7 @@ RULE = Rule(
             "python3-pip",
             "ensurepip",
             pattern=r"ensurepip is (?:not available|disabled)|No module named '?(?:ensurepip"
-            r"|venv)\b|'-m', 'ensurepip'.{0,60}non-zero|-m"
+            r"|venv)\b|'-I?m', 'ensurepip'.{0,60}non-zero|-m"
             r" ensurepip.{0,80}(?:non-zero|fail)"
             r"|need to install the python3[\d.]*-venv|apt(?:-get)? install"
             r" python3-(?:pip|venv)",

@@ -63,11 +63,13 @@ RULE = Rule(
             "tf-no-gpu-listed",
             "physical_device",
             "Num GPUs Available",
+            "GPU Available",
             "NOT AVAILABLE",
             "list_physical_devices",
             "is_gpu_available",
             pattern=r"\[PhysicalDevice\(name='/physical_device:CPU:0', device_type='CPU'\)\]"
-            r"|Num GPUs Available:?\W{1,4}0\b|GPU is NOT AVAILABLE"
+            r"|Num GPUs Available:?\W{1,4}0\b|GPU Available:?\W{1,4}(?:\[\]|False)"
+            r"|GPU is NOT AVAILABLE"
             r"|list_physical_devices\(\W{0,2}GPU\W{0,2}\)\)?\W{0,4}\n?\W{0,4}\[\]"
             r"|is_gpu_available[^\n]{0,60}\n?[^\n]{0,20}False",
             lines=2,

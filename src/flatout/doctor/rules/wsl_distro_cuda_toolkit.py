@@ -56,6 +56,7 @@ RULE = Rule(
             "nvidia-cuda-toolkit",
             "/usr/bin/nvcc",
             pattern=r"install .{0,60}nvidia-cuda-toolkit|^ii\s+nvidia-cuda-toolkit|^/usr/bin/nvcc"
+            r"|command '/usr/bin/nvcc' failed"
             r"|Setting up nvidia-cuda-toolkit",
         ),
         signature(

@@ -48,6 +48,18 @@ def check(case: Case) -> Finding | None:
 
 RULE = Rule(
     check=check,
-    signatures=(signature("several-gpus-told", "GPUs", pattern=r"\b(?:[2-9]|1\d)x? GPUs\b"),),
+    signatures=(
+        signature(
+            "several-gpus-told",
+            "GPUs",
+            "GeForce",
+            "RTX",
+            "GTX",
+            "Tesla",
+            "Quadro",
+            pattern=r"\b(?:[2-9]|1\d)x? GPUs\b|\b(?:[2-9]|1\d) ?[x*] ?(?:NVIDIA )?(?:GeForce|[RG]TX"
+            r"|Tesla|Quadro)",
+        ),
+    ),
     explains=("gpu-memory-used-by-other-process", "gpu-memory-too-small"),
 )

@@ -23,16 +23,24 @@ def check(case: Case) -> Finding | None:
     """A running WSL that lost its driver."""
     changed = ("cuda-driver-combination", "nvml-mismatch")
     lost = ("nvml-unknown-error", "cuda-unknown-error", "smi-cannot-communicate")
-    if case.machine.host.wsl != 2 or not case.sees(*changed, *lost):
+    is_silent = case.sees("wsl-silent")
+    if case.machine.host.wsl != 2 or not is_silent and not case.sees(*changed, *lost):
         return None
     is_told = case.sees("windows-driver-updated", "machine-slept")
+    is_likely = is_silent or case.sees(*changed)
     return Finding(
         rule="wsl-restart-needed",
         severity="error",
-        certainty="decided" if is_told else "likely" if case.sees(*changed) else "possible",
-        problem="WSL must be started anew: it still holds the driver's old files.",
-        because="WSL takes the driver from Windows when it starts",
-        evidence=case.evidence(*changed, *lost, "windows-driver-updated", "machine-slept"),
+        certainty="decided" if is_told else "likely" if is_likely else "possible",
+        problem="WSL must be started anew: its virtual machine does not answer."
+        if is_silent
+        else "WSL must be started anew: it still holds the driver's old files.",
+        because="a sleep of the machine may leave it behind"
+        if is_silent
+        else "WSL takes the driver from Windows when it starts",
+        evidence=case.evidence(
+            "wsl-silent", *changed, *lost, "windows-driver-updated", "machine-slept"
+        ),
         fixes=(
             Fix(
                 text="restart WSL",
@@ -50,6 +58,13 @@ RULE = Rule(
     check=check,
     prior=65,
     signatures=(
+        signature(
+            "wsl-silent",
+            "response was not received from the virtual machine",
+            "Wsl/Service",
+            pattern=r"response was not received from the virtual machine"
+            r"|Wsl/Service(?:/CreateInstance)?/(?:E_UNEXPECTED|0x8007274c|0xd00002fe)",
+        ),
         signature(
             "windows-driver-updated",
             "driver",

@@ -64,13 +64,14 @@ RULE = Rule(
             "find ptxas",
             "ptxas binary",
             "ptxas.exe",
+            "ptxas not found",
             "No PTX compilation provider",
             "invoke ptxas",
             pattern=r"Can't find libdevice|libdevice not found|"
             r"libdevice is required by this|find a suitable version of ptxas|"
             r"(?:Can't|Couldn't|Could not|Unable to|cannot) find (?:valid )?ptxas|"
             r"No PTX compilation provider|Couldn't invoke ptxas|"
-            r"ptxas binary .{0,80}not found",
+            r"ptxas binary .{0,80}not found|\bptxas not found",
         ),
         signature(
             "libdevice-needed",
@@ -78,7 +79,9 @@ RULE = Rule(
             "FAILED_PRECONDITION",
             "libdevice not found",
             "libdevice is required",
-            pattern=r"(?:INTERNAL|FAILED_PRECONDITION)\b.{0,60}(?:libdevice|ptxas|PTX)|"
+            "ptxas not found",
+            pattern=r"Not ?found: .{0,20}ptxas"
+            r"|(?:INTERNAL|FAILED_PRECONDITION)\b.{0,60}(?:libdevice|ptxas|PTX)|"
             r"libdevice not found|libdevice is required|InternalError",
         ),
     ),
