@@ -19,7 +19,7 @@ from flatout.setup.fit import Gpu, Target, Wish
 from flatout.setup.listing import file_names, has_wheel, wheels
 from flatout.setup.rows import Build, Tables
 from flatout.setup.tables import shipped_tables
-from flatout.setup.update import newer_builds
+from flatout.setup.update import families, newer_builds
 from flatout.system import folders, package_index
 from flatout.system.package_index import IndexPage
 from flatout.system.system import Unread
@@ -194,6 +194,17 @@ def test_newer_builds_when_there_are_some() -> None:
     assert (newer.version, newer.python) == ("2.16.0", ((3, 12), (3, 15)))
     assert newer.codes == known.codes and newer.oses == ("linux", "wsl2")
     assert (newer.confidence, newer.read) == ("low", "2030-01-02")
+
+
+def test_families_when_one_index_has_every_cuda() -> None:
+    found = [(one.version, one.cuda) for one in families(TABLES)
+             if one.framework == "tensorflow" and one.extra]  # fmt: skip
+    assert found == [("2.21.0", "cu125")]
+    jax = [one for one in families(TABLES) if one.framework == "jax" and one.extra]
+    found = [(one.cuda, one.machine) for one in jax]
+    assert sorted(found) == [("cu12", "aarch64"), ("cu12", "x86_64"), ("cu13", "aarch64"),
+                             ("cu13", "x86_64")]  # fmt: skip
+    assert {one.cuda for one in families(TABLES) if one.framework == "torch"} >= {"cu118", "cu130"}
 
 
 def test_newer_builds_when_the_page_is_of_something_else() -> None:

@@ -156,8 +156,8 @@ def python_for(build: Build, wish: Wish) -> Pair:
 
 def _place_misfits(build: Build, target: Target, wish: Wish) -> Iterator[str]:
     if target.os not in build.oses:
-        what = "without a GPU" if build.cuda == "cpu" else "for a GPU"
-        yield f"nothing {what} is published for {OS_NAMES[target.os]}"
+        names = ", ".join(OS_NAMES[os] for os in build.oses)
+        yield f"it is for {names}, not for {OS_NAMES[target.os]}"
     if target.machine != build.machine:
         yield f"it is for {build.machine}, not for {target.machine}"
     oldest, newest = build.python

@@ -304,7 +304,8 @@ def _ruled_out(
     """What would have been taken before the choice, with the reason, a line for each CUDA."""
     found = candidates(target, wish, tables)
     better = found[: found.index(chosen)] if chosen else found
-    own = [one for one in better if one.machine == target.machine] or better
+    here = [one for one in better if one.machine == target.machine] or better
+    own = [one for one in here if target.os in one.oses] or here
     grouped: dict[tuple[str, str], list[Build]] = {}
     for one in own:
         reason = misfit(one, target, wish, gpus, tables)

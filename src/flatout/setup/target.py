@@ -57,7 +57,7 @@ def described_target(request: SetupRequest, tables: Tables) -> Target:
     cards = [_card(name, tables) for name in request.cards if name.strip().lower() not in _NO_GPU]
     return Target(
         os=request.os or "linux",
-        machine=cards[0].machine if cards else "x86_64",
+        machine=cards[0].machine if cards else "aarch64" if request.os == "macos" else "x86_64",
         driver=driver_text(request.driver) if request.driver else None,
         gpus=tuple(Gpu(name=one.name, capability=one.capability, kind=one.kind) for one in cards),
     )

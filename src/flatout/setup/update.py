@@ -32,12 +32,17 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def families(tables: Tables) -> list[Build]:
-    """The newest build of each framework, CUDA, index, processor and set of systems."""
+    """The newest build of each series: what a newer version of it is like, as far as anybody knows.
+
+    Where one index has the builds for every CUDA (TensorFlow's), it does not tell which CUDA a
+    newer version is for, so they are one series.
+    """
     newest: dict[tuple[str, ...], Build] = {}
     for one in tables.builds:
         if one.is_nightly or one.is_by_hand:
             continue
-        key = (one.framework, one.cuda, one.index, one.project, one.machine, *one.oses)
+        cuda = one.cuda if one.cuda == "cpu" or one.cuda in one.index else one.extra
+        key = (one.framework, cuda, one.index, one.project, one.machine, *one.oses)
         known = newest.get(key)
         if known is None or numbers(one.version) > numbers(known.version):
             newest[key] = one
