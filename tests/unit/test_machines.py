@@ -23,7 +23,8 @@ CASES = sorted((Path(__file__).parents[1] / "cases" / "machines").glob("*.json")
 # None means "is not so" or "nothing is wrong" for these.
 NO_REASON_NEEDED = {
     "host.wsl", "host.container", "memory.limit_bytes", "windows", "wsl", "module", "limits",
-    "cuda_start", "problem", "build", "host.distribution",
+    "cuda_start", "problem", "build", "host.distribution", "num_mig_instances", "distro_toolkit",
+    "packages",
 }  # fmt: skip
 
 

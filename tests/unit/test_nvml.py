@@ -34,6 +34,10 @@ def nvmlDeviceGetDriverModel(gpu): return [0, 1]
 def nvmlDeviceGetMigMode(gpu):
     if gpu == 1: raise NVMLError_NotSupported("Not Supported")
     return [1, 1]
+def nvmlDeviceGetMaxMigDeviceCount(gpu): return 7
+class NVMLError_NotFound(NVMLError): pass
+def nvmlDeviceGetMigDeviceHandleByIndex(gpu, index):
+    if index > 1: raise NVMLError_NotFound("Not Found")
 def nvmlDeviceGetPersistenceMode(gpu): return 1
 def nvmlDeviceGetDisplayActive(gpu): return gpu
 def nvmlDeviceGetComputeRunningProcesses(gpu):
@@ -65,6 +69,7 @@ def test_nvml_when_some_fields_are_not_told(
     assert (second.name, second.free_bytes) == ("NVIDIA GeForce RTX 3070", 7193231360)
     assert lost.name is None
     assert (first.is_mig_on, second.is_mig_on) == (False, True)
+    assert (first.num_mig_instances, second.num_mig_instances) == (None, 2)
     assert (second.driver_model, second.is_persistence_on) == ("WDDM", True)
     assert (first.has_display, second.has_display, second.num_processes) == (True, False, 2)
     assert second.throttle_reasons == ("power-cap", "thermal-slowdown")
@@ -76,8 +81,8 @@ def test_nvml_when_some_fields_are_not_told(
             f"gpus.2.{field}": "NVML: GPU is lost"
             for field in (
                 "name", "memory_bytes", "free_bytes", "compute_capability", "pci_bus_id", "uuid",
-                "driver_model", "is_mig_on", "is_persistence_on", "has_display", "num_processes",
-                "throttle_reasons",
+                "driver_model", "is_mig_on", "num_mig_instances", "is_persistence_on",
+                "has_display", "num_processes", "throttle_reasons",
             )
         },
     }  # fmt: skip

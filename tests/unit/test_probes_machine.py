@@ -17,12 +17,12 @@ from flatout.system.system import LocalSystem, RecordedSystem, Recording
 # What only the doctor asks: None, and without a reason, where a training probes.
 NOT_ASKED = {
     "windows", "wsl", "module", "libraries", "toolkits", "disks", "environments", "engines",
-    "network", "limits", "cuda_start",
+    "network", "limits", "cuda_start", "packages", "variables",
 }  # fmt: skip
 # Of a GPU that an older recording was not asked about.
 LATER = {
     "driver_model", "is_mig_on", "is_persistence_on", "has_display", "num_processes",
-    "throttle_reasons",
+    "throttle_reasons", "num_mig_instances",
 }  # fmt: skip
 CASES = sorted((Path(__file__).parents[1] / "cases" / "probes").glob("*.json"))
 

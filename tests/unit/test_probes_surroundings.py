@@ -96,6 +96,7 @@ def test_probe_module_when_nouveau_holds_the_gpu() -> None:
     assert found == KernelModule(
         installed="570.86.15", user_space="570.86.15", flavour="open", owner="nouveau",
         packages=("nvidia-driver-570",), is_secure_boot_on=True, is_nouveau_loaded=True,
+        pci_devices=("2484",), is_built=True, is_blacklisted=False,
         is_dkms_installed=False, xids=(79,),
     )  # fmt: skip
     assert unread.keys() == {"module.loaded", "module.fabric_manager", "module.is_persistence_on"}

@@ -70,6 +70,12 @@ def _phrases(text: str) -> str:
     return f"{program[0]}: {said}" if program else said
 
 
+def shared_path(text: str) -> str | None:
+    """A path that is the same on every machine, or the file of a library in a hidden folder."""
+    shown = _path(text)
+    return None if shown == HIDDEN else shown
+
+
 def _path(text: str) -> str:
     """A path that is the same on every machine; else the file's name alone, if that is."""
     if _SHARED_PATH.fullmatch(text):
@@ -83,6 +89,14 @@ def _settings(settings: Mapping[str, str]) -> dict[str, str]:
         key: value if _SETTING_VALUE.fullmatch(value) else HIDDEN
         for key, value in settings.items()
         if _SETTING_KEY.fullmatch(key)
+    }
+
+
+def _variables(variables: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value if _VARIABLE_VALUE.fullmatch(value) else HIDDEN
+        for name, value in variables.items()
+        if _VARIABLE.fullmatch(name)
     }
 
 
@@ -110,10 +124,16 @@ _PROCESSOR = (
 )
 _CARD = r"(?:NVIDIA|GeForce|Quadro|Tesla|GRID|TITAN)[\w ().+/-]{0,60}"
 _PACKAGE = r"(?:lib)?(?:nvidia|cuda)[\w.+-]{0,60}|linux-(?:modules|objects)-nvidia-[\w.-]{1,40}"
+# Only what the probes know is looked up at all.
+_KNOWN_PACKAGE = (
+    "torch|torchvision|torchaudio|tensorflow|tensorflow-cpu|tensorflow-intel|paddlepaddle"
+    "|paddlepaddle-gpu|jax|jaxlib|triton|triton-windows|pytorch-triton|numpy|ray|bitsandbytes"
+    "|flash-attn|flash_attn|dask|jax-cuda1[23]-plugin"
+)
 _FOLDER = (
-    r"/usr(?:/local)?|/usr/local/cuda(?:-[\d.]+)?|/opt/cuda|(?:/usr)?/lib(?:64)?"
+    r"/dev/(?:shm|dxg)|/proc/\w{1,12}|/etc/wsl\.conf|/usr(?:/local)?|/usr/local/cuda(?:-[\d.]+)?|/opt/cuda|(?:/usr)?/lib(?:64)?"
     r"|(?:/usr)?/lib/(?:x86_64|aarch64)-linux-gnu|/usr/lib/wsl/lib"
-    r"|/usr/local/cuda(?:-[\d.]+)?/(?:lib64|targets/[\w-]{3,30}/lib)(?:/stubs)?"
+    r"|/usr/local/cuda(?:-[\d.]+)?/(?:lib64|compat|targets/[\w-]{3,30}/lib)(?:/stubs)?"
     r"|C:\\Windows\\System32"
 )
 _FILE = r"lib(?:cu|nv|nccl)[\w-]{1,20}\.so[\d.]*|(?:cu|nv)\w{1,20}\.dll"
@@ -133,6 +153,13 @@ _SETTING_VALUE = re.compile(
     r"|disabled|/mnt/?|(?:(?:metadata|[udf]mask=\d+|[ug]id=\d+|case=off|case=dir),?){1,6}",
     re.IGNORECASE,
 )
+_VARIABLE = re.compile(r"(?:CUDA|NVIDIA|PYTORCH|NCCL|KMP|OMP|TF|XLA|PYTHON|JAX)_?[A-Z_]{1,40}")
+_VARIABLE_VALUE = re.compile(
+    r"-?\d{0,6}(?:,\d{1,3}){0,15}|true|false|all|void|none|PCI_BUS_ID|FASTEST_FIRST|LAZY|EAGER"
+    r"|cpu|cuda|gpu|(?:(?:max_split_size_mb|expandable_segments|garbage_collection_threshold|backend)"
+    r":(?:[\d.]{1,8}|True|False|native|cudaMallocAsync),?){1,4}",
+    re.IGNORECASE,
+)
 # What programs say of the GPU in every language and version; the rules read these too.
 _PHRASE = re.compile(
     r"Driver/library version mismatch|NVML/RM version mismatch"
@@ -150,14 +177,17 @@ _PHRASE = re.compile(
 
 # Place of a text, without the numbers of lists -> how much of it is shown.
 _ALLOWED: dict[str, Show] = {
+    # In results of benchmarks it is a version; elsewhere a path, which is not shown.
+    "python": _whole(_NUMBERS),
     "read_at": _whole(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
     "host.os": _whole("linux|windows|macos"),
     "host.release": _kernel,
     "host.distribution": _whole(_DISTRIBUTION),
     "host.container": _whole("docker|podman|kubernetes|lxc|wsl|oci"),
     "host.python": _begun(_VERSION),
+    "host.glibc": _whole(_NUMBERS),
     "cpu.name": _whole(_PROCESSOR),
-    "cpu.features": _whole(r"(?:avx|amx_|asimd|sve)\w{0,8}|fma|f16c|bf16|i8mm"),
+    "cpu.features": _whole(r"(?:avx|amx_|asimd|sve)\w{0,8}|fma|f16c|bf16|i8mm|sse4_2"),
     "gpus.name": _whole(_CARD),
     "gpus.compute_capability": _whole(r"\d{1,2}\.\d"),
     "gpus.pci_bus_id": _whole(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d"),
@@ -172,11 +202,7 @@ _ALLOWED: dict[str, Show] = {
         f"{place}frameworks.{field}": show
         for place in ("", "environments.")
         for field, show in {
-            # Only what the probes know is looked up at all.
-            "name": _whole(
-                "torch|torchvision|torchaudio|tensorflow|paddlepaddle|jax|jaxlib|triton|numpy|ray"
-                "|bitsandbytes|flash-attn|dask|jax-cuda1[23]-plugin"
-            ),
+            "name": _whole(_KNOWN_PACKAGE),
             "version": _begun(_VERSION),
             "build": _whole("cpu", r"(?:cu|rocm|xpu)[\d.]{0,8}"),
         }.items()
@@ -189,6 +215,8 @@ _ALLOWED: dict[str, Show] = {
     "wsl.libraries": _whole(r"lib(?:cuda|nv|d3d12|dxcore|nvidia)[\w.+-]{0,40}|nvidia-smi"),
     "wsl.linux_driver_packages": _whole(_PACKAGE),
     **{f"module.{field}": _whole(_NUMBERS) for field in ("loaded", "installed", "user_space")},
+    "wsl.windows_programs": _whole("python3?|pip3?|conda|uv|nvcc|nvidia-smi|docker"),
+    "module.pci_devices": _whole(r"[0-9A-F]{4}"),
     "module.flavour": _whole("open|proprietary"),
     "module.owner": _whole("nvidia|nouveau|nova_core|nova-core|nvidiafb|vfio-pci"),
     "module.packages": _whole(_PACKAGE),
@@ -207,6 +235,11 @@ _ALLOWED: dict[str, Show] = {
     "environments.version": _begun(_VERSION),
     "environments.kind": _whole("venv|conda|uv|system"),
     "environments.problem": _phrases,
+    "environments.mixed": _whole(_KNOWN_PACKAGE),
+    "environments.outside": _whole(_KNOWN_PACKAGE),
+    "environments.unmet.package": _whole(_KNOWN_PACKAGE),
+    "environments.unmet.needs": _whole(rf"(?:{_KNOWN_PACKAGE})[<>=!~][\d.*,<>=!~]{{1,60}}"),
+    "environments.unmet.has": _begun(_VERSION),
     "engines.name": _whole("docker|docker-desktop|podman"),
     "engines.version": _begun(_VERSION),
     "engines.runtimes": _whole(
@@ -219,9 +252,11 @@ _ALLOWED: dict[str, Show] = {
     "cuda_start.path": _path,
     "cuda_start.error": _phrases,
     "cuda_start.cuda": _whole(_NUMBERS),
+    "packages.distro_toolkit": _whole(_NUMBERS),
 }
 _MAPPINGS: dict[str, Callable[[Mapping[str, str]], dict[str, str]]] = {
     "windows.wslconfig": _settings,
     "wsl.wsl_conf": _settings,
+    "variables": _variables,
     "unread": _reasons,
 }

@@ -11,12 +11,16 @@ WINDOW_BYTES = 2048
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """A signature seen. line: its number, from 1; values: what the pattern's groups caught."""
+    """A signature seen. line: its number, from 1; values: what the pattern's groups caught.
+
+    where: of a fact that stands for it, the place where that was read; its line is 0.
+    """
 
     id: str
     line: int
     text: str
     values: dict[str, str] = {}
+    where: str | None = None
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,9 @@ class KernelModule(msgspec.Struct, frozen=True, kw_only=True):
     user_space: version of the libraries (libcuda, libnvidia-ml).
     flavour: "open" or "proprietary". owner: the module that holds the GPU, as lspci tells.
     fabric_manager: systemd's word for the service: "active", "inactive", "failed", "not-found".
+    pci_devices: of NVIDIA's display devices on the PCI bus their PCI ids, like "2684".
+    is_built: the running kernel has an NVIDIA module on disk. is_blacklisted: modprobe is told not
+    to load it.
     xids: numbers of the Xid lines in the kernel's log, each once.
     """
 
@@ -28,6 +31,9 @@ class KernelModule(msgspec.Struct, frozen=True, kw_only=True):
     fabric_manager: str | None = None
     is_persistence_on: bool | None = None
     xids: tuple[int, ...] | None = None
+    pci_devices: tuple[str, ...] | None = None
+    is_built: bool | None = None
+    is_blacklisted: bool | None = None
 
 
 class CudaLibrary(msgspec.Struct, frozen=True, kw_only=True):

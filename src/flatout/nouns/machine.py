@@ -6,7 +6,14 @@ import msgspec
 
 from flatout.nouns.driver import CudaLibrary, CudaStart, KernelModule, Toolkit
 from flatout.nouns.framework import Framework
-from flatout.nouns.surroundings import ContainerEngine, Disk, Environment, Limits, Network
+from flatout.nouns.surroundings import (
+    ContainerEngine,
+    Disk,
+    Environment,
+    Limits,
+    Network,
+    Packages,
+)
 from flatout.nouns.wsl import Windows, Wsl
 
 
@@ -17,6 +24,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     wsl: 1 or 2 under WSL, else None. container: docker, podman, kubernetes ... inside one, else
     None. Both are None for "is not", so they need no reason.
     python: version of the Python that flatout runs on.
+    glibc: version of the C library, None where it is another one.
     """
 
     os: str | None = None
@@ -25,6 +33,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     wsl: int | None = None
     container: str | None = None
     python: str | None = None
+    glibc: str | None = None
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,18 +50,25 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """limit_bytes: what a container may use, None where nothing limits it."""
+    """limit_bytes: what a container may use, None where nothing limits it.
+
+    swap_bytes: all of it, free or not. num_killed: processes of this group (cgroup) that the kernel
+    has killed for memory since the group was made.
+    """
 
     total_bytes: int | None = None
     available_bytes: int | None = None
     limit_bytes: int | None = None
+    swap_bytes: int | None = None
+    num_killed: int | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU as NVML or nvidia-smi tells; compute_capability like "8.6".
 
     index counts in PCI bus order: the device `cuda:index` under CUDA_DEVICE_ORDER=PCI_BUS_ID.
-    driver_model: Windows' "WDDM", "TCC" or "MCDM". is_mig_on: the card is cut into MIG instances.
+    driver_model: Windows' "WDDM", "TCC" or "MCDM". is_mig_on: the card is cut into MIG instances,
+    num_mig_instances of them; None where MIG is off or nobody tells.
     has_display: a screen is lit by it. num_processes: that compute on it now.
     throttle_reasons: why its clocks are not at their highest: "idle", "power-cap",
     "thermal-slowdown" ...
@@ -67,6 +83,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     driver_model: str | None = None
     is_mig_on: bool | None = None
+    num_mig_instances: int | None = None
     is_persistence_on: bool | None = None
     has_display: bool | None = None
     num_processes: int | None = None
@@ -79,6 +96,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     driver: version of NVIDIA's driver; under WSL Windows' number.
     cuda: the newest CUDA this driver can run, like "13.0".
     python: the interpreter whose frameworks were read.
+    variables: environment variables that CUDA and frameworks obey, as far as they are set.
     unread: maps a fact's path (`driver`, `cpu.num_cores`, `gpus.0.free_bytes`) to why it is None.
 
     The families from `windows` on are None where nobody asked, or where there is no such thing: a
@@ -105,6 +123,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[ContainerEngine, ...] | None = None
     network: Network | None = None
     limits: Limits | None = None
+    packages: Packages | None = None
+    variables: dict[str, str] | None = None
     cuda_start: CudaStart | None = None
     unread: dict[str, str] = {}
 

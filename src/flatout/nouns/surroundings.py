@@ -26,11 +26,23 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     stream_bytes_s: float | None = None
 
 
+class Unmet(msgspec.Struct, frozen=True, kw_only=True):
+    """A package that asks for another version of one beside it: `needs` is "torch==2.9.1"."""
+
+    package: str
+    needs: str
+    has: str
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """A Python environment, by its metadata.
 
     kind: "venv", "conda", "uv" or "system". can_use_gpu: a real operation ran on the GPU, asked in
     a child, and only where it was asked for.
+    unmet: versions that do not go together, of the packages that are looked up. mixed: packages of
+    which conda and pip have each installed a version. outside: packages that come from the user's
+    folder or PYTHONPATH, although this is an environment of its own.
+    is_on_windows_drive: under WSL, it lies below /mnt/<drive>.
     """
 
     python: str
@@ -39,6 +51,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     frameworks: tuple[Framework, ...] = ()
     has_user_site: bool | None = None
     is_externally_managed: bool | None = None
+    unmet: tuple[Unmet, ...] = ()
+    mixed: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    is_on_windows_drive: bool | None = None
     can_use_gpu: bool | None = None
     problem: str | None = None
 
@@ -68,7 +84,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Names and ways out. has_proxy: a proxy is set; no proxy's address is kept.
 
     is_own_name_loopback: the machine's own name leads to 127.*, which other machines cannot reach.
-    busy_ports: of those that training uses.
+    busy_ports: of those that training uses. has_infiniband: an InfiniBand or RoCE device is here.
     """
 
     can_resolve: bool | None = None
@@ -76,6 +92,7 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
     has_proxy: bool | None = None
     clock_skew_s: float | None = None
     busy_ports: tuple[int, ...] | None = None
+    has_infiniband: bool | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,3 +104,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     open_files: int | None = None
     processes: int | None = None
     locked_bytes: int | None = None
+
+
+class Packages(msgspec.Struct, frozen=True, kw_only=True):
+    """What the distribution's package manager (dpkg) tells.
+
+    num_unfinished: packages that are half installed or half configured.
+    has_nvidia_source: apt asks NVIDIA's repository; is_nvidia_source_signed: by a key that is named
+    for it, or by the package cuda-keyring.
+    distro_toolkit: version of the distribution's own nvidia-cuda-toolkit, None where it is not
+    installed.
+    """
+
+    num_unfinished: int | None = None
+    has_nvidia_source: bool | None = None
+    is_nvidia_source_signed: bool | None = None
+    distro_toolkit: str | None = None

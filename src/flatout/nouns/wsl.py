@@ -34,6 +34,7 @@ class Wsl(msgspec.Struct, frozen=True, kw_only=True):
     libraries: names in /usr/lib/wsl/lib. has_driver_store: /usr/lib/wsl/drivers holds a driver.
     wsl_conf: `section.key` -> value of /etc/wsl.conf.
     linux_driver_packages: NVIDIA's Linux driver, installed where it must not be.
+    windows_programs: names that a shell here finds first on a drive of Windows: "python", "pip" ...
     """
 
     package: str | None = None
@@ -43,3 +44,4 @@ class Wsl(msgspec.Struct, frozen=True, kw_only=True):
     has_driver_store: bool | None = None
     wsl_conf: dict[str, str] | None = None
     linux_driver_packages: tuple[str, ...] | None = None
+    windows_programs: tuple[str, ...] | None = None

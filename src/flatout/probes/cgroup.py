@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from flatout.system.system import System
@@ -32,6 +33,20 @@ def memory_limit_bytes(system: System, total_bytes: int | None) -> int | None:
     bound = total_bytes or 2**60
     limits = [int(text) for text in texts if text.strip().isdigit()]
     return min((limit for limit in limits if limit < bound), default=None)
+
+
+def num_killed(system: System) -> int | None:
+    """Processes of this group that were killed for memory; version 2 alone counts them.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.events, oom_kill).
+    """
+    found = [
+        re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+        for text in _each(system, "", "memory.events")
+    ]
+    counts = [int(one[1]) for one in found if one]
+    # The nearest group: those above count other programs, too.
+    return counts[0] if counts else None
 
 
 def _ratio(parts: list[str]) -> float | None:

@@ -8,9 +8,10 @@ from flatout.nouns.machine import Cpu
 from flatout.probes.cgroup import cpu_quota
 from flatout.system.system import System, Unread
 
-# Those that decide which kernels a framework picks, by the kernel's names (x86, then ARM).
+# Those that decide which kernels a framework picks, by the kernel's names (x86, then ARM). The
+# first tells an old processor, which has no other, from one that nobody told anything of.
 FEATURES = (
-    "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16",
+    "sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16",
     "asimd", "asimdhp", "sve", "sve2", "bf16", "i8mm",
 )  # fmt: skip

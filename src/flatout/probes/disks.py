@@ -7,9 +7,19 @@ import re
 import msgspec
 
 from flatout.nouns.surroundings import Disk
-from flatout.system.system import Space, System, Unread
+from flatout.system.system import Completed, Space, System, Unread
 
+# Longer than the measurement itself may take: an interpreter has to start on that disk, perhaps.
+SPEED_TIMEOUT_S = 8.0
+
+_MEASURED = ("project", "data")
+_SPEEDS = ("small_files_bytes_s", "stream_bytes_s")
 _SHARES = ("9p", "virtiofs", "drvfs")
+
+
+class _Speed(msgspec.Struct):
+    small_files_bytes_s: float
+    stream_bytes_s: float
 
 
 class Mount(msgspec.Struct, frozen=True):
@@ -21,8 +31,13 @@ class Mount(msgspec.Struct, frozen=True):
     options: str
 
 
-def probe_disks(system: System) -> tuple[tuple[Disk, ...], dict[str, str]]:
-    """A disk for each role, and why what is None is None."""
+def probe_disks(
+    system: System, *, is_deep: bool = False
+) -> tuple[tuple[Disk, ...], dict[str, str]]:
+    """A disk for each role, and why what is None is None.
+
+    is_deep: a small folder is written where the project and the data lie, read, and removed.
+    """
     told = system.read("/proc/self/mountinfo") if system.platform == "linux" else None
     mounts = parse_mountinfo(told) if isinstance(told, str) else []
     disks: list[Disk] = []
@@ -43,9 +58,36 @@ def probe_disks(system: System) -> tuple[tuple[Disk, ...], dict[str, str]]:
             if is_shared else None,
         )  # fmt: skip
         place = f"disks.{len(disks)}"
-        unread |= _reasons(disk, place, space, has_mounts=bool(mounts))
+        reasons = _reasons(disk, place, space, has_mounts=bool(mounts))
+        if is_deep and role in _MEASURED:
+            disk, why = with_speed(disk, _ask_speed(system, path))
+            for name in _SPEEDS:
+                reasons.pop(f"{place}.{name}")
+                if getattr(disk, name) is None:
+                    reasons[f"{place}.{name}"] = why
+        unread |= reasons
         disks.append(disk)
     return tuple(disks), unread
+
+
+def _ask_speed(system: System, path: str) -> Completed:
+    folder = _nearest_folder(system, path)
+    argv = [system.python, "-P", "-m", "flatout.system.file_speed", folder]
+    return system.run(argv, SPEED_TIMEOUT_S)
+
+
+def with_speed(disk: Disk, done: Completed) -> tuple[Disk, str]:
+    """The disk with what `system/file_speed.py` printed, and why there is nothing."""
+    try:
+        told = msgspec.json.decode(done.stdout, type=_Speed)
+    except msgspec.DecodeError:
+        said = done.reason or done.stderr.strip()[-160:] or "it was not measured"
+        return disk, f"measuring: {said}"
+    return msgspec.structs.replace(
+        disk,
+        small_files_bytes_s=told.small_files_bytes_s,
+        stream_bytes_s=told.stream_bytes_s,
+    ), ""
 
 
 def _reasons(disk: Disk, place: str, space: Space | Unread, *, has_mounts: bool) -> dict[str, str]:
@@ -59,8 +101,7 @@ def _reasons(disk: Disk, place: str, space: Space | Unread, *, has_mounts: bool)
         "free_inodes": why_no_space,
         "is_read_only": why_no_space,
         "has_metadata": "only drives of Windows in WSL have it",
-        "small_files_bytes_s": "nothing is written to measure it",
-        "stream_bytes_s": "nothing is written to measure it",
+        **dict.fromkeys(_SPEEDS, "measured only with --deep, where project and data lie"),
     }
     return {f"{place}.{name}": why for name, why in reasons.items() if getattr(disk, name) is None}
 
@@ -84,11 +125,16 @@ def _roles(system: System) -> dict[str, str]:
 
 def _space(system: System, path: str) -> Space | Unread:
     """Of the path, or of the nearest folder above it that is there."""
-    first = space = system.space(path)
-    while isinstance(space, Unread) and path not in ("", "/"):
-        path = re.sub(r"[/\\][^/\\]*$", "", path) if re.search(r"[/\\]", path) else ""
-        space = system.space(path or "/")
+    first = system.space(path)
+    space = system.space(_nearest_folder(system, path))
     return first if isinstance(space, Unread) else space
+
+
+def _nearest_folder(system: System, path: str) -> str:
+    """The path, or the nearest folder above it that is there."""
+    while isinstance(system.space(path or "/"), Unread) and path not in ("", "/"):
+        path = re.sub(r"[/\\][^/\\]*$", "", path) if re.search(r"[/\\]", path) else ""
+    return path or "/"
 
 
 def parse_mountinfo(text: str) -> list[Mount]:

@@ -10,6 +10,8 @@ import msgspec
 from flatout.nouns.framework import Framework
 from flatout.nouns.surroundings import Environment
 from flatout.probes.frameworks import ASKED, parse_report
+from flatout.probes.requirements import unmet
+from flatout.probes.wsl import is_on_drive
 from flatout.system.system import System, Unread
 from flatout.system.together import run_together
 
@@ -28,6 +30,7 @@ _BESIDE = {
     "jax-cuda13-plugin": ("jax-cuda13-plugin",),
 }
 _NAMES = (*ASKED, *(name for names in _BESIDE.values() for name in names))
+_NO_DRIVES = "only WSL mounts drives of Windows"
 # A cold interpreter on a Windows drive takes seconds.
 _TIMEOUT_S = 10.0
 _MOST = 4
@@ -41,14 +44,24 @@ class Made(msgspec.Struct, frozen=True):
     is_uv: bool = False
     has_user_site: bool = False
     is_externally_managed: bool = False
+    conda_versions: dict[str, str] = {}
     site: str | None = None
 
 
+class Held(msgspec.Struct, frozen=True):
+    """A package of a report. place: "user-site" or "pythonpath" where it comes from there."""
+
+    version: str
+    requires: list[str] = []
+    place: str = ""
+
+
 class Report(msgspec.Struct):
-    """What `interpreter` says of an interpreter beside its packages."""
+    """What `interpreter` says of an interpreter, but for what its frameworks were built for."""
 
     python: str | None = None
     made: Made = Made()
+    packages: dict[str, Held] = {}
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,11 +72,11 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
     site: str | None = None
 
 
-def probe_environments(system: System, python: str) -> list[Read]:
+def probe_environments(system: System, python: str, *, is_wsl: bool = False) -> list[Read]:
     """The environment asked about, then others that a shell here would use."""
     pythons = [python, *(one for one in _others(system) if one != python)][:_MOST]
     answers = run_together(
-        {one: partial(read_environment, system, one) for one in pythons}, _TIMEOUT_S
+        {one: partial(read_environment, system, one, is_wsl=is_wsl) for one in pythons}, _TIMEOUT_S
     )
     return [
         _unread(name, answer.reason) if isinstance(answer, Unread) else answer
@@ -71,7 +84,7 @@ def probe_environments(system: System, python: str) -> list[Read]:
     ]
 
 
-def read_environment(system: System, python: str) -> Read:
+def read_environment(system: System, python: str, *, is_wsl: bool = False) -> Read:
     """One environment, by what its interpreter tells without importing any package."""
     text = system.packages(python, _NAMES)
     if isinstance(text, Unread):
@@ -80,17 +93,40 @@ def read_environment(system: System, python: str) -> Read:
     report = parse_made(text)
     made = report.made
     kind = "conda" if made.is_conda else "uv" if made.is_uv else "venv"
+    held = report.packages
+    is_own = made.is_conda or made.is_virtual
     return Read(
         environment=Environment(
             python=python,
             version=report.python,
-            kind=kind if made.is_conda or made.is_virtual else "system",
+            kind=kind if is_own else "system",
             frameworks=frameworks,
             has_user_site=made.has_user_site,
             is_externally_managed=made.is_externally_managed,
+            unmet=unmet(
+                {name: one.version for name, one in held.items()},
+                {name: one.requires for name, one in held.items()},
+            ),
+            mixed=_mixed(report),
+            outside=tuple(name for name, one in held.items() if one.place) if is_own else (),
+            is_on_windows_drive=is_on_drive(system, python) if is_wsl else None,
         ),
-        unread={**unread, "can_use_gpu": "tried only with --deep"},
+        unread={
+            **unread,
+            "can_use_gpu": "tried only with --deep",
+            **({} if is_wsl else {"is_on_windows_drive": _NO_DRIVES}),
+        },
         site=made.site,
+    )
+
+
+def _mixed(report: Report) -> tuple[str, ...]:
+    """Packages whose version is another one by conda's list than by their own metadata."""
+    versions = report.made.conda_versions
+    return tuple(
+        name
+        for name, one in report.packages.items()
+        if name in versions and one.version.partition("+")[0] != versions[name]
     )
 
 
@@ -119,7 +155,18 @@ def frameworks_of(read: Sequence[Read]) -> tuple[Framework, ...]:
 def _unread(python: str, reason: str) -> Read:
     return Read(
         environment=Environment(python=python, problem=reason),
-        unread={"version": reason, "kind": reason, "frameworks": reason},
+        unread=dict.fromkeys(
+            (
+                "version",
+                "kind",
+                "frameworks",
+                "has_user_site",
+                "is_externally_managed",
+                "is_on_windows_drive",
+                "can_use_gpu",
+            ),
+            reason,
+        ),  # fmt: skip
     )
 
 

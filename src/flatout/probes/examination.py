@@ -11,6 +11,7 @@ from flatout.nouns.machine import Host, Machine
 from flatout.probes import environments as python_environments
 from flatout.probes.cpu import probe_cpu
 from flatout.probes.disks import probe_disks
+from flatout.probes.distribution import probe_packages
 from flatout.probes.engines import probe_engines
 from flatout.probes.gpus import Found, probe_gpus
 from flatout.probes.host import probe_host
@@ -20,6 +21,7 @@ from flatout.probes.memory import probe_memory
 from flatout.probes.module import probe_module
 from flatout.probes.network import own_addresses, probe_network
 from flatout.probes.toolkits import probe_toolkits
+from flatout.probes.variables import probe_variables
 from flatout.probes.windows import PATIENT_TIMEOUT_S, probe_windows
 from flatout.probes.working import start_cuda, try_environment
 from flatout.probes.wsl import find_system32, probe_wsl
@@ -29,6 +31,8 @@ from flatout.system.together import run_together
 # A family that is not read by then is left behind: on a healthy machine all of them take less than
 # 2 s together. The programs of Windows and Docker have stricter limits of their own.
 TIMEOUT_S = 10.0
+# What `glance` may take: a person waits for the text that is read meanwhile.
+GLANCE_S = 0.4
 
 Told = tuple[Any, dict[str, str]]
 Tasks = dict[str, Callable[[], Told]]
@@ -55,28 +59,61 @@ def examine(system: System, python: str | None = None, *, is_deep: bool = False)
     read: list[python_environments.Read] = values.pop("environments", [])
     site = read[0].site if read else None
     values |= _run({"libraries": lambda: probe_libraries(system, site)}, unread, is_deep=is_deep)
-    environments = [one.environment for one in read]
     said = ""
-    if is_deep and environments:
-        environments[0], said = try_environment(system, environments[0])
-        if environments[0].can_use_gpu is not None:
+    if is_deep and read:
+        tried, said = try_environment(system, read[0].environment)
+        read[0] = msgspec.structs.replace(read[0], environment=tried)
+        if tried.can_use_gpu is not None:
             unread.pop("environments.0.can_use_gpu", None)
+    return Examination(machine=_machine(system, host, read, values, unread), said=said)
+
+
+def glance(system: System, python: str | None = None) -> Machine:
+    """What can be read within GLANCE_S: no program of Windows and no container engine is asked.
+
+    Args:
+        system: the machine, or a recording of one.
+        python: the interpreter whose environment is of interest; flatout's own where None.
+    """
+    python = python or system.python
+    host, unread = probe_host(system)
+    tasks = _tasks(system, host, python, is_deep=False)
+    for slow in ("windows", "engines"):
+        if tasks.pop(slow, None):
+            unread[slow] = "not asked at a glance"
+    if host.wsl:
+        version = host.wsl
+        tasks["wsl"] = lambda: probe_wsl(system, version, None)
+    tasks["libraries"] = lambda: probe_libraries(system, None)
+    values = _run(tasks, unread, limit_s=GLANCE_S)
+    read: list[python_environments.Read] = values.pop("environments", [])
+    return _machine(system, host, read, values, unread)
+
+
+def _machine(
+    system: System,
+    host: Host,
+    read: list[python_environments.Read],
+    values: dict[str, Any],
+    unread: dict[str, str],
+) -> Machine:
     found: Found = values.pop("gpus", Found())
     windows, skew_s = values.pop("windows", (None, None))
+    first = read[0].environment.python if read else system.python
     machine = Machine(
         read_at=system.now(),
         host=host,
         gpus=found.gpus,
         driver=found.driver,
         cuda=found.cuda,
-        python=python,
+        python=first,
         frameworks=python_environments.frameworks_of(read),
-        environments=tuple(environments) if read else None,
+        environments=tuple(one.environment for one in read) if read else None,
         windows=windows,
         unread=unread,
         **values,
     )
-    return Examination(machine=_completed(machine, skew_s), said=said)
+    return _completed(machine, skew_s)
 
 
 def _tasks(system: System, host: Host, python: str, *, is_deep: bool) -> Tasks:
@@ -87,7 +124,7 @@ def _tasks(system: System, host: Host, python: str, *, is_deep: bool) -> Tasks:
         return found, found.unread
 
     def read_environments() -> Told:
-        read = python_environments.probe_environments(system, python)
+        read = python_environments.probe_environments(system, python, is_wsl=bool(host.wsl))
         return read, python_environments.placed(read)
 
     tasks: Tasks = {
@@ -95,12 +132,15 @@ def _tasks(system: System, host: Host, python: str, *, is_deep: bool) -> Tasks:
         "memory": lambda: probe_memory(system),
         "gpus": read_gpus,
         "toolkits": lambda: probe_toolkits(system),
-        "disks": lambda: probe_disks(system),
+        "disks": lambda: probe_disks(system, is_deep=is_deep),
         "environments": read_environments,
         "engines": lambda: probe_engines(system),
         "network": lambda: probe_network(system, is_deep=is_deep),
         "limits": lambda: probe_limits(system),
+        "variables": lambda: probe_variables(system),
     }
+    if host.os == "linux":
+        tasks["packages"] = lambda: probe_packages(system)
     if host.wsl:
         version = host.wsl
         tasks["wsl"] = lambda: probe_wsl(system, version, find_system32(system))
@@ -113,11 +153,13 @@ def _tasks(system: System, host: Host, python: str, *, is_deep: bool) -> Tasks:
     return tasks
 
 
-def _run(tasks: Tasks, unread: dict[str, str], *, is_deep: bool) -> dict[str, Any]:
+def _run(
+    tasks: Tasks, unread: dict[str, str], *, is_deep: bool = False, limit_s: float = TIMEOUT_S
+) -> dict[str, Any]:
     """The values of the tasks; why one is missing goes to `unread`."""
-    longer = dict.fromkeys(("windows", "cuda_start"), PATIENT_TIMEOUT_S + 1)
+    longer = dict.fromkeys(("windows", "cuda_start", "disks"), PATIENT_TIMEOUT_S + 1)
     values = {}
-    for name, told in run_together(tasks, TIMEOUT_S, longer if is_deep else {}).items():
+    for name, told in run_together(tasks, limit_s, longer if is_deep else {}).items():
         if isinstance(told, Unread):
             unread[name] = told.reason
         else:

@@ -16,7 +16,9 @@ def probe_host(system: System) -> tuple[Host, dict[str, str]]:
     calls = system.calls()
     os_name = _NAMES.get(system.platform, system.platform)
     if os_name != "linux":
-        unread = {} if calls.release else {"host.release": f"{os_name} did not tell it"}
+        unread = {"host.glibc": f"{os_name} has another C library"}
+        if not calls.release:
+            unread["host.release"] = f"{os_name} did not tell it"
         distribution = None
         if os_name == "windows":
             distribution = windows_name(calls.release, calls.display_version)
@@ -26,7 +28,7 @@ def probe_host(system: System) -> tuple[Host, dict[str, str]]:
             distribution=distribution,
             python=calls.python_version,
         ), unread
-    unread = {}
+    unread = {} if calls.glibc else {"host.glibc": "the C library does not tell it"}
     release = system.read("/proc/sys/kernel/osrelease")
     if isinstance(release, Unread):
         unread["host.release"] = release.reason
@@ -47,6 +49,7 @@ def probe_host(system: System) -> tuple[Host, dict[str, str]]:
         wsl=parse_wsl(kernel, is_wsl_registered),
         container=_container(system),
         python=calls.python_version,
+        glibc=calls.glibc,
     ), unread
 
 

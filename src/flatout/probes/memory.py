@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from flatout.nouns.machine import Memory
-from flatout.probes.cgroup import memory_limit_bytes
+from flatout.probes.cgroup import memory_limit_bytes, num_killed
 from flatout.system.system import System, Unread
 
 
@@ -25,9 +25,14 @@ def probe_memory(system: System) -> tuple[Memory, dict[str, str]]:
             # WSL 1 and kernels before 3.14 have no MemAvailable; MemFree is less, never more.
             available_bytes=known.get("MemAvailable", known.get("MemFree")),
             limit_bytes=memory_limit_bytes(system, total_bytes),
+            swap_bytes=known.get("SwapTotal"),
+            num_killed=num_killed(system),
         )
-    fields = ("total_bytes", "available_bytes")
-    return memory, {f"memory.{name}": reason for name in fields if getattr(memory, name) is None}
+    reasons = dict.fromkeys(("total_bytes", "available_bytes", "swap_bytes"), reason)
+    reasons["num_killed"] = "no cgroup counts them"
+    return memory, {
+        f"memory.{name}": why for name, why in reasons.items() if getattr(memory, name) is None
+    }
 
 
 def parse_meminfo(text: str) -> dict[str, int]:

@@ -18,42 +18,65 @@ _LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib",
     "/run/opengl-driver/lib", "/usr/local/nvidia/lib64",
 )  # fmt: skip
+_MODPROBE_FOLDERS = ("/etc/modprobe.d", "/lib/modprobe.d", "/usr/lib/modprobe.d")
 _NO_GPU = "no NVIDIA device on the PCI bus"
 
 
 class _Device(msgspec.Struct, frozen=True):
-    """A device of NVIDIA's. kind: the PCI class without leading zeros; driver: who holds it."""
+    """A device of NVIDIA's. kind: the PCI class without leading zeros; driver: who holds it.
+
+    id: the second half of its PCI id, like "2684".
+    """
 
     kind: str
     driver: str | None
+    id: str
+
+    @property
+    def is_gpu(self) -> bool:
+        """A display device; NVIDIA's sound devices and switches are not."""
+        return self.kind.startswith("3")
+
+
+class _Built(msgspec.Struct, frozen=True, kw_only=True):
+    """The module on disk for this kernel; is_there is None where nobody could be asked."""
+
+    version: str | None = None
+    flavour: str | None = None
+    is_there: bool | None = None
+    why_not: str = ""
 
 
 def probe_module(system: System) -> tuple[KernelModule, dict[str, str]]:
     """The module, and why what is None is None."""
     loaded, flavour = _loaded(system)
-    installed, installed_flavour, why_not_installed = _installed(system)
+    built = _installed(system)
     devices = _devices(system)
-    owner = next((one.driver for one in devices if one.kind.startswith("3") and one.driver), None)
+    owner = next((one.driver for one in devices if one.is_gpu and one.driver), None)
     modules = system.read("/proc/modules")
     packages = system.read("/var/lib/dpkg/status")
     fabric, why_no_fabric = _fabric_manager(system, devices)
     xids, why_no_xids = _xids(system)
     found = KernelModule(
         loaded=loaded,
-        installed=installed,
+        installed=built.version,
         user_space=_user_space(system),
-        flavour=flavour or installed_flavour,
+        flavour=flavour or built.flavour,
         owner=owner,
         packages=None if isinstance(packages, Unread) else _driver_packages(packages),
         is_secure_boot_on=_is_secure_boot_on(system),
         is_nouveau_loaded=None if isinstance(modules, Unread) else _has_nouveau(modules),
         is_dkms_installed=any(map(system.exists, ("/usr/sbin/dkms", "/usr/bin/dkms"))),
         fabric_manager=fabric,
+        pci_devices=tuple(one.id for one in devices if one.is_gpu),
+        is_built=built.is_there,
+        is_blacklisted=is_blacklisted(system),
         xids=xids,
     )
     reasons = {
         "loaded": "no NVIDIA module is loaded",
-        "installed": why_not_installed,
+        "installed": built.why_not,
+        "is_built": built.why_not,
         "user_space": "no libnvidia-ml is where distributions put it",
         "flavour": "no NVIDIA module is here",
         "owner": "no module holds it" if devices else _NO_GPU,
@@ -99,16 +122,40 @@ def _loaded(system: System) -> tuple[str | None, str | None]:
     return (version.strip() or None if isinstance(version, str) else None), None
 
 
-def _installed(system: System) -> tuple[str | None, str | None, str]:
+def _installed(system: System) -> _Built:
     program = next(
         (one for one in ("/usr/sbin/modinfo", "/sbin/modinfo", "/usr/bin/modinfo")
          if system.exists(one)), None,
     )  # fmt: skip
     if program is None:
-        return None, None, "modinfo is not here"
+        return _Built(why_not="modinfo is not here")
     done = system.run([program, "nvidia"], TIMEOUT_S)
     version, flavour = parse_modinfo(done.stdout)
-    return version, flavour, f"modinfo: {done.reason or 'no module called nvidia for this kernel'}"
+    is_there = None if done.reason else version is not None
+    why = f"modinfo: {done.reason or 'no module called nvidia for this kernel'}"
+    return _Built(version=version, flavour=flavour, is_there=is_there, why_not=why)
+
+
+def is_blacklisted(system: System) -> bool:
+    """Whether a file of modprobe's keeps the module nvidia from being loaded."""
+    for folder in _MODPROBE_FOLDERS:
+        for name in system.list_folder(folder):
+            text = system.read(f"{folder}/{name}") if name.endswith(".conf") else ""
+            if isinstance(text, str) and parse_modprobe(text):
+                return True
+    return False
+
+
+def parse_modprobe(text: str) -> bool:
+    """Whether lines of modprobe.d switch the module nvidia off.
+
+    Source: modprobe.d(5).
+    """
+    off = (
+        r"(?:blacklist\s+nvidia|alias\s+nvidia\s+off"
+        r"|install\s+nvidia\s+(?:/usr)?/bin/(?:false|true))"
+    )
+    return re.search(rf"^\s*{off}\s*$", text, re.MULTILINE) is not None
 
 
 def _user_space(system: System) -> str | None:
@@ -135,7 +182,8 @@ def parse_uevent(text: str) -> _Device | None:
     fields = dict(line.partition("=")[::2] for line in text.splitlines())
     if not fields.get("PCI_ID", "").upper().startswith("10DE:"):
         return None
-    return _Device(fields.get("PCI_CLASS", ""), fields.get("DRIVER"))
+    id = fields["PCI_ID"].partition(":")[2].upper()
+    return _Device(fields.get("PCI_CLASS", ""), fields.get("DRIVER"), id)
 
 
 def _driver_packages(status: str) -> tuple[str, ...]:

@@ -35,6 +35,9 @@ def probe_network(system: System, *, is_deep: bool = False) -> tuple[Network, di
     ports = _listening(system)
     if isinstance(ports, Unread):
         unread["network.busy_ports"] = ports.reason
+    devices = system.list_folder("/sys/class/infiniband") if system.platform == "linux" else None
+    if devices is None:
+        unread["network.has_infiniband"] = "looked for on Linux alone"
     variables = {name.lower() for name, value in system.environment.items() if value}
     return Network(
         can_resolve=can_resolve,
@@ -43,6 +46,7 @@ def probe_network(system: System, *, is_deep: bool = False) -> tuple[Network, di
         busy_ports=None
         if isinstance(ports, Unread)
         else tuple(port for port in PORTS if port in ports),
+        has_infiniband=None if devices is None else bool(devices),
     ), unread
 
 

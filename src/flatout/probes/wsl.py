@@ -12,6 +12,8 @@ from flatout.system.system import Completed, System, Unread
 VERSION_TIMEOUT_S = 1.6
 
 _LIBRARIES = "/usr/lib/wsl/lib"
+# What a training starts; on drives of Windows they are scripts of pyenv, conda and npm.
+_PROGRAMS = ("python", "python3", "pip", "pip3", "conda", "uv", "nvcc", "nvidia-smi", "docker")
 _STORE = "/usr/lib/wsl/drivers"
 
 
@@ -45,6 +47,7 @@ def probe_wsl(system: System, version: int, system32: str | None) -> tuple[Wsl, 
         has_driver_store=_has_driver(system) if is_second else None,
         wsl_conf=settings,
         linux_driver_packages=packages,
+        windows_programs=programs_on_drives(system),
     ), unread | ({} if is_second else {"wsl.has_driver_store": "WSL 1 has none"})
 
 
@@ -72,11 +75,33 @@ def read_driver_packages(system: System) -> tuple[str, ...] | None:
     return tuple(name for name in parse_dpkg_status(status) if NVIDIA_DRIVER.match(name))
 
 
+def programs_on_drives(system: System) -> tuple[str, ...]:
+    """Names of programs that a shell here finds first on a drive of Windows."""
+    root = _drives_root(system)
+    drive = re.compile(rf"{re.escape(root)}/[a-z](?:/|$)", re.IGNORECASE)
+    folders = [one.rstrip("/") for one in system.environment.get("PATH", "").split(":") if one]
+    found = []
+    for name in _PROGRAMS:
+        first = next((one for one in folders if system.exists(f"{one}/{name}")), None)
+        if first is not None and drive.match(f"{first}/"):
+            found.append(name)
+    return tuple(found)
+
+
+def is_on_drive(system: System, path: str) -> bool:
+    """Whether a path lies below the folder where WSL mounts drives of Windows."""
+    return re.match(rf"{re.escape(_drives_root(system))}/[a-z]/", path, re.IGNORECASE) is not None
+
+
+def _drives_root(system: System) -> str:
+    return (read_wsl_conf(system) or {}).get("automount.root", "/mnt/").rstrip("/")
+
+
 def find_system32(system: System) -> str | None:
     """Windows' System32 as this side spells it: below the folder where WSL mounts drives."""
     if system.platform == "win32":
         return system.environment.get("SystemRoot", r"C:\Windows") + r"\System32"
-    root = (read_wsl_conf(system) or {}).get("automount.root", "/mnt/").rstrip("/")
+    root = _drives_root(system)
     listed = system.environment.get("PATH", "").split(":")
     folders = [folder for folder in listed if folder.lower().endswith("/windows/system32")]
     candidates = [*folders, f"{root}/c/Windows/System32", f"{root}/c/WINDOWS/system32"]

@@ -21,7 +21,8 @@ _BUILD_FILES = {
 def report(names: Sequence[str]) -> str:
     """JSON: the interpreter's version, for each package found its version and build facts, `made`.
 
-    requires: the CUDA and NVIDIA packages it needs; build_text: the file that tells its build.
+    requires: the CUDA and NVIDIA packages and those of `names` that it needs; build_text: the file
+    that tells its build; place: "user-site" or "pythonpath" where it comes from there.
     """
     import json
     from importlib import metadata
@@ -32,14 +33,48 @@ def report(names: Sequence[str]) -> str:
             found = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        needed = [line for line in found.requires or () if line.startswith(("nvidia", "cuda"))]
+        needed = [line for line in found.requires or () if _is_of_interest(line, names)]
         packages[name] = {
             "version": found.version,
             "requires": needed,
             "build_text": _build_text(found, name),
+            "place": _place(found),
         }
     version = ".".join(map(str, sys.version_info[:3]))
     return json.dumps({"python": version, "packages": packages, "made": _made()})
+
+
+def _is_of_interest(line: str, names: Sequence[str]) -> bool:
+    import re
+
+    name = re.match(r"[A-Za-z0-9._-]+", line)
+    return line.startswith(("nvidia", "cuda")) or (name is not None and name.group() in names)
+
+
+def _place(found: object) -> str:
+    """Where a package comes from, if not from where the environment has its own."""
+    import os
+    import site
+
+    folder = os.path.realpath(str(found.locate_file("")))  # type: ignore[attr-defined]
+    if folder == os.path.realpath(site.getusersitepackages()):
+        return "user-site"
+    listed = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return "pythonpath" if folder in [os.path.realpath(one) for one in listed if one] else ""
+
+
+def _conda_versions(folder: str) -> dict[str, str]:
+    """What conda has installed of what pip installs too: name for pip -> version."""
+    import os
+    import re
+
+    names = {"pytorch": "torch", "tensorflow": "tensorflow", "numpy": "numpy", "jaxlib": "jaxlib"}
+    versions = {}
+    for file in os.listdir(folder) if os.path.isdir(folder) else ():
+        told = re.match(r"(pytorch|tensorflow|numpy|jaxlib)-(\d[\w.]*)-[^-]*\.json$", file)
+        if told:
+            versions[names[told.group(1)]] = told.group(2)
+    return versions
 
 
 def _made() -> dict[str, object]:
@@ -58,6 +93,7 @@ def _made() -> dict[str, object]:
     return {
         "is_virtual": sys.prefix != sys.base_prefix,
         "is_conda": os.path.isdir(os.path.join(sys.prefix, "conda-meta")),
+        "conda_versions": _conda_versions(os.path.join(sys.prefix, "conda-meta")),
         "is_uv": is_uv,
         "has_user_site": bool(site.ENABLE_USER_SITE) and os.path.isdir(user_site),
         "is_externally_managed": sys.prefix == sys.base_prefix

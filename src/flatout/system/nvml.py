@@ -18,8 +18,8 @@ _WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 
 _FIELDS = (
     "name", "memory_bytes", "free_bytes", "compute_capability", "pci_bus_id", "uuid",
-    "driver_model", "is_mig_on", "is_persistence_on", "has_display", "num_processes",
-    "throttle_reasons",
+    "driver_model", "is_mig_on", "num_mig_instances", "is_persistence_on", "has_display",
+    "num_processes", "throttle_reasons",
 )  # fmt: skip
 _DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}
 # Bits of nvmlClocksEventReasons, from the lowest.
@@ -94,13 +94,25 @@ def _read_state(
         except nvml.NVMLError_NotSupported:
             return False  # A card that cannot be cut.
 
+    def num_mig_instances() -> int:
+        count = 0
+        for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            except nvml.NVMLError_NotFound:
+                continue
+            count += 1
+        return count
+
+    is_mig_on = ask(mig_mode, at["is_mig_on"])
     model = ask(lambda: nvml.nvmlDeviceGetDriverModel(handle)[0], at["driver_model"])
     bits = ask(
         lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), at["throttle_reasons"]
     )
     return {
         "driver_model": _DRIVER_MODELS.get(model),
-        "is_mig_on": ask(mig_mode, at["is_mig_on"]),
+        "is_mig_on": is_mig_on,
+        "num_mig_instances": ask(num_mig_instances, at["num_mig_instances"]) if is_mig_on else None,
         "is_persistence_on": ask(
             lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)), at["is_persistence_on"]
         ),

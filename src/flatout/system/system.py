@@ -34,7 +34,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
 
     num_threads: logical processors this process may run on (its affinity).
     release: kernel release or Windows build; display_version: Windows' "24H2".
-    folder: the working folder, without links.
+    folder: the working folder, without links. glibc: version of the C library.
     """
 
     python_version: str
@@ -46,6 +46,7 @@ class Calls(msgspec.Struct, frozen=True, kw_only=True):
     release: str | None = None
     display_version: str | None = None
     folder: str | None = None
+    glibc: str | None = None
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +176,7 @@ class LocalSystem:
                 python_version=version,
                 num_threads=len(os.sched_getaffinity(0)),
                 folder=_working_folder(),
+                glibc=_glibc(),
             )
         return _calls_by_psutil(version)
 
@@ -279,6 +281,17 @@ class RecordedSystem:
     def now(self) -> str:
         """When it was recorded."""
         return self._recording.read_at
+
+
+def _glibc() -> str | None:
+    """ "2.39"; None where the C library is another one, musl perhaps."""
+    if sys.platform == "win32":
+        return None
+    try:
+        told = os.confstr("CS_GNU_LIBC_VERSION")
+    except (ValueError, OSError):
+        return None
+    return told.rpartition(" ")[2] if told else None
 
 
 def _working_folder() -> str | None:

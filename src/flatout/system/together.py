@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -48,3 +49,25 @@ def run_together(
         threads[name].join(max(0.0, began + limits[name] - time.monotonic()))
     late = {name: Unread(f"no answer within {limits[name]:g} s") for name in tasks}
     return {name: results.get(name, late[name]) for name in tasks}
+
+
+def begin(task: Callable[[], T], timeout_s: float) -> Callable[[], T | None]:
+    """Begins something beside what is done meanwhile; gives what to call for its result.
+
+    The result is None if it failed, or is not there so long after the beginning.
+    """
+    results: list[T] = []
+
+    def run() -> None:
+        with contextlib.suppress(Exception):  # What only adds to something must not cost it.
+            results.append(task())
+
+    thread = threading.Thread(target=run, daemon=True)
+    began = time.monotonic()
+    thread.start()
+
+    def result() -> T | None:
+        thread.join(max(0.0, began + timeout_s - time.monotonic()))
+        return next(iter(results), None)
+
+    return result

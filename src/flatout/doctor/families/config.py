@@ -11,9 +11,11 @@ from flatout.doctor.rules import (
     cuda_mps_not_running,
     cuda_visible_devices_wrong,
     device_name_invalid,
+    files_on_slow_file_system,
     flash_attention_unsupported_gpu,
     gpu_device_permission_denied,
     gpu_lacks_precision,
+    persistence_mode_off,
     tensorflow_devices_set_too_late,
     wsl_gpu_switched_off,
 )
@@ -31,4 +33,6 @@ RULES: tuple[Rule, ...] = (
     allocator_setting_invalid.RULE,
     tensorflow_devices_set_too_late.RULE,
     cublas_workspace_not_set.RULE,
+    persistence_mode_off.RULE,
+    files_on_slow_file_system.RULE,
 )

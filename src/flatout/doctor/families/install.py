@@ -12,6 +12,7 @@ from flatout.doctor.rules import (
     apt_signed_by_conflict,
     build_tools_missing,
     checkpoint_damaged,
+    conda_and_pip_mixed,
     conda_solve_failed,
     conda_terms_not_accepted,
     cuda_toolkit_differs_from_torch,
@@ -45,4 +46,5 @@ RULES: tuple[Rule, ...] = (
     cuda_toolkit_differs_from_torch.RULE,
     host_compiler_too_new_for_nvcc.RULE,
     build_tools_missing.RULE,
+    conda_and_pip_mixed.RULE,
 )

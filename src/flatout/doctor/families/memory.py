@@ -12,7 +12,9 @@ from flatout.doctor.rules import (
     host_memory_exhausted,
     host_oom_killer,
     memlock_limit_too_low,
+    memory_limited_by_group,
     shm_too_small,
+    swap_off,
     thread_limit_reached,
     too_many_open_files,
     windows_paging_file_too_small,
@@ -31,4 +33,6 @@ RULES: tuple[Rule, ...] = (
     thread_limit_reached.RULE,
     memlock_limit_too_low.RULE,
     gpu_busy_in_exclusive_mode.RULE,
+    swap_off.RULE,
+    memory_limited_by_group.RULE,
 )

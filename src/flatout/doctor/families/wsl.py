@@ -12,6 +12,7 @@ from flatout.doctor.rules import (
     wsl_gpu_in_tcc_mode,
     wsl_gpu_stack_incomplete,
     wsl_host_disk_full,
+    wsl_kernel_too_old,
     wsl_libcuda_not_on_loader_path,
     wsl_linux_driver_installed_inside,
     wsl_memory_limit,
@@ -21,6 +22,7 @@ from flatout.doctor.rules import (
     wsl_pinned_memory_limit,
     wsl_portproxy_stale,
     wsl_restart_needed,
+    wsl_sparse_disk_set,
     wsl_version_1,
     wsl_virtualization_disabled,
     wsl_windows_build_unsuitable,
@@ -47,4 +49,6 @@ RULES: tuple[Rule, ...] = (
     wsl_host_disk_full.RULE,
     wsl_distro_cuda_toolkit.RULE,
     wsl_portproxy_stale.RULE,
+    wsl_sparse_disk_set.RULE,
+    wsl_kernel_too_old.RULE,
 )

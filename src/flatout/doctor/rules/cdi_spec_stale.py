@@ -1,6 +1,7 @@
 """The CDI specification is missing, or was made for another driver.
 
-**Checks.** Devices that the engine cannot resolve, and mounts of driver files that are gone.
+**Checks.** Devices that the engine cannot resolve, and mounts of driver files that are gone. On the
+machine: the driver's version in the specification, and the driver's own.
 
 **Why it matters.** The specification lists the driver's files by name and version. After an update
 of the driver, under WSL of Windows', they have other names.
@@ -15,9 +16,11 @@ https://github.com/microsoft/WSL/issues/11589
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -43,9 +46,25 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The specification names the files of another driver."""
+    if machine.host.wsl or machine.driver is None:
+        return ()
+    return tuple(
+        one
+        for engine in machine.engines or ()
+        if engine.cdi_driver and engine.cdi_driver != machine.driver
+        for one in (
+            *fact(f"CDI specification for driver {engine.cdi_driver}", "/etc/cdi, /var/run/cdi"),
+            *fact(f"driver {machine.driver}", "NVML"),
+        )
+    )[:2]
+
+
 RULE = Rule(
     check=check,
     prior=70,
+    readings=(Reading(sign="driver-file-gone", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "cdi-unresolved",

@@ -1,7 +1,8 @@
 """The container was started without the GPU.
 
 **Checks.** What NVIDIA's images, torch, TensorFlow and others say in a container without a driver,
-and the command that started it.
+and the command that started it. On the machine: a container that sees the kernel's driver, and no
+GPU.
 
 **Why it matters.** A GPU image alone gives no GPU: the driver's files and devices are put into a
 container only when it is asked for. `docker build` has no GPU at all.
@@ -16,9 +17,11 @@ container only when it is asked for. `docker build` has no GPU at all.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _BARE = (
     "no-driver-found", "tf-no-kernel-driver", "tf-no-device-file", "smi-not-found",
@@ -64,9 +67,23 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The kernel has the driver, and the container sees no GPU."""
+    module = machine.module
+    if machine.host.container is None or machine.gpus or module is None or not module.loaded:
+        return ()
+    return (
+        *fact(f"the kernel has NVIDIA's driver {module.loaded}", "/proc/driver/nvidia/version"),
+        *fact("no GPU in this container", "NVML"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(
+        Reading(sign="image-without-driver", read=_in_facts, severity="warning"),
+    ),
     signatures=(
         signature(
             "image-without-driver",

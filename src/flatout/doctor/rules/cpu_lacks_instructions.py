@@ -1,6 +1,7 @@
 """The processor lacks instructions that a library was built for.
 
-**Checks.** Programs ended by an illegal instruction, and libraries that name what they miss.
+**Checks.** Programs ended by an illegal instruction, and libraries that name what they miss. On the
+machine: a processor without AVX beside TensorFlow or JAX, which are built for it.
 
 **Why it matters.** Wheels of TensorFlow, and of many others, need AVX or AVX2. Old processors, some
 Pentium, Celeron and Atom, and virtual machines with a generic CPU model have none.
@@ -16,9 +17,11 @@ https://github.com/tensorflow/tensorflow/issues/17411
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -44,8 +47,21 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """No AVX, beside frameworks whose wheels ask for it."""
+    features = machine.cpu.features
+    needing = [one for one in machine.frameworks if one.name in ("tensorflow", "jax")]
+    if "sse4_2" not in features or "avx" in features or not needing:
+        return ()
+    return (
+        *fact("the processor has no AVX", "/proc/cpuinfo"),
+        *fact(f"{needing[0].name} {needing[0].version} is built for it", "metadata"),
+    )
+
+
 RULE = Rule(
     check=check,
+    readings=(Reading(sign="instructions-missing", read=_in_facts),),
     signatures=(
         signature(
             "instructions-missing",

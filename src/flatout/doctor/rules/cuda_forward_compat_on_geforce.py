@@ -1,6 +1,7 @@
 """CUDA's compatibility libraries are in use on a card that they do not serve.
 
-**Checks.** CUDA's error 804.
+**Checks.** CUDA's error 804. On the machine: a libcuda of a folder `compat` that the loader takes
+first, and a GeForce card.
 
 **Why it matters.** Images bring a newer libcuda in /usr/local/cuda/compat, for data center cards on
 older drivers. On a GeForce it refuses to work: the host's driver is too old for the image.
@@ -14,9 +15,11 @@ older drivers. On a GeForce it refuses to work: the host's driver is too old for
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -41,9 +44,22 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The first libcuda is the compatibility package's, and the card is none of a data centre."""
+    first = next((one for one in machine.libraries or () if one.name == "libcuda"), None)
+    names = [gpu.name or "" for gpu in machine.gpus]
+    if first is None or "/compat" not in first.path or not any("GeForce" in name for name in names):
+        return ()
+    return (
+        *fact(f"the loader takes {first.path}", first.found_by or "ldconfig"),
+        *fact(names[0], "NVML"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=80,
+    readings=(Reading(sign="forward-compatibility", read=_in_facts),),
     signatures=(
         signature(
             "forward-compatibility",

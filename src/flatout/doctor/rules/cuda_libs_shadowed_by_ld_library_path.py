@@ -1,6 +1,7 @@
 """A CUDA library of the system is loaded in place of the framework's own.
 
-**Checks.** Symbols that one CUDA library misses in another, such as nvJitLink or cuBLASLt.
+**Checks.** Symbols that one CUDA library misses in another, such as nvJitLink or cuBLASLt. On the
+machine: libraries on LD_LIBRARY_PATH that the wheels bring in another version.
 
 **Why it matters.** Wheels bring CUDA's libraries of one version. A toolkit in LD_LIBRARY_PATH, or
 one of conda's, gives them a part of another.
@@ -15,9 +16,11 @@ libnvJitLink.so.12`
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("cuda-symbol-missing",)
 
@@ -49,9 +52,30 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """LD_LIBRARY_PATH holds libraries that the environment's wheels bring themselves."""
+    passed = ("libcuda", "libnvidia-ml", "libcudnn")
+    wheels = {one.name: one for one in machine.libraries or () if one.found_by == "wheel"}
+    shadowing = [
+        one
+        for one in machine.libraries or ()
+        if one.found_by == "LD_LIBRARY_PATH" and one.name in wheels and one.name not in passed
+        and one.version != wheels[one.name].version
+    ]  # fmt: skip
+    return tuple(
+        evidence
+        for one in shadowing[:3]
+        for evidence in fact(
+            f"{one.name} {one.version} before the environment's {wheels[one.name].version}",
+            "LD_LIBRARY_PATH",
+        )
+    )
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="cuda-symbol-missing", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "cuda-symbol-missing",

@@ -1,6 +1,7 @@
 """CUDA's stub libcuda is loaded instead of the driver's.
 
-**Checks.** CUDA's error 34, the words of the stubs, and their folder on the loader's path.
+**Checks.** CUDA's error 34, the words of the stubs, and their folder on the loader's path. On the
+machine: the libcuda that the loader takes first lies in a folder `stubs`.
 
 **Why it matters.** The toolkit's folder `stubs` holds libraries to link against where no driver is.
 They can do nothing else, and hide the driver's when they are found first.
@@ -14,9 +15,11 @@ They can do nothing else, and hide the driver's when they are found first.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _LOADED = ("stub-told", "cuda-error-34")
 _FAILURES = ("cuda-no-device", "cuinit-failed", "cuda-unknown-error", "cuda-driver-insufficient")
@@ -54,9 +57,18 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The loader takes a stub."""
+    first = next((one for one in machine.libraries or () if one.name == "libcuda"), None)
+    if first is None or not first.is_stub:
+        return ()
+    return fact(f"the loader takes {first.path}", first.found_by or "ldconfig")
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="stub-told", read=_in_facts),),
     signatures=(
         signature(
             "stub-told",

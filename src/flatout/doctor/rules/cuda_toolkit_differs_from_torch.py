@@ -1,6 +1,7 @@
 """The CUDA toolkit is of another version than the one that torch was built with.
 
-**Checks.** torch's check before it builds an extension.
+**Checks.** torch's check before it builds an extension. On the machine: the nvcc that is first on
+PATH, and torch's build; a note.
 
 **Why it matters.** An extension must be compiled with the major version of CUDA that torch was
 built with.
@@ -16,9 +17,11 @@ first.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -46,9 +49,31 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """nvcc is of another major version than torch's CUDA: it matters to who compiles."""
+    torch = machine.framework("torch")
+    first = next((one for one in machine.toolkits or () if one.is_first), None)
+    if (
+        torch is None
+        or first is None
+        or not first.version
+        or not (torch.build or "").startswith("cu")
+    ):
+        return ()
+    if str(version(first.version)[0]) == (torch.build or "")[2:4]:
+        return ()
+    return (
+        *fact(f"nvcc of CUDA {first.version} is first on PATH", "PATH"),
+        *fact(f"torch {torch.version} ({torch.build})", "metadata"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(
+        Reading(sign="cuda-version-differs", read=_in_facts, severity="note", certainty="likely"),
+    ),
     signatures=(
         signature(
             "cuda-version-differs",

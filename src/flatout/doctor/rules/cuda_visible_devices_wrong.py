@@ -1,7 +1,7 @@
 """A GPU is asked for that does not exist, or that is hidden.
 
 **Checks.** CUDA's invalid device, frameworks' words for an index out of range, and
-CUDA_VISIBLE_DEVICES that hides all GPUs.
+CUDA_VISIBLE_DEVICES that hides all GPUs. On the machine: the variable, and how many GPUs there are.
 
 **Why it matters.** CUDA_VISIBLE_DEVICES chooses and renumbers: with `=5`, the card is `cuda:0`.
 An entry that does not exist hides itself and all after it; an empty one hides every card.
@@ -15,9 +15,11 @@ An entry that does not exist hides itself and all after it; an empty one hides e
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _TOLD = (
     "device-ordinal", "device-count-assert", "device-index-outside", "devices-hidden",
@@ -55,9 +57,33 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _outside(machine: Machine) -> Facts:
+    """An index of the variable is not that of a GPU."""
+    text = (machine.variables or {}).get("CUDA_VISIBLE_DEVICES", "")
+    indices = [int(part) for part in text.split(",") if part.strip().isdigit()]
+    if not machine.gpus or all(index < len(machine.gpus) for index in indices):
+        return ()
+    return (
+        *fact(f"CUDA_VISIBLE_DEVICES={text}", "the environment's variables"),
+        *fact(f"{len(machine.gpus)} GPUs", "NVML"),
+    )
+
+
+def _hidden(machine: Machine) -> Facts:
+    """The variable is set, and leaves none visible."""
+    text = (machine.variables or {}).get("CUDA_VISIBLE_DEVICES")
+    if not machine.gpus or text is None or text.strip() not in ("", "-1"):
+        return ()
+    return fact(f"CUDA_VISIBLE_DEVICES={text}", "the environment's variables")
+
+
 RULE = Rule(
     check=check,
     prior=55,
+    readings=(
+        Reading(sign="device-index-outside", read=_outside),
+        Reading(sign="devices-hidden", read=_hidden, severity="warning"),
+    ),
     signatures=(
         signature(
             "device-index-outside",

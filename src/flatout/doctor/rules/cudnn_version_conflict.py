@@ -1,7 +1,8 @@
 """Another cuDNN is loaded than the one that came with the framework.
 
-**Checks.** What torch, TensorFlow, JAX and Paddle say of the cuDNN they were compiled with and
-the one they found, and parts of cuDNN of unlike versions.
+**Checks.** What torch, TensorFlow, JAX and Paddle say of the cuDNN they were compiled with and the
+one they found, and parts of cuDNN of unlike versions. On the machine: a cuDNN on LD_LIBRARY_PATH
+beside the wheels' own.
 
 **Why it matters.** Wheels bring their cuDNN. One named in `LD_LIBRARY_PATH`, or in an image, is
 found before it.
@@ -17,9 +18,11 @@ docs.nvidia.com/deeplearning/cudnn.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("cudnn-conflict",)
 
@@ -52,9 +55,24 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """LD_LIBRARY_PATH holds a cuDNN, which the loader takes in place of the wheel's."""
+    found = {
+        one.found_by: one for one in reversed(machine.libraries or ()) if one.name == "libcudnn"
+    }
+    listed, wheel = found.get("LD_LIBRARY_PATH"), found.get("wheel")
+    if listed is None or wheel is None or listed.version == wheel.version:
+        return ()
+    return (
+        *fact(f"cuDNN {listed.version} at {listed.path}", "LD_LIBRARY_PATH"),
+        *fact(f"cuDNN {wheel.version} of the environment", "site-packages"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(Reading(sign="cudnn-conflict", read=_in_facts),),
     signatures=(
         signature(
             "cudnn-conflict",

@@ -1,6 +1,7 @@
 """A disk is full where something has to be written.
 
-**Checks.** Writes that fail for space, inodes or quota, and disks that are used to 100 %.
+**Checks.** Writes that fail for space, inodes or quota, and disks that are used to 100 %. On the
+machine: the disks of the project, the data, the home and temporary files.
 
 **Why it matters.** Wheels with CUDA take 5 GB, images 20 GB, and caches keep old ones. /tmp, the
 home folder and Docker's folder may lie on small disks.
@@ -16,9 +17,15 @@ docs.docker.com/engine/manage-resources/pruning/; man7.org/linux/man-pages/man3/
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
+from flatout.nouns.surroundings import Disk
+from flatout.nouns.units import bytes_text
 
 _FULL = ("disk-no-space", "disk-quota", "disk-used-up")
 
@@ -64,9 +71,38 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _full(machine: Machine) -> Facts:
+    """Next to nothing is left."""
+    return _short(machine, lambda free, num_files: free < 100 * 2**20 or num_files == 0)
+
+
+def _nearly_full(machine: Machine) -> Facts:
+    """Not enough is left for a checkpoint or a package of CUDA."""
+    return _short(machine, lambda free, num_files: 100 * 2**20 <= free < 2 * 2**30)
+
+
+def _short(machine: Machine, is_short: Callable[[int, int | None], bool]) -> Facts:
+    return tuple(
+        one
+        for disk in machine.disks or ()
+        if disk.role != "shm" and disk.free_bytes is not None and not disk.is_read_only
+        and is_short(disk.free_bytes, disk.free_inodes)
+        for one in fact(f"{disk.role}: {_left(disk)}", "statvfs")
+    )  # fmt: skip
+
+
+def _left(disk: Disk) -> str:
+    left = bytes_text(disk.free_bytes or 0)
+    return f"{left} free" + (", and no inode" if disk.free_inodes == 0 else "")
+
+
 RULE = Rule(
     check=check,
     prior=55,
+    readings=(
+        Reading(sign="disk-no-space", read=_full),
+        Reading(sign="disk-used-up", read=_nearly_full, severity="warning"),
+    ),
     signatures=(
         signature(
             "disk-no-space",

@@ -1,6 +1,7 @@
 """Host names are not resolved.
 
-**Checks.** apt, pip, git, curl and Docker that cannot resolve a host.
+**Checks.** apt, pip, git, curl and Docker that cannot resolve a host. On the machine, with
+`--deep`: a name is looked up.
 
 **Why it matters.** A container takes its name server from the host when it is made; behind a VPN,
 or where the host asks `127.0.0.53`, that one does not answer.
@@ -16,8 +17,10 @@ man7.org/linux/man-pages/man5/resolv.conf.5.html.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -53,8 +56,16 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """A name was looked up, and was not found."""
+    if machine.network is None or machine.network.can_resolve is not False:
+        return ()
+    return fact("github.com is not found", "the name server")
+
+
 RULE = Rule(
     check=check,
     prior=40,
+    readings=(Reading(sign="name-not-resolved", read=_in_facts),),
     explains=("hugging-face-unreachable", "no-wheel-for-python"),
 )

@@ -1,6 +1,7 @@
 """The container engine does not run.
 
-**Checks.** Clients of Docker, Podman and containerd that reach nobody.
+**Checks.** Clients of Docker, Podman and containerd that reach nobody. On the machine: `docker
+info` reaches no daemon; a note, since nobody asked.
 
 **Why it matters.** The command is a client; a daemon, or Docker Desktop, does the work.
 
@@ -13,9 +14,11 @@
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -45,9 +48,20 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Docker's program is here, and its daemon does not answer."""
+    return tuple(
+        one
+        for engine in machine.engines or ()
+        if engine.name != "podman" and engine.is_running is False
+        for one in fact("Docker's daemon does not answer", "docker info")
+    )
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="docker-service-failed", read=_in_facts, severity="note"),),
     signatures=(
         signature(
             "docker-daemon-unreached",

@@ -1,6 +1,7 @@
 """Docker was installed as a snap, which NVIDIA's toolkit does not reach.
 
-**Checks.** Paths and commands of the snap, beside a container that gets no GPU.
+**Checks.** Paths and commands of the snap, beside a container that gets no GPU. On the machine:
+Docker's program or folder below `/snap`, beside a GPU.
 
 **Why it matters.** A snap has a root of its own: it sees neither the toolkit nor the driver's
 libraries, and reads other settings than /etc/docker.
@@ -16,9 +17,11 @@ https://github.com/NVIDIA/nvidia-docker/issues/1642
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 FAILURES = (
     "gpu-driver-not-selected", "runtime-unknown", "toolkit-program-missing", "container-cli-failed",
@@ -51,9 +54,24 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Docker comes from a snap, and there is a GPU for its containers."""
+    if not machine.gpus:
+        return ()
+    return tuple(
+        one
+        for engine in machine.engines or ()
+        if engine.name == "docker" and engine.is_snap
+        for one in fact("Docker lies below /snap", "docker info")
+    )
+
+
 RULE = Rule(
     check=check,
     prior=75,
+    readings=(
+        Reading(sign="docker-snap", read=_in_facts, severity="warning"),
+    ),
     signatures=(
         signature(
             "docker-snap",

@@ -1,7 +1,8 @@
 """The toolkit is installed, and the engine that runs does not know its runtime.
 
 **Checks.** Engines that do not know a runtime `nvidia`, and a toolkit that is there while GPUs are
-refused.
+refused. On the machine: the toolkit is installed, and Docker lists neither the runtime nor CDI
+devices.
 
 **Why it matters.** Each engine has settings of its own: Docker, rootless Docker, Docker Desktop,
 containerd, CRI-O. A daemon reads them when it starts.
@@ -15,9 +16,11 @@ containerd, CRI-O. A daemon reads them when it starts.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -58,9 +61,27 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The toolkit is here, and Docker knows nothing of it."""
+    if not machine.gpus:
+        return ()
+    return tuple(
+        one
+        for engine in machine.engines or ()
+        if engine.name == "docker" and engine.toolkit and engine.runtimes is not None
+        and "nvidia" not in engine.runtimes and not engine.cdi_devices
+        for one in fact(
+            f"toolkit {engine.toolkit}; runtimes: {', '.join(engine.runtimes)}", "docker info"
+        )
+    )  # fmt: skip
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(
+        Reading(sign="runtime-unknown", read=_in_facts, severity="warning", certainty="likely"),
+    ),
     signatures=(
         signature(
             "runtime-unknown",

@@ -1,6 +1,7 @@
 """The NVIDIA Container Toolkit is not installed.
 
-**Checks.** A container engine that has no driver for GPUs, or misses the toolkit's programs.
+**Checks.** A container engine that has no driver for GPUs, or misses the toolkit's programs. On the
+machine: a GPU, Docker that runs, and no `nvidia-ctk`; a note, since nobody asked.
 
 **Why it matters.** Docker and Podman reach GPUs through the toolkit alone. The NVIDIA driver does
 not bring it, and images do not either.
@@ -15,9 +16,11 @@ asked first.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("gpu-driver-not-selected", "toolkit-program-missing", "toolkit-absent")
 
@@ -57,9 +60,24 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """A GPU and Docker of Linux, and no toolkit between them."""
+    if not machine.gpus or machine.host.container:
+        return ()
+    return tuple(
+        one
+        for engine in machine.engines or ()
+        if engine.name == "docker" and engine.is_running and engine.is_permitted
+        and engine.toolkit is None and "nvidia" not in (engine.runtimes or ())
+        and not engine.cdi_devices
+        for one in fact(f"Docker {engine.version} runs, nvidia-ctk is not here", "PATH")
+    )  # fmt: skip
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="toolkit-absent", read=_in_facts, severity="note"),),
     signatures=(
         signature(
             "gpu-driver-not-selected",

@@ -1,6 +1,7 @@
 """This user may not talk to the Docker daemon.
 
-**Checks.** Clients that are refused at the daemon's socket.
+**Checks.** Clients that are refused at the daemon's socket. On the machine: what `docker info` may
+ask; a note, since nobody asked.
 
 **Why it matters.** The socket belongs to root and the group `docker`; who may use it, may do what
 root may.
@@ -14,9 +15,11 @@ root may.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -42,9 +45,20 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The daemon runs and does not talk to this user."""
+    return tuple(
+        one
+        for engine in machine.engines or ()
+        if engine.name != "podman" and engine.is_permitted is False
+        for one in fact("permission denied", "docker info")
+    )
+
+
 RULE = Rule(
     check=check,
     prior=70,
+    readings=(Reading(sign="docker-socket-refused", read=_in_facts, severity="note"),),
     signatures=(
         signature(
             "docker-socket-refused",

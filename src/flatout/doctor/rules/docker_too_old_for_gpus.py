@@ -1,6 +1,6 @@
 """This Docker, or Compose, is too old to give GPUs to containers.
 
-**Checks.** A flag or key that it does not know.
+**Checks.** A flag or key that it does not know. On the machine: a Docker before 19.03.
 
 **Why it matters.** `docker run --gpus` came with Docker 19.03, device reservations with Compose
 1.28, `gpus:` with Compose 2.30.
@@ -14,9 +14,11 @@
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -40,9 +42,21 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """`--gpus` came with Docker 19.03."""
+    return tuple(
+        one
+        for engine in machine.engines or ()
+        if engine.name == "docker" and machine.gpus and version(engine.version)
+        and version(engine.version) < (19, 3)
+        for one in fact(f"Docker {engine.version}; --gpus came with 19.03", "docker info")
+    )  # fmt: skip
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="gpus-flag-unknown", read=_in_facts, severity="warning"),),
     signatures=(
         signature("gpus-flag-unknown", "unknown flag: --gpus"),
         signature(

@@ -1,6 +1,7 @@
 """An installation was interrupted, and packages are half configured.
 
-**Checks.** dpkg's and apt's demand to be repaired first.
+**Checks.** dpkg's and apt's demand to be repaired first. On the machine: packages that are unpacked
+and not configured.
 
 **Why it matters.** dpkg stops at packages that it could not configure: a DKMS build that failed,
 a disk that was full, a machine that was switched off.
@@ -15,9 +16,11 @@ the problem.`
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -43,9 +46,16 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """dpkg's own list has unfinished packages."""
+    number = machine.packages.num_unfinished if machine.packages else None
+    return fact(f"{number} packages are not configured", "dpkg") if number else ()
+
+
 RULE = Rule(
     check=check,
     prior=45,
+    readings=(Reading(sign="dpkg-was-interrupted", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "dpkg-was-interrupted",

@@ -1,6 +1,7 @@
 """The loaded kernel module and the driver's libraries are of different versions.
 
-**Checks.** NVML's mismatch, the kernel's "API mismatch" line, and CUDA's error 803.
+**Checks.** NVML's mismatch, the kernel's "API mismatch" line, and CUDA's error 803. On the machine:
+the versions of the loaded module and of the libraries.
 
 **Why it matters.** An update replaced the libraries while the old module stayed loaded. Until
 both are the same, neither nvidia-smi nor CUDA works.
@@ -15,9 +16,11 @@ NVIDIA/open-gpu-kernel-modules (API mismatch).
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("nvml-mismatch", "kernel-api-mismatch", "dso-mismatch")
 
@@ -50,9 +53,25 @@ def check(case: Case) -> Finding | None:
     )  # fmt: skip
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Module and libraries differ."""
+    module = machine.module
+    if module is None or not module.loaded or not module.user_space:
+        return ()
+    if module.loaded == module.user_space:
+        return ()
+    return (
+        *fact(f"kernel module {module.loaded}", "/proc/driver/nvidia/version"),
+        *fact(f"libnvidia-ml {module.user_space}", "its file's name"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(
+        Reading(sign="dso-mismatch", read=_in_facts),
+    ),
     signatures=(
         # The library's text, its enum, and how NVIDIA's binding for Python says it.
         signature("nvml-mismatch", "driver/library version mismatch",

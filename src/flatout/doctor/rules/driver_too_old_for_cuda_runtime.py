@@ -1,7 +1,8 @@
 """The driver is older than the CUDA that the framework brings.
 
 **Checks.** What torch, JAX, Paddle and CUDA itself say of the driver, and the versions of driver
-API and runtime that they print.
+API and runtime that they print. On the machine: builds of frameworks whose CUDA asks for a newer
+driver.
 
 **Why it matters.** A driver runs CUDA up to the version it was made for (within one major version
 from CUDA 11 on, also newer ones). Below that nothing runs on the GPU.
@@ -16,9 +17,12 @@ pytorch/pytorch: c10/cuda/CUDAFunctions.cpp.
 
 from __future__ import annotations
 
+from flatout.doctor.installed_build import oldest_driver
+from flatout.doctor.reading import Facts, Reading, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("driver-too-old", "cuda-driver-insufficient", "ptx-toolchain", "driver-and-runtime")
 
@@ -65,9 +69,25 @@ def _is_older_major(driver: str | None, runtime: str | None) -> bool:
     return ours < theirs if theirs < (11, 0) else ours[0] < theirs[0]
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """A framework is built for a CUDA that asks for a newer driver than the one that answers."""
+    # NVIDIA's compatibility package runs a newer CUDA on the older drivers of data centres.
+    if any("/compat" in one.path for one in machine.libraries or ()):
+        return ()
+    for one in machine.frameworks:
+        oldest = oldest_driver(one, machine)
+        if machine.driver and oldest and version(machine.driver) < version(oldest):
+            return (
+                *fact(f"driver {machine.driver}", "NVML"),
+                *fact(f"{one.name} {one.version} ({one.build}) needs {oldest}", "metadata"),
+            )
+    return ()
+
+
 RULE = Rule(
     check=check,
     prior=70,
+    readings=(Reading(sign="driver-too-old", read=_in_facts, is_for_texts=True),),
     signatures=(
         signature(
             "driver-too-old",

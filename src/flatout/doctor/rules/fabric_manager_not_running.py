@@ -1,6 +1,7 @@
 """The machine's NVSwitch needs a fabric manager, which does not run.
 
-**Checks.** CUDA's error 802, the service's state, and the fabric's state in `nvidia-smi -q`.
+**Checks.** CUDA's error 802, the service's state, and the fabric's state in `nvidia-smi -q`. On the
+machine: systemd's word for the service where an NVSwitch is.
 
 **Why it matters.** On machines with NVSwitch (HGX, DGX) CUDA does not start before the fabric
 manager, of exactly the driver's version, has set up the links.
@@ -15,9 +16,11 @@ docs.nvidia.com/cuda/cuda-runtime-api (cudaErrorSystemNotReady).
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -51,8 +54,19 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """There is an NVSwitch, and the service does not run."""
+    state = machine.module.fabric_manager if machine.module else None
+    if state is None or state in ("active", "activating"):
+        return ()
+    return fact(f"nvidia-fabricmanager: {state}", "systemctl")
+
+
 RULE = Rule(
     check=check,
+    readings=(
+        Reading(sign="fabric-manager-down", read=_in_facts),
+    ),
     signatures=(
         signature(
             "cuda-not-ready",

@@ -1,6 +1,7 @@
 """The system's C library is older than this program needs.
 
-**Checks.** Versions of GLIBC that the loader does not find.
+**Checks.** Versions of GLIBC that the loader does not find. On the machine: a glibc before 2.28,
+which torch's wheels ask for since 2.6.
 
 **Why it matters.** glibc belongs to the distribution and cannot be replaced. A wheel or binary
 from a newer system does not run.
@@ -14,9 +15,11 @@ from a newer system does not run.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("glibc-version-missing",)
 
@@ -43,9 +46,21 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """No present wheel of torch installs on it.
+
+    Source: the tags of torch's wheels, manylinux_2_28.
+    """
+    glibc = machine.host.glibc
+    if not version(glibc) or version(glibc) >= (2, 28):
+        return ()
+    return fact(f"glibc {glibc}; torch's wheels ask for 2.28", "confstr")
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(Reading(sign="glibc-version-missing", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "glibc-version-missing", "GLIBC_", pattern=r"\bGLIBC_2\.\d+(?:\.\d+)?\W{0,3} not found"

@@ -1,7 +1,8 @@
 """This build has no code for the GPU's compute capability.
 
 **Checks.** What torch, TensorFlow, Paddle, JAX, CuPy, Triton, llama.cpp, nvcc and ROCm print of
-architectures and kernels that are not there.
+architectures and kernels that are not there. On the machine, and of what a text tells: the
+published builds' lists, and the card.
 
 **Why it matters.** A build carries machine code for some compute capabilities. A card newer or
 older than all of them runs nothing, whatever the driver.
@@ -18,10 +19,13 @@ PaddlePaddle/Paddle#73687; tensorflow/tensorflow#99592.
 
 from __future__ import annotations
 
+from flatout.doctor.installed_build import why_no_card_fits
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.doctor.torch_install import torch_install
 from flatout.nouns.finding import Certainty, Finding
+from flatout.nouns.machine import Machine
 
 _TELLING = ("arch-refused",)
 _USUAL = ("invalid-device-function",)
@@ -38,7 +42,8 @@ def check(case: Case) -> Finding | None:
     if case.sees("amd-card") and not case.sees("kernel-missing"):
         return None
     # TensorFlow then compiles at its first start, which is slow and mostly works.
-    is_compiled = all("jit-compiled from PTX" in sign.text for sign in case.signs["arch-refused"])
+    lines = [sign.text for sign in case.signs["arch-refused"] if sign.where is None]
+    is_compiled = bool(lines) and all("jit-compiled from PTX" in text for text in lines)
     is_slow = is_compiled and not case.sees(*_USUAL, "handle-refused")
     certainty: Certainty = "possible" if is_slow else "likely"
     if case.sees(*_TELLING) and not is_slow:
@@ -64,7 +69,11 @@ def check(case: Case) -> Finding | None:
 def _is_served_by_its_generation(case: Case) -> bool:
     """Whether torch warns of a minor version alone: code for 12.0 runs on 12.1."""
     newer = [sign.values for sign in case.signs["capability-range"]]
-    others = [one for one in case.signs["arch-refused"] if _RANGE not in one.text.lower()]
+    others = [
+        one
+        for one in case.signs["arch-refused"]
+        if one.where is None and _RANGE not in one.text.lower()
+    ]
     return (
         bool(newer)
         and all(
@@ -75,9 +84,25 @@ def _is_served_by_its_generation(case: Case) -> bool:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """No card of this machine is in the list of a framework's build."""
+    for one in machine.frameworks:
+        why = why_no_card_fits(one, machine)
+        if why is not None:
+            card = machine.gpus[0]
+            capability = card.compute_capability
+            name = card.name or "GPU"
+            return (
+                *fact(f"{name}, compute capability {capability}" if capability else name, "NVML"),
+                *fact(f"{one.name} {one.version} ({one.build}): {why}", "metadata"),
+            )
+    return ()
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(Reading(sign="arch-refused", read=_in_facts, is_for_texts=True),),
     signatures=(
         signature(
             "arch-refused",

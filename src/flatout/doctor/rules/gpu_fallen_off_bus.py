@@ -1,7 +1,8 @@
 """A GPU no longer answers on the PCI Express bus.
 
-**Checks.** The kernel's "fallen off the bus" (Xid 79), NVML's "GPU is lost", an adapter that
-cannot be initialized, and a device whose PCI registers read all ones.
+**Checks.** The kernel's "fallen off the bus" (Xid 79), NVML's "GPU is lost", an adapter that cannot
+be initialized, and a device whose PCI registers read all ones. On the machine: Xid 79 in the
+kernel's log.
 
 **Why it matters.** Nothing reaches the card until the machine restarts. Power supply and cables,
 heat, a riser, the slot or the card itself are behind it, seldom the driver.
@@ -17,9 +18,11 @@ NVML_ERROR_GPU_IS_LOST.
 from __future__ import annotations
 
 from flatout.doctor.logs.xid import xid
+from flatout.doctor.reading import Facts, Reading, seen_xids
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _LOST = ("xid-fallen-off-bus", "gpu-lost", "pci-reads-ones")
 _NOT_STARTED = ("adapter-not-initialized", "gpu-not-attached", "smi-no-handle")
@@ -53,9 +56,15 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Xid 79 since the last start: only a start brings the card back."""
+    return seen_xids(machine, (79,))
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="xid-fallen-off-bus", read=_in_facts),),
     signatures=(
         xid("xid-fallen-off-bus", 79),
         signature(

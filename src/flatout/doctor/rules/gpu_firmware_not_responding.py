@@ -1,6 +1,7 @@
 """The GPU's own processor (GSP) does not answer the driver.
 
-**Checks.** Xid 119, 120, 61 and 62, and the kernel's lines about a GSP that timed out.
+**Checks.** Xid 119, 120, 61 and 62, and the kernel's lines about a GSP that timed out. On the
+machine: Xid 119 and 120 in the kernel's log.
 
 **Why it matters.** Since driver 510 parts of the driver run on the card. When that processor
 hangs, nvidia-smi and CUDA hang or lose the GPU until it is reset.
@@ -16,9 +17,11 @@ https://github.com/NVIDIA/open-gpu-kernel-modules/issues/446
 from __future__ import annotations
 
 from flatout.doctor.logs.xid import xid
+from flatout.doctor.reading import Facts, Reading, seen_xids
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -43,9 +46,15 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Xid events of the GSP since the last start."""
+    return seen_xids(machine, (119, 120))
+
+
 RULE = Rule(
     check=check,
     prior=55,
+    readings=(Reading(sign="xid-gsp", read=_in_facts, severity="warning"),),
     signatures=(
         xid("xid-gsp", 61, 62, 119, 120),
         signature(

@@ -1,6 +1,7 @@
 """The GPU's memory has errors that ECC could not correct.
 
-**Checks.** CUDA's ECC error (214), Xid 48, 64, 94, 95, and pages or rows that wait for a reset.
+**Checks.** CUDA's ECC error (214), Xid 48, 64, 94, 95, and pages or rows that wait for a reset. On
+the machine: those Xid events in the kernel's log.
 
 **Why it matters.** What was in that memory is lost, and the program is ended. A card remaps bad
 rows when it is reset; one that cannot any more must be replaced.
@@ -16,9 +17,11 @@ https://docs.nvidia.com/deploy/xid-errors
 from __future__ import annotations
 
 from flatout.doctor.logs.xid import xid
+from flatout.doctor.reading import Facts, Reading, seen_xids
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _ERRORS = ("cuda-ecc-error", "xid-ecc", "row-remapping-failed")
 _PENDING = ("xid-row-remapped", "pages-pending")
@@ -49,9 +52,15 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Xid events of memory since the last start."""
+    return seen_xids(machine, (48, 64, 94, 95))
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="xid-ecc", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "cuda-ecc-error",

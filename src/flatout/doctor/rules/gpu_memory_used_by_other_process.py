@@ -1,7 +1,8 @@
 """Another process, or a dead one, holds the GPU's memory.
 
 **Checks.** In torch's message: what is neither free nor this process's; processes of nvidia-smi
-without a name; what TensorFlow and vLLM find free when they start.
+without a name; what TensorFlow and vLLM find free when they start. On the machine: less than half
+of a GPU's memory is free; a note.
 
 **Why it matters.** A notebook that is still open, a child of a run that was killed, or a
 colleague hold memory until they end. A smaller batch only hides that.
@@ -18,9 +19,12 @@ docs.pytorch.org/docs/stable/notes/faq.html, "My GPU memory isn't freed properly
 from __future__ import annotations
 
 from flatout.doctor.logs.gpu_memory import OUT_OF_MEMORY, memory_told
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
+from flatout.nouns.units import bytes_text
 
 _TOLD = ("process-without-name", "little-memory-at-start", "share-not-free")
 
@@ -57,9 +61,24 @@ def _foreign(amount: float) -> str:
     return f"{amount / 2**30:.2f} GiB are in use and not this process's"
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Somebody holds more than half of a card."""
+    return tuple(
+        one
+        for gpu in machine.gpus
+        if gpu.free_bytes is not None and gpu.memory_bytes and not gpu.is_mig_on
+        and gpu.free_bytes < gpu.memory_bytes / 2
+        for one in fact(
+            f"GPU {gpu.index}: {bytes_text(gpu.free_bytes)} of {bytes_text(gpu.memory_bytes)} free",
+            "NVML",
+        )
+    )  # fmt: skip
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(Reading(sign="share-not-free", read=_in_facts, severity="note"),),
     signatures=(
         # A process that ended and whose children live: the driver has a number and no name.
         signature(

@@ -1,6 +1,7 @@
 """The card needs the other flavour of NVIDIA's kernel module.
 
-**Checks.** What the module says of a card that it does not drive.
+**Checks.** What the module says of a card that it does not drive. On the machine: the module's
+flavour, and the card's PCI id.
 
 **Why it matters.** NVIDIA's driver has two kernel modules. Cards since Blackwell run with the open
 one alone; cards before Turing (GTX 10, V100) with the proprietary one alone.
@@ -15,9 +16,13 @@ https://docs.nvidia.com/datacenter/tesla/driver-installation-guide
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _BLACKWELL = ("RTX 50", "RTX PRO", "B100", "B200", "B300", "GB200")
 
@@ -54,9 +59,36 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _needs_open(machine: Machine) -> Facts:
+    """A Blackwell card, and the proprietary module."""
+    return _of_flavour(machine, "proprietary", lambda id: 0x2900 <= id < 0x3000)
+
+
+def _needs_closed(machine: Machine) -> Facts:
+    """A card older than Turing, and the open module."""
+    return _of_flavour(machine, "open", lambda id: 0x1340 <= id < 0x1E00)
+
+
+def _of_flavour(machine: Machine, flavour: str, is_refused: Callable[[int], bool]) -> Facts:
+    module = machine.module
+    if module is None or module.flavour != flavour or machine.gpus:
+        return ()
+    found = [one for one in module.pci_devices or () if is_refused(int(one, 16))]
+    if not found:
+        return ()
+    return (
+        *fact(f"NVIDIA device {found[0]}", "/sys/bus/pci"),
+        *fact(f"the {flavour} module", "modinfo"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=80,
+    readings=(
+        Reading(sign="open-module-required", read=_needs_open),
+        Reading(sign="open-module-refuses", read=_needs_closed),
+    ),
     signatures=(
         signature(
             "open-module-required",

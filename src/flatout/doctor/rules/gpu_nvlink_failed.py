@@ -1,6 +1,7 @@
 """A link between GPUs (NVLink) fails.
 
-**Checks.** Xid 74 and its kin, CUDA's NVLink error (220), and links that training gave up.
+**Checks.** Xid 74 and its kin, CUDA's NVLink error (220), and links that training gave up. On the
+machine: Xid 74 in the kernel's log.
 
 **Why it matters.** Programs on the GPUs of that link are ended, and others that exchange data over
 it hang.
@@ -16,9 +17,11 @@ https://docs.nvidia.com/cuda/cuda-runtime-api, cudaErrorNvlinkUncorrectable
 from __future__ import annotations
 
 from flatout.doctor.logs.xid import xid
+from flatout.doctor.reading import Facts, Reading, seen_xids
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -43,9 +46,15 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Xid events of NVLink since the last start."""
+    return seen_xids(machine, (74,))
+
+
 RULE = Rule(
     check=check,
     prior=55,
+    readings=(Reading(sign="xid-nvlink", read=_in_facts, severity="warning"),),
     signatures=(
         xid("xid-nvlink", 74, 144, 145, 146, 147, 148, 149, 150),
         signature(

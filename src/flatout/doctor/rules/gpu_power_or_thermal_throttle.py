@@ -1,6 +1,7 @@
 """The GPU runs slower than it could: power or heat holds its clocks down.
 
 **Checks.** The active reasons that `nvidia-smi -q` lists, their bits, and what dcgm and GPU-Z say.
+On the machine: NVML's reasons, but for idling and the power limit.
 
 **Why it matters.** Nothing fails, and a training takes longer. A software power cap at full load is
 as the card was built; a hardware slowdown, a power brake or heat is a fault of cooling or supply.
@@ -14,9 +15,11 @@ as the card was built; a hardware slowdown, a power brake or heat is a fault of 
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _HARD = ("throttled-by-hardware", "throttled-by-heat", "throttle-bits-hard", "throttle-told")
 _SOFT = ("throttled-by-power-cap", "throttle-bits-soft")
@@ -49,8 +52,21 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """NVML names heat or the power supply."""
+    hard = {"hardware-slowdown", "thermal-slowdown", "hardware-thermal-slowdown", "power-brake"}
+    return tuple(
+        one
+        for gpu in machine.gpus
+        for reason in gpu.throttle_reasons or ()
+        if reason in hard
+        for one in fact(f"GPU {gpu.index}: {reason}", "NVML")
+    )
+
+
 RULE = Rule(
     check=check,
+    readings=(Reading(sign="throttled-by-hardware", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "throttled-by-hardware",

@@ -1,6 +1,7 @@
 """The installed driver does not know this card: too new or too old for it.
 
-**Checks.** The kernel module's words about a card that this release does not support.
+**Checks.** The kernel module's words about a card that this release does not support. On the
+machine: a card older than Turing under a driver of a branch after R580, its last.
 
 **Why it matters.** Each driver branch serves certain generations: 470 is the last for Kepler, 580
 for Maxwell, Pascal and Volta; a new card needs the branch it came with, or a later one.
@@ -16,9 +17,11 @@ first.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -50,9 +53,26 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Maxwell, Pascal or Volta, whose last branch is R580, under a later one."""
+    module = machine.module
+    installed = (module.loaded or module.installed) if module else None
+    if module is None or machine.gpus or version(installed)[:1] <= (580,):
+        return ()
+    # PCI ids from GM107 on to before TU102.
+    old = [one for one in module.pci_devices or () if 0x1340 <= int(one, 16) < 0x1E00]
+    if not old:
+        return ()
+    return (
+        *fact(f"driver {installed}", "modinfo"),
+        *fact(f"NVIDIA device {old[0]}, whose last driver branch is R580", "/sys/bus/pci"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=75,
+    readings=(Reading(sign="card-unsupported", read=_in_facts),),
     signatures=(
         signature(
             "card-unsupported",

@@ -1,7 +1,7 @@
 """No NVIDIA driver is installed on the host.
 
-**Checks.** nvidia-smi, libnvidia-ml and libcuda that are not there, and frameworks that find
-none.
+**Checks.** nvidia-smi, libnvidia-ml and libcuda that are not there, and frameworks that find none.
+On the machine: a card on the PCI bus, and neither packages nor a module of NVIDIA's.
 
 **Why it matters.** CUDA toolkits, containers and wheels bring everything but the driver.
 
@@ -16,9 +16,11 @@ docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _MISSING = ("no-driver-found", "nvml-library-missing", "smi-not-found", "tf-no-kernel-driver")
 _SILENT = ("smi-cannot-communicate", "nvml-driver-not-loaded")
@@ -58,9 +60,21 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """A card is here, and nothing of its driver."""
+    module = machine.module
+    if module is None or machine.driver or machine.host.container or not module.pci_devices:
+        return ()
+    # A card that a virtual machine is given has another owner.
+    if module.loaded or module.is_built or module.packages or module.owner:
+        return ()
+    return fact(f"NVIDIA device {module.pci_devices[0]}, no driver", "/sys/bus/pci")
+
+
 RULE = Rule(
     check=check,
     prior=45,
+    readings=(Reading(sign="no-driver-found", read=_in_facts),),
     signatures=(
         signature(
             "no-driver-found",

@@ -1,7 +1,8 @@
 """A process was killed because the machine's memory ran out.
 
 **Checks.** The kernel's OOM killer, cgroups, Slurm, LSF, Kubernetes, systemd-oomd, Ray and Dask,
-and processes that ended by SIGKILL.
+and processes that ended by SIGKILL. On the machine: how often the kernel has killed a process of
+this group (cgroup) for memory.
 
 **Why it matters.** Nothing is raised in Python: the process is gone in the middle of a line.
 Loader workers each hold a part of the data set, and weights are read into memory first.
@@ -16,9 +17,11 @@ kubernetes.io/docs/tasks/configure-pod-container/assign-memory-resource.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _TELLING = (
     "oom-scheduler",
@@ -61,9 +64,18 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The group's own count."""
+    count = machine.memory.num_killed
+    if not count:
+        return ()
+    return fact(f"{count} processes of this group were killed for memory", "memory.events")
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="oom-worker", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "oom-scheduler",

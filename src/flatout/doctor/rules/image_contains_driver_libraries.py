@@ -1,7 +1,8 @@
 """The image holds driver libraries of its own.
 
 **Checks.** Mounts that fail because the file exists, and libraries of another version than the
-host's driver, in a container alone.
+host's driver, in a container alone. On the machine: a container whose package list has driver
+packages.
 
 **Why it matters.** The toolkit mounts the host's driver into the container. An image built with a
 driver package, or committed from a running container, holds other files in these places.
@@ -15,9 +16,11 @@ driver package, or committed from a running container, holds other files in thes
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _MISMATCH = ("nvml-mismatch", "cuda-driver-combination", "dso-mismatch")
 
@@ -58,9 +61,18 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The driver's packages are installed inside a container."""
+    packages = machine.module.packages if machine.module else None
+    if machine.host.container is None or not packages:
+        return ()
+    return fact(f"in the image: {', '.join(packages[:3])}", "dpkg")
+
+
 RULE = Rule(
     check=check,
     prior=80,
+    readings=(Reading(sign="driver-file-exists", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "driver-file-exists",

@@ -1,6 +1,7 @@
 """JAX has no CUDA plugin: the installed jaxlib is the CPU's.
 
-**Checks.** What JAX says of platforms and backends that are not there.
+**Checks.** What JAX says of platforms and backends that are not there. On the machine: JAX without
+a plugin, beside a GPU.
 
 **Why it matters.** `pip install jax` gives the CPU's build. A package that depends on jax gives
 the same.
@@ -15,9 +16,11 @@ installed. Falling back to cpu.`
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("jax-without-cuda",)
 
@@ -46,9 +49,21 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """JAX has no plugin, and a GPU answers."""
+    jax = machine.framework("jax")
+    if jax is None or jax.build != "cpu" or not machine.gpus or machine.host.os == "windows":
+        return ()
+    return (
+        *fact(f"jax {jax.version}, and no plugin for CUDA", "metadata"),
+        *fact(machine.gpus[0].name or "a GPU", "NVML"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="jax-without-cuda", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "jax-without-cuda",

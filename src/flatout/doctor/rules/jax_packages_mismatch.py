@@ -1,6 +1,7 @@
 """JAX, jaxlib and the CUDA plugin are of unlike versions, or there are two plugins.
 
-**Checks.** What JAX says of its parts' versions, and plugins for CUDA 12 and 13 side by side.
+**Checks.** What JAX says of its parts' versions, and plugins for CUDA 12 and 13 side by side. On
+the machine: what their metadata ask for, and which plugins are there.
 
 **Why it matters.** All parts of JAX must be of one version, and one plugin alone may register the
 platform.
@@ -14,9 +15,11 @@ platform.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact, unmet
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("jax-versions-differ",)
 
@@ -50,9 +53,19 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Two plugins, or versions that do not go together."""
+    first = next(iter(machine.environments or ()), None)
+    plugins = [one for one in (first.frameworks if first else ()) if "plugin" in one.name]
+    names = {"jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"}
+    both = fact(" and ".join(one.name for one in plugins), "metadata") if len(plugins) > 1 else ()
+    return (*both, *unmet(machine, names))
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(Reading(sign="jax-versions-differ", read=_in_facts),),
     signatures=(
         signature(
             "jax-versions-differ",

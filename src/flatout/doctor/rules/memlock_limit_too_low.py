@@ -1,6 +1,7 @@
 """The limit of locked memory is too low for RDMA or pinned memory.
 
-**Checks.** What InfiniBand's libraries, NCCL and UCX say of RLIMIT_MEMLOCK.
+**Checks.** What InfiniBand's libraries, NCCL and UCX say of RLIMIT_MEMLOCK. On the machine: an
+InfiniBand or RoCE device, and a limit of 64 MiB or less.
 
 **Why it matters.** InfiniBand registers memory that must stay in place. With 64 KiB allowed NCCL
 fails or goes over sockets.
@@ -16,9 +17,12 @@ github.com/openucx/ucx, FAQ.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
+from flatout.nouns.units import bytes_text
 
 _SIGNS = ("memlock-refused",)
 
@@ -45,9 +49,23 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """There is a device for RDMA, and little memory may be locked for it."""
+    limit = machine.limits.locked_bytes if machine.limits else None
+    if limit is None or limit > 64 * 2**20:
+        return ()
+    if machine.network is None or not machine.network.has_infiniband:
+        return ()
+    return (
+        *fact(f"{bytes_text(limit)} of memory may be locked", "/proc/self/limits"),
+        *fact("a device for RDMA", "/sys/class/infiniband"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=50,
+    readings=(Reading(sign="memlock-refused", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "memlock-refused",

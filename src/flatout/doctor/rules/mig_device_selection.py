@@ -1,6 +1,7 @@
 """MIG instances are counted or chosen in a way that CUDA does not offer.
 
-**Checks.** MIG beside errors about the number or index of devices.
+**Checks.** MIG beside errors about the number or index of devices. On the machine: MIG is on, and
+no instance was made.
 
 **Why it matters.** A process sees one MIG instance, the one that CUDA_VISIBLE_DEVICES names by
 its UUID. With MIG on and no instance made, it sees none.
@@ -14,25 +15,37 @@ its UUID. With MIG on and no instance made, it sees none.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _FAILURES = ("device-count-assert", "device-ordinal", "cuda-no-device", "no-mig-devices")
 
 
 def check(case: Case) -> Finding | None:
     """MIG, and a device that is not found."""
-    if not case.sees("mig-named") or not case.sees(*_FAILURES):
+    is_empty = case.sees("mig-without-instances")
+    if not is_empty and not (case.sees("mig-named") and case.sees(*_FAILURES)):
         return None
     return Finding(
         rule="mig-device-selection",
         severity="error",
         problem="CUDA does not find the MIG instances that the program asks for.",
         because="a process sees one MIG instance, named by its UUID",
-        evidence=case.evidence("mig-named", *_FAILURES),
+        evidence=case.evidence("mig-without-instances", "mig-named", *_FAILURES),
         fixes=(
             Fix(
+                text="make instances of a profile that the card offers",
+                safety="ask",
+                commands=("sudo nvidia-smi mig -lgip", "sudo nvidia-smi mig -cgi <profile> -C"),
+                where="host",
+                changes="divides the card",
+                undo="sudo nvidia-smi mig -dci; sudo nvidia-smi mig -dgi",
+            )
+            if is_empty
+            else Fix(
                 text="name one instance for each process",
                 safety="safe",
                 commands=("nvidia-smi -L", "export CUDA_VISIBLE_DEVICES=MIG-<uuid>"),
@@ -44,9 +57,20 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """MIG is on, and there is nothing to compute on."""
+    return tuple(
+        one
+        for gpu in machine.gpus
+        if gpu.is_mig_on and gpu.num_mig_instances == 0
+        for one in fact(f"GPU {gpu.index}: MIG is on, and no instance was made", "NVML")
+    )
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="mig-without-instances", read=_in_facts),),
     signatures=(
         signature(
             "mig-named",

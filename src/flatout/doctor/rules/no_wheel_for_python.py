@@ -1,7 +1,7 @@
 """The package has no build for this Python or platform.
 
 **Checks.** pip, uv, conda and poetry that find no build to install, and what they say of versions
-and tags.
+and tags. On the machine: a Python without torch for which torch has no build.
 
 **Why it matters.** Compiled packages are built for each version of Python. A framework takes
 months for a new Python, and drops old ones; there are none for 32 bit.
@@ -17,9 +17,12 @@ docs.astral.sh/uv/concepts/python-versions/; github.com/pytorch/pytorch/blob/mai
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
+from flatout.setup.tables import shipped_tables
 
 _TOLD = ("wheel-tag-missing", "python-not-supported")
 # Who does not reach the index finds no versions either.
@@ -69,9 +72,24 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """torch is not there, and no release of it has a build for this Python."""
+    first = next(iter(machine.environments or ()), None)
+    number = version(first.version)[:2] if first else ()
+    if first is None or not number or machine.framework("torch"):
+        return ()
+    pythons = [one.python for one in shipped_tables().builds if one.framework == "torch"]
+    oldest, newest = min(one[0] for one in pythons), max(one[1] for one in pythons)
+    if oldest <= number <= newest:
+        return ()
+    known = f"torch has builds for {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+    return fact(f"Python {first.version}; {known}", "the interpreter")
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="python-not-supported", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "wheel-tag-missing",

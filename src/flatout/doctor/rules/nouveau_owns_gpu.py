@@ -1,7 +1,7 @@
 """nouveau, or its successor nova, holds the GPU.
 
 **Checks.** The kernel driver in use as lspci tells, the kernel's lines of a device already bound,
-and the installer's complaint.
+and the installer's complaint. On the machine: the module that holds the card, as the PCI bus tells.
 
 **Why it matters.** A device has one driver. While nouveau or nova_core holds it, NVIDIA's finds
 none.
@@ -15,9 +15,11 @@ none.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -49,9 +51,20 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The PCI bus names the owner."""
+    module = machine.module
+    if module is None or module.owner not in ("nouveau", "nova_core", "nova-core"):
+        return ()
+    return fact(f"{module.owner} holds the GPU", "/sys/bus/pci")
+
+
 RULE = Rule(
     check=check,
     prior=55,
+    readings=(
+        Reading(sign="other-driver-owns", read=_in_facts),
+    ),
     signatures=(
         signature(
             "other-driver-owns",

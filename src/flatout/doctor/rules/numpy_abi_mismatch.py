@@ -1,7 +1,8 @@
 """A compiled module was built for another NumPy.
 
-**Checks.** NumPy's own warning about modules compiled for 1.x, sizes and API versions that
-differ, and torch without its bridge to NumPy.
+**Checks.** NumPy's own warning about modules compiled for 1.x, sizes and API versions that differ,
+and torch without its bridge to NumPy. On the machine: NumPy 2 beside a torch before 2.3 or a
+TensorFlow before 2.18.
 
 **Why it matters.** NumPy 2 changed its binary interface. Modules compiled for 1.x fail with it,
 and modules compiled for 2.x may fail with 1.x.
@@ -16,9 +17,12 @@ crash.`
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.framework import Framework
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("numpy-refused",)
 
@@ -48,9 +52,33 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """NumPy 2 beside a framework that was built before it.
+
+    Source: release notes of torch 2.3 and TensorFlow 2.18.
+    """
+    first = next(iter(machine.environments or ()), None)
+    held: dict[str, Framework] = {one.name: one for one in (first.frameworks if first else ())}
+    numpy = held.get("numpy")
+    if numpy is None or version(numpy.version) < (2,):
+        return ()
+    old = [
+        held[name]
+        for name, built in (("torch", (2, 3)), ("tensorflow", (2, 18)))
+        if name in held and version(held[name].version) < built
+    ]
+    if not old:
+        return ()
+    return (
+        *fact(f"numpy {numpy.version}", "metadata"),
+        *fact(f"{old[0].name} {old[0].version} was built for NumPy 1", "metadata"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(Reading(sign="numpy-refused", read=_in_facts),),
     signatures=(
         signature(
             "numpy-refused",

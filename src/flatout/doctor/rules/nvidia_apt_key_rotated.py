@@ -1,6 +1,7 @@
 """NVIDIA's package repository is signed with a key that this machine does not have.
 
-**Checks.** apt's and dnf's complaints of keys, by repository and by key.
+**Checks.** apt's and dnf's complaints of keys, by repository and by key. On the machine: NVIDIA's
+repository as a source without a key of its own and without cuda-keyring.
 
 **Why it matters.** NVIDIA replaced the key of its CUDA repositories in April 2022 (7FA2AF80
 became 3BF863CC). Machines and images from before refuse them until the new key is there.
@@ -17,9 +18,11 @@ NVIDIA/cuda-repo-management#4.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -66,9 +69,20 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """NVIDIA's repository is a source, and nothing brought its present key."""
+    packages = machine.packages
+    if packages is None or not packages.has_nvidia_source or packages.is_nvidia_source_signed:
+        return ()
+    return fact("NVIDIA's repository without a key of its own", "/etc/apt/sources.list.d")
+
+
 RULE = Rule(
     check=check,
     prior=70,
+    readings=(
+        Reading(sign="nvidia-key-missing", read=_in_facts, severity="warning", certainty="likely"),
+    ),
     signatures=(
         signature(
             "nvidia-key-missing",

@@ -1,7 +1,8 @@
 """A setting of modprobe or the boot line keeps the NVIDIA module from loading.
 
 **Checks.** `blacklist nvidia`, `install nvidia /bin/false`, `module_blacklist=nvidia`, and
-prime-select set to the other GPU.
+prime-select set to the other GPU. On the machine: the same lines in modprobe's folders, where a
+card is and no module is loaded.
 
 **Why it matters.** The driver is installed and whole, and yet never loaded.
 
@@ -14,9 +15,11 @@ prime-select set to the other GPU.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -47,9 +50,20 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """modprobe is told not to load it, and it is not loaded."""
+    module = machine.module
+    if module is None or module.loaded or not module.is_blacklisted or not module.pci_devices:
+        return ()
+    return fact("the module nvidia is switched off", "/etc/modprobe.d")
+
+
 RULE = Rule(
     check=check,
     prior=50,
+    readings=(
+        Reading(sign="module-switched-off", read=_in_facts),
+    ),
     signatures=(
         signature(
             "module-switched-off",

@@ -1,7 +1,8 @@
 """There is no NVIDIA module for the running kernel.
 
-**Checks.** modprobe that finds no module, DKMS that failed or lacks the kernel's headers, a
-module made for another kernel.
+**Checks.** modprobe that finds no module, DKMS that failed or lacks the kernel's headers, a module
+made for another kernel. On the machine: a card and the driver's packages, and no module for the
+running kernel.
 
 **Why it matters.** The driver's module is built for one kernel. After a kernel update without
 DKMS, headers or a driver that knows the new kernel, nothing loads.
@@ -16,9 +17,11 @@ for the kernel needs an older kernel or a newer driver.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("dkms-failed", "kernel-headers-missing", "modprobe-not-found", "module-format")
 
@@ -52,9 +55,25 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The driver's packages are here, and the running kernel has no module of theirs."""
+    module = machine.module
+    if module is None or module.loaded or module.is_built is not False:
+        return ()
+    if not module.pci_devices or not module.packages:
+        return ()
+    return (
+        *fact(f"no module nvidia for kernel {machine.host.release}", "modinfo"),
+        *fact(f"installed: {', '.join(module.packages[:3])}", "dpkg"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(
+        Reading(sign="kernel-headers-missing", read=_in_facts),
+    ),
     signatures=(
         signature(
             "dkms-failed",

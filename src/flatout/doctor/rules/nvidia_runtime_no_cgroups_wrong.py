@@ -1,7 +1,8 @@
 """`no-cgroups` does not fit how containers run here.
 
 **Checks.** The setting, NVML that is blocked in a container, and rules for devices that the toolkit
-may not write.
+may not write. On the machine: `no-cgroups = true` while Docker runs as root, which drops the device
+rules.
 
 **Why it matters.** The toolkit admits a container to the GPU's device files through cgroups. As
 root it must (`no-cgroups = false`); without root, as in rootless Docker, Podman or LXC, it cannot
@@ -17,9 +18,11 @@ root it must (`no-cgroups = false`); without root, as in rootless Docker, Podman
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _BLIND = ("nvml-unknown-error", "nvml-blocked", "cuda-no-device", "cuda-unknown-error")
 
@@ -27,7 +30,7 @@ _BLIND = ("nvml-unknown-error", "nvml-blocked", "cuda-no-device", "cuda-unknown-
 def check(case: Case) -> Finding | None:
     """Rules are refused, or were left out and the container is blocked."""
     is_refused = case.sees("device-rules-refused")
-    is_off = case.sees("no-cgroups-true") and case.sees(*_BLIND)
+    is_off = case.sees("no-cgroups-set") or (case.sees("no-cgroups-true") and case.sees(*_BLIND))
     is_blocked = case.sees("nvml-blocked") and case.is_container
     if not is_refused and not is_off and not is_blocked:
         return None
@@ -41,7 +44,9 @@ def check(case: Case) -> Finding | None:
         if is_refused
         else "The container is not admitted to the GPU's device files.",
         because=f"`no-cgroups` should be {value} here",
-        evidence=case.evidence("device-rules-refused", "no-cgroups-true", *_BLIND),
+        evidence=case.evidence(
+            "device-rules-refused", "no-cgroups-true", "no-cgroups-set", *_BLIND
+        ),
         fixes=(
             Fix(
                 text="set it, and restart the engine",
@@ -59,9 +64,25 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The setting is made for rootless engines, and this one is none."""
+    return tuple(
+        one
+        for engine in machine.engines or ()
+        if engine.name == "docker" and engine.no_cgroups and engine.is_rootless is False
+        for one in (
+            *fact("no-cgroups = true", "/etc/nvidia-container-runtime/config.toml"),
+            *fact("Docker is not rootless", "docker info"),
+        )
+    )
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(
+        Reading(sign="no-cgroups-set", read=_in_facts, severity="warning", certainty="likely"),
+    ),
     signatures=(
         signature(
             "device-rules-refused",

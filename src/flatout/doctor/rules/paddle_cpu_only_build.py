@@ -1,6 +1,7 @@
 """The installed Paddle is a build for the CPU alone.
 
-**Checks.** What Paddle says when a GPU is asked of it.
+**Checks.** What Paddle says when a GPU is asked of it. On the machine: a build for the CPU beside a
+GPU.
 
 **Why it matters.** `pip install paddlepaddle` gives the CPU's build; GPU builds are in Paddle's
 own index.
@@ -14,9 +15,11 @@ own index.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("paddle-without-cuda",)
 
@@ -48,9 +51,21 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Paddle is the CPU's, and a GPU answers."""
+    paddle = machine.framework("paddlepaddle")
+    if paddle is None or paddle.build != "cpu" or not machine.gpus:
+        return ()
+    return (
+        *fact(f"paddlepaddle {paddle.version} is built for the CPU", "metadata"),
+        *fact(machine.gpus[0].name or "a GPU", "NVML"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="paddle-without-cuda", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "paddle-without-cuda",

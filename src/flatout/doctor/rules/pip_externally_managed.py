@@ -1,6 +1,7 @@
 """This Python belongs to the system, and pip may not write into it.
 
-**Checks.** The refusal of pip and uv, as PEP 668 asks for.
+**Checks.** The refusal of pip and uv, as PEP 668 asks for. On the machine: the mark of the system's
+Python; a note.
 
 **Why it matters.** apt and pip would overwrite each other's files. Debian 12, Ubuntu 23.04,
 Fedora, Arch, Alpine and Homebrew therefore mark their Python as theirs.
@@ -15,9 +16,11 @@ packaging.python.org/en/latest/specifications/externally-managed-environments/.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -46,9 +49,18 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The Python asked about is the system's, and marked."""
+    first = next(iter(machine.environments or ()), None)
+    if first is None or first.kind != "system" or not first.is_externally_managed:
+        return ()
+    return fact("EXTERNALLY-MANAGED", "the standard library's folder")
+
+
 RULE = Rule(
     check=check,
     prior=70,
+    readings=(Reading(sign="externally-managed", read=_in_facts, severity="note"),),
     signatures=(
         signature(
             "externally-managed",

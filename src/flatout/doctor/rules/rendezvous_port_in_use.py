@@ -1,6 +1,7 @@
 """The port where the ranks meet is taken.
 
-**Checks.** What torch, accelerate, JAX and Paddle say when rank 0 cannot listen.
+**Checks.** What torch, accelerate, JAX and Paddle say when rank 0 cannot listen. On the machine:
+who listens on 29500 or 29400; a note.
 
 **Why it matters.** Rank 0 listens on MASTER_PORT, 29500 where nothing is set. A second training
 on the machine, or one that was not ended, holds it; on Windows, Hyper-V may have reserved it.
@@ -17,9 +18,11 @@ docs.pytorch.org/docs/stable/elastic/run.html.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -64,9 +67,17 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The default port is taken."""
+    busy = [port for port in (machine.network.busy_ports if machine.network else None) or ()
+            if port in (29400, 29500)]  # fmt: skip
+    return fact(f"somebody listens on {busy[0]}", "/proc/net/tcp") if busy else ()
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="rendezvous-port-told", read=_in_facts, severity="note"),),
     signatures=(
         signature(
             "c10d-cannot-listen",

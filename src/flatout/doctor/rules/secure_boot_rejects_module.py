@@ -1,6 +1,7 @@
 """Secure Boot refuses the NVIDIA module.
 
-**Checks.** The kernel's refusals of an unsigned module, and Secure Boot's state.
+**Checks.** The kernel's refusals of an unsigned module, and Secure Boot's state. On the machine:
+Secure Boot is on, the module is there, and it is not loaded.
 
 **Why it matters.** With Secure Boot on, the kernel loads modules with a known signature alone. A
 module that was built here is signed with a key that must be enrolled first.
@@ -14,9 +15,11 @@ module that was built here is signed with a key that must be enrolled first.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -64,9 +67,23 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Secure Boot is on, and a module that is there is not loaded."""
+    module = machine.module
+    if module is None or not module.is_secure_boot_on or not module.is_built:
+        return ()
+    if module.loaded or not module.pci_devices or module.is_blacklisted or module.owner:
+        return ()
+    return (
+        *fact("Secure Boot is on", "the firmware's variables"),
+        *fact("the module nvidia is there and not loaded", "modinfo"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=50,
+    readings=(Reading(sign="module-key-refused", read=_in_facts, certainty="likely"),),
     signatures=(
         signature(
             "module-key-refused",

@@ -1,7 +1,8 @@
 """Shared memory, /dev/shm, is too small.
 
 **Checks.** Bus errors of data loaders, NCCL's, Ray's, Paddle's, MPI's and Triton's complaints of
-shared memory, and a full `/dev/shm` in `df`.
+shared memory, and a full `/dev/shm` in `df`. On the machine: a `/dev/shm` of 128 MiB or less beside
+a GPU.
 
 **Why it matters.** Loader workers and NCCL hand data over in `/dev/shm`, of which Docker and
 Kubernetes give 64 MB. A worker that writes beyond it is killed.
@@ -18,9 +19,12 @@ pytorch/pytorch#16979.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
+from flatout.nouns.units import bytes_text
 
 _TELLING = (
     "shm-worker-bus-error",
@@ -68,9 +72,18 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Shared memory is as small as containers have it by default."""
+    shm = next((one for one in machine.disks or () if one.role == "shm"), None)
+    if shm is None or shm.total_bytes is None or shm.total_bytes > 128 * 2**20 or not machine.gpus:
+        return ()
+    return fact(f"/dev/shm has {bytes_text(shm.total_bytes)}", "/dev/shm")
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(Reading(sign="shm-full", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "shm-worker-bus-error",

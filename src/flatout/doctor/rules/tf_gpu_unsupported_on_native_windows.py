@@ -1,7 +1,7 @@
 """TensorFlow since 2.11 has no GPU on native Windows.
 
 **Checks.** TensorFlow's version and the platform, where no GPU is listed, and TensorFlow's own
-warning.
+warning. On the machine: the version, on Windows, beside a GPU.
 
 **Why it matters.** 2.10 was the last release with CUDA for Windows. Whatever CUDA and cuDNN are
 installed, newer ones compute on the CPU.
@@ -15,9 +15,11 @@ installed, newer ones compute on the CPU.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -53,9 +55,23 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".")[:2])
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """A TensorFlow after 2.10 on Windows, beside a GPU."""
+    found = machine.framework("tensorflow")
+    if machine.host.os != "windows" or found is None or not machine.gpus:
+        return ()
+    if version(found.version) < (2, 11):
+        return ()
+    return (
+        *fact(f"tensorflow {found.version}", "metadata"),
+        *fact(machine.gpus[0].name or "a GPU", "NVML"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=70,
+    readings=(Reading(sign="tf-windows-unsupported", read=_in_facts, severity="warning"),),
     signatures=(
         signature("tf-windows-unsupported", "GPU support is not available on native Windows"),
         signature("tf-windows-package", "tensorflow-intel", "tensorflow_intel"),

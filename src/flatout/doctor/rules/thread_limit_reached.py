@@ -1,6 +1,7 @@
 """No more threads or processes may be started.
 
-**Checks.** What OpenBLAS, OpenMP, Python and bash say when a thread or a process is refused.
+**Checks.** What OpenBLAS, OpenMP, Python and bash say when a thread or a process is refused. On the
+machine: a limit of fewer than 1024 processes.
 
 **Why it matters.** Loader workers times the threads of each add up. A container's `pids` limit
 and `ulimit -u` count threads.
@@ -15,9 +16,11 @@ temporarily unavailable`
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("thread-refused",)
 
@@ -49,9 +52,16 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """A soft limit that a training's threads reach."""
+    limit = machine.limits.processes if machine.limits else None
+    return fact(f"{limit} processes at most", "/proc/self/limits") if limit and limit < 1024 else ()
+
+
 RULE = Rule(
     check=check,
     prior=50,
+    readings=(Reading(sign="thread-refused", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "thread-refused",

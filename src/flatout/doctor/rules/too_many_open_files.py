@@ -1,6 +1,7 @@
 """The process may not open more files.
 
-**Checks.** Error 24, and what loaders print when file descriptors run out.
+**Checks.** Error 24, and what loaders print when file descriptors run out. On the machine: a limit
+of fewer than 1024 open files.
 
 **Why it matters.** Each tensor that a loader worker hands over holds a file descriptor; 1,024 are
 allowed where nothing else is set.
@@ -15,9 +16,11 @@ pytorch/pytorch#973.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("files-limit",)
 
@@ -46,9 +49,18 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """A soft limit that loader workers reach."""
+    limit = machine.limits.open_files if machine.limits else None
+    return (
+        fact(f"{limit} open files at most", "/proc/self/limits") if limit and limit < 1024 else ()
+    )
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="files-limit", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "files-limit",

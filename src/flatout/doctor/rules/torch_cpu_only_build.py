@@ -1,7 +1,7 @@
 """The installed torch is a build for the CPU alone.
 
 **Checks.** torch's own complaint, and versions that end in `+cpu`, or `cpuonly` in a conda list,
-where a GPU is asked for.
+where a GPU is asked for. On the machine: a build for the CPU beside a GPU.
 
 **Why it matters.** On Windows `pip install torch` gives a build without CUDA; conda does where it
 finds no driver while it resolves.
@@ -16,10 +16,12 @@ pytorch/pytorch#28111.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.doctor.torch_install import torch_install
 from flatout.nouns.finding import Finding
+from flatout.nouns.machine import Machine
 
 _SIGNS = (
     "torch-without-cuda",
@@ -42,9 +44,21 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """torch is the CPU's, and a GPU answers."""
+    torch = machine.framework("torch")
+    if torch is None or torch.build != "cpu" or not machine.gpus:
+        return ()
+    return (
+        *fact(f"torch {torch.version} is built for the CPU", "metadata"),
+        *fact(machine.gpus[0].name or "a GPU", "NVML"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="torch-cpu-version", read=_in_facts),),
     signatures=(
         signature(
             "torch-without-cuda",

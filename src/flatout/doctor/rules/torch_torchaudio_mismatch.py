@@ -1,6 +1,7 @@
 """torchaudio was built for another torch.
 
-**Checks.** Libraries of torchaudio that do not load, and what pip says of the pair.
+**Checks.** Libraries of torchaudio that do not load, and what pip says of the pair. On the machine:
+the torch that torchaudio's metadata ask for.
 
 **Why it matters.** torchaudio's extension is compiled against one version of torch.
 
@@ -13,10 +14,12 @@
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, unmet
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.doctor.torch_install import torch_install
 from flatout.nouns.finding import Finding
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("torchaudio-broken",)
 
@@ -35,9 +38,15 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """torchaudio's own requirement."""
+    return unmet(machine, {"torch"}, {"torchaudio"})
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(Reading(sign="torchaudio-broken", read=_in_facts),),
     signatures=(
         signature(
             "torchaudio-broken",

@@ -1,7 +1,7 @@
 """torchvision was built for another torch.
 
 **Checks.** Operators of torchvision that are not registered, its libraries that do not load, and
-what pip says of the pair.
+what pip says of the pair. On the machine: the torch that torchvision's metadata ask for.
 
 **Why it matters.** torchvision's operators are compiled against one version of torch, and one of
 its CUDA builds: a CUDA torch with torchvision from the CPU index finds no `nms` for the GPU.
@@ -15,10 +15,12 @@ its CUDA builds: a CUDA torch with torchvision from the CPU index finds no `nms`
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, unmet
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.doctor.torch_install import torch_install
 from flatout.nouns.finding import Finding
+from flatout.nouns.machine import Machine
 
 _SIGNS = (
     "torchvision-broken",
@@ -43,9 +45,15 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """torchvision's own requirement."""
+    return unmet(machine, {"torch"}, {"torchvision"})
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(Reading(sign="torchvision-requires", read=_in_facts),),
     signatures=(
         signature(
             "torchvision-broken",

@@ -1,6 +1,7 @@
 """Triton is of another version than the package that uses it expects.
 
-**Checks.** Names that are not in Triton any more, or not yet.
+**Checks.** Names that are not in Triton any more, or not yet. On the machine: the Triton that
+torch's metadata ask for.
 
 **Why it matters.** Triton changes its inner names with each version; torch needs exactly the one
 it was made with.
@@ -15,9 +16,11 @@ woct0rdho/triton-windows#97.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, unmet
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 _SIGNS = ("triton-name-missing",)
 
@@ -49,9 +52,15 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """torch's own requirement."""
+    return unmet(machine, {"triton", "pytorch-triton", "triton-windows"})
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(Reading(sign="triton-name-missing", read=_in_facts),),
     signatures=(
         signature(
             "triton-name-missing",

@@ -1,7 +1,8 @@
 """Packages of the user's folder or of PYTHONPATH are taken in place of the environment's.
 
 **Checks.** Paths of `~/.local` or `%APPDATA%\\\\Python` beside those of an environment, and
-PYTHONPATH.
+PYTHONPATH. On the machine: which of the packages come from those folders, although there is an
+environment.
 
 **Why it matters.** Python looks into PYTHONPATH before all, and conda environments also see the
 user's folder, which `pip install --user` fills for all of them at once.
@@ -18,9 +19,11 @@ docs.python.org/3/library/site.html.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -60,9 +63,19 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Packages come from elsewhere than the environment."""
+    first = next(iter(machine.environments or ()), None)
+    if first is None or not first.outside:
+        return ()
+    names = ", ".join(first.outside[:4])
+    return fact(f"not the environment's own: {names}", "the user's folder or PYTHONPATH")
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(Reading(sign="user-site-told", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "user-site-path",

@@ -1,7 +1,8 @@
 """Windows' paging file is too small.
 
 **Checks.** Windows' error 1455 from Python, torch, safetensors and CUDA, and what Windows' own
-diagnosis writes about virtual memory.
+diagnosis writes about virtual memory. On the machine: no page file, or hardly one, beside Windows'
+memory.
 
 **Why it matters.** Windows promises memory before it is used: each worker that imports torch
 commits gigabytes for CUDA's libraries. Memory and paging file together are the limit.
@@ -17,9 +18,12 @@ complete.`
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
+from flatout.nouns.units import bytes_text
 
 _SIGNS = ("commitment-limit",)
 
@@ -49,9 +53,24 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Processes may promise themselves hardly more than there is memory."""
+    windows = machine.windows
+    if windows is None or windows.memory_bytes is None or windows.commit_limit_bytes is None:
+        return ()
+    page_file = windows.commit_limit_bytes - windows.memory_bytes
+    if page_file >= 2**30:
+        return ()
+    return (
+        *fact(f"memory {bytes_text(windows.memory_bytes)}", "CIM"),
+        *fact(f"page files {bytes_text(max(0, page_file))}", "CIM"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=70,
+    readings=(Reading(sign="commitment-limit", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "commitment-limit",

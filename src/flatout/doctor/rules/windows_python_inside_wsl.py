@@ -1,6 +1,7 @@
 """Under WSL, a program of Windows answers in place of Linux'.
 
-**Checks.** Windows' paths of Python, pip, conda or nvcc in a shell of WSL.
+**Checks.** Windows' paths of Python, pip, conda or nvcc in a shell of WSL. On the machine: which of
+these names a shell finds first on a drive of Windows.
 
 **Why it matters.** WSL puts Windows' PATH behind its own: what is missing in Linux is found in
 Windows, installs there, and does not see Linux' files.
@@ -15,9 +16,11 @@ asked first.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 from flatout.nouns.plan import Edit, Entry
 
 _OWN_PATH = Edit(
@@ -61,9 +64,18 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """A name leads to a drive of Windows."""
+    programs = {"python", "python3", "pip", "pip3", "conda", "uv", "nvcc"}
+    found = [one for one in (machine.wsl.windows_programs if machine.wsl else None) or ()
+             if one in programs]  # fmt: skip
+    return fact(f"on a drive of Windows: {', '.join(found)}", "PATH") if found else ()
+
+
 RULE = Rule(
     check=check,
     prior=50,
+    readings=(Reading(sign="windows-program-in-wsl", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "windows-program-in-wsl",

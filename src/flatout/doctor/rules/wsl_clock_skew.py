@@ -1,6 +1,7 @@
 """The clock inside WSL is wrong, mostly after a sleep.
 
-**Checks.** Certificates, packages and tokens that are "not yet valid".
+**Checks.** Certificates, packages and tokens that are "not yet valid". On the machine: the clock of
+Windows beside that of WSL.
 
 **Why it matters.** A clock that stands behind makes TLS, apt and logins fail.
 
@@ -13,9 +14,11 @@
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -42,8 +45,19 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The two clocks differ by more than reading them takes."""
+    skew_s = machine.network.clock_skew_s if machine.network else None
+    if skew_s is None or abs(skew_s) < 30 or not machine.host.wsl:
+        return ()
+    return fact(f"WSL's clock is {abs(skew_s):.0f} s off Windows'", "PowerShell")
+
+
 RULE = Rule(
     check=check,
+    readings=(
+        Reading(sign="clock-skew", read=_in_facts, severity="warning"),
+    ),
     signatures=(
         signature(
             "not-yet-valid",

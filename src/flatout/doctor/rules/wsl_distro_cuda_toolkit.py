@@ -1,6 +1,7 @@
 """The distro's own nvidia-cuda-toolkit is in use.
 
-**Checks.** `apt install nvidia-cuda-toolkit`, and an nvcc in `/usr/bin`.
+**Checks.** `apt install nvidia-cuda-toolkit`, and an nvcc in `/usr/bin`. On the machine: that
+package in dpkg's list.
 
 **Why it matters.** The distro's package brings an old nvcc, which builds extensions for another
 CUDA than that of torch, and may pull in a Linux libcuda.
@@ -15,9 +16,11 @@ first.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -47,9 +50,16 @@ def check(case: Case) -> Finding | None:
     )  # fmt: skip
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The package is installed."""
+    found = machine.packages.distro_toolkit if machine.packages else None
+    return fact(f"nvidia-cuda-toolkit {found}", "dpkg") if found and machine.host.wsl else ()
+
+
 RULE = Rule(
     check=check,
     prior=30,
+    readings=(Reading(sign="distro-toolkit", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "distro-toolkit",

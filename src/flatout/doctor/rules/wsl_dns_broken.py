@@ -29,7 +29,7 @@ _TUNNEL = Edit(
 
 def check(case: Case) -> Finding | None:
     """A name was not resolved, under WSL or nobody knows where."""
-    if not case.sees("name-not-resolved"):
+    if not case.sees("name-not-resolved") or (case.is_here and not case.is_wsl):
         return None
     is_elsewhere = case.machine.host.os == "windows" or case.is_container and not case.is_wsl
     return Finding(

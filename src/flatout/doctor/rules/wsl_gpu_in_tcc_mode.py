@@ -1,6 +1,7 @@
 """A card runs in TCC mode under Windows; WSL needs WDDM.
 
-**Checks.** The column "TCC/WDDM" of Windows' nvidia-smi, and devices that WSL cannot open.
+**Checks.** The column "TCC/WDDM" of Windows' nvidia-smi, and devices that WSL cannot open. On the
+machine: the driver model that NVML tells.
 
 **Why it matters.** Windows shares a GPU with WSL through its display model (WDDM). A card in TCC
 mode is not shared, and one such card can keep the others from working.
@@ -15,9 +16,11 @@ need a vGPU or RTX Enterprise driver for it.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -50,9 +53,18 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """A card in TCC mode."""
+    found = [gpu for gpu in machine.gpus if gpu.driver_model == "TCC"]
+    return fact(f"GPU {found[0].index} runs in TCC mode", "NVML") if found else ()
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(
+        Reading(sign="gpu-in-tcc", read=_in_facts),
+    ),
     signatures=(
         signature(
             "gpu-in-tcc",

@@ -1,7 +1,8 @@
 """Parts of what brings the GPU into WSL are missing.
 
 **Checks.** `/dev/dxg`, `/usr/lib/wsl/lib` and the driver store `/usr/lib/wsl/drivers`; a kernel
-that somebody built without dxgkrnl; a Hyper-V guest into which the files were copied.
+that somebody built without dxgkrnl; a Hyper-V guest into which the files were copied. On the
+machine: NVIDIA's driver in Windows, and here no bridge, no driver store, or another kernel.
 
 **Why it matters.** The kernel's bridge (dxgkrnl) and Windows' driver files belong together. With
 one missing, the libraries load and then find no GPU.
@@ -17,9 +18,11 @@ Hyper-V guest, copy the driver store of this driver version again.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _DECISIVE = ("own-wsl-kernel", "dxg-module-missing", "dxg-missing", "driver-store-missing")
 
@@ -54,9 +57,40 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _without_bridge(machine: Machine) -> Facts:
+    """Windows has NVIDIA's driver, and there is no /dev/dxg."""
+    if not _has_windows_driver(machine) or machine.wsl is None or machine.wsl.has_dxg is not False:
+        return ()
+    return fact("there is no /dev/dxg", "/dev")
+
+
+def _without_store(machine: Machine) -> Facts:
+    """Windows has NVIDIA's driver, and its store is not handed over."""
+    wsl = machine.wsl
+    if not _has_windows_driver(machine) or wsl is None or wsl.has_driver_store is not False:
+        return ()
+    return fact("no driver of NVIDIA's", "/usr/lib/wsl/drivers")
+
+
+def _own_kernel(machine: Machine) -> Facts:
+    """.wslconfig names a kernel."""
+    config = (machine.windows.wslconfig if machine.windows else None) or {}
+    return fact("[wsl2] kernel is set", ".wslconfig") if config.get("wsl2.kernel") else ()
+
+
+def _has_windows_driver(machine: Machine) -> bool:
+    has_driver = machine.windows is not None and machine.windows.driver is not None
+    return machine.host.wsl == 2 and machine.host.container is None and has_driver
+
+
 RULE = Rule(
     check=check,
     prior=40,
+    readings=(
+        Reading(sign="dxg-missing", read=_without_bridge),
+        Reading(sign="driver-store-missing", read=_without_store),
+        Reading(sign="own-wsl-kernel", read=_own_kernel, severity="note"),
+    ),
     signatures=(
         signature(
             "own-wsl-kernel", "kernel", pattern=r"^\s*kernel\s*=\s*\S*[\\/]\S+|CONFIG_DXGKRNL"

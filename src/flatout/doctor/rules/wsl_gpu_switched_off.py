@@ -1,6 +1,7 @@
 """The GPU is switched off for this distro in /etc/wsl.conf.
 
-**Checks.** The section `[gpu]` with `enabled=false`.
+**Checks.** The section `[gpu]` with `enabled=false`. On the machine: that setting, and `gpuSupport`
+in .wslconfig.
 
 **Why it matters.** WSL then starts the distro without the bridge to the GPU; nothing in it finds
 one.
@@ -14,9 +15,11 @@ one.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 from flatout.nouns.plan import Edit, Entry
 
 _NO_SWITCH = Edit(
@@ -48,9 +51,23 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Either file switches it off."""
+    if machine.host.wsl != 2:
+        return ()
+    conf = (machine.wsl.wsl_conf if machine.wsl else None) or {}
+    config = (machine.windows.wslconfig if machine.windows else None) or {}
+    if conf.get("gpu.enabled", "").lower() == "false":
+        return fact("[gpu] enabled=false", "/etc/wsl.conf")
+    if config.get("wsl2.gpusupport", "").lower() == "false":
+        return fact("[wsl2] gpuSupport=false", ".wslconfig")
+    return ()
+
+
 RULE = Rule(
     check=check,
     prior=75,
+    readings=(Reading(sign="wsl-conf-gpu-off", read=_in_facts),),
     signatures=(
         signature(
             "wsl-conf-gpu-off",

@@ -1,6 +1,7 @@
 """The Windows drive that holds WSL's disk is full.
 
-**Checks.** A distro that turned read-only, and Windows' words for a full disk.
+**Checks.** A distro that turned read-only, and Windows' words for a full disk. On the machine: the
+free space of Windows' own drive.
 
 **Why it matters.** WSL's disk is a file (`ext4.vhdx`) that grows on a Windows drive. When that
 drive is full, `df` inside still shows free space, and writes fail.
@@ -14,9 +15,12 @@ drive is full, `df` inside still shows free space, and writes fail.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
+from flatout.nouns.units import bytes_text
 
 
 def check(case: Case) -> Finding | None:
@@ -45,8 +49,19 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Windows' drive is nearly full, and WSL's disk lies on it unless somebody moved it."""
+    free = machine.windows.free_bytes if machine.windows else None
+    if machine.host.wsl != 2 or free is None or free >= 5 * 2**30:
+        return ()
+    return fact(f"Windows' drive has {bytes_text(free)} free", "CIM")
+
+
 RULE = Rule(
     check=check,
+    readings=(
+        Reading(sign="windows-disk-full", read=_in_facts, severity="warning"),
+    ),
     signatures=(
         signature(
             "turned-read-only",

@@ -1,7 +1,7 @@
 """WSL's libcuda is not on the loader's path.
 
 **Checks.** Programs that fail to open `libcuda.so`, and `ldconfig -p` that knows `libcuda.so.1`
-alone.
+alone. On the machine: WSL's libcuda in its folder, and none that the loader knows.
 
 **Why it matters.** Under WSL the driver lies in `/usr/lib/wsl/lib`. What opens `libcuda.so`
 without a number, as cuDNN 8 and Triton do, finds nothing, and the GPU stays unused or the program
@@ -17,9 +17,11 @@ shared object file`
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 from flatout.nouns.plan import Block
 
 _FIX = Fix(
@@ -64,8 +66,24 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """WSL brings libcuda, and the loader knows none."""
+    held = machine.wsl.libraries if machine.wsl else None
+    if machine.host.wsl != 2 or not held or not any(one.startswith("libcuda.so") for one in held):
+        return ()
+    if machine.libraries is None or "libraries" in machine.unread:
+        return ()
+    if any(one.name == "libcuda" for one in machine.libraries):
+        return ()
+    return (
+        *fact("libcuda is there", "/usr/lib/wsl/lib"),
+        *fact("no libcuda", "ldconfig, LD_LIBRARY_PATH"),
+    )
+
+
 RULE = Rule(
     check=check,
+    readings=(Reading(sign="ldconfig-wsl-libcuda", read=_in_facts),),
     signatures=(
         signature(
             "ldconfig-wsl-libcuda",

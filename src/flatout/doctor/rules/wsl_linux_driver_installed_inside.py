@@ -1,7 +1,8 @@
 """A Linux NVIDIA driver is installed inside WSL and hides the real one.
 
 **Checks.** Packages such as `nvidia-driver-*`, `nvidia-utils-*`, `libnvidia-compute-*`, `cuda` or
-`cuda-drivers` in the distro, and their libcuda or libnvidia-ml before `/usr/lib/wsl/lib`.
+`cuda-drivers` in the distro, and their libcuda or libnvidia-ml before `/usr/lib/wsl/lib`. On the
+machine: the driver's packages, and the libcuda that the loader takes first.
 
 **Why it matters.** WSL has no NVIDIA kernel module: its driver is Windows', reached through
 `/usr/lib/wsl/lib`. The Linux libraries look for a module that is not there, and fail.
@@ -17,9 +18,11 @@ install nvidia-utils-510`
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 _PACKAGES = (
     r"(?:nvidia-(?:driver|utils|compute-utils|dkms|kernel|headless|open|\d{3})|libnvidia-compute"
@@ -66,9 +69,37 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _first_is_foreign(machine: Machine) -> Facts:
+    """The loader takes another libcuda than WSL's."""
+    first = next((one for one in machine.libraries or () if one.name == "libcuda"), None)
+    if machine.host.wsl != 2 or machine.host.container or first is None or first.is_stub:
+        return ()
+    # A toolkit's compatibility package is another matter.
+    if "/wsl/" in first.path or "/compat" in first.path:
+        return ()
+    return fact(f"the loader takes {first.path}", first.found_by or "ldconfig")
+
+
+def _has_packages(machine: Machine) -> Facts:
+    """The packages are installed."""
+    packages = machine.wsl.linux_driver_packages if machine.wsl else None
+    if machine.host.wsl != 2 or machine.host.container or not packages:
+        return ()
+    return fact(f"installed: {', '.join(packages[:3])}", "dpkg")
+
+
 RULE = Rule(
     check=check,
     prior=70,
+    readings=(
+        Reading(sign="linux-libcuda-found", read=_first_is_foreign),
+        Reading(
+            sign="driver-package-listed",
+            read=_has_packages,
+            severity="warning",
+            certainty="likely",
+        ),
+    ),
     signatures=(
         signature(
             "driver-package-installed",

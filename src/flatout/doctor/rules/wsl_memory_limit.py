@@ -1,7 +1,8 @@
 """WSL's virtual machine has less memory than is needed, or its .wslconfig is not applied.
 
 **Checks.** `.wslconfig` and what `free` shows, complaints of WSL about that file, and processes
-killed for memory under WSL.
+killed for memory under WSL. On the machine: `memory=` in .wslconfig, what WSL has, and what Windows
+has.
 
 **Why it matters.** WSL gets half of the machine's memory. A `.wslconfig` with a mistake, in
 UTF-16 or read before `wsl --shutdown` is ignored without a word.
@@ -16,11 +17,15 @@ asked first.
 
 from __future__ import annotations
 
+import re
+
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import WSLCONFIG, Finding, Fix
 from flatout.nouns.machine import Machine
 from flatout.nouns.plan import Edit, Entry
+from flatout.nouns.units import bytes_text
 
 # Of memory that Windows itself keeps.
 _WINDOWS_BYTES = 8 * 1024**3
@@ -72,9 +77,48 @@ def _edits(machine: Machine) -> tuple[Edit, ...]:
     return (Edit(file=WSLCONFIG, form="ini", entries=(entry,), encoding="utf-8"),)
 
 
+def _not_applied(machine: Machine) -> Facts:
+    """WSL has another amount than the file asks for."""
+    asked, total = _asked_bytes(machine), machine.memory.total_bytes
+    # The kernel keeps some of it for itself.
+    if asked is None or total is None or 0.8 * asked < total < 1.05 * asked:
+        return ()
+    return (
+        *fact(f"memory={bytes_text(asked)}", ".wslconfig"),
+        *fact(f"WSL has {bytes_text(total)}", "/proc/meminfo"),
+    )
+
+
+def _is_low(machine: Machine) -> Facts:
+    """The file asks for less than half of what WSL would take, and for less than 8 GB."""
+    asked = _asked_bytes(machine)
+    whole = machine.windows.memory_bytes if machine.windows else None
+    if asked is None or whole is None or asked >= min(8 * 10**9, whole / 4):
+        return ()
+    return (
+        *fact(f"memory={bytes_text(asked)}", ".wslconfig"),
+        *fact(f"Windows has {bytes_text(whole)}", "CIM"),
+    )
+
+
+def _asked_bytes(machine: Machine) -> int | None:
+    config = (machine.windows.wslconfig if machine.windows else None) or {}
+    return _bytes(config.get("wsl2.memory", "")) if machine.host.wsl == 2 else None
+
+
+def _bytes(text: str) -> int | None:
+    """ "12GB" as WSL reads it: in powers of 1024."""
+    found = re.fullmatch(r"(\d{1,12}) ?([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    return int(found[1]) << 10 * " KMGT".index(found[2].upper() or " ") if found else None
+
+
 RULE = Rule(
     check=check,
     prior=60,
+    readings=(
+        Reading(sign="wslconfig-refused", read=_not_applied, severity="warning"),
+        Reading(sign="wslconfig-refused", read=_is_low, severity="warning"),
+    ),
     signatures=(
         signature("wslconfig-named", ".wslconfig"),
         signature("wslconfig-memory", "memory", pattern=_SET),

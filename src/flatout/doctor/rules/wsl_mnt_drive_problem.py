@@ -1,6 +1,7 @@
 """A Windows drive below /mnt refuses what is asked of it.
 
-**Checks.** Permission and input/output errors for files below `/mnt/c` and its like.
+**Checks.** Permission and input/output errors for files below `/mnt/c` and its like. On the
+machine: a folder of the project or the data on such a drive that is read-only.
 
 **Why it matters.** Windows drives reach WSL through 9p. Without the option `metadata` they have
 no Linux permissions, and the share may break off; besides, small files are read tens of times
@@ -15,6 +16,7 @@ slower than on WSL's own disk.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
@@ -62,8 +64,21 @@ def _with_metadata(machine: Machine) -> Edit:
     return Edit(file="/etc/wsl.conf", form="ini", entries=(entry,))
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """A folder that matters lies on a drive that takes nothing."""
+    return tuple(
+        one
+        for disk in machine.disks or ()
+        if disk.is_windows_drive and disk.is_read_only and disk.role in ("project", "data")
+        for one in fact(
+            f"{disk.role} lies on a Windows drive that is read-only", "/proc/self/mountinfo"
+        )
+    )
+
+
 RULE = Rule(
     check=check,
+    readings=(Reading(sign="mnt-drive-error", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "mnt-drive-error",

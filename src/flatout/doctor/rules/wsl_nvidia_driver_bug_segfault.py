@@ -1,6 +1,7 @@
 """nvidia-smi crashes under WSL because of a fault in Windows' driver.
 
-**Checks.** A segmentation fault of nvidia-smi, or inside libnvidia-ml.
+**Checks.** A segmentation fault of nvidia-smi, or inside libnvidia-ml. On the machine: how NVML or
+nvidia-smi ended.
 
 **Why it matters.** Some drivers of Windows ship libraries for WSL that crash when NVML is asked.
 CUDA may work all the same; whatever reads the GPU through NVML does not.
@@ -14,9 +15,11 @@ CUDA may work all the same; whatever reads the GPU through NVML does not.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -42,8 +45,17 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """A program of the driver crashed."""
+    reason = machine.unread.get("gpus", "")
+    if machine.host.wsl != 2 or "crashed (exit code" not in reason:
+        return ()
+    return fact(reason, "here")
+
+
 RULE = Rule(
     check=check,
+    readings=(Reading(sign="smi-segfault", read=_in_facts),),
     signatures=(
         signature(
             "smi-segfault",

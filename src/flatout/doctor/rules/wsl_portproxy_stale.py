@@ -1,6 +1,7 @@
 """Forgotten port forwards of Windows lead into a WSL that has moved.
 
-**Checks.** The table of `netsh interface portproxy show`.
+**Checks.** The table of `netsh interface portproxy show`. On the machine: forwards that lead into
+WSL's net, and not to this distro.
 
 **Why it matters.** WSL gets a new address at each start. A forward made for the old one takes the
 port and leads nowhere, so a service or a cluster's head cannot be reached.
@@ -14,9 +15,11 @@ port and leads nowhere, so a service or a cluster's head cannot be reached.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -43,9 +46,18 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Forwards to addresses that are none of this distro's."""
+    number = machine.windows.num_portproxies if machine.windows else None
+    return fact(f"{number} forwards to other addresses of WSL's net", "registry") if number else ()
+
+
 RULE = Rule(
     check=check,
     prior=30,
+    readings=(
+        Reading(sign="portproxy-table", read=_in_facts, severity="warning", certainty="likely"),
+    ),
     signatures=(
         signature(
             "portproxy-table",

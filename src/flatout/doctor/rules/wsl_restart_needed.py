@@ -1,6 +1,7 @@
 """WSL must be started anew, after a new driver or a sleep.
 
-**Checks.** Libraries and driver that do not fit each other, or CUDA's unknown error, under WSL.
+**Checks.** Libraries and driver that do not fit each other, or CUDA's unknown error, under WSL. On
+the machine: Windows' driver beside the one that answers in WSL.
 
 **Why it matters.** WSL takes the driver's files when it starts. When Windows gets another driver,
 or the machine slept, the running WSL goes on with what is no longer there.
@@ -14,14 +15,16 @@ or the machine slept, the running WSL goes on with what is no longer there.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
     """A running WSL that lost its driver."""
-    changed = ("cuda-driver-combination", "nvml-mismatch")
+    changed = ("wsl-driver-differs", "cuda-driver-combination", "nvml-mismatch")
     lost = ("nvml-unknown-error", "cuda-unknown-error", "smi-cannot-communicate")
     is_silent = case.sees("wsl-silent")
     if case.machine.host.wsl != 2 or not is_silent and not case.sees(*changed, *lost):
@@ -54,9 +57,21 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Windows has another driver than the one that WSL still holds."""
+    windows = machine.windows.driver if machine.windows else None
+    if machine.host.wsl != 2 or not windows or not machine.driver or windows == machine.driver:
+        return ()
+    return (
+        *fact(f"driver {windows} in Windows", "CIM"),
+        *fact(f"driver {machine.driver} in WSL", "NVML"),
+    )
+
+
 RULE = Rule(
     check=check,
     prior=65,
+    readings=(Reading(sign="wsl-driver-differs", read=_in_facts),),
     signatures=(
         signature(
             "wsl-silent",

@@ -1,7 +1,7 @@
 """This distro runs as WSL 1, which has no GPU.
 
-**Checks.** The kernel's release (`4.4.0-BUILD-Microsoft` is WSL 1), and the column VERSION of
-`wsl --list --verbose`.
+**Checks.** The kernel's release (`4.4.0-BUILD-Microsoft` is WSL 1), and the column VERSION of `wsl
+--list --verbose`. On the machine: its kernel.
 
 **Why it matters.** WSL 1 translates system calls and has no kernel of its own: there is no
 `/dev/dxg`, no module can be loaded, and nothing that is installed inside will change that.
@@ -16,9 +16,11 @@ distro is stopped and copied.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -44,8 +46,16 @@ def check(case: Case) -> Finding | None:
     )
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """The kernel is that of WSL 1."""
+    return fact(f"kernel {machine.host.release}", "/proc") if machine.host.wsl == 1 else ()
+
+
 RULE = Rule(
     check=check,
+    readings=(
+        Reading(sign="wsl1-refused", read=_in_facts),
+    ),
     signatures=(
         signature(
             "wsl-list-version-1",

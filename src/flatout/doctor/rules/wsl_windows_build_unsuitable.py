@@ -1,7 +1,7 @@
 """This build of Windows has no GPU for WSL, or a broken one.
 
 **Checks.** The build of Windows (WSL needs 19044, that is 10 21H2, or Windows 11), and programs
-that find no DXCore.
+that find no DXCore. On the machine: Windows' build.
 
 **Why it matters.** Windows gives WSL its GPU through `/dev/dxg`. Older builds do not have it, and
 the newest driver does not change that.
@@ -15,9 +15,11 @@ the newest driver does not change that.
 
 from __future__ import annotations
 
+from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.machine import Machine
 
 OLDEST_BUILD = 19044
 # Insider builds between Windows 10 and 11, but for Server 2022.
@@ -63,9 +65,18 @@ def check(case: Case) -> Finding | None:
     )  # fmt: skip
 
 
+def _in_facts(machine: Machine) -> Facts:
+    """Under WSL, a build before the first that shares its GPU."""
+    build = machine.windows.build if machine.windows else None
+    if not machine.host.wsl or build is None or int(build.split(".")[2]) >= OLDEST_BUILD:
+        return ()
+    return fact(f"Windows {build}", "cmd.exe")
+
+
 RULE = Rule(
     check=check,
     prior=75,
+    readings=(Reading(sign="windows-build", read=_in_facts),),
     signatures=(
         signature(
             "dxcore-missing",
