@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
-from flatout.cli import show
+from flatout.cli import failing, show
 from flatout.cli.live import Waiting
 from flatout.cli.predictions import (
     PredictionTable,
@@ -47,6 +47,8 @@ class _Heard:
             if isinstance(answer, Noted | Refused | Broken):
                 self._waiting.stop()
                 show.print_finding(answer.finding)
+            if isinstance(answer, Broken) and answer.exit_code != 2:
+                failing.explain(answer.finding, answer.printed)
             if isinstance(answer, Refused):
                 self.exit_code = 1
             elif isinstance(answer, Broken):

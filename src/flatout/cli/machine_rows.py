@@ -156,7 +156,9 @@ def _disk_texts(disks: Sequence[Disk]) -> Iterator[str]:
     for disk in disks:
         if disk.role in ("project", "data", "shm") and disk.free_bytes is not None:
             kind = "a Windows drive" if disk.is_windows_drive else disk.kind or "disk"
-            yield f"{disk.role} on {kind}, {bytes_text(disk.free_bytes)} free"
+            speed = disk.small_files_bytes_s
+            measured = f", {bytes_text(speed)}/s in small files" if speed else ""
+            yield f"{disk.role} on {kind}, {bytes_text(disk.free_bytes)} free{measured}"
 
 
 def _joined(*parts: str | int | None) -> str:

@@ -32,16 +32,28 @@ def print_explanation(diagnosis: Diagnosis) -> None:
         console.print("No cause that is known here was seen in this text.")
         console.print("To decide: flatout doctor, on the machine that it comes from")
         return
-    for number, finding in enumerate(diagnosis.findings):
+    _print_ranked(console, diagnosis.findings)
+    for question in diagnosis.undecided:
+        console.print(Text("To decide, run:", "bold"))
+        for command in question.run:
+            console.print(f"{_INDENT}{command}", soft_wrap=True)
+
+
+def print_causes(findings: Sequence[Finding]) -> None:
+    """The causes of an error that was printed just now, below it; nothing where none is known."""
+    if findings:
+        console = make_console(is_error=True)
+        console.print()
+        _print_ranked(console, findings)
+
+
+def _print_ranked(console: Console, findings: Sequence[Finding]) -> None:
+    for number, finding in enumerate(findings):
         first = "Most likely: " if number == 0 else "Less likely: "
         if number == 0 and finding.certainty == "decided":
             first = "Cause: "
         console.print(Text.assemble((first, _STYLES[finding.severity]), finding.problem))
         _print_body(console, finding)
-    for question in diagnosis.undecided:
-        console.print(Text("To decide, run:", "bold"))
-        for command in question.run:
-            console.print(f"{_INDENT}{command}", soft_wrap=True)
 
 
 def print_examined(examined: Examined, *, is_verbose: bool, is_mending: bool = False) -> None:
@@ -119,6 +131,8 @@ def _print_body(console: Console, finding: Finding) -> None:
     for evidence in finding.evidence:
         where, text = ("", evidence) if isinstance(evidence, str) else (
             evidence.where or "", evidence.text)  # fmt: skip
+        if len(where) >= _LABEL_WIDTH:
+            where, text = "here", f"{text} ({where})"
         _print_labelled(console, where, text)
     if finding.because:
         _print_labelled(console, "because", finding.because)

@@ -9,8 +9,12 @@ from flatout.nouns.run import Run
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The run as it stands then. finding: why it failed; exit_code: 0 for an end in good order."""
+    """The run as it stands then. finding: why it failed; exit_code: 0 for an end in good order.
+
+    causes: what `flatout explain` names as the cause of that, most likely first.
+    """
 
     run: Run
     finding: Finding | None = None
+    causes: tuple[Finding, ...] = ()
     exit_code: int = 0

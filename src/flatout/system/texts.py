@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,18 @@ def pieces_of(path: Path) -> Iterator[bytes]:
     with mapped_os_errors(path), open(path, "rb") as file:
         while piece := file.read(_PIECE_BYTES):
             yield piece
+
+
+def end_of(path: Path, num_bytes: int) -> bytes:
+    """The last bytes of a file.
+
+    Raises:
+        UsageError: file-access.
+    """
+    with mapped_os_errors(path), open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - num_bytes))
+        return file.read()
 
 
 def pieces_of_stdin() -> Iterator[bytes]:

@@ -7,21 +7,26 @@ import click
 
 @click.command("explain")
 @click.argument("subject", required=False, metavar="[FILE|RULE-ID|-]")
+@click.option(
+    "--here/--elsewhere", "is_here", default=None,
+    help="Whether the text is from this machine, whose facts are added then.",
+)  # fmt: skip
 @click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
-def command(subject: str | None, is_json: bool) -> None:
+def command(subject: str | None, is_here: bool | None, is_json: bool) -> None:
     """Name the cause in a log, a traceback, or what nvidia-smi, docker or dmesg printed.
 
-    Without FILE it reads what is piped in, else what the last failed run left. Nothing is sent
-    anywhere.
+    Without FILE it reads what is piped in, else what the last failed run left, and adds what it
+    sees of this machine, unless the text tells of another one. A FILE may come from any machine:
+    say --here if it is from this one. Nothing is sent anywhere.
     """
     from flatout import consult
     from flatout.cli import show, show_doctor
     from flatout.nouns.diagnosis import Diagnosis
 
-    told = consult.explain(subject)
+    told = consult.explain(subject, is_here=is_here)
     if isinstance(told, Diagnosis):
         if is_json:
-            show.print_json(told)
+            show.print_json(consult.as_shown(told))
         else:
             show_doctor.print_explanation(told)
     elif is_json:

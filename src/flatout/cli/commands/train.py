@@ -61,7 +61,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     NAME is a built-in, FILE a Python file with a function `experiment`.
     """
     from flatout import flow
-    from flatout.cli import show
+    from flatout.cli import failing, show
     from flatout.cli.live import Display
     from flatout.errors import FlatoutError
     from flatout.nouns.finding import finding_from
@@ -85,6 +85,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
         outcome = flow.conclude(attendance)
         if outcome.finding and not interrupts.count:
             display.fail(outcome.finding)
+            outcome = failing.explained(outcome)
         else:
             display.close(outcome.run, flow.split_of(outcome.run))
     if is_json:

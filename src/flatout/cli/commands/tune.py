@@ -29,7 +29,7 @@ def command(forget: bool, is_json: bool, **options: Any) -> int:
     NAME is a built-in, FILE a Python file with a function `experiment`.
     """
     from flatout import flow
-    from flatout.cli import show
+    from flatout.cli import failing, show
     from flatout.cli.show_tune import SearchDisplay, print_tuned
     from flatout.nouns.train_request import TrainRequest
 
@@ -49,6 +49,7 @@ def command(forget: bool, is_json: bool, **options: Any) -> int:
             return 130
         if outcome.finding:
             display.fail(outcome.finding)
+            failing.explained(outcome)
             return outcome.exit_code
         tuned = flow.tuned(outcome.run)
         display.close()

@@ -1,0 +1,29 @@
+"""A failure, explained after it was told: for every command whose work runs in a process."""
+
+from __future__ import annotations
+
+import msgspec
+
+from flatout.nouns.finding import Finding
+from flatout.nouns.outcome import Outcome
+
+
+def explained(outcome: Outcome) -> Outcome:
+    """The outcome with the causes that the rules name, which are printed; else as it was."""
+    if outcome.exit_code == 2:
+        return outcome  # Wrong use has no cause in the machine.
+    # Loaded only where something has failed: all rules are behind it.
+    from flatout import consult
+    from flatout.cli import show_doctor
+
+    causes = consult.causes_of(outcome)
+    show_doctor.print_causes(causes)
+    return msgspec.structs.replace(outcome, causes=causes)
+
+
+def explain(finding: Finding, printed: str) -> None:
+    """Prints the causes that the rules name of an error and what its process has printed."""
+    from flatout import consult
+    from flatout.cli import show_doctor
+
+    show_doctor.print_causes(consult.causes_in(finding, printed.encode(errors="replace")))

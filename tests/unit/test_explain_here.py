@@ -1,0 +1,153 @@
+"""A text from this machine: what the machine is decides where the text does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flatout import consult
+from flatout.doctor.same_machine import is_elsewhere, together
+from flatout.nouns.finding import Finding
+from flatout.nouns.framework import Framework
+from flatout.nouns.machine import Gpu, Host, Machine
+from flatout.nouns.run import Run
+from flatout.probes.examination import GLANCE_S, examine, glance
+from flatout.system.file_speed import measure
+from flatout.system.system import RecordedSystem, Recording
+from flatout.system.together import begin
+
+MACHINES = Path(__file__).parents[1] / "cases" / "machines"
+HERE = Machine(
+    host=Host(os="linux", release="6.8.0-79-generic"),
+    driver="580.95.05",
+    gpus=(Gpu(index=0, name="NVIDIA GeForce GTX 1080 Ti", compute_capability="6.1"),),
+    frameworks=(Framework(name="torch", version="2.9.1+cu130", build="cu130"),),
+)
+OPEN_TEXT = b"Traceback (most recent call last):\n  x\nRuntimeError: CUDA error: unknown error\n"
+
+
+def test_facts_of_the_machine_come_after_what_the_text_shows() -> None:
+    alone = consult.explain_text([OPEN_TEXT]).findings
+    found = consult.explain_text([OPEN_TEXT], lambda: HERE).findings
+    assert "gpu-arch-not-in-build" not in [one.rule for one in alone]
+    assert [one.rule for one in found][: len(alone)] == [one.rule for one in alone]
+    added = next(one for one in found if one.rule == "gpu-arch-not-in-build")
+    assert {getattr(one, "where", None) for one in added.evidence} == {"NVML", "metadata"}
+
+
+def test_text_of_another_machine_is_left_to_itself() -> None:
+    text = OPEN_TEXT + b"| NVIDIA-SMI 535.54.03  Driver Version: 535.54.03  CUDA Version: 12.2 |\n"
+    assert consult.explain_text([text], lambda: HERE) == consult.explain_text([text])
+
+
+@pytest.mark.parametrize(
+    ("told", "is_other"),
+    [
+        (Machine(), False),
+        (Machine(driver="580.95"), False),
+        (Machine(driver="535.54.03"), True),
+        (Machine(gpus=(Gpu(index=0, name="GTX 1080 Ti"),)), False),
+        (Machine(gpus=(Gpu(index=0, name="RTX 4090"),)), True),
+        (Machine(host=Host(os="windows")), True),
+        (Machine(host=Host(os="linux", wsl=2)), True),
+        (Machine(host=Host(container="docker")), False),
+    ],
+)
+def test_machine_is_another_when_a_fact_differs(told: Machine, is_other: bool) -> None:
+    assert is_elsewhere(told, HERE) is is_other
+
+
+def test_what_the_text_tells_wins() -> None:
+    told = Machine(cuda="12.4", frameworks=(Framework(name="torch", version="2.5.1"),))
+    both = together(told, HERE)
+    assert (both.cuda, both.driver) == ("12.4", "580.95.05")
+    assert [one.version for one in both.frameworks] == ["2.5.1"]
+
+
+def test_glance_sees_what_matters_and_asks_no_slow_program() -> None:
+    case = json.loads((MACHINES / "wsl2-rtx3060-spanish.json").read_text(encoding="utf-8"))
+    system = RecordedSystem(msgspec.convert(case["recording"], Recording))
+    seen, whole = glance(system), examine(system).machine
+    assert (seen.gpus, seen.driver, seen.frameworks) == (whole.gpus, whole.driver, whole.frameworks)
+    assert seen.windows is seen.engines is None
+    assert seen.unread["windows"]
+
+
+def test_what_was_begun_gives_its_result_or_nothing_in_time() -> None:
+    assert begin(lambda: 3, 5)() == 3
+    assert begin(lambda: 1 / 0, 5)() is None
+    began = time.monotonic()
+    assert begin(lambda: time.sleep(3), 0.05)() is None
+    assert time.monotonic() - began < 1
+
+
+def test_speed_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
+    found = measure(str(tmp_path), limit_s=0.3)
+    assert min(found.values()) > 0
+    assert os.listdir(tmp_path) == []
+
+
+def failed_run(tmp_path: Path, log: str) -> Run:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "worker.log").write_text(log, encoding="utf-8")
+    header = json.dumps(
+        {"id": "run", "created_at": 0.0, "flatout_version": "0", "python": "python",
+         "spec": {"name": "x"}, "machine": {}}
+    )  # fmt: skip
+    fields = dict.fromkeys(
+        ("recipe", "started", "finished", "checkpoint_step"), None
+    )  # fmt: skip
+    return msgspec.convert(
+        {**fields, "folder": str(folder), "status": "failed", "step": 0, "validations": [],
+         "findings": [], "header": json.loads(header)}, Run,
+    )  # fmt: skip
+
+
+def test_cause_of_a_failed_training_is_named_from_its_log(tmp_path: Path) -> None:
+    from flatout.nouns.outcome import Outcome
+
+    finding = Finding(rule="experiment-raised", severity="error", problem="your experiment raised")
+    log = "epoch 1\nRuntimeError: CUDA error: no kernel image is available for execution\n"
+    outcome = Outcome(run=failed_run(tmp_path, log), finding=finding, exit_code=1)
+    causes = consult.causes_of(outcome)
+    assert [one.rule for one in causes] == ["gpu-arch-not-in-build"]
+    assert [getattr(one, "where", "") for one in causes[0].evidence] == ["its log"]
+
+
+def test_error_that_no_rule_knows_has_no_cause() -> None:
+    finding = Finding(rule="experiment-raised", severity="error", problem="raised KeyError: 'x'")
+    assert consult.causes_in(finding, b"KeyError: 'x'\n", HERE) == ()
+
+
+def test_long_text_is_explained_in_bounded_memory(tmp_path: Path) -> None:
+    # benchmarks/doctor_times.py does it with 200 MB.
+    path = tmp_path / "long.log"
+    line = b"step 1234 loss 0.123 lr 1e-04 grad_norm 0.5 tokens/s 123456 gpu_mem 3.1 GiB\n"
+    with open(path, "wb") as file:
+        for _ in range(12):
+            file.write(line * (2**20 // len(line)))
+        file.write(b"RuntimeError: CUDA error: no kernel image is available for execution\n")
+    code = (
+        "import resource, sys; from flatout import consult; "
+        f"found = consult.explain({str(path)!r}); "
+        "print(found.findings[0].rule, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    if sys.platform == "win32":
+        pytest.skip("needs the module resource, which Windows has not")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rule, peak_kib = done.stdout.split()
+    assert rule == "gpu-arch-not-in-build"
+    scale = 1 if sys.platform == "darwin" else 1024
+    assert int(peak_kib) * scale < 150 * 2**20
+
+
+def test_glance_is_over_in_time() -> None:
+    assert GLANCE_S <= 0.5
