@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from flatout import __version__, flow
+from flatout.doctor.redaction import redacted
 from flatout.nouns.machine import Machine
 from flatout.nouns.measurement import Measurement
 from flatout.system import clock, store
@@ -91,7 +92,7 @@ def write_result(
         benchmark=benchmark,
         at=at,
         flatout=__version__,
-        machine=machine,
+        machine=redacted(machine),
         versions=versions("torch", "numpy", "lightning", "accelerate", "safetensors", "msgspec"),
         measurements=tuple(measurements),
         details=details,

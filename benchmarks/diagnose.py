@@ -1,6 +1,6 @@
 """How often `flatout explain` names the true cause of recorded failures.
 
-    python3 benchmarks/diagnose.py CASES [--noise 5000] [--failures]
+    python3 benchmarks/diagnose.py CASES [--noise 5000] [--failures] [--out FOLDER]
 
 CASES is a folder of folders, each with `input.txt` and `case.yaml` (fields `cause`,
 `also_acceptable`, `decidable`, `family`, `answer`; one line each), or of tables as in
@@ -22,8 +22,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dated import RESULTS, measurement, read_machine, write_result
+
 from flatout.doctor.diagnose import case_from_text, diagnose
 from flatout.doctor.families import RULES
+from flatout.nouns.measurement import Measurement
 
 SEED = 20261121
 # What trainings, installers and services print when nothing is wrong.
@@ -140,6 +143,50 @@ def judge(case: RecordedCase, text: str) -> Result:
     )
 
 
+def score(members: Sequence[Result]) -> dict[str, int]:
+    """How many of these cases were named rightly, and how many healthy ones gave an alarm."""
+    sick = [one for one in members if not one.case.is_healthy]
+    return {
+        "cases": len(members),
+        "with_a_cause": len(sick),
+        "top_1": sum(one.is_right(1) for one in sick),
+        "top_3": sum(one.is_right(3) for one in sick),
+        "false_alarms": sum(bool(one.alarms) for one in members if one.case.is_healthy),
+    }
+
+
+def scores(results: Sequence[Result]) -> dict[str, dict[str, dict[str, int]]]:
+    """Scores by each field of the cases; names of cases are left out."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for key in ("family", "decidable", "answer"):
+        names = sorted({getattr(one.case, key) for one in results})
+        found[key] = {
+            name: score([one for one in results if getattr(one.case, key) == name])
+            for name in names
+        }
+    return found
+
+
+def measured(results: Sequence[Result], num_noise: int) -> list[Measurement]:
+    """The shares that count: of all with a cause, of the decidable, of those told in a thread."""
+    sick = [one for one in results if not one.case.is_healthy]
+    groups = {
+        "all": sick,
+        "decidable": [one for one in sick if one.case.decidable == "yes"],
+        "in_thread": [one for one in sick if one.case.answer == "in_thread"],
+    }
+    return [
+        measurement(
+            f"top-{depth} of {name}",
+            "share",
+            (sum(one.is_right(depth) for one in members) / max(1, len(members)),),
+            {"cases": len(members), "lines_of_noise": num_noise},
+        )
+        for name, members in groups.items()
+        for depth in (1, 3)
+    ]
+
+
 def table(title: str, results: Sequence[Result], key: str) -> Iterator[str]:
     """Scores by a field of the cases."""
     yield f"{title:<24}{'cases':>7}{'top-1':>9}{'top-3':>9}{'false alarms':>14}"
@@ -196,6 +243,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cases", type=Path)
     parser.add_argument("--noise", type=int, default=0, metavar="LINES")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     parser.add_argument("--failures", action="store_true", help="name what was not right")
     asked = parser.parse_args(arguments)
     draw = random.Random(SEED)
@@ -207,6 +255,9 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{asked.cases} holds no cases", file=sys.stderr)
         return 2
     print("\n".join([*report(results), *(failures(results) if asked.failures else ())]))
+    name = f"diagnose-noise-{asked.noise}" if asked.noise else "diagnose"
+    found = measured(results, asked.noise)
+    print(write_result(name, read_machine(), found, scores(results), asked.out))
     return 0
 
 

@@ -1,0 +1,169 @@
+"""How long the doctor takes, beside tools that do something like it, and what a long text costs.
+
+    python3 benchmarks/doctor_times.py [--rounds 7] [--megabytes 200] [--rivals FOLDER]
+
+Whole processes are timed, from start to end, in turns: each round runs every command once, in an
+order drawn anew. The rivals are installed from the package index into environments of their own, in
+FOLDER (else a temporary one, which is removed); without a network they are left out, and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dated import RESULTS, measurement, read_machine, write_result
+from diagnose import NOISE
+
+from flatout.nouns.measurement import Measurement
+
+SEED = 20261121
+# Beside each: the package that brings it, and what it needs to say anything.
+RIVALS = {
+    "env-doctor": ("env-doctor", ("env-doctor", "check")),
+    "cuda-doctor": ("cuda-doctor", ("cuda-doctor", "doctor")),
+}
+TIMEOUT_S = 120.0
+MOST_TEXT_S = 20.0
+MOST_TEXT_BYTES = 300 * 2**20
+_CAUSE = "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+
+
+def own_commands(log: Path) -> dict[str, list[str]]:
+    """flatout's commands, by the name they have in the table."""
+    flatout = [sys.executable, "-m", "flatout"]
+    return {
+        "flatout --help": [*flatout, "--help"],
+        "flatout explain FILE": [*flatout, "explain", str(log)],
+        "flatout doctor": [*flatout, "doctor", "--fail-on", "error"],
+        "torch.utils.collect_env": [sys.executable, "-m", "torch.utils.collect_env"],
+    }
+
+
+def rival_commands(folder: Path) -> dict[str, list[str]]:
+    """Those of the rivals that could be installed."""
+    found = {}
+    for name, (package, command) in RIVALS.items():
+        place = folder / name
+        if not place.exists():
+            subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+            bin_folder = place / ("Scripts" if sys.platform == "win32" else "bin")
+            done = subprocess.run(
+                [str(bin_folder / "python"), "-m", "pip", "install", "--quiet", package],
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode != 0:
+                print(f"{name}: not installed: {done.stderr.strip()[-200:]}", file=sys.stderr)
+                continue
+        bin_folder = place / ("Scripts" if sys.platform == "win32" else "bin")
+        found[name] = [str(bin_folder / command[0]), *command[1:]]
+    return found
+
+
+def timed(argv: Sequence[str]) -> float:
+    """Seconds of a whole process; what it finds is not judged."""
+    began = time.perf_counter()
+    subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL, timeout=TIMEOUT_S)  # fmt: skip
+    return time.perf_counter() - began
+
+
+def peak_of(argv: Sequence[str]) -> tuple[float, int]:
+    """Seconds and peak bytes of memory of a process."""
+    import psutil
+
+    began = time.perf_counter()
+    process = psutil.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    peak = 0
+    while process.poll() is None:
+        try:
+            told = process.memory_info()
+            peak = max(peak, getattr(told, "peak_wset", told.rss))
+        except psutil.Error:
+            break
+        time.sleep(0.02)
+    return time.perf_counter() - began, peak
+
+
+def write_text(path: Path, num_bytes: int) -> None:
+    """A log of that size, of what trainings print, with a cause near its end."""
+    draw = random.Random(SEED)
+    lines = [
+        draw.choice(NOISE).format(
+            a=draw.randrange(10, 99), b=draw.randrange(10, 99), c=draw.randrange(100, 999),
+            d=draw.randrange(1000, 9999), e=draw.randrange(10, 59), f=draw.randrange(10, 59),
+            g=draw.randrange(1, 9), h=draw.randrange(1, 9),
+        )
+        for _ in range(20_000)
+    ]  # fmt: skip
+    block = "\n".join(lines).encode() + b"\n"
+    with open(path, "wb") as file:
+        for _ in range(num_bytes // len(block) + 1):
+            file.write(block)
+        file.write(_CAUSE.encode())
+
+
+def explain_long(folder: Path, megabytes: int) -> list[Measurement]:
+    """Time and peak memory of `flatout explain` on a long text."""
+    path = folder / "long.log"
+    write_text(path, megabytes * 2**20)
+    seconds, peak = peak_of([sys.executable, "-m", "flatout", "explain", str(path)])
+    conditions = {"megabytes": megabytes}
+    return [
+        measurement("explain of a long text", "s", (seconds,), conditions),
+        measurement("peak memory of it", "B", (float(peak),), conditions),
+    ]
+
+
+def rounds(commands: dict[str, list[str]], num_rounds: int) -> list[Measurement]:
+    """Each command's seconds, in turns; one round before is not counted."""
+    draw = random.Random(SEED)
+    samples: dict[str, list[float]] = {name: [] for name in commands}
+    for number in range(num_rounds + 1):
+        for name in draw.sample(sorted(commands), len(commands)):
+            seconds = timed(commands[name])
+            if number:
+                samples[name].append(seconds)
+    return [
+        measurement(name, "s", tuple(found), {"rounds": num_rounds})
+        for name, found in samples.items()
+    ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the times and writes them; 1 where the long text cost too much."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--rivals", type=Path, help="folder of their environments")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
+    asked = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        log = folder / "small.log"
+        log.write_text("epoch 1\n" * 200 + _CAUSE, encoding="utf-8")
+        rivals = rival_commands(asked.rivals or folder)
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+        found = rounds({**own_commands(log), **rivals}, asked.rounds)
+        long = explain_long(folder, asked.megabytes)
+    for one in found:
+        low, high = one.spread or (one.value, one.value)
+        print(f"{one.name:<26}{one.value:8.2f} s  ({low:.2f} to {high:.2f})")
+    seconds, peak = long[0].value, long[1].value
+    print(f"explain, {asked.megabytes} MB{'':<12}{seconds:8.2f} s  {peak / 2**20:.0f} MiB at most")
+    details = {"load_before": load, "left_out": sorted(set(RIVALS) - set(rivals))}
+    print(write_result("doctor-times", read_machine(), [*found, *long], details, asked.out))
+    is_small = asked.megabytes <= 200
+    return int(is_small and (seconds > MOST_TEXT_S or peak > MOST_TEXT_BYTES))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
