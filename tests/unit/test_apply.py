@@ -6,14 +6,18 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
 from flatout.apply.applying import apply
 from flatout.apply.undoing import undo
 from flatout.errors import FlatoutError, UsageError
-from flatout.nouns.journal import StepOutcome
+from flatout.nouns.journal import StepBegun, StepOutcome
 from flatout.nouns.machine import Gpu, Machine
 from flatout.nouns.plan import (
     Action,
@@ -30,6 +34,7 @@ from flatout.nouns.plan import (
     fingerprint_of,
 )  # fmt: skip
 from flatout.system import journal
+from flatout.system.rewriting import PUT
 
 IS_WINDOWS = sys.platform == "win32"
 
@@ -279,3 +284,68 @@ def test_fingerprint_is_of_facts_that_last() -> None:
     later = Machine(driver="580.1", read_at="x", gpus=(Gpu(index=0, name="A", free_bytes=2),))
     assert fingerprint_of(machine) == fingerprint_of(later)
     assert fingerprint_of(machine) != fingerprint_of(Machine(driver="581.1"))
+
+
+@pytest.mark.skipif(IS_WINDOWS, reason="a lock is not inherited there")
+def test_program_that_outlives_flatout_keeps_others_out(tmp_path: Path) -> None:
+    file = tmp_path / "late"
+    file.write_text("before")
+    code = f"""
+import sys
+from flatout.apply.applying import apply
+from flatout.nouns.plan import *
+program = "import time; print('x'); time.sleep(3); open({str(file)!r}, 'w').write('after')"
+action = Run(argv=(sys.executable, "-c", program), files=({str(file)!r},))
+step = Step(text="", action=action, changes="")
+print("begun", flush=True)
+list(apply(Plan(goal="", steps=(step,), fingerprint="")))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline()
+    while not any(isinstance(line, StepBegun) for one in journal.entries() for line in one.lines):
+        time.sleep(0.05)
+    # Its program is started right after that line.
+    time.sleep(0.5)
+    process.kill()
+    process.wait()
+    with pytest.raises(UsageError, match="right now"):
+        undo_newest()
+    while journal.entries()[0].status == "under way":
+        time.sleep(0.05)
+    assert file.read_text() == "after"
+    undo_newest()
+    assert file.read_text() == "before"
+
+
+@pytest.mark.skipif(IS_WINDOWS, reason="needs a shell of POSIX")
+def test_what_root_writes_keeps_permissions(tmp_path: Path) -> None:
+    # The script that sudo runs, without sudo.
+    staged, target = tmp_path / "staged", tmp_path / "folder" / "daemon.json"
+    staged.write_text("new")
+    for mode, expected in (("", 0o640), ("x", 0o755)):
+        if target.exists():
+            target.chmod(0o640)
+        subprocess.run(["sh", "-c", PUT, "sh", staged, target, ""], check=True)
+        target.chmod(0o640)
+        subprocess.run(["sh", "-c", PUT, "sh", staged, target, mode], check=True)
+        assert target.read_text() == "new" and stat.S_IMODE(target.stat().st_mode) == expected
+    assert [path.name for path in target.parent.iterdir()] == ["daemon.json"]
+
+
+_CONTENTS = some.binary(max_size=60) | some.sampled_from(
+    [b"[wsl2]\r\nmemory=1GB", b"\xff\xfe[\0a\0]\0", b"\xef\xbb\xbf[a]\nb=c\n", b"[wsl2]\n"]
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(_CONTENTS | some.none(), some.sampled_from(["8GB", "", '"a b"']))
+def test_bytes_are_the_same_after_an_undo(content: bytes | None, value: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / ".wslconfig"
+        if content is not None:
+            file.write_bytes(content)
+        done = list(apply(plan(memory(file, value))))
+        if done[0].how == "done":
+            undo_newest()
+        assert (file.read_bytes() if file.exists() else None) == content
+        assert len(list(Path(folder).iterdir())) == (content is not None)

@@ -6,8 +6,10 @@ import base64
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(find_spec("pip") is None, reason="needs pip, or uv, to install")
 
+SRC = Path(__file__).parents[2] / "src"
 SITE = "Lib/site-packages" if sys.platform == "win32" else "lib/python{}.{}/site-packages"
 # Says what torch says, and works once NumPy is the older one.
 TORCH = """
@@ -159,8 +162,7 @@ def test_person_is_asked_on_a_terminal(broken: Broken) -> None:
 
     ours, theirs = pty.openpty()
     cli = broken.cli
-    src = str(Path(__file__).parents[2] / "src")
-    start = f"import sys; sys.path.insert(0, {src!r}); import flatout.__main__ as m; m.main()"
+    start = f"import sys; sys.path.insert(0, {str(SRC)!r}); import flatout.__main__ as m; m.main()"
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", start, "doctor", "--deep", "--fix", "--python", broken.python],
         stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -187,3 +189,33 @@ def test_undo_says_what_there_is(cli: Any) -> None:
     assert cli.run("undo").returncode == 2
     done = cli.run("undo", "7")
     assert done.returncode == 2 and "see: no-such-change" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a lock is not inherited there")
+def test_packages_are_put_back_when_killed_while_they_change(broken: Broken) -> None:
+    before = broken.files()
+    code = f"""
+from flatout.apply.applying import apply
+from flatout.nouns.plan import *
+action = Packages(python={broken.python!r}, words=("install", "numpy<2"))
+step = Step(text="install", action=action, changes="")
+list(apply(Plan(goal="", steps=(step,), fingerprint="")))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=broken.cli.environment(PYTHONPATH=str(SRC), **broken.variables),
+    )
+    kept = broken.root / ".flatout"
+    while process.poll() is None and not list(kept.glob("*/manifest.json")):
+        time.sleep(0.01)
+    # pip may have begun to replace files, or not.
+    time.sleep(random.uniform(0, 2))
+    process.kill()
+    process.wait()
+    for _ in range(600):
+        done = broken.cli.run("undo", "--yes")
+        if "see: changes-under-way" not in done.stderr:
+            break
+    assert done.returncode == 0, done.stderr
+    assert broken.files() == before
+    assert list(kept.iterdir()) == []

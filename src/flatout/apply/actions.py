@@ -75,7 +75,7 @@ def carry_out(number: int, step: Step, journal: Journal) -> None:
         trees.move(Path(action.source), Path(action.target))
     else:
         journal.append(StepBegun(step=number))
-        run_command(action, step)
+        run_command(action, step, journal)
 
 
 def left_by(number: int, step: Step, journal: Journal) -> dict[str, str]:
@@ -89,7 +89,7 @@ def left_by(number: int, step: Step, journal: Journal) -> dict[str, str]:
     }
 
 
-def run_command(action: Run, step: Step) -> None:
+def run_command(action: Run, step: Step, journal: Journal) -> None:
     """Runs the program of a step to its good end.
 
     Raises:
@@ -104,7 +104,7 @@ def run_command(action: Run, step: Step) -> None:
         )
     else:
         added = {**pip.package_environment(), **action.environment}
-        done = command.run(argv, action.time_limit_s, added)
+        done = command.run(argv, action.time_limit_s, added, journal.kept_open)
     check_ended_well(argv, done)
 
 
@@ -157,5 +157,6 @@ def _change_packages(number: int, action: Packages, journal: Journal) -> None:
     journal.append(TreeKept(step=number, path=str(root), copy=str(copy)))
     trees.keep_tree(root, copy)
     journal.append(StepBegun(step=number))
-    done = command.run(argv, action.time_limit_s, pip.package_environment())
+    variables = pip.package_environment()
+    done = command.run(argv, action.time_limit_s, variables, journal.kept_open)
     check_ended_well(tuple(argv), done)

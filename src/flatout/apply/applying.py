@@ -13,6 +13,7 @@ from flatout.nouns.journal import How, PlanEnded, StepEnded, StepOutcome
 from flatout.nouns.plan import Move, Plan, Run, files_of
 from flatout.system import clock, journal, rewriting, trees
 from flatout.system.journal import Journal
+from flatout.system.store import Lock
 
 
 def apply(plan: Plan) -> Generator[StepOutcome]:
@@ -26,7 +27,7 @@ def apply(plan: Plan) -> Generator[StepOutcome]:
         UsageError: changes-under-way.
     """
     taken = journal.lock()
-    application = _Application(plan)
+    application = _Application(plan, taken)
     try:
         yield from application.steps()
     finally:
@@ -37,8 +38,9 @@ def apply(plan: Plan) -> Generator[StepOutcome]:
 class _Application:
     """A plan that is being applied. Its entry in the journal is made where first needed."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, lock: Lock) -> None:
         self._plan = plan
+        self._lock = lock
         self._journal: Journal | None = None
 
     def steps(self) -> Generator[StepOutcome]:
@@ -82,7 +84,7 @@ class _Application:
     def _entry(self, number: int) -> Journal:
         """The journal's entry, made with all files kept that this step and later ones write."""
         if self._journal is None:
-            self._journal = journal.begin(self._plan)
+            self._journal = journal.begin(self._plan, self._lock)
             seen = set()
             for step in self._plan.steps[number:]:
                 for path in map(rewriting.real_path, files_of(step.action)):

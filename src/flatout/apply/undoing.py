@@ -59,7 +59,7 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
             "undone-already", f"{applied.id} is undone already.", fix="flatout undo --list"
         )
     taken = journal.lock()
-    kept = Journal(Path(applied.folder))
+    kept = Journal(Path(applied.folder), taken)
     try:
         changed = obstacles(applied)
         if changed and not is_forced:
@@ -69,7 +69,7 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
         yield from _put_back_files(applied)
         for number in applied.begun_steps:
             try:
-                for line in _undo_step(applied, number):
+                for line in _undo_step(applied, number, kept):
                     told.append(line)
                     yield line
             except RunFailed as error:
@@ -77,11 +77,11 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
         if failures:
             # Not undone, so that it can be tried again.
             raise failures[0]
+        left = tuple(line for line in told if line.startswith(_LEFT))
+        kept.append(Undone(at=clock.now_s(), left=left))
         for kept_line in applied.lines:
             if isinstance(kept_line, TreeKept):
                 trees.remove_tree(Path(kept_line.copy))
-        left = tuple(line for line in told if line.startswith(_LEFT))
-        kept.append(Undone(at=clock.now_s(), left=left))
     finally:
         kept.close()
         taken.release()
@@ -118,7 +118,9 @@ def _changed_folders(applied: Applied) -> Iterator[Obstacle]:
     cut_off = _cut_off_steps(applied)
     for line in applied.lines:
         if isinstance(line, TreeKept) and line.step not in cut_off and line.path in known:
-            if trees.tree_digest(Path(line.path)) not in known[line.path]:
+            # A folder that the plan has moved is looked at in its last line.
+            is_there = Path(line.path).is_dir()
+            if is_there and trees.tree_digest(Path(line.path)) not in known[line.path]:
                 yield Obstacle(path=line.path)
         elif isinstance(line, PlanEnded):
             for folder, digest in line.digests.items():
@@ -184,12 +186,15 @@ def _put_back_files(applied: Applied) -> Iterator[str]:
             yield f"put back {line.path}"
 
 
-def _undo_step(applied: Applied, number: int) -> Iterator[str]:
+def _undo_step(applied: Applied, number: int, kept: Journal) -> Iterator[str]:
     """Undoes what is no file: packages, folders, names, and what a command takes back."""
     step = applied.begun.plan.steps[number]
     action = step.action
     for line in applied.lines:
         if isinstance(line, TreeKept) and line.step == number:
+            if not Path(line.copy).exists():
+                yield f"{_LEFT}the packages of {line.path}: what was kept of them is gone"
+                continue
             lost = trees.put_back_tree(Path(line.copy), Path(line.path))
             yield f"put back the packages of {line.path}"
             yield from (f"{_LEFT}{path}: it was changed and is not kept" for path in lost)
@@ -205,7 +210,7 @@ def _undo_step(applied: Applied, number: int) -> Iterator[str]:
         yield f"removed {action.makes}"
     if step.undo:
         try:
-            run_command(Run(argv=step.undo), step)
+            run_command(Run(argv=step.undo), step, kept)
         except RunFailed:
             # What was not done need not be taken back.
             if not _has_failed(applied, number):

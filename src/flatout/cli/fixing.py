@@ -15,6 +15,10 @@ from flatout.nouns.repair import Repair, by_hand, mended, repairs
 def fix(request: DoctorRequest, manner: DoctorManner) -> int:
     """Mends what can be mended; gives the exit code."""
     check_fixing(request, manner)
+    for change in consult.changes():
+        if change.status == "broke off":
+            told = f"{change.id} ({change.begun.plan.goal}) broke off: flatout undo {change.id}"
+            show.print_note(f"warning: {told} puts back what it had begun")
     before = consult.examine(request)
     found, left = repairs(before.diagnosis.findings), by_hand(before.diagnosis.findings)
     if not manner.is_json:
@@ -64,10 +68,14 @@ def _is_agreed_to(repair: Repair) -> bool:
 def _carry_out(chosen: Sequence[Repair]) -> list[StepOutcome]:
     """Applies plans up to the first step that fails."""
     outcomes: list[StepOutcome] = []
-    for repair in chosen:
-        for outcome in consult.apply(repair.plan):
-            outcomes.append(outcome)
-            show_fix.print_outcome(outcome)
-        if any(one.how == "failed" for one in outcomes):
-            break
+    try:
+        for repair in chosen:
+            for outcome in consult.apply(repair.plan):
+                outcomes.append(outcome)
+                show_fix.print_outcome(outcome)
+            if any(one.how == "failed" for one in outcomes):
+                break
+    except KeyboardInterrupt:
+        show.print_note("broken off: `flatout undo` puts back what was begun")
+        raise
     return outcomes

@@ -49,7 +49,10 @@ def action_text(step: Step) -> str:
     """The action as it could be typed, or what is written where."""
     action = step.action
     if isinstance(action, Packages):
-        return shlex.join([home_text(action.python), "-m", "pip", *action.words])
+        # In quotes, ~ would be no home.
+        is_plain = " " not in action.python
+        python = home_text(action.python) if is_plain else shlex.quote(action.python)
+        return f"{python} -m pip {shlex.join(action.words)}"
     if isinstance(action, Edit | Block):
         return edit_text(action)
     if isinstance(action, Write):

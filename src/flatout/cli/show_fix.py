@@ -38,10 +38,12 @@ def print_repairs(found: Sequence[Repair], left: Sequence[ByHand]) -> None:
     if left:
         console.print(Text("\nby hand", "bold"))
     for one in left:
-        place = f"    # {PLACES[one.fix.where]}" if PLACES[one.fix.where] else ""
-        _print_row("", f"{one.fix.text} (for {one.rule})")
+        console.print(Text.assemble((" -  ", "bold"), one.fix.text), soft_wrap=True)
+        _print_row("for", one.rule)
         for number, command in enumerate(one.fix.commands):
-            _print_row("", f"    {command}{place if number == 0 else ''}", is_command=True)
+            place = PLACES[one.fix.where] if number == 0 else ""
+            label = "type" if number == 0 else ""
+            _print_row(label, command + (f"    # {place}" if place else ""), is_command=True)
 
 
 def print_preview(text: str) -> None:

@@ -33,7 +33,10 @@ class Completed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(
-    argv: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    kept_open: Sequence[int] = (),
 ) -> Completed:
     """Runs a program to its end, without input.
 
@@ -41,6 +44,7 @@ def run(
         argv: the program and its arguments.
         timeout_s: when this time is up, the program and all it started are killed.
         environment: all of its environment variables; None for those of this process.
+        kept_open: file descriptors that it inherits: a lock is held until it has ended, too.
     """
     try:
         process = subprocess.Popen(
@@ -51,6 +55,7 @@ def run(
             start_new_session=True,
             creationflags=_CREATION_FLAGS,
             env=environment,
+            pass_fds=kept_open,
         )
     except (OSError, ValueError) as error:
         told = (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -30,10 +30,12 @@ class Journal:
 
     Args:
         folder: of the entry.
+        lock: held by whoever works on it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lock: store.Lock) -> None:
         self.folder = folder
+        self._lock = lock
         self.trees: dict[int, TreeKept] = {}
         self._lines = store.Lines(folder / "journal.jsonl")
 
@@ -41,6 +43,14 @@ class Journal:
     def id(self) -> str:
         """What `flatout undo` takes."""
         return self.folder.name
+
+    @property
+    def kept_open(self) -> tuple[int, ...]:
+        """What a program inherits, so that the journal stays locked while it works on alone."""
+        descriptor = self._lock.descriptor
+        if sys.platform == "win32" or descriptor is None:
+            return ()
+        return (descriptor,)
 
     def append(self, line: JournalLine) -> None:
         """Adds a line; it is on the disk when this returns."""
@@ -68,7 +78,7 @@ class Journal:
         self._lines.close()
 
 
-def begin(plan: Plan) -> Journal:
+def begin(plan: Plan, lock: store.Lock) -> Journal:
     """A new entry, whose first line holds the plan."""
     folder = changes_folder()
     with store.mapped_os_errors(folder):
@@ -76,7 +86,7 @@ def begin(plan: Plan) -> Journal:
         newest = max((int(name) for name in _names(folder)), default=0)
         entry = folder / f"{newest + 1:04d}"
         entry.mkdir()
-    journal = Journal(entry)
+    journal = Journal(entry, lock)
     journal.append(PlanBegun(at=clock.now_s(), plan=plan))
     store.sync_folder(folder)
     return journal

@@ -22,7 +22,7 @@ from flatout.system.store import mapped_os_errors, move_into_place
 _SUDO_LIMIT_S = 300.0
 
 # What is written beside the file takes its permissions and owner from it, then its place.
-_PUT = """
+PUT = """
 set -e
 part="$2.flatout-part"
 mkdir -p -- "$(dirname -- "$2")"
@@ -186,7 +186,7 @@ def _put_by_sudo(path: Path, content: bytes, *, is_executable: bool) -> None:
         staged.flush()
         mode = "x" if is_executable else ""
         _checked(
-            run_as_root(["sh", "-c", _PUT, "sh", staged.name, str(path), mode], _SUDO_LIMIT_S), path
+            run_as_root(["sh", "-c", PUT, "sh", staged.name, str(path), mode], _SUDO_LIMIT_S), path
         )
 
 

@@ -262,6 +262,11 @@ class Lock:
             os.register_at_fork(after_in_child=self.release)
         return True
 
+    @property
+    def descriptor(self) -> int | None:
+        """Of its file while it is held here: a process that inherits it holds the lock, too."""
+        return self._descriptor
+
     def release(self) -> None:
         """Gives the lock back; closing its file does it."""
         if self._descriptor is not None:
