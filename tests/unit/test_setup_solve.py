@@ -6,10 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flatout.nouns.machine import Gpu as MachineGpu
+from flatout.nouns.machine import Host, Machine
 from flatout.setup.fit import Gpu, Target, Wish, driver_numbers
 from flatout.setup.rows import Os, Pair
 from flatout.setup.solve import Answer, solve
 from flatout.setup.tables import FRAMEWORKS, shipped_tables
+from flatout.setup.target import target_from
 
 TABLES = shipped_tables()
 CAPABILITIES: list[Pair] = sorted({card.capability for card in TABLES.cards})
@@ -43,6 +46,7 @@ def test_solve_when_the_driver_no_longer_knows_the_card() -> None:
     answer = ask(target((7, 0), "595.58.03"))
     assert answer.choice is None
     assert "no longer knows Volta" in answer.why[0]
+    assert len(answer.ruled_out) == 1 and answer.ruled_out[0].startswith("every build of torch: ")
     assert answer.nearest[0].startswith("driver of branch 580")
 
 
@@ -125,6 +129,30 @@ def test_driver_numbers_when_only_the_branch_is_told() -> None:
     assert driver_numbers("525") == (525, 9999)
     assert driver_numbers("[N/A]") is None
     assert ask(target((8, 6), "525")).choice is not None
+
+
+def test_target_from_when_the_machine_was_read() -> None:
+    gpus = (
+        MachineGpu(index=0, name="Tesla T4", compute_capability="7.5"),
+        # A driver before 510 does not tell it; the name does.
+        MachineGpu(index=1, name="NVIDIA GeForce GTX 1080 Ti"),
+        MachineGpu(index=2, name="something else"),
+    )
+    read = Machine(host=Host(os="linux", wsl=2), gpus=gpus, driver="471.96")
+    found = target_from(read, TABLES, "AMD64")
+    assert (found.os, found.machine, found.driver) == ("wsl2", "x86_64", "471.96")
+    assert [(gpu.capability, gpu.kind) for gpu in found.gpus] == [
+        ((7, 5), "datacentre"), ((6, 1), "desktop"),
+    ]  # fmt: skip
+
+
+def test_target_from_when_there_is_no_gpu() -> None:
+    read = Machine(host=Host(os="windows"), unread={"gpus": "no NVIDIA driver is installed"})
+    answer = ask(target_from(read, TABLES))
+    assert answer.choice and answer.choice.cuda == "cpu"
+    assert answer.why[0] == "no NVIDIA GPU: no NVIDIA driver is installed"
+    old = Machine(host=Host(os="linux", wsl=1), gpus=(MachineGpu(index=0, name="Tesla T4"),))
+    assert ask(target_from(old, TABLES)).why[0] == "no NVIDIA GPU: WSL 1 reaches none"
 
 
 # What must hold for every machine.

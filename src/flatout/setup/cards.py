@@ -13,7 +13,8 @@ from flatout.setup.rows import Card
 
 # What a name may say or leave out without being another card (to software).
 _BESIDE = {
-    "nvidia", "corporation", "geforce", "quadro", "tesla", "grid", "graphics", "card", "gpu",
+    "nvidia", "corporation", "geforce", "quadro", "tesla", "grid", "hgx", "dgx", "graphics",
+    "card", "gpu", "developer", "kit",
     "laptop", "mobile", "notebook", "desktop", "with", "max", "q", "maxq", "design", "edition",
     "generation", "gen", "blackwell", "workstation", "server", "sff", "oem", "lhr", "founders",
     "pcie", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "hbm2", "hbm2e", "hbm3", "hbm3e", "nvl",
@@ -21,6 +22,7 @@ _BESIDE = {
     "tensor", "nvgpu", "tm", "r",
 }  # fmt: skip
 _VGPU_PROFILE = re.compile(r"-\d+[abcq]\b")
+_MIG_INSTANCE = re.compile(r"\bmig \d.*")
 _MEMORY = re.compile(r"\b\d+\s?(?:gb?|gib)\b")
 # "MX 350" is one word, "RTX3060", "1080ti" and "GTX1660Super" are not.
 _TORN = re.compile(r"\b(mx|[abhklmptv]) (?=\d)")
@@ -63,7 +65,8 @@ def _short_keys(card: Card) -> Iterator[str]:
 
 
 def _key(text: str) -> str:
-    plain = _VGPU_PROFILE.sub(" ", text.lower())
+    plain = _MIG_INSTANCE.sub(" ", text.lower())
+    plain = _VGPU_PROFILE.sub(" ", plain)
     plain = _MEMORY.sub(" ", plain)
     plain = re.sub(r"[^a-z0-9]+", " ", plain)
     plain = _TORN.sub(r"\1", plain)

@@ -39,12 +39,14 @@ class Target:
     """Where a framework is to run.
 
     machine: its processor, as wheels spell it. driver: under WSL, Windows' number; None: not known.
+    why_no_gpu: where there is none to be used, why.
     """
 
     os: Os
     machine: str = "x86_64"
     driver: str | None = None
     gpus: tuple[Gpu, ...] = ()
+    why_no_gpu: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

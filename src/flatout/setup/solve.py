@@ -179,7 +179,8 @@ def _why_device(
     build: Build, target: Target, usable: Sequence[int], tables: Tables
 ) -> Iterator[str]:
     if build.cuda == "cpu":
-        yield "no NVIDIA GPU" if not target.gpus else "the CPU was asked for"
+        why = f": {target.why_no_gpu}" if target.why_no_gpu else ""
+        yield f"no NVIDIA GPU{why}" if not target.gpus else "the CPU was asked for"
         return
     for place in usable:
         gpu = target.gpus[place]
@@ -264,7 +265,7 @@ def _cautions(build: Build, target: Target, gpus: Sequence[Gpu]) -> Iterator[str
     if build.is_experimental:
         yield f"PyTorch called its builds for {build.cuda} experimental in this version"
     if build.confidence != "high":
-        yield f"what this build holds is not proved ({build.source}): run something on the GPU"
+        yield "what this build holds is not proved: run something on the GPU before you trust it"
 
 
 def _why_rest(
@@ -311,6 +312,10 @@ def _ruled_out(
         reason = misfit(one, target, wish, gpus, tables)
         if reason:
             grouped.setdefault((one.cuda, reason), []).append(one)
+    reasons = {reason for _, reason in grouped}
+    if chosen is None and len(grouped) > 1 and len(reasons) == 1:
+        yield f"every build of {wish.framework}: {reasons.pop()}"
+        return
     for (_, reason), builds in grouped.items():
         one = builds[0]
         older = f"{builds[-1].version} to " if len(builds) > 1 else ""

@@ -42,8 +42,8 @@ def target_from(machine: Machine, tables: Tables, processor: str = "x86_64") -> 
     return Target(
         os=os,
         machine=_PROCESSORS.get(spelled, spelled),
-        # WSL 1 reaches no GPU at all.
         gpus=() if machine.host.wsl == 1 else tuple(gpus),
+        why_no_gpu="WSL 1 reaches none" if machine.host.wsl == 1 else machine.unread.get("gpus"),
         driver=machine.driver,
     )
 
