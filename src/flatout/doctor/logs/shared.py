@@ -38,6 +38,8 @@ SHARED = (
         r"|nvidia-smi.{0,40}(?:No such file|executable file not found)"
         r"|command 'nvidia-smi' not found",
     ),
+    # libnvidia-container's, where Windows shows WSL no NVIDIA card.
+    signature("wsl-no-adapters", "WSL environment detected but no adapters were found"),
     signature("smi-no-devices", "No devices were found"),
     signature("smi-no-handle", "Unable to determine the device handle"),
     # CUDA, by the runtime's text, the driver's enum, and frameworks' wording of either.

@@ -28,8 +28,9 @@ _SILENT = ("smi-cannot-communicate", "nvml-driver-not-loaded")
 
 def check(case: Case) -> Finding | None:
     """Nothing of the driver is found, and no driver's version is told."""
+    is_unseen = case.sees("wsl-no-adapters")
     is_libcuda = bool(case.value("libcuda-not-opened", "versioned"))
-    if not case.sees(*_MISSING, *_SILENT) and not is_libcuda:
+    if not case.sees(*_MISSING, *_SILENT) and not is_libcuda and not is_unseen:
         return None
     has_driver = case.sees("nvidia-smi-head", "kernel-module-version")
     certainty: Certainty = "likely"
@@ -39,6 +40,8 @@ def check(case: Case) -> Finding | None:
         certainty = "possible"
     if case.is_container and not case.sees("nvml-library-missing"):
         certainty = "possible"
+    if is_unseen:
+        certainty = "likely"
     place = "powershell" if case.is_wsl or case.machine.host.os == "windows" else "host"
     return Finding(
         rule="host-nvidia-driver-missing",
@@ -46,7 +49,7 @@ def check(case: Case) -> Finding | None:
         certainty=certainty,
         problem="No NVIDIA driver is found on the host.",
         because="frameworks, toolkits and containers bring no driver",
-        evidence=case.evidence(*_MISSING, *_SILENT, "libcuda-not-opened"),
+        evidence=case.evidence(*_MISSING, *_SILENT, "libcuda-not-opened", "wsl-no-adapters"),
         fixes=(
             Fix(
                 text="install NVIDIA's driver"

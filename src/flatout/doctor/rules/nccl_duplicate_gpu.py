@@ -59,11 +59,12 @@ RULE = Rule(
             "nccl-same-gpu",
             "Duplicate GPU detected",
             "Duplicate GPU",
+            "Duplicated GPU",
             "both on CUDA device",
             "multiple ranks",
             "same GPU",
             "same CUDA device",
-            pattern=r"Duplicate GPU|both on CUDA device|(?:two|multiple|several"
+            pattern=r"Duplicated? GPU|both on CUDA device|(?:two|multiple|several"
             r"|more than one) (?:ranks|processes|workers).{0,40}same (?:GPU|CUDA device"
             r"|device).{0,40}(?:nccl|not supported|not allowed)|ranks?"
             r" .{0,30}(?:share|using|use"

@@ -92,7 +92,10 @@ RULE = Rule(
             "unsigned module",
             "PKCS",
             "signed with a trusted key",
-            pattern=r"Key was rejected by service|Required key not available|Loading of unsigned"
+            # Not what it says of modules that are none of NVIDIA's.
+            pattern=r"(?:^(?!.*could not insert)"
+            r"|could not insert \S{0,12}\s?\S{0,60}nvidia).{0,300}"
+            r"(?:Key was rejected by service|Required key not available)|Loading of unsigned"
             r" module|unsigned module loading is restricted|not signed with a trusted key",
         ),
         signature(

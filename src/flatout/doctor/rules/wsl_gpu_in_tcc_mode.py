@@ -22,6 +22,8 @@ from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.machine import Machine
 
+_CLOSED = ("nvml-blocked", "smi-cannot-communicate", "wsl-no-adapters")
+
 
 def check(case: Case) -> Finding | None:
     """TCC is named beside WSL, or WSL lists devices and cannot open them."""
@@ -29,7 +31,7 @@ def check(case: Case) -> Finding | None:
     is_closed = case.is_wsl and case.sees("smi-no-handle", "smi-no-devices")
     is_wsl = case.is_wsl or case.sees("nvml-blocked")
     # Windows runs data-center cards in TCC unless told otherwise.
-    is_usual = case.sees("nvml-blocked", "smi-cannot-communicate") and case.sees("datacenter-card")
+    is_usual = case.sees(*_CLOSED) and case.sees("datacenter-card")
     is_closed = is_closed or case.is_wsl and is_usual
     if not is_closed and not (is_tcc and is_wsl):
         return None
@@ -39,7 +41,7 @@ def check(case: Case) -> Finding | None:
         certainty="decided" if is_tcc else "likely",
         problem="Windows runs a card in TCC mode, which it does not share with WSL.",
         because="WSL sees cards in WDDM mode alone",
-        evidence=case.evidence("gpu-in-tcc", "nvml-blocked", "smi-no-handle", "smi-no-devices"),
+        evidence=case.evidence("gpu-in-tcc", *_CLOSED, "smi-no-handle", "smi-no-devices"),
         fixes=(
             Fix(
                 text="switch the card to WDDM as administrator, then restart Windows",
@@ -75,9 +77,9 @@ RULE = Rule(
         signature(
             "datacenter-card",
             "Tesla", "A100", "A800", "A40", "A30", "A16", "A10", "H100", "H200", "H800", "L4",
-            "L40", "L40S", "V100", "P100", "P40", "T4", "M40", "K80",
-            pattern=r"\b(?:Tesla [A-Z]\d+|[AH](?:100|200|800)|A(?:40|30|16|10)G?|L40S?|L4|V100|P100"
-            r"|P40|T4|M40|K80)\b",
+            "L20", "L40", "L40S", "H20", "B200", "V100", "P100", "P40", "T4", "M40", "K80",
+            pattern=r"\b(?:Tesla [A-Z]\d+|[AHB](?:100|200|800)|A(?:40|30|16|10)G?|H20"
+            r"|L(?:4|20|40)S?|V100|P100|P40|T4|M40|K80)\b",
         ),
     ),
     explains=("wsl-linux-driver-installed-inside", "wsl-gpu-stack-incomplete",

@@ -29,7 +29,7 @@ _DECISIVE = ("own-wsl-kernel", "dxg-module-missing", "dxg-missing", "driver-stor
 
 def check(case: Case) -> Finding | None:
     """A missing part is seen, or NVML is blocked and nothing tells why."""
-    is_blocked = case.sees("nvml-blocked")
+    is_blocked = case.sees("nvml-blocked", "wsl-no-adapters")
     if not case.sees(*_DECISIVE) and not is_blocked:
         return None
     certainty: Certainty
@@ -44,7 +44,7 @@ def check(case: Case) -> Finding | None:
         certainty=certainty,
         problem="Parts of what brings the GPU into WSL are missing.",
         because="kernel bridge (dxgkrnl), /usr/lib/wsl/lib and driver store must all be there",
-        evidence=case.evidence(*_DECISIVE, "wsl-smi-by-path", "nvml-blocked"),
+        evidence=case.evidence(*_DECISIVE, "wsl-smi-by-path", "nvml-blocked", "wsl-no-adapters"),
         fixes=(
             Fix(
                 text="use WSL's own kernel (no `kernel=` in .wslconfig) and update it",

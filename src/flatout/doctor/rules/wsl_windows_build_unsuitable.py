@@ -10,7 +10,8 @@ the newest driver does not change that.
 
 **Fix.** Update Windows, then `wsl --update`; by hand.
 
-**Source.** MicrosoftDocs/WSL: tutorials/gpu-compute.md; NVIDIA/nvidia-docker#1542.
+**Source.** MicrosoftDocs/WSL: tutorials/gpu-compute.md; NVIDIA/nvidia-docker#1542;
+microsoft/WSL#6773 (a preview).
 """
 
 from __future__ import annotations
