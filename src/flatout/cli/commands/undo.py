@@ -24,6 +24,10 @@ def command(
     from flatout.cli import show, show_fix
 
     if is_listing:
+        if change or is_sure or is_forced:
+            show.print_note(
+                "warning: --list changes nothing, so that ID, --yes and --force have no effect"
+            )
         found = consult.changes()
         if is_json:
             show.print_json([{**_document(one), "change": one} for one in found])
