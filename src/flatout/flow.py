@@ -36,6 +36,7 @@ from flatout.system import (
     environments,
     folders,
     input_names,
+    made_environments,
     runs,
     sketches,
     sources,
@@ -117,6 +118,7 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
         KeyboardInterrupt: Ctrl-C was pressed before there was a worker.
     """
     request.check()
+    request = made_environments.with_interpreter(request)
     old = reopen(request, interrupts) if request.resume else None
     header = store.read_json(old.header, RunHeader) if old else None
     spec = header.spec if header else specify(request)
@@ -296,6 +298,7 @@ def change_parameters(folder: RunFolder, settings: Sequence[str]) -> dict[str, V
 
 def ask(request: InferenceRequest, question: Question) -> Generator[AnyAnswer]:
     """Asks the engine in the run's environment; what it prints when it fails is kept in a file."""
+    request = made_environments.with_interpreter(request)
     folder = RunFolder(Path(question.folder))
     header = store.read_json(folder.header, RunHeader)
     if not request.python:

@@ -14,9 +14,11 @@ class DoctorRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Fields are the options of `flatout doctor` that decide what is read.
 
     replayed: the file of a recording, read in place of this machine. record: file to write one to.
+    env: name of an environment of `flatout setup`, in place of `python`.
     """
 
     python: str | None = None
+    env: str | None = None
     is_deep: bool = False
     replayed: str | None = None
     record: str | None = None

@@ -30,6 +30,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     settings, uses: `key=value` texts for the experiment's parameters and for recipe fields.
     device: `auto`, or a recipe's device. batch_size: None takes the experiment's.
     top: how many classes are told of each sample. output: a file or folder for the predictions.
+    env: name of an environment of `flatout setup`, in place of `python`.
     """
 
     run: str
@@ -41,6 +42,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     top: int = 1
     output: str | None = None
     python: str | None = None
+    env: str | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:

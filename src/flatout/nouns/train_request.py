@@ -24,6 +24,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     tune, numerics, budget: the search for a recipe (nouns/tuning.py); budget in seconds.
     emit: what `flatout tune` writes of the recipe it has found.
     leave_free: a size as text: what other programs are to have of the device's memory.
+    env: name of an environment of `flatout setup`, in place of `python`.
     """
 
     experiment: str | None = None
@@ -37,6 +38,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
     resume: str | None = None
     python: str | None = None
+    env: str | None = None
     tune: Mode = "off"
     numerics: Numerics = "default"
     budget: float | None = None

@@ -44,8 +44,8 @@ def probe_disks(
     unread: dict[str, str] = {}
     for role, path in _roles(system).items():
         space = _space(system, path)
-        mount = _mount_of(mounts, path)
-        is_shared = mount is not None and _is_windows_drive(mount)
+        mount = mount_of(mounts, path)
+        is_shared = mount is not None and is_windows_drive_mount(mount)
         disk = Disk(
             role=role,
             kind=mount.kind if mount else None,
@@ -155,7 +155,7 @@ def _plain(text: str) -> str:
     return re.sub(r"\\([0-3][0-7]{2})", lambda found: chr(int(found[1], 8)), text)
 
 
-def _mount_of(mounts: list[Mount], path: str) -> Mount | None:
+def mount_of(mounts: list[Mount], path: str) -> Mount | None:
     holding = [
         one for one in mounts
         if path == one.place or path.startswith(one.place.rstrip("/") + "/")
@@ -165,6 +165,6 @@ def _mount_of(mounts: list[Mount], path: str) -> Mount | None:
         if holding else None  # fmt: skip
 
 
-def _is_windows_drive(mount: Mount) -> bool:
+def is_windows_drive_mount(mount: Mount) -> bool:
     is_drive = re.match(r"[A-Za-z]:", mount.source) is not None
     return mount.kind in _SHARES and (is_drive or "drvfs" in mount.options)

@@ -9,6 +9,10 @@ from datetime import UTC, datetime
 elapsed_s = time.perf_counter
 
 
+# Waiting for what somebody else is doing.
+sleep_s = time.sleep
+
+
 def now_s() -> float:
     """Seconds since the epoch, UTC: for what is stored."""
     return time.time()

@@ -37,31 +37,36 @@ def run(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
     kept_open: Sequence[int] = (),
+    text: str | None = None,
 ) -> Completed:
-    """Runs a program to its end, without input.
+    """Runs a program to its end.
 
     Args:
         argv: the program and its arguments.
         timeout_s: when this time is up, the program and all it started are killed.
         environment: all of its environment variables; None for those of this process.
         kept_open: file descriptors that it inherits: a lock is held until it has ended, too.
+        text: its input; None gives it none.
     """
     try:
         process = subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
             creationflags=_CREATION_FLAGS,
             env=environment,
-            pass_fds=kept_open,
+            # Windows has no such thing, and Python refuses it there.
+            pass_fds=kept_open if sys.platform != "win32" else (),
         )
     except (OSError, ValueError) as error:
         told = (error.strerror if isinstance(error, OSError) else None) or str(error)
         return Completed(reason=told)
     try:
-        stdout, stderr = process.communicate(timeout=timeout_s)
+        stdout, stderr = process.communicate(
+            None if text is None else text.encode(), timeout=timeout_s
+        )
     except subprocess.TimeoutExpired as late:
         _kill_tree(process)
         return Completed(

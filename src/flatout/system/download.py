@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from io import FileIO
 from pathlib import Path
+from urllib.request import OpenerDirector
 
 from flatout.errors import RunFailed
 from flatout.system import store
@@ -24,7 +25,11 @@ _BARREN_TRIES = 2
 
 
 def download(
-    urls: Sequence[str], path: Path, expected_bytes: int, check: Callable[[Path], str | None]
+    urls: Sequence[str],
+    path: Path,
+    expected_bytes: int,
+    check: Callable[[Path], str | None],
+    opener: OpenerDirector | None = None,
 ) -> Iterator[tuple[int, int]]:
     """Downloads a file while it is iterated over; yields bytes done and bytes in all.
 
@@ -33,6 +38,7 @@ def download(
         path: where it is put when it is whole and right; until then it grows beside that place.
         expected_bytes: its size, for where the server does not tell it.
         check: says what is wrong with a downloaded file, None if nothing is.
+        opener: opens addresses; None is Python's own.
 
     Raises:
         RunFailed: download-failed, disk-full.
@@ -44,7 +50,7 @@ def download(
         for _ in range(_TRIES):
             start_bytes = _size_bytes(part)
             try:
-                yield from _continue(url, part, expected_bytes)
+                yield from _continue(url, part, expected_bytes, opener)
             except (http.client.HTTPException, OSError) as error:
                 reason = _told(error)
                 num_barren += _size_bytes(part) <= start_bytes
@@ -71,14 +77,17 @@ def download(
     )
 
 
-def _continue(url: str, part: Path, expected_bytes: int) -> Iterator[tuple[int, int]]:
+def _continue(
+    url: str, part: Path, expected_bytes: int, opener: OpenerDirector | None
+) -> Iterator[tuple[int, int]]:
     """Adds to `part` what it lacks, or begins again if the server gives no ranges."""
     start_bytes = _size_bytes(part)
     request = urllib.request.Request(url, headers={"User-Agent": "flatout"})
     if start_bytes:
         request.add_header("Range", f"bytes={start_bytes}-")
     try:
-        response = urllib.request.urlopen(request, timeout=_SILENCE_S)
+        open_ = opener.open if opener else urllib.request.urlopen
+        response = open_(request, timeout=_SILENCE_S)
     except urllib.error.HTTPError as error:
         error.close()
         # 416: nothing lies behind what is there already; its checksum decides.

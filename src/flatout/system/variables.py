@@ -35,3 +35,34 @@ def plain_environment() -> dict[str, str]:
     """What a loop of the person's own would have been given."""
     added = set(os.environ.get(_NAMES, "").split(",")) - {_NOT_ABOUT_SPEED}
     return {name: value for name, value in os.environ.items() if name not in added}
+
+
+# They would lead an environment's interpreter, or an installer, to other packages or places.
+_MISLEADING = (
+    "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONSTARTUP", "VIRTUAL_ENV", "CONDA_PREFIX",
+    "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_REQUIRE_VIRTUALENV", "PIP_PYTHON",
+    "PIP_REPORT", "UV_SYSTEM_PYTHON", "UV_PYTHON", "UV_PROJECT_ENVIRONMENT", "UV_TORCH_BACKEND",
+    "UV_NO_BINARY", "UV_OVERRIDE",
+)  # fmt: skip
+
+
+def setup_environment(**added: str) -> dict[str, str]:
+    """What installers, and interpreters of environments that are made, are given."""
+    kept = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
+    return {**kept, "PYTHONNOUSERSITE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **added}
+
+
+def proof_environment(*, is_cpu: bool, **added: str) -> dict[str, str]:
+    """What training steps that prove an environment are given."""
+    variables = setup_environment(
+        CUDA_DEVICE_ORDER="PCI_BUS_ID",
+        TF_CPP_MIN_LOG_LEVEL="3",
+        # Otherwise JAX takes three quarters of a card that a screen or another program needs too.
+        XLA_PYTHON_CLIENT_PREALLOCATE="false",
+    )
+    if is_cpu:
+        variables["CUDA_VISIBLE_DEVICES"] = "-1"
+    elif variables.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        # Somebody hides the GPUs from other programs; here one of them is to compute.
+        del variables["CUDA_VISIBLE_DEVICES"]
+    return {**variables, **added}

@@ -9,6 +9,7 @@ import click
 
 @click.command("doctor")
 @click.option("--python", metavar="PATH", help="The interpreter whose environment is read.")
+@click.option("--env", metavar="NAME", help="An environment of `flatout setup` to be read.")
 @click.option("--deep", "is_deep", is_flag=True, help="Let the GPU compute, look up a name; slow.")
 @click.option("--fix", "is_fixing", is_flag=True, help="Show a plan, ask, mend, and read again.")
 @click.option("--yes", "is_sure", is_flag=True, help="With --fix: do what is safe unasked.")

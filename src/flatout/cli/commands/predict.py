@@ -24,6 +24,7 @@ import click
     "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Fix a field of the recipe."
 )
 @click.option("--python", metavar="PATH", help="The interpreter that computes.")
+@click.option("--env", metavar="NAME", help="An environment of `flatout setup` that computes.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
 def command(is_json: bool, **options: Any) -> int:
     """Predict with the kept weights of a run.

@@ -1,10 +1,41 @@
-"""`flatout setup`: the build of a framework that a machine can run."""
+"""`flatout setup`: the build of a framework that a machine can run, and an environment with it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import click
+
+_HOW = (
+    click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be done."),
+    click.option("--yes", "is_agreed", is_flag=True, help="Do it without asking."),
+    click.option("--name", metavar="NAME", help="Another name than the framework's."),
+    click.option("--in", "folder", metavar="DIR", help="Another folder than flatout's own."),
+    click.option(
+        "--with", "packages", multiple=True, metavar="PACKAGES",
+        help="Further packages, with commas between.",
+    ),
+    click.option(
+        "-r", "--requirements", "files", multiple=True, metavar="FILE",
+        help="requirements.txt, environment.yml or pyproject.toml to be met as well.",
+    ),
+    click.option(
+        "--manager", type=click.Choice(["uv", "pip", "conda"]), help="What makes and installs."
+    ),
+    click.option("--from", "lock", metavar="LOCK|DIR", help="The same as a lock, or a bundle."),
+    click.option("--bundle", metavar="DIR", help="Only download, into a folder to take along."),
+    click.option(
+        "--mirror", "mirrors", multiple=True, metavar="KIND=URL",
+        help="Another place for packages, torch or python.",
+    ),
+    click.option("--remove", metavar="NAME", help="Remove an environment."),
+)  # fmt: skip
+
+
+def _with_how(command: Any) -> Any:
+    for option in reversed(_HOW):
+        command = option(command)
+    return command
 
 
 @click.command("setup")
@@ -22,24 +53,15 @@ import click
 @click.option("--cuda", metavar="VERSION", help="The CUDA to have, like 12.6.")
 @click.option("--cpu", "is_cpu", is_flag=True, help="The build for the CPU.")
 @click.option("--nightly", "is_nightly", is_flag=True, help="Nightly builds.")
-@click.option("--offline", "is_offline", is_flag=True, help="By the tables alone.")
+@click.option("--offline", "is_offline", is_flag=True, help="Use no network.")
+@_with_how
 @click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
 def command(is_json: bool, **options: Any) -> int:
-    """Choose the build of each FRAMEWORK (torch, tensorflow, paddle, jax) that fits.
+    """Make an environment for each FRAMEWORK (torch, tensorflow, paddle, jax), and prove it.
 
-    A version may follow: torch==2.9.*, 'jax<0.12'. Without FRAMEWORK: torch.
+    A version may follow: torch==2.9.*, 'jax<0.12'. Without FRAMEWORK: torch. With --for: only say
+    what fits another machine.
     """
-    from flatout import setting_up
-    from flatout.cli import show, show_setup
-    from flatout.nouns.setup_request import SetupRequest
+    from flatout.cli import making
 
-    request = SetupRequest(**options)
-    chosen = setting_up.choose(request)
-    for warning in chosen.warnings:
-        show.print_note(f"warning: {warning}")
-    if is_json:
-        show.print_json(setting_up.report(chosen))
-    else:
-        show_setup.print_chosen(chosen)
-    # A question about another machine is answered whatever the answer.
-    return int(not request.cards and any(one.choice is None for one in chosen.answers))
+    return making.run(options, is_json=is_json)

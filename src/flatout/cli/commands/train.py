@@ -54,6 +54,7 @@ import click
 @click.option("--leave-free", metavar="SIZE", help="Memory that other programs are to have.")
 @click.option("--detach", is_flag=True, help="Let it train on when this command has ended.")
 @click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
+@click.option("--env", metavar="NAME", help="An environment of `flatout setup` that trains.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON document about the run on stdout.")
 def command(detach: bool, is_json: bool, **options: Any) -> int:
     """Train an experiment, or go on with a run.

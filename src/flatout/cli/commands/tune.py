@@ -22,6 +22,7 @@ import click
 @click.option("--emit", type=click.Choice(["code"]), help="Print a plain PyTorch program with it.")
 @click.option("--forget", is_flag=True, help="Forget every recipe that was found.")
 @click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
+@click.option("--env", metavar="NAME", help="An environment of `flatout setup` that trains.")
 @click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
 def command(forget: bool, is_json: bool, **options: Any) -> int:
     """Find the fastest correct recipe by measuring: speed settings, not hyperparameters.

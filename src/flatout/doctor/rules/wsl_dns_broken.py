@@ -24,7 +24,6 @@ _TUNNEL = Edit(
     file=WSLCONFIG,
     form="ini",
     entries=(Entry(place=("wsl2", "dnsTunneling"), value="true"),),
-    encoding="utf-8",
 )
 
 

@@ -1,0 +1,82 @@
+"""A package index of small made-up wheels in a folder, and a JAX that only says what is right."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from flatout.setup.fit import Target, Wish
+from flatout.setup.proving import EXPECTED
+from flatout.setup.solve import solve
+from flatout.setup.tables import shipped_tables
+
+# Stands for a framework: it answers in its place as soon as it is imported.
+ANSWER = f"""
+import json, os, sys
+sys.stdin.read()
+print(json.dumps({{"version": "made up", "cpu": {list(EXPECTED)}}}), flush=True)
+os._exit(0)
+"""
+
+
+def write_wheel(
+    folder: Path, name: str, version: str, files: Mapping[str, str], requires: tuple[str, ...] = ()
+) -> Path:
+    """A wheel for every system, into an index's page of its own."""
+    module = name.replace("-", "_")
+    info = f"{module}-{version}.dist-info"
+    needs = "".join(f"Requires-Dist: {line}\n" for line in requires)
+    contents = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    lines = [f"{file},{_record(text)},{len(text.encode())}\n" for file, text in contents.items()]
+    page = folder / name
+    page.mkdir(parents=True, exist_ok=True)
+    path = page / f"{module}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in contents.items():
+            archive.writestr(file, text)
+        archive.writestr(f"{info}/RECORD", "".join(lines) + f"{info}/RECORD,,\n")
+    links = "".join(
+        f'<a href="{one.name}#sha256={_sha256(one)}">{one.name}</a>\n'
+        for one in sorted(page.glob("*.whl"))
+    )
+    (page / "index.html").write_text(f"<!DOCTYPE html><html><body>\n{links}</body></html>\n")
+    return path
+
+
+def make_index(folder: Path) -> str:
+    """An index with the JAX that is chosen for a CPU, and what goes into every environment."""
+    index = folder / "simple"
+    version = jax_version()
+    filler = {f"jaxlib/part_{number}.py": "x = 1\n" * 500 for number in range(40)}
+    write_wheel(index, "jax", version, {"jax/__init__.py": ANSWER}, ("jaxlib",))
+    write_wheel(index, "jaxlib", version, {"jaxlib/__init__.py": "", **filler})
+    write_wheel(index, "pip", "99.0", {"pip/__init__.py": ""})
+    return index.as_uri()
+
+
+def jax_version() -> str:
+    """The version of JAX that the tables choose for the Python of the tests."""
+    import platform
+    import sys
+
+    python = (sys.version_info[0], sys.version_info[1])
+    target = Target(os="linux", machine=platform.machine())
+    answer = solve(target, Wish(framework="jax", python=python, is_cpu=True), shipped_tables())
+    assert answer.choice is not None
+    return answer.choice.version
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _record(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return "sha256=" + base64.urlsafe_b64encode(digest).decode().rstrip("=")

@@ -1,0 +1,110 @@
+"""What holds for all environments of one `flatout setup`: the machine, and how packages are had."""
+
+from __future__ import annotations
+
+import sys
+from urllib.request import OpenerDirector
+
+import msgspec
+
+from flatout.errors import UsageError
+from flatout.nouns.environment_request import EnvironmentRequest
+from flatout.nouns.indexes import Indexes
+from flatout.nouns.machine import Machine
+from flatout.nouns.made_environment import Installer
+from flatout.probes import machine as machine_probe
+from flatout.setting_up import tables_in_use
+from flatout.setup.rows import Tables
+from flatout.system import uv_program
+from flatout.system.installers import Conda, Pip, Program, Uv
+from flatout.system.pip_settings import read_indexes
+from flatout.system.programs import find_conda
+from flatout.system.system import LocalSystem
+from flatout.system.wheel_store import opener_for
+
+
+class Ground(msgspec.Struct, frozen=True, kw_only=True):
+    """programs: what can decide on packages and install them, the preferred one first."""
+
+    machine: Machine
+    tables: Tables
+    indexes: Indexes
+    opener: OpenerDirector
+    programs: tuple[Program, ...]
+
+    @property
+    def program(self) -> Program:
+        """The preferred one."""
+        return self.programs[0]
+
+
+def read_machine() -> Machine:
+    """The facts that decide which build fits."""
+    return machine_probe.probe(LocalSystem(), sys.executable)
+
+
+def machine_text(machine: Machine) -> str:
+    """The facts that a build was chosen for: where they change, it is chosen again."""
+    cards = ",".join(gpu.compute_capability or "unknown" for gpu in machine.gpus)
+    return f"driver {machine.driver or 'none'}, compute capabilities {cards or 'none'}"
+
+
+def read_ground(
+    request: EnvironmentRequest,
+    machine: Machine,
+    *,
+    may_get_uv: bool,
+    held: tuple[int, ...] = (),
+) -> Ground:
+    """How packages are had here. held: descriptors of locks that installers are to hold, too.
+
+    Raises:
+        UsageError: installer-not-found.
+        RunFailed: no-installer.
+    """
+    indexes = read_indexes()
+    indexes = msgspec.structs.replace(
+        indexes,
+        default=request.mirror("packages") or indexes.default,
+        python_mirror=request.mirror("python") or indexes.python_mirror,
+    )
+    return Ground(
+        machine=machine,
+        tables=tables_in_use(),
+        indexes=indexes,
+        opener=opener_for(indexes),
+        programs=_programs(request.manager, indexes, may_get_uv=may_get_uv, held=held),
+    )
+
+
+def _programs(
+    wanted: Installer | None, indexes: Indexes, *, may_get_uv: bool, held: tuple[int, ...]
+) -> tuple[Program, ...]:
+    path = uv_program.find_uv()
+    has_pip = uv_program.has_pip()
+    if path is None and has_pip and may_get_uv and wanted != "pip":
+        path = uv_program.install_uv(indexes)
+    uv = Uv(path, indexes, held) if path else None
+    pip = Pip(sys.executable, indexes, held) if has_pip else None
+    found: list[Program] = [one for one in (uv, pip) if one]
+    if not found:
+        raise uv_program.no_installer()
+    if wanted == "conda":
+        conda = find_conda()
+        if conda is None:
+            raise _missing("conda", "neither mamba, micromamba nor conda is on the path")
+        return tuple(Conda(conda, one, indexes, held) for one in found)
+    if wanted is not None:
+        found.sort(key=lambda one: one.name != wanted)
+        if found[0].name != wanted:
+            raise _missing(wanted, f"no {wanted} was found that can be used")
+    return tuple(found)
+
+
+def _missing(name: str, because: str) -> UsageError:
+    return UsageError(
+        "installer-not-found",
+        f"`--manager {name}` cannot be used here.",
+        because=because,
+        fix="install it, or leave --manager out",
+    )

@@ -1,0 +1,222 @@
+"""Makes what was prepared, proves it by training steps, and only then gives it its name."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from flatout.environments.ground import Ground, read_ground, read_machine
+from flatout.errors import FlatoutError, UsageError
+from flatout.nouns.environment_request import EnvironmentRequest
+from flatout.nouns.made_environment import MadeEnvironment, Pin, Progress, Proof
+from flatout.nouns.prepared_environment import Prepared
+from flatout.setup.lock_file import Lock, lock_text, requirement_lines
+from flatout.setup.proving import judge, problem
+from flatout.system import clock, made_environments, own_wheel, proofs, texts, wheel_store
+from flatout.system.installers import Program, interpreter_in
+from flatout.system.store import mapped_os_errors
+
+
+def make(
+    prepared: Sequence[Prepared], how: EnvironmentRequest
+) -> Iterator[Progress | MadeEnvironment]:
+    """Tells what is being done, and gives each environment when it is whole.
+
+    What fails is taken away again; what was made before it stays. A process that is killed leaves a
+    half-made folder, which the next one removes.
+
+    Raises:
+        UsageError: setup-in-progress, python-version-not-found.
+        RunFailed: what stands in the way.
+    """
+    if made_environments.is_busy():
+        yield Progress(name="", text="waiting for what another flatout has started")
+    with made_environments.locked() as lock:
+        made_environments.sweep()
+        ground = read_ground(how, read_machine(), may_get_uv=not how.is_offline, held=(lock,))
+        for one in prepared:
+            if one.state == "ready" and one.environment:
+                yield one.environment
+            elif one.state == "flatout" and one.environment:
+                yield from _renew_flatout(one.environment, ground)
+            elif (there := made_environments.read_environment(one.name)) and there.wish == one.wish:
+                # Somebody else has made it while this one was shown and asked about.
+                yield there
+            else:
+                yield from _make(one, ground)
+
+
+def prove(made: MadeEnvironment) -> Proof:
+    """Training steps in an environment, once more.
+
+    Raises:
+        RunFailed: training-step-failed, wrong-result.
+    """
+    device: Literal["cpu", "gpu"] = "cpu" if made.cuda == "cpu" else "gpu"
+    told = proofs.train_steps(made.python, made.wish.framework, problem(device), made.variables)
+    return judge(told, device, clock.now_text())
+
+
+def _make(one: Prepared, ground: Ground) -> Iterator[Progress | MadeEnvironment]:
+    folder = Path(one.folder)
+    program = _program(one, ground)
+    made_environments.begin(one.name, folder, made_environments.note(one.name))
+    try:
+        pins = (*one.pins, *((own_wheel.build(),) if one.wish.framework == "torch" else ()))
+        yield Progress(name=one.name, text="making the environment")
+        python = _empty_environment(one, program)
+        yield Progress(name=one.name, text=f"Python {one.python_version}", is_over=True)
+        yield from _fetch(one, pins, ground)
+        yield Progress(name=one.name, text=f"installing {len(pins)} packages")
+        _install(pins, python, folder, program)
+        yield Progress(name=one.name, text=f"{len(pins)} packages", is_over=True)
+        yield Progress(name=one.name, text=f"training steps on the {one.device.upper()}")
+        made = _record(one, python, _prove(one, python))
+        made_environments.finish(made, _lock_text(one))
+    # Ctrl-C and a program that goes away too: a process that can still clean up does.
+    except BaseException:
+        made_environments.discard(folder)
+        raise
+    yield made
+
+
+def _program(one: Prepared, ground: Ground) -> Program:
+    return next((each for each in ground.programs if each.name == one.installer), ground.program)
+
+
+def _empty_environment(one: Prepared, program: Program) -> str:
+    folder = Path(one.folder)
+    wanted = one.python if one.python and program.name != "conda" else one.python_version
+    try:
+        program.make(folder, wanted, is_offline=False)
+    except FlatoutError as error:
+        if one.python is None and error.rule != "disk-full":
+            raise UsageError(
+                "python-version-not-found",
+                f"there is no Python {one.python_version} here, and {program.name} cannot get one.",
+                because=error.because,
+                fix="install it, or choose another --python; a mirror: --mirror python=URL",
+            ) from error
+        raise
+    return str(interpreter_in(folder, one.installer))
+
+
+def _fetch(one: Prepared, pins: Sequence[Pin], ground: Ground) -> Iterator[Progress]:
+    began_s = clock.elapsed_s()
+    done = 0
+    for done, total in wheel_store.fetch(pins, ground.opener):
+        rate = done / max(clock.elapsed_s() - began_s, 0.1)
+        yield Progress(
+            name=one.name, text="downloading", done_bytes=done, total_bytes=total, bytes_per_s=rate
+        )
+    if done:
+        text = f"downloaded in {clock.elapsed_s() - began_s:.0f} s"
+        yield Progress(name=one.name, text=text, done_bytes=done, is_over=True)
+
+
+def _install(
+    pins: Sequence[Pin], python: str, folder: Path, program: Program, *, is_again: bool = False
+) -> None:
+    links = folder / ".wheels"
+    lines = folder / ".wheels.txt"
+    wheel_store.link_into(pins, links)
+    texts.write(lines, "\n".join(requirement_lines(pins)) + "\n")
+    program.install(python, lines, links, is_again=is_again)
+    wheel_store.forget(links)
+    lines.unlink()
+
+
+def _prove(one: Prepared, python: str) -> Proof:
+    told = proofs.train_steps(python, one.wish.framework, problem(one.device), one.variables)
+    return judge(told, one.device, clock.now_text())
+
+
+def _record(one: Prepared, python: str, proof: Proof) -> MadeEnvironment:
+    return MadeEnvironment(
+        name=one.name,
+        folder=one.folder,
+        python=python,
+        python_version=one.python_version,
+        version=one.version,
+        cuda=one.cuda,
+        index=one.index and wheel_store.without_password(one.index),
+        installer=one.installer,
+        wish=one.wish,
+        machine=one.machine,
+        pins=tuple(
+            msgspec.structs.replace(pin, url=wheel_store.without_password(pin.url))
+            for pin in one.pins
+        ),
+        flatout=own_wheel.digest() if one.wish.framework == "torch" else None,
+        variables=one.variables,
+        size_bytes=made_environments.size_bytes(Path(one.folder)),
+        made_at=clock.now_text(),
+        proof=proof,
+    )
+
+
+def _lock_text(one: Prepared) -> str:
+    return lock_text(lock_of(one))
+
+
+def lock_of(one: Prepared) -> Lock:
+    """The lock of what was prepared."""
+    return Lock(
+        framework=one.wish.framework,
+        python=one.python_version,
+        platform=own_platform(),
+        cuda=one.cuda,
+        index=one.index and wheel_store.without_password(one.index),
+        pins=one.pins,
+    )
+
+
+def own_platform() -> str:
+    """This system and processor, as a lock names them."""
+    return f"{sys.platform} {platform.machine()}"
+
+
+def _renew_flatout(made: MadeEnvironment, ground: Ground) -> Iterator[Progress | MadeEnvironment]:
+    """Puts the flatout that is running in the place of another."""
+    yield Progress(name=made.name, text="putting this flatout into it")
+    program = next((one for one in ground.programs if one.name == made.installer), ground.program)
+    _install([own_wheel.build()], made.python, Path(made.folder), program, is_again=True)
+    renewed = msgspec.structs.replace(made, flatout=own_wheel.digest())
+    made_environments.rename_record(renewed)
+    yield renewed
+
+
+def fetch_only(one: Prepared, how: EnvironmentRequest) -> Iterator[Progress | Path]:
+    """Downloads what was prepared into a folder, from which an environment can be made offline.
+
+    Raises:
+        UsageError: folder-not-empty.
+        RunFailed: what a download may say.
+    """
+    folder = Path(how.bundle or "").expanduser().absolute()
+    with mapped_os_errors(folder):
+        if (
+            folder.exists()
+            and any(folder.iterdir())
+            and not (folder / made_environments.LOCK_FILE).exists()
+        ):
+            raise UsageError(
+                "folder-not-empty",
+                f"{folder} cannot become a bundle.",
+                because="files are in it that are not flatout's",
+                fix="choose an empty or a new folder",
+            )
+    yield from _fetch(one, one.pins, read_ground(how, read_machine(), may_get_uv=False))
+    wheels = folder / "wheels"
+    part = folder / "wheels.part"
+    wheel_store.link_into(one.pins, part)
+    with mapped_os_errors(folder):
+        wheel_store.forget(wheels)
+        part.rename(wheels)
+    texts.write(folder / made_environments.LOCK_FILE, _lock_text(one))
+    yield folder

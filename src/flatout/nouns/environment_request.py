@@ -1,0 +1,70 @@
+"""What a person asks `flatout setup` to make, checked as far as it can be without looking."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from flatout.errors import UsageError
+from flatout.nouns.made_environment import Installer
+
+_MIRRORS = ("packages", "torch", "python")
+
+
+class EnvironmentRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `flatout setup` that say how, where and what else.
+
+    name, folder: of one environment. packages: texts of --with, with commas between requirements.
+    files: of -r. lock: a requirements.lock, or a folder that --bundle has made.
+    bundle: a folder for the wheels; nothing is made. mirrors: `KIND=URL`.
+    """
+
+    name: str | None = None
+    folder: str | None = None
+    packages: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    manager: Installer | None = None
+    is_offline: bool = False
+    lock: str | None = None
+    bundle: str | None = None
+    mirrors: tuple[str, ...] = ()
+
+    def check(self, num_frameworks: int) -> None:
+        """Refuses what cannot be, or cannot go together. num_frameworks: that were named.
+
+        Raises:
+            UsageError: options-exclude-each-other, bad-mirror.
+        """
+        for option, is_given, other in (
+            ("--in", bool(self.folder) and num_frameworks > 1, "several frameworks"),
+            ("--name", bool(self.name) and num_frameworks > 1, "several frameworks"),
+            ("--from", bool(self.lock) and num_frameworks > 0, "a framework"),
+            ("--from", bool(self.lock) and bool(self.files or self.packages), "`--with` or `-r`"),
+            ("--bundle", bool(self.bundle) and self.is_offline, "`--offline`"),
+            ("--bundle", bool(self.bundle) and num_frameworks > 1, "several frameworks"),
+        ):
+            if is_given:
+                raise UsageError(
+                    "options-exclude-each-other",
+                    f"`{option}` and {other} cannot be given together.",
+                    fix="leave one of them out",
+                )
+        for text in self.mirrors:
+            kind, separator, url = text.partition("=")
+            if kind not in _MIRRORS or not separator or "://" not in url:
+                raise UsageError(
+                    "bad-mirror",
+                    f"`--mirror {text}` names no mirror.",
+                    fix=f"write KIND=URL, KIND one of {', '.join(_MIRRORS)}",
+                )
+
+    def mirror(self, kind: str) -> str | None:
+        """The address given for a kind of mirror."""
+        return dict(text.split("=", 1) for text in self.mirrors).get(kind)
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """Those of --with. A comma inside brackets, or before a version, is a requirement's own."""
+        parts = (re.split(r",(?![^\[]*\])(?=\s*[A-Za-z])", text) for text in self.packages)
+        return tuple(sorted({one.strip() for part in parts for one in part} - {""}))

@@ -1,0 +1,28 @@
+"""Where packages come from, and how these places are reached."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Indexes(msgspec.Struct, frozen=True, kw_only=True):
+    """The places where pip and uv look for packages, as a person's settings name them.
+
+    default: instead of PyPI; None leaves it to the program. extra: searched as well.
+    find_links: folders or pages with wheels. certificate: file of a certificate authority.
+    trusted_hosts: hosts whose certificate is not looked at, as the person has set it.
+    python_mirror: where uv gets interpreters.
+    """
+
+    default: str | None = None
+    extra: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    certificate: str | None = None
+    proxy: str | None = None
+    trusted_hosts: tuple[str, ...] = ()
+    python_mirror: str | None = None
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """All of them that are addresses of an index."""
+        return (*((self.default,) if self.default else ()), *self.extra)

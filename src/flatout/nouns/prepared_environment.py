@@ -1,0 +1,145 @@
+"""An environment as it would be made: chosen, decided to the last wheel, and not begun."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from flatout.nouns.made_environment import EnvironmentWish, Installer, MadeEnvironment, Pin
+from flatout.nouns.units import bytes_text, count_text, seconds_text
+
+# What a line of 100 Mbit/s gives, for a first idea of how long it takes.
+RATE_BYTES_S = 12_500_000
+# Installed files take about twice their wheels' room.
+_UNPACKED = 2
+
+
+class SetupStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One step, for people and for programs. changes: what is different afterwards.
+
+    undo: what takes it back. needs_root: none does, but whoever asks is told.
+    """
+
+    text: str
+    changes: str
+    undo: str | None = None
+    size_bytes: int | None = None
+    time_s: float | None = None
+    needs_root: bool = False
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done for one framework.
+
+    state: `ready` needs nothing; `flatout` gets this flatout in place of another; `new` is made;
+        `other-machine` is made again, since driver or GPUs are others than it was made for.
+    version, cuda, index: of the framework. python: an interpreter; None: uv gets one.
+    pins: everything that will be in it; missing_bytes: of them, what is still to be downloaded.
+    free_bytes: what the disk has left. notes: what a person should know before saying yes.
+    variables: what a process in it is to be given. environment: the one that is there.
+    """
+
+    name: str
+    folder: str
+    wish: EnvironmentWish
+    state: Literal["ready", "flatout", "new", "other-machine"]
+    version: str
+    cuda: str
+    index: str | None
+    python: str | None
+    python_version: str
+    installer: Installer
+    pins: tuple[Pin, ...] = ()
+    missing_bytes: int = 0
+    total_bytes: int = 0
+    free_bytes: int = 0
+    why: tuple[str, ...] = ()
+    ruled_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    variables: dict[str, str] = {}
+    machine: str
+    environment: MadeEnvironment | None = None
+
+    @property
+    def framework(self) -> str:
+        """Its name and what it computes on."""
+        device = "the CPU" if self.cuda == "cpu" else self.cuda
+        return f"{self.wish.framework} {self.version} for {device}"
+
+    @property
+    def device(self) -> Literal["cpu", "gpu"]:
+        """Where its training steps are to run."""
+        return "cpu" if self.cuda == "cpu" else "gpu"
+
+    @property
+    def needed_bytes(self) -> int:
+        """What it takes of the disk in the end, the kept wheels included."""
+        return self.missing_bytes + _UNPACKED * self.total_bytes
+
+    @property
+    def steps(self) -> tuple[SetupStep, ...]:
+        """What will be done, in this order."""
+        if self.state == "ready":
+            return ()
+        if self.state == "flatout":
+            text = "put this flatout into it, in place of another"
+            return (SetupStep(text=text, changes=f"the package flatout in {self.folder}"),)
+        undo = f"flatout setup --remove {self.name}"
+        again = () if self.state == "new" else (
+            SetupStep(
+                text="remove the environment of that name, made for another driver or GPU",
+                changes=f"{self.folder} is emptied",
+            ),
+        )  # fmt: skip
+        python = self.python or f"Python {self.python_version}, which {self.installer} gets"
+        return (
+            *again,
+            SetupStep(text=f"make an environment with {python}", changes=self.folder, undo=undo),
+            SetupStep(
+                text=f"download {self._download_text}",
+                changes="wheels in flatout's cache",
+                undo="they can be deleted at any time",
+                size_bytes=self.missing_bytes,
+                time_s=self.missing_bytes / RATE_BYTES_S,
+            ),
+            SetupStep(
+                text=f"install {count_text(len(self.pins))} packages with {self.installer}",
+                changes=f"about {bytes_text(_UNPACKED * self.total_bytes)} in {self.folder}",
+                undo=undo,
+                size_bytes=_UNPACKED * self.total_bytes,
+            ),
+            SetupStep(
+                text=f"prove it: training steps on the {self.device.upper()}, compared with "
+                + ("what must come out" if self.device == "cpu" else "the CPU's"),
+                changes="nothing",
+            ),
+        )
+
+    @property
+    def _download_text(self) -> str:
+        if not self.missing_bytes:
+            return "nothing: all wheels are here"
+        rate = bytes_text(RATE_BYTES_S)
+        time_text = seconds_text(max(1.0, self.missing_bytes / RATE_BYTES_S))
+        return f"{bytes_text(self.missing_bytes)}, {time_text} at {rate}/s"
+
+
+def ready(there: MadeEnvironment) -> Prepared:
+    """What needs nothing: the environment that is there."""
+    return Prepared(
+        name=there.name,
+        folder=there.folder,
+        wish=there.wish,
+        state="ready",
+        version=there.version,
+        cuda=there.cuda,
+        index=there.index,
+        python=there.python,
+        python_version=there.python_version,
+        installer=there.installer,
+        pins=there.pins,
+        variables=there.variables,
+        machine=there.machine,
+        environment=there,
+    )

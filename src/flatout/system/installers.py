@@ -1,0 +1,313 @@
+"""uv, pip and conda: deciding on wheels, making an environment, and installing into it.
+
+Only wheels are taken: nothing is compiled, and no package's program runs while it is installed.
+What is installed lies in a folder already, with its hashes: the network is not asked again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.nouns.indexes import Indexes
+from flatout.nouns.made_environment import Installer
+from flatout.system.command import Completed, run
+from flatout.system.variables import setup_environment
+
+_RESOLVE_S = 1800.0
+_MAKE_S = 1800.0
+_INSTALL_S = 3600.0
+
+# What uv, pip and conda print where the reason is not in the packages.
+_FULL = ("No space left on device", "os error 28", "not enough space on the disk", "os error 112")
+_CERTIFICATE = ("CERTIFICATE_VERIFY_FAILED", "UnknownIssuer", "invalid peer certificate")
+_UNREACHABLE = (
+    "error sending request", "dns error", "Failed to fetch", "Failed to establish a new connection",
+    "Max retries exceeded", "name resolution", "ConnectTimeoutError", "Connection refused",
+    "Network connectivity is disabled", "CondaHTTPError", "operation timed out", "ProxyError",
+    "Failed to download",
+)  # fmt: skip
+
+
+class Deciding(msgspec.Struct, frozen=True, kw_only=True):
+    """What wheels are to be decided on.
+
+    lines: requirements, and files of them as `-r FILE`. python: its interpreter, where it is here.
+    index: the framework's own. is_whole: the lines name everything; nothing is added.
+    folder: to work in.
+    """
+
+    lines: tuple[str, ...]
+    python_version: str
+    python: str | None
+    indexes: Indexes
+    index: str | None = None
+    is_nightly: bool = False
+    is_offline: bool = False
+    is_whole: bool = False
+    folder: Path
+
+
+class Program(Protocol):
+    """What can decide, make and install."""
+
+    @property
+    def name(self) -> Installer: ...
+
+    def decide(self, deciding: Deciding) -> str:
+        """The text of uv's `pylock.toml`, or of pip's report."""
+        ...
+
+    def make(self, folder: Path, python: str, *, is_offline: bool) -> None:
+        """Makes an empty environment. python: an interpreter, or the version to look for."""
+        ...
+
+    def install(self, python: str, lines: Path, links: Path, *, is_again: bool = False) -> None:
+        """Installs what a file of requirements names from a folder of wheels, and nothing else.
+
+        is_again: also what is there already in that version.
+        """
+        ...
+
+
+class Uv:
+    """uv, as a program. path: where it is. held: descriptors of locks that it is to hold, too."""
+
+    name: Installer = "uv"
+
+    def __init__(self, path: str, indexes: Indexes, held: tuple[int, ...] = ()) -> None:
+        self._path = path
+        self._held = held
+        self._environment = _reaching(indexes, UV_NO_PROGRESS="1")
+        if indexes.python_mirror:
+            self._environment["UV_PYTHON_INSTALL_MIRROR"] = indexes.python_mirror
+
+    def decide(self, deciding: Deciding) -> str:
+        """The text of `pylock.toml`."""
+        asked, found = deciding.folder / "requirements.in", deciding.folder / "pylock.toml"
+        asked.write_text("\n".join(deciding.lines) + "\n", encoding="utf-8")
+        found.unlink(missing_ok=True)
+        argv = [
+            self._path, "pip", "compile", str(asked), "--output-file", str(found), "--quiet",
+            "--python-version", deciding.python_version, "--only-binary", ":all:", "--no-header",
+            "--no-annotate", *_uv_places(deciding),
+        ]  # fmt: skip
+        flags = {
+            "--prerelease=allow": deciding.is_nightly,
+            "--offline": deciding.is_offline,
+            "--no-deps": deciding.is_whole,
+        }
+        argv += [flag for flag, is_on in flags.items() if is_on]
+        _require(run(argv, _RESOLVE_S, self._environment), "uv", "deciding on packages")
+        return found.read_text(encoding="utf-8")
+
+    def make(self, folder: Path, python: str, *, is_offline: bool) -> None:
+        """An empty virtual environment; gets the interpreter first where it is not here."""
+        argv = [self._path, "venv", "--quiet", "--no-project", "--allow-existing"]
+        argv += ["--python", python, str(folder), *(["--offline"] if is_offline else [])]
+        done = run(argv, _MAKE_S, self._environment, self._held)
+        _require(done, "uv", "making the environment")
+
+    def install(self, python: str, lines: Path, links: Path, *, is_again: bool = False) -> None:
+        """Installs from a folder of wheels."""
+        argv = [
+            self._path, "pip", "install", "--quiet", "--python", python, "--no-deps", "--no-index",
+            "--offline", "--require-hashes", "--find-links", str(links), "-r", str(lines),
+        ]  # fmt: skip
+        argv += ["--reinstall"] if is_again else []
+        done = run(argv, _INSTALL_S, self._environment, self._held)
+        _require(done, "uv", "installing")
+
+
+class Pip:
+    """pip of an interpreter, which works on others too. python: that interpreter."""
+
+    name: Installer = "pip"
+
+    def __init__(self, python: str, indexes: Indexes, held: tuple[int, ...] = ()) -> None:
+        self._python = python
+        self._held = held
+        self._environment = _reaching(indexes)
+
+    def decide(self, deciding: Deciding) -> str:
+        """The text of the report. pip asks the interpreter itself, so there must be one."""
+        if deciding.python is None:
+            raise UsageError(
+                "python-version-not-found",
+                f"there is no Python {deciding.python_version} here.",
+                because="pip cannot fetch one; uv can",
+                fix="install it, or let uv do it: --manager uv",
+            )
+        asked = deciding.folder / "requirements.in"
+        asked.write_text("\n".join(deciding.lines) + "\n", encoding="utf-8")
+        argv = [
+            self._python, "-m", "pip", "--python", deciding.python, "install", "--dry-run",
+            "--ignore-installed", "--quiet", "--report", "-", "--only-binary", ":all:",
+            "-r", str(asked), *_pip_places(deciding),
+        ]  # fmt: skip
+        argv += ["--pre"] if deciding.is_nightly else []
+        argv += ["--no-deps"] if deciding.is_whole else []
+        done = run(argv, _RESOLVE_S, self._environment)
+        _require(done, "pip", "deciding on packages")
+        return done.stdout[done.stdout.find("{") :]
+
+    def make(self, folder: Path, python: str, *, is_offline: bool) -> None:
+        """An empty virtual environment. pip is put in like everything else: Debian's Python has
+        no `ensurepip` unless its package python3-venv is there."""
+        argv = [python, "-m", "venv", "--without-pip", str(folder)]
+        done = run(argv, _MAKE_S, self._environment, self._held)
+        _require(done, "venv", "making the environment")
+
+    def install(self, python: str, lines: Path, links: Path, *, is_again: bool = False) -> None:
+        """Installs from a folder of wheels."""
+        argv = [
+            self._python, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps",
+            "--no-index", "--require-hashes", "--find-links", str(links), "-r", str(lines),
+        ]  # fmt: skip
+        argv += ["--force-reinstall"] if is_again else []
+        done = run(argv, _INSTALL_S, self._environment, self._held)
+        _require(done, "pip", "installing")
+
+
+class Conda:
+    """conda or mamba for the environment itself; wheels are put in by another.
+
+    Its own `base` is never touched: a prefix of its own is made.
+    """
+
+    name: Installer = "conda"
+
+    def __init__(
+        self, path: str, inner: Program, indexes: Indexes, held: tuple[int, ...] = ()
+    ) -> None:
+        self._path = path
+        self._held = held
+        self._inner = inner
+        self._environment = _reaching(indexes)
+
+    def decide(self, deciding: Deciding) -> str:
+        """As the other does."""
+        return self._inner.decide(deciding)
+
+    def make(self, folder: Path, python: str, *, is_offline: bool) -> None:
+        """A prefix with Python from conda-forge. python: the version."""
+        argv = [
+            self._path, "create", "--yes", "--quiet", "--prefix", str(folder),
+            "--override-channels", "--channel", "conda-forge", f"python={python}",
+        ]  # fmt: skip
+        argv += ["--offline"] if is_offline else []
+        done = run(argv, _MAKE_S, self._environment, self._held)
+        _require(done, "conda", "making the environment")
+
+    def install(self, python: str, lines: Path, links: Path, *, is_again: bool = False) -> None:
+        """As the other does."""
+        self._inner.install(python, lines, links, is_again=is_again)
+
+
+def interpreter_in(folder: Path, installer: Installer) -> Path:
+    """Where an environment's interpreter lies."""
+    if sys.platform == "win32":
+        return folder / ("python.exe" if installer == "conda" else r"Scripts\python.exe")
+    return folder / "bin" / "python"
+
+
+def _reaching(indexes: Indexes, **added: str) -> dict[str, str]:
+    """The variables of a program that goes to the network."""
+    environment = setup_environment(**added)
+    # Companies' certificates lie in the system's store, where uv does not look by itself.
+    environment.setdefault("UV_NATIVE_TLS", "1")
+    if indexes.certificate:
+        environment.setdefault("SSL_CERT_FILE", indexes.certificate)
+    if indexes.proxy:
+        for name in ("HTTPS_PROXY", "HTTP_PROXY"):
+            if not os.environ.get(name) and not os.environ.get(name.lower()):
+                environment[name] = indexes.proxy
+    return environment
+
+
+def _uv_places(deciding: Deciding) -> list[str]:
+    indexes = deciding.indexes
+    words = ["--default-index", indexes.default] if indexes.default else []
+    extra = [deciding.index, *indexes.extra] if deciding.index else [*indexes.extra]
+    for url in dict.fromkeys(extra):
+        words += ["--index", url]
+    for place in indexes.find_links:
+        words += ["--find-links", place]
+    for host in indexes.trusted_hosts:
+        words += ["--allow-insecure-host", host]
+    # As pip does it: the best version of all places. What the framework's own index has in old
+    # versions must not hide the newer ones elsewhere.
+    return [*words, "--index-strategy", "unsafe-best-match"]
+
+
+def _pip_places(deciding: Deciding) -> list[str]:
+    indexes = deciding.indexes
+    words = ["--index-url", indexes.default] if indexes.default else []
+    for url in dict.fromkeys([*([deciding.index] if deciding.index else []), *indexes.extra]):
+        words += ["--extra-index-url", url]
+    for place in indexes.find_links:
+        words += ["--find-links", place]
+    for host in indexes.trusted_hosts:
+        words += ["--trusted-host", host]
+    return [*words, "--no-index"] if deciding.is_offline else words
+
+
+def _require(done: Completed, program: str, doing: str) -> None:
+    if done.exit_code != 0:
+        raise told(f"{done.stderr}\n{done.stdout}", done.reason, program, doing)
+
+
+def told(said: str, reason: str | None, program: str, doing: str) -> FlatoutError:
+    """What an installer's failure is: full disk, network, certificate, or the packages."""
+    because = reason or _last_words(said)
+    if any(text in said for text in _FULL):
+        return RunFailed(
+            "disk-full",
+            f"no space left while {doing}.",
+            because=because,
+            fix="free space, then run the same again: it goes on",
+        )
+    if any(text in said for text in _CERTIFICATE):
+        return untrusted(because)
+    if any(text in said for text in _UNREACHABLE):
+        return RunFailed(
+            "index-not-reachable",
+            f"the packages cannot be reached: {doing} failed.",
+            because=because,
+            fix="check the network (HTTPS_PROXY, if you need one), or name a mirror: "
+            "--mirror packages=URL",
+        )
+    if doing == "deciding on packages":
+        return UsageError(
+            "no-such-packages",
+            "these requirements cannot be met together.",
+            because=because,
+            fix="ask for less: leave out --with, -r, --cuda or --python",
+        )
+    return RunFailed(
+        "installer-failed",
+        f"{program} failed while {doing}.",
+        because=because,
+        fix="run the same again; if it fails again, --manager pip or --manager uv, the other one",
+    )
+
+
+def untrusted(because: str) -> RunFailed:
+    """Bad news of a certificate that nobody here vouches for."""
+    return RunFailed(
+        "certificate-not-trusted",
+        "the certificate of the package index is not trusted here.",
+        because=because,
+        fix="if your company has an authority of its own: SSL_CERT_FILE=/path/ca.pem",
+    )
+
+
+def _last_words(said: str) -> str:
+    lines = [line.strip(" \t│╰─▶×├") for line in said.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("WARNING", "warning", "hint"))]
+    return " ".join(kept[-6:])[-600:]

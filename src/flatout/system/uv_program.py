@@ -1,0 +1,74 @@
+"""uv: found, or installed into flatout's own folder by pip."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from flatout.errors import RunFailed
+from flatout.nouns.indexes import Indexes
+from flatout.system import store
+from flatout.system.command import run
+from flatout.system.folders import tools_folder
+from flatout.system.variables import setup_environment
+
+# The first that writes a lock with addresses and hashes (`pylock.toml`).
+_OLDEST = (0, 7)
+_INSTALL_S = 600.0
+
+
+def find_uv() -> str | None:
+    """A uv that is new enough, on the path, beside this Python, or where its installers put it."""
+    name = "uv.exe" if sys.platform == "win32" else "uv"
+    places = [Path(sys.executable).with_name(name), Path.home() / ".local" / "bin" / name,
+              Path.home() / ".cargo" / "bin" / name, *_own(tools_folder() / "uv")]  # fmt: skip
+    named = shutil.which("uv")
+    for path in [*([named] if named else []), *(str(one) for one in places if one.is_file())]:
+        done = run([path, "--version"], 10.0, setup_environment())
+        found = re.search(r"(\d+)\.(\d+)", done.stdout) if done.exit_code == 0 else None
+        if found and (int(found[1]), int(found[2])) >= _OLDEST:
+            return path
+    return None
+
+
+def has_pip() -> bool:
+    """Whether this Python can run pip."""
+    return importlib.util.find_spec("pip") is not None
+
+
+def install_uv(indexes: Indexes) -> str | None:
+    """Puts uv into flatout's own folder; None where pip cannot get it."""
+    folder = tools_folder() / "uv"
+    part = store.part_path(folder)
+    places = ["--index-url", indexes.default] if indexes.default else []
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary",
+            ":all:", "--target", str(part), *places, f"uv>={_OLDEST[0]}.{_OLDEST[1]}"]  # fmt: skip
+    with store.mapped_os_errors(folder):
+        shutil.rmtree(part, ignore_errors=True)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        done = run(argv, _INSTALL_S, setup_environment())
+        if done.exit_code != 0 or not _own(part):
+            shutil.rmtree(part, ignore_errors=True)
+            return None
+        shutil.rmtree(folder, ignore_errors=True)
+        store.move_into_place(part, folder)
+    return find_uv()
+
+
+def no_installer() -> RunFailed:
+    """Bad news: there is neither uv nor pip."""
+    return RunFailed(
+        "no-installer",
+        "there is neither uv nor pip to install packages with.",
+        because=f"no `uv` was found, and {sys.executable} has no pip",
+        fix="sudo apt install python3-pip, under Debian and Ubuntu; or install uv: "
+        "https://docs.astral.sh/uv",
+    )
+
+
+def _own(folder: Path) -> list[Path]:
+    return [path for name in ("uv", "uv.exe") for path in (folder / "bin" / name,
+            folder / "Scripts" / name) if path.is_file()]  # fmt: skip

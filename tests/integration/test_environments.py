@@ -1,0 +1,239 @@
+"""Environments from a made-up index: made, found, used again, removed, and whole after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_index import jax_version, make_index, write_wheel
+
+from flatout.errors import FlatoutError
+from flatout.system import made_environments
+
+ROOT = Path(__file__).resolve().parents[2]
+SRC = str(ROOT / "src")
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+LINUX = pytest.mark.skipif(sys.platform == "win32", reason="needs what only POSIX has")
+
+
+class Home:
+    """`flatout` with folders of its own, and an index of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.index = make_index(folder)
+        self.environments = folder / "environments"
+        self.cache = folder / "cache"
+
+    def environment(self, **more: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items()
+                if not name.startswith(("PIP_", "UV_", "XDG_"))}  # fmt: skip
+        return {
+            **kept, "PYTHONPATH": SRC, "HOME": str(self.folder), "USERPROFILE": str(self.folder),
+            "LOCALAPPDATA": str(self.folder), "FLATOUT_ENVIRONMENTS": str(self.environments),
+            "FLATOUT_CACHE": str(self.cache), "FLATOUT_STATE": str(self.folder / "state"),
+            "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": self.index, "PIP_NO_CACHE_DIR": "1",
+            **more,
+        }  # fmt: skip
+
+    def start(self, *words: str, **more: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "flatout", *words], env=self.environment(**more),
+            cwd=self.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        process = self.start(*words, **more)
+        stdout, stderr = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
+
+    def set_up(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+        """Makes JAX's environment with pip, which every Python of the tests has."""
+        return self.run("setup", *(words or ("jax",)), *SETTINGS, **more)
+
+    def listed(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.run("envs", "--json").stdout)
+        return found
+
+
+SETTINGS = ("--cpu", "--yes", "--python", PYTHON, "--manager", "pip")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def rule_of(done: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stderr.rpartition("  see: ")[2].strip()
+
+
+def test_setup_when_all_goes_well(home: Home) -> None:
+    done = home.set_up()
+    assert done.returncode == 0, done.stderr
+    assert "made        jax · jax" in done.stdout and "proved      3 training steps" in done.stdout
+    (one,) = home.listed()
+    assert (one["name"], one["version"], one["cuda"]) == ("jax", jax_version(), "cpu")
+    assert {pin["name"] for pin in one["pins"]} == {"jax", "jaxlib", "pip"}
+    folder = Path(one["folder"])
+    assert f"jax=={jax_version()}" in (folder / "requirements.lock").read_text()
+    # Nothing but the environment is left in it.
+    assert not [path for path in folder.iterdir() if path.name.startswith(".wheels")]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    again = home.set_up()
+    assert again.returncode == 0 and "is there, whole" in again.stdout
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    gone = home.run("setup", "--remove", "jax", "--yes")
+    assert gone.returncode == 0, gone.stderr
+    assert home.listed() == [] and not folder.exists()
+
+
+def test_setup_when_nothing_is_agreed_to(home: Home) -> None:
+    settings = [word for word in SETTINGS if word != "--yes"]
+    done = home.run("setup", "jax", *settings)
+    assert done.returncode == 1 and "nothing was changed" in done.stderr
+    shown = home.run("setup", "jax", *settings, "--dry-run", "--json")
+    (plan,) = json.loads(shown.stdout)["plans"]
+    assert plan["choice"]["version"] == jax_version()
+    assert [step["needs_root"] for step in plan["steps"]] == [False] * 4
+    assert not home.environments.exists() or not list(home.environments.iterdir())
+
+
+def test_setup_when_another_wish_has_the_name(home: Home) -> None:
+    assert home.set_up().returncode == 0
+    other = home.set_up("jax", "--with", "jaxlib")
+    assert (other.returncode, rule_of(other)) == (2, "environment-differs")
+    assert home.set_up("jax", "--with", "jaxlib", "--name", "second").returncode == 0
+    assert [one["name"] for one in home.listed()] == ["jax", "second"]
+
+
+def test_setup_in_a_folder_of_ones_own(home: Home) -> None:
+    folder = home.folder / "mine"
+    assert home.set_up("jax", "--in", str(folder)).returncode == 0
+    assert home.listed()[0]["folder"] == str(folder)
+    assert "is there, whole" in home.set_up("jax", "--in", str(folder)).stdout
+    assert home.run("setup", "--remove", "jax", "--yes").returncode == 0
+    assert not folder.exists()
+    full = home.folder / "full"
+    full.mkdir()
+    (full / "thesis.txt").write_text("years")
+    refused = home.set_up("jax", "--in", str(full))
+    assert (refused.returncode, rule_of(refused)) == (2, "folder-not-empty")
+    assert [path.name for path in full.iterdir()] == ["thesis.txt"]
+
+
+def test_setup_from_a_lock_and_from_a_bundle(home: Home) -> None:
+    bundle = home.folder / "bundle"
+    done = home.set_up("jax", "--bundle", str(bundle))
+    assert done.returncode == 0, done.stderr
+    assert home.listed() == []
+    (home.folder / "simple").rename(home.folder / "gone")
+    for path in sorted((home.cache / "wheels").rglob("*.whl")):
+        path.unlink()
+    settings = ("--yes", "--manager", "pip")
+    offline = home.run("setup", "--offline", "--from", str(bundle), *settings)
+    assert offline.returncode == 0, offline.stderr
+    lock = Path(home.listed()[0]["folder"]) / "requirements.lock"
+    assert lock.read_text() == (bundle / "requirements.lock").read_text()
+    again = home.run("setup", "--from", str(lock), "--name", "again", "--offline", *settings)
+    assert again.returncode == 0, again.stderr
+    first, second = (one["pins"] for one in home.listed())
+    assert [pin["sha256"] for pin in first] == [pin["sha256"] for pin in second]
+
+
+def test_setup_when_the_index_has_another_file_than_the_lock(home: Home) -> None:
+    assert home.set_up().returncode == 0
+    lock = home.folder / "copy.lock"
+    lock.write_text((Path(home.listed()[0]["folder"]) / "requirements.lock").read_text())
+    write_wheel(home.folder / "simple", "jaxlib", jax_version(), {"jaxlib/other.py": ""})
+    for path in (home.cache / "wheels").rglob("jaxlib*.whl"):
+        path.unlink()
+    words = ("setup", "--from", str(lock), "--name", "x", "--yes", "--manager", "pip")
+    done = home.run(*words)
+    assert (done.returncode, rule_of(done)) == (1, "lock-differs")
+    assert [one["name"] for one in home.listed()] == ["jax"]
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("kaffe",), "unknown-framework"),
+        (("jax", "--with", "jaxlib==0.0.1"), "no-such-packages"),
+        (("jax", "-r", "nowhere.txt"), "requirements-not-readable"),
+        (("jax", "--name", "../up"), "bad-environment-name"),
+        (("jax", "torch", "--in", "x"), "options-exclude-each-other"),
+        (("jax", "--in", "simple/jax/index.html"), "folder-not-empty"),
+        (("jax", "--offline"), "wheels-not-here"),
+    ],
+)
+def test_setup_when_it_cannot_be(home: Home, words: tuple[str, ...], rule: str) -> None:
+    done = home.set_up(*words)
+    assert rule_of(done) == rule
+    assert done.returncode in (1, 2)
+    assert home.listed() == []
+    left = list(home.environments.iterdir()) if home.environments.exists() else []
+    assert [path.name for path in left if path.name != ".lock"] == []
+
+
+def test_setup_when_the_steps_do_not_run(home: Home) -> None:
+    broken = {"jax/__init__.py": "raise ImportError('libcuda.so.1 is gone')"}
+    write_wheel(home.folder / "simple", "jax", jax_version(), broken, ("jaxlib",))
+    done = home.set_up()
+    assert (done.returncode, rule_of(done)) == (1, "training-step-failed")
+    assert "libcuda.so.1 is gone" in done.stderr
+    assert home.listed() == []
+    assert not (home.environments / "jax").exists()
+
+
+def test_setup_when_another_is_under_way(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_ENVIRONMENTS", str(home.environments))
+    with made_environments.locked():
+        done = home.set_up()
+    assert (done.returncode, rule_of(done)) == (2, "setup-in-progress")
+
+
+@LINUX
+def test_setup_when_killed_is_whole_or_not_there(home: Home) -> None:
+    dice = random.Random(0)
+    began = time.monotonic()
+    assert home.set_up().returncode == 0
+    whole_s = time.monotonic() - began
+    for _ in range(4):
+        assert home.run("setup", "--remove", "jax", "--yes").returncode == 0
+        process = home.start("setup", "jax", *SETTINGS)
+        time.sleep(dice.uniform(0.3, 1.0) * whole_s)
+        # The whole group: a killed command line's installer would go on by itself.
+        os.killpg(process.pid, 9)
+        process.communicate()
+        for one in home.listed():
+            assert Path(one["folder"], "requirements.lock").exists()
+        assert home.set_up().returncode == 0
+        names = {path.name for path in home.environments.iterdir()}
+        assert names == {".lock", "jax"}
+        assert not list((home.environments / "jax").glob("flatout-half-made*"))
+
+
+def test_name_of_an_environment_leads_to_its_interpreter(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert home.set_up().returncode == 0
+    monkeypatch.setenv("FLATOUT_ENVIRONMENTS", str(home.environments))
+    python = made_environments.asked_python(None, "jax")
+    assert python == home.listed()[0]["python"]
+    with pytest.raises(FlatoutError) as caught:
+        made_environments.asked_python(None, "jaks")
+    assert caught.value.rule == "unknown-environment" and "`jax`" in caught.value.fix
+    with pytest.raises(FlatoutError) as both:
+        made_environments.asked_python("python", "jax")
+    assert both.value.rule == "python-and-environment"
+    wrong = home.run("train", "digits", "--env", "jaks")
+    assert (wrong.returncode, rule_of(wrong)) == (2, "unknown-environment")

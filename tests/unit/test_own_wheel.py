@@ -1,0 +1,44 @@
+"""flatout as a wheel of the files that are running."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import flatout
+from flatout.system import own_wheel
+from flatout.system.wheel_store import path_of
+
+
+def test_own_wheel_holds_what_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path))
+    pin = own_wheel.build()
+    with zipfile.ZipFile(path_of(pin)) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(f"flatout-{flatout.__version__}.dist-info/METADATA").decode()
+    package = Path(flatout.__file__).parent
+    assert {f"flatout/{path.relative_to(package).as_posix()}" for path in package.rglob("*.py")} \
+        <= names  # fmt: skip
+    assert "Requires-Dist: msgspec" in metadata
+    assert not [name for name in names if "__pycache__" in name]
+    # The same files make the same wheel.
+    assert own_wheel.build() == pin
+
+
+def test_own_wheel_can_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    wheel = path_of(own_wheel.build())
+    target = tmp_path / "target"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target",
+         str(target), str(wheel)], check=True, timeout=60,
+    )  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "import flatout; print(flatout.__file__)"],
+        env={"PYTHONPATH": str(target), "PATH": ""}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert Path(done.stdout.strip()).is_relative_to(target)
