@@ -106,7 +106,10 @@ def test_what_is_done_already_is_passed_over(tmp_path: Path) -> None:
     prints = Prints(argv=(sys.executable, "-c", "print('is so')"), text="is so")
     told = step(python("raise SystemExit(1)"), done_if=prints)
     assert hows(list(apply(plan(memory(file), there, told)))) == ["skipped"] * 3
-    assert journal.entries() == []
+    half = step(python("pass"), done_if=Prints(argv=prints.argv, text="is s"))
+    assert hows(list(apply(plan(half)))) == ["done"]
+    undo_newest()
+    assert len(journal.entries()) == 1
 
 
 def test_first_failure_is_the_last(tmp_path: Path) -> None:

@@ -187,6 +187,7 @@ def test_fix_needs_this_machine(cli: Any, tmp_path: Path) -> None:
 def test_undo_says_what_there_is(cli: Any) -> None:
     assert "has changed nothing" in cli.run("undo", "--list").stderr
     assert cli.run("undo").returncode == 2
+    assert "no effect" in cli.run("undo", "--list", "--force").stderr
     done = cli.run("undo", "7")
     assert done.returncode == 2 and "see: no-such-change" in done.stderr
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flatout import consult
+from flatout import explaining
 from flatout.doctor.same_machine import is_elsewhere, together
 from flatout.nouns.finding import Finding
 from flatout.nouns.framework import Framework
@@ -34,8 +34,8 @@ OPEN_TEXT = b"Traceback (most recent call last):\n  x\nRuntimeError: CUDA error:
 
 
 def test_facts_of_the_machine_come_after_what_the_text_shows() -> None:
-    alone = consult.explain_text([OPEN_TEXT]).findings
-    found = consult.explain_text([OPEN_TEXT], lambda: HERE).findings
+    alone = explaining.explain_text([OPEN_TEXT]).findings
+    found = explaining.explain_text([OPEN_TEXT], lambda: HERE).findings
     assert "gpu-arch-not-in-build" not in [one.rule for one in alone]
     assert [one.rule for one in found][: len(alone)] == [one.rule for one in alone]
     added = next(one for one in found if one.rule == "gpu-arch-not-in-build")
@@ -44,7 +44,7 @@ def test_facts_of_the_machine_come_after_what_the_text_shows() -> None:
 
 def test_text_of_another_machine_is_left_to_itself() -> None:
     text = OPEN_TEXT + b"| NVIDIA-SMI 535.54.03  Driver Version: 535.54.03  CUDA Version: 12.2 |\n"
-    assert consult.explain_text([text], lambda: HERE) == consult.explain_text([text])
+    assert explaining.explain_text([text], lambda: HERE) == explaining.explain_text([text])
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_cause_of_a_failed_training_is_named_from_its_log(tmp_path: Path) -> Non
     finding = Finding(rule="experiment-raised", severity="error", problem="your experiment raised")
     log = "epoch 1\nRuntimeError: CUDA error: no kernel image is available for execution\n"
     outcome = Outcome(run=failed_run(tmp_path, log), finding=finding, exit_code=1)
-    causes = consult.causes_of(outcome)
+    causes = explaining.causes_of(outcome)
     assert [one.rule for one in causes] == ["gpu-arch-not-in-build"]
     assert [getattr(one, "where", "") for one in causes[0].evidence] == ["its log"]
 
 
 def test_error_that_no_rule_knows_has_no_cause() -> None:
     finding = Finding(rule="experiment-raised", severity="error", problem="raised KeyError: 'x'")
-    assert consult.causes_in(finding, b"KeyError: 'x'\n", HERE) == ()
+    assert explaining.causes_in(finding, b"KeyError: 'x'\n", HERE) == ()
 
 
 def test_long_text_is_explained_in_bounded_memory(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_long_text_is_explained_in_bounded_memory(tmp_path: Path) -> None:
             file.write(line * (2**20 // len(line)))
         file.write(b"RuntimeError: CUDA error: no kernel image is available for execution\n")
     code = (
-        "import resource, sys; from flatout import consult; "
-        f"found = consult.explain({str(path)!r}); "
+        "import resource, sys; from flatout import explaining; "
+        f"found = explaining.explain({str(path)!r}); "
         "print(found.findings[0].rule, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     if sys.platform == "win32":

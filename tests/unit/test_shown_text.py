@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.consult import as_sarif, as_shown, explain_text, report
+from flatout.consult import as_sarif, report
 from flatout.doctor.families import RULES
 from flatout.doctor.shown_text import Shown
+from flatout.explaining import as_shown, explain_text
 from flatout.nouns.diagnosis import Diagnosis
 from flatout.nouns.examined import Examined
 from flatout.nouns.finding import Evidence, Finding

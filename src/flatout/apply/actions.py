@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -38,7 +39,8 @@ def is_done(step: Step) -> bool:
         return rewriting.real_path(step.done_if.path).exists()
     if isinstance(step.done_if, Prints):
         done = command.run(located(step.done_if.argv, step), _CHECK_LIMIT_S)
-        return done.exit_code == 0 and step.done_if.text in done.stdout
+        told = re.search(rf"(?<!\S){re.escape(step.done_if.text)}(?!\S)", done.stdout)
+        return done.exit_code == 0 and (told is not None or not step.done_if.text)
     action = step.action
     if isinstance(action, Edit | Block | Write):
         content = rewriting.content_of(rewriting.real_path(action.file))

@@ -13,17 +13,17 @@ def explained(outcome: Outcome) -> Outcome:
     if outcome.exit_code == 2:
         return outcome  # Wrong use has no cause in the machine.
     # Loaded only where something has failed: all rules are behind it.
-    from flatout import consult
+    from flatout import explaining
     from flatout.cli import show_doctor
 
-    causes = consult.causes_of(outcome)
+    causes = explaining.causes_of(outcome)
     show_doctor.print_causes(causes)
     return msgspec.structs.replace(outcome, causes=causes)
 
 
 def explain(finding: Finding, printed: str) -> None:
     """Prints the causes that the rules name of an error and what its process has printed."""
-    from flatout import consult
+    from flatout import explaining
     from flatout.cli import show_doctor
 
-    show_doctor.print_causes(consult.causes_in(finding, printed.encode(errors="replace")))
+    show_doctor.print_causes(explaining.causes_in(finding, printed.encode(errors="replace")))

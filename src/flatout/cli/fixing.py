@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from flatout import consult
+from flatout import consult, mending
 from flatout.cli import show, show_doctor, show_fix
 from flatout.nouns.doctor_request import DoctorManner, DoctorRequest, check_fixing
 from flatout.nouns.journal import StepOutcome
@@ -15,7 +15,7 @@ from flatout.nouns.repair import Repair, by_hand, mended, repairs
 def fix(request: DoctorRequest, manner: DoctorManner) -> int:
     """Mends what can be mended; gives the exit code."""
     check_fixing(request, manner)
-    for change in consult.changes():
+    for change in mending.changes():
         if change.status == "broke off":
             told = f"{change.id} ({change.begun.plan.goal}) broke off: flatout undo {change.id}"
             show.print_note(f"warning: {told} puts back what it had begun")
@@ -60,7 +60,7 @@ def _chosen(found: Sequence[Repair], manner: DoctorManner) -> list[Repair]:
 
 
 def _is_agreed_to(repair: Repair) -> bool:
-    for preview in consult.previews(repair.plan):
+    for preview in mending.previews(repair.plan):
         show_fix.print_preview(preview)
     return show.ask(f"Do this: {repair.text}?")
 
@@ -70,7 +70,7 @@ def _carry_out(chosen: Sequence[Repair]) -> list[StepOutcome]:
     outcomes: list[StepOutcome] = []
     try:
         for repair in chosen:
-            for outcome in consult.apply(repair.plan):
+            for outcome in mending.apply(repair.plan):
                 outcomes.append(outcome)
                 show_fix.print_outcome(outcome)
             if any(one.how == "failed" for one in outcomes):

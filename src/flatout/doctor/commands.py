@@ -149,7 +149,11 @@ def _apt(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] 
 
 def _is_installed(package: str) -> Prints:
     argv = ("dpkg-query", "--show", "--showformat=${db:Status-Abbrev}", package)
-    return Prints(argv=argv, text="ii ")
+    return Prints(argv=argv, text="ii")
+
+
+def _is_active(unit: str) -> Prints:
+    return Prints(argv=("systemctl", "is-active", unit), text="active")
 
 
 def _driver_packages(machine: Machine) -> tuple[str, ...]:
@@ -176,6 +180,7 @@ def _systemctl(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step,
             restarts="docker" if is_docker else None,
             shows=(("docker", "ps"),) if is_docker else (),
             undo=("systemctl", opposites[verb], *options, *units),
+            done_if=None if verb == "restart" else _is_active(units[0]),
         ),
     )
 
@@ -207,7 +212,8 @@ def _usermod(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, .
         msgspec.structs.replace(
             _command(["usermod", "-aG", group, words[3]], facts, text=f"join the group {group}"),
             undo=("gpasswd", "-d", words[3], group),
-            done_if=None,
+            # Who is in it already must not be put out of it by an undo.
+            done_if=Prints(argv=("id", "-nG", words[3]), text=group),
         )
         for group in words[2].split(",")
     )

@@ -44,6 +44,11 @@ _NAMES = re.compile(
 )
 
 
+def shown_to_others(found: Diagnosis, rules: Sequence[Rule]) -> Diagnosis:
+    """The findings as others may see them: without names and paths of anybody in their evidence."""
+    return Shown(rules).diagnosis(found)
+
+
 class Shown:
     """Shows lines; made of the words that rules use."""
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from flatout.nouns.finding import Fix
 from flatout.nouns.machine import Machine
-from flatout.setup.tables import shipped_tables
-from flatout.setup.target import target_from
-from flatout.setup.torch_builds import choose_for
 
 _PIP = "python -m pip install --force-reinstall"
 _INDEX = "https://download.pytorch.org/whl"
@@ -21,6 +18,11 @@ def torch_install(machine: Machine, *others: str) -> Fix:
         machine: what is known; without driver or card both usual builds are named.
         others: packages that must come from the same index, `torchvision` for one.
     """
+    # The solver takes 40 ms to import, and most texts are of something else.
+    from flatout.setup.tables import shipped_tables
+    from flatout.setup.target import target_from
+    from flatout.setup.torch_builds import choose_for
+
     names = " ".join(("torch", *others))
     commands = tuple(f"{_PIP} {names} --index-url {_INDEX}/{cuda}" for cuda in ("cu130", "cu126"))
     text = (

@@ -103,7 +103,7 @@ Action = Run | Packages | Edit | Block | Write | Move
 
 
 class Prints(msgspec.Struct, frozen=True, kw_only=True, tag="prints"):
-    """Holds where a program ends well and prints this text; it changes nothing."""
+    """Holds where a program ends well and prints this as a whole word; it changes nothing."""
 
     argv: tuple[str, ...]
     text: str = ""

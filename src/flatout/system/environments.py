@@ -9,7 +9,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
-from urllib.request import url2pathname
 
 from flatout.errors import UsageError
 from flatout.system.command import run
@@ -124,6 +123,9 @@ def _own_requirement(version: str) -> str:
 
 def checkout() -> Path | None:
     """The folder of sources that this flatout runs or was installed from."""
+    # urllib.request takes 30 ms to import, and every command would pay for it.
+    from urllib.request import url2pathname
+
     try:
         told = metadata.distribution("flatout").read_text("direct_url.json")
         source = json.loads(told) if told else {}

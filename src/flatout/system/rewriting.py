@@ -11,7 +11,6 @@ import os
 import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -181,6 +180,8 @@ def _take_after(path: Path, part: Path) -> None:
 
 
 def _put_by_sudo(path: Path, content: bytes, *, is_executable: bool) -> None:
+    import tempfile
+
     with tempfile.NamedTemporaryFile(prefix="flatout-") as staged:
         staged.write(content)
         staged.flush()

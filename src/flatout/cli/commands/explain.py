@@ -19,14 +19,14 @@ def command(subject: str | None, is_here: bool | None, is_json: bool) -> None:
     sees of this machine, unless the text tells of another one. A FILE may come from any machine:
     say --here if it is from this one. Nothing is sent anywhere.
     """
-    from flatout import consult
+    from flatout import explaining
     from flatout.cli import show, show_doctor
     from flatout.nouns.diagnosis import Diagnosis
 
-    told = consult.explain(subject, is_here=is_here)
+    told = explaining.explain(subject, is_here=is_here)
     if isinstance(told, Diagnosis):
         if is_json:
-            show.print_json(consult.as_shown(told))
+            show.print_json(explaining.as_shown(told))
         else:
             show_doctor.print_explanation(told)
     elif is_json:

@@ -20,32 +20,36 @@ def command(
     change: str | None, is_listing: bool, is_sure: bool, is_forced: bool, is_json: bool
 ) -> int:
     """Put back what flatout has changed on this machine: the newest change, or the one of ID."""
-    from flatout import consult
+    from flatout import mending
     from flatout.cli import show, show_fix
 
     if is_listing:
-        found = consult.changes()
+        if change or is_sure or is_forced:
+            show.print_note(
+                "warning: --list changes nothing, so that ID, --yes and --force have no effect"
+            )
+        found = mending.changes()
         if is_json:
             show.print_json([{**_document(one), "change": one} for one in found])
         else:
             show_fix.print_changes(found)
         return 0
-    applied = consult.change_to_undo(change)
+    applied = mending.change_to_undo(change)
     if not is_json:
         show_fix.print_undo(applied)
     # What keeps it from being put back is told before anybody is asked.
-    is_blocked = not is_forced and bool(consult.changed_since(applied))
+    is_blocked = not is_forced and bool(mending.changed_since(applied))
     if not is_sure and not is_blocked and (is_json or not show.ask("Put this back?")):
         show.print_note("nothing was put back (--yes does it without asking)")
         if is_json:
             show.print_json({**_document(applied), "put_back": []})
         return 1
     done = []
-    for line in consult.undo(applied, is_forced=is_forced):
+    for line in mending.undo(applied, is_forced=is_forced):
         done.append(line)
         show.print_note(line)
     if is_json:
-        show.print_json({**_document(consult.change_to_undo(applied.id)), "put_back": done})
+        show.print_json({**_document(mending.change_to_undo(applied.id)), "put_back": done})
     return 0
 
 

@@ -23,6 +23,7 @@ from flatout.doctor.rules import (
     wsl_portproxy_stale,
     wsl_restart_needed,
     wsl_sparse_disk_set,
+    wsl_toolkit_older_than_driver,
     wsl_version_1,
     wsl_virtualization_disabled,
     wsl_windows_build_unsuitable,
@@ -50,5 +51,6 @@ RULES: tuple[Rule, ...] = (
     wsl_distro_cuda_toolkit.RULE,
     wsl_portproxy_stale.RULE,
     wsl_sparse_disk_set.RULE,
+    wsl_toolkit_older_than_driver.RULE,
     wsl_kernel_too_old.RULE,
 )

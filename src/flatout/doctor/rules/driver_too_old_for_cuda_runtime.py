@@ -17,7 +17,6 @@ pytorch/pytorch: c10/cuda/CUDAFunctions.cpp.
 
 from __future__ import annotations
 
-from flatout.doctor.installed_build import oldest_driver
 from flatout.doctor.reading import Facts, Reading, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
@@ -71,12 +70,17 @@ def _is_older_major(driver: str | None, runtime: str | None) -> bool:
 
 def _in_facts(machine: Machine) -> Facts:
     """A framework is built for a CUDA that asks for a newer driver than the one that answers."""
+    if not machine.driver or not machine.frameworks:
+        return ()
+    # Loaded only where there is a build to judge: the tables take a while.
+    from flatout.doctor.installed_build import oldest_driver
+
     # NVIDIA's compatibility package runs a newer CUDA on the older drivers of data centres.
     if any("/compat" in one.path for one in machine.libraries or ()):
         return ()
     for one in machine.frameworks:
         oldest = oldest_driver(one, machine)
-        if machine.driver and oldest and version(machine.driver) < version(oldest):
+        if oldest and version(machine.driver) < version(oldest):
             return (
                 *fact(f"driver {machine.driver}", "NVML"),
                 *fact(f"{one.name} {one.version} ({one.build}) needs {oldest}", "metadata"),

@@ -19,7 +19,6 @@ PaddlePaddle/Paddle#73687; tensorflow/tensorflow#99592.
 
 from __future__ import annotations
 
-from flatout.doctor.installed_build import why_no_card_fits
 from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
@@ -86,6 +85,11 @@ def _is_served_by_its_generation(case: Case) -> bool:
 
 def _in_facts(machine: Machine) -> Facts:
     """No card of this machine is in the list of a framework's build."""
+    if not machine.gpus or not machine.frameworks:
+        return ()
+    # Loaded only where there is a build to judge: the tables take a while.
+    from flatout.doctor.installed_build import why_no_card_fits
+
     for one in machine.frameworks:
         why = why_no_card_fits(one, machine)
         if why is not None:

@@ -22,7 +22,6 @@ from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
 from flatout.nouns.machine import Machine
-from flatout.setup.tables import shipped_tables
 
 _TOLD = ("wheel-tag-missing", "python-not-supported")
 # Who does not reach the index finds no versions either.
@@ -78,6 +77,9 @@ def _in_facts(machine: Machine) -> Facts:
     number = version(first.version)[:2] if first else ()
     if first is None or not number or machine.framework("torch"):
         return ()
+    # Loaded only where there is something to judge: the tables take a while.
+    from flatout.setup.tables import shipped_tables
+
     pythons = [one.python for one in shipped_tables().builds if one.framework == "torch"]
     oldest, newest = min(one[0] for one in pythons), max(one[1] for one in pythons)
     if oldest <= number <= newest:

@@ -24,6 +24,7 @@ _TUNNEL = Edit(
     file=WSLCONFIG,
     form="ini",
     entries=(Entry(place=("wsl2", "dnsTunneling"), value="true"),),
+    encoding="utf-8",
 )
 
 

@@ -1,0 +1,65 @@
+"""The verbs that change the machine, and take that back: apart from `consult`, which only looks."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from flatout.apply import applying, undoing
+from flatout.apply.actions import shown
+from flatout.apply.undoing import Obstacle
+from flatout.errors import UsageError
+from flatout.nouns.journal import Applied, StepOutcome
+from flatout.nouns.plan import Plan
+from flatout.system import journal
+
+
+def apply(plan: Plan) -> Generator[StepOutcome]:
+    """Carries out a plan, step by step, while it is iterated over; asks nothing.
+
+    Raises:
+        UsageError: changes-under-way.
+    """
+    return applying.apply(plan)
+
+
+def previews(plan: Plan) -> Iterator[str]:
+    """What commands print that tell beforehand what a step will do, of apt or WSL say."""
+    return filter(None, map(shown, plan.steps))
+
+
+def changes() -> list[Applied]:
+    """All plans that were applied here, the newest first."""
+    return journal.entries()[::-1]
+
+
+def change_to_undo(id: str | None) -> Applied:
+    """The change of that id, else the newest that is not undone.
+
+    Raises:
+        UsageError: no-such-change, nothing-to-undo.
+    """
+    if id is not None:
+        return journal.entry(id)
+    newest = next((one for one in changes() if one.status != "undone"), None)
+    if newest is None:
+        raise UsageError(
+            "nothing-to-undo",
+            "flatout has changed nothing that is not undone already.",
+            fix="flatout undo --list",
+        )
+    return newest
+
+
+def changed_since(applied: Applied) -> tuple[Obstacle, ...]:
+    """What somebody else has changed since, and an undo would overwrite."""
+    return undoing.obstacles(applied)
+
+
+def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
+    """Takes a change back while it is iterated over; yields what was put back, in words.
+
+    Raises:
+        UsageError: undone-already, changed-since, changes-under-way.
+        RunFailed: step-failed.
+    """
+    return undoing.undo(applied, is_forced=is_forced)
