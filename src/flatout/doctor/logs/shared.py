@@ -49,7 +49,9 @@ SHARED = (
         "CUDA_ERROR_UNKNOWN",
         "cudaErrorUnknown",
         "unknown error",
-        pattern=r"CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown"
+        "init failure: 999",
+        pattern=r"(?:cuda driver library|cudart) init failure: 999\b"
+        r"|CUDA unknown error|CUDA_ERROR_UNKNOWN|cudaErrorUnknown"
         r"|(?:Error|error ?=|code ?=|CUresult\() ?\(?(?:30|999)\)?\b.{0,8}unknown error"
         r"|CUDA (?:runtime )?error:? (?:\((?:30|999)\) ?:? )?unknown error",
     ),
@@ -80,6 +82,7 @@ SHARED = (
         "unsupported display driver / cuda driver combination",
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
         "cudaErrorSystemDriverMismatch",
+        "cuda driver library init failure: 803",
     ),
     # libcuda that is not found: which file, and by whom.
     signature(

@@ -11,7 +11,7 @@ following channels.`
 **Fix.** `-c conda-forge --override-channels`, which has no such terms; or accept them if they
 suit you; asked first.
 
-**Source.** anaconda.com/docs/tools/conda-packages/conda-anaconda-tos;
+**Source.** www.anaconda.com/docs/getting-started/tos-plugin;
 conda-forge.org/docs/user/introduction/.
 """
 

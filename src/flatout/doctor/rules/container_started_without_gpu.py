@@ -12,7 +12,7 @@ container only when it is asked for. `docker build` has no GPU at all.
 **Fix.** `docker run --gpus all`; in Compose a device reservation, in Kubernetes a limit of
 `nvidia.com/gpu`, with Apptainer `--nv`; by hand.
 
-**Source.** https://docs.docker.com/engine/containers/gpu; https://docs.docker.com/compose/gpu-support
+**Source.** https://docs.docker.com/engine/containers/gpu; https://docs.docker.com/compose/how-tos/gpu-support
 """
 
 from __future__ import annotations

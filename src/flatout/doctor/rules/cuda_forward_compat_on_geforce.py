@@ -67,6 +67,7 @@ RULE = Rule(
             "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
             "cudaErrorCompatNotSupportedOnDevice",
             "Error 804",
+            "cuda driver library init failure: 804",
         ),
     ),
     explains=("driver-too-old-for-cuda-runtime",),

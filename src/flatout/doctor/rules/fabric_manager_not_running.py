@@ -73,6 +73,7 @@ RULE = Rule(
             "system not yet initialized",
             "CUDA_ERROR_SYSTEM_NOT_READY",
             "cudaErrorSystemNotReady",
+            "cuda driver library init failure: 802",
         ),
         signature(
             "fabric-manager-down",

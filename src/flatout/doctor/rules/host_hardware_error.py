@@ -9,7 +9,7 @@ corrected ones in numbers announce them.
 
 **Fix.** Take back overclocking and memory profiles, test the memory, update the firmware; by hand.
 
-**Source.** https://docs.kernel.org/admin-guide/ras.html
+**Source.** https://docs.kernel.org/admin-guide/RAS/index.html
 """
 
 from __future__ import annotations

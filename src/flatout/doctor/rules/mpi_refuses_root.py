@@ -9,7 +9,7 @@ containers.
 
 **Fix.** In a container `--allow-run-as-root`; elsewhere a user of one's own; safe.
 
-**Source.** docs.open-mpi.org/en/main/launching-apps/prerequisites.html.
+**Source.** open-mpi/ompi#4451, #6911.
 """
 
 from __future__ import annotations
