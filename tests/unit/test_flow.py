@@ -85,6 +85,18 @@ def test_train_when_the_experiment_raises(cli: Any) -> None:
     assert read(cli, "last")["status"] == "failed"
 
 
+def test_train_names_the_cause_below_its_error_when_a_rule_knows_it(cli: Any) -> None:
+    done = cli.run(*cli.train(mode="no-kernel"))
+    assert done.returncode == 1
+    error, _, cause = done.stderr.partition("see: experiment-raised\n")
+    assert "error: the experiment raised." in error
+    assert cause.startswith("\nCause: This build has no code for the GPU's compute capability.\n")
+    assert "its log    RuntimeError: CUDA error: no kernel image is available" in cause
+    document = json.loads(cli.run(*cli.train("--json", mode="no-kernel")).stdout)
+    assert [one["rule"] for one in document["causes"]] == ["gpu-arch-not-in-build"]
+    assert "Cause" not in cli.run(*cli.train(mode="fail")).stderr
+
+
 def test_train_when_something_is_worth_a_warning(cli: Any) -> None:
     done = cli.run(*cli.train(mode="warn"))
     assert done.returncode == 0

@@ -86,7 +86,9 @@ recipe = {
     "nonfinite_loss": "stop",
     "checkpoint_every": None,
 }
-if told["mode"] == "fail":
+if told["mode"] in ("fail", "no-kernel"):
+    if told["mode"] == "no-kernel":
+        print("RuntimeError: CUDA error: no kernel image is available for execution on the device")
     end(kind="failed", finding=finding)
 write(
     "events.jsonl",
