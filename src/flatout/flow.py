@@ -131,7 +131,7 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     end = tail.Tail(folder, is_from_end=True)
     change = request.change if old else None
     worker = child.start_worker(python, folder, change=change, is_attached=is_attached)
-    return Attendance(folder=folder, machine=machine, worker=worker, tail=end)
+    return Attendance(folder=folder, machine=machine, worker=worker, tail=end, python=python)
 
 
 def specify(request: TrainRequest) -> ExperimentSpec:

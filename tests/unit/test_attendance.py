@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 
 from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.lines import Started
 from flatout.nouns.machine import Cpu, Host, Machine, Memory
 from flatout.nouns.run import RunHeader
 from flatout.system import child, runs
 from flatout.system.attendance import Attendance, conclude, follow
 from flatout.system.interrupts import Interrupts
+from flatout.system.kernel_kills import num_kernel_kills
 from flatout.system.tail import Tail, wait_until_free
 
 MACHINE = Machine(
@@ -83,3 +86,60 @@ def test_wait_until_free_when_interrupted(tmp_path: Path) -> None:
         wait_until_free(folder, 60.0, interrupts)
     lock.release()
     assert wait_until_free(folder, 60.0, interrupts)
+
+
+def test_follow_goes_on_when_the_gpu_is_lost(fake_python: str, tmp_path: Path) -> None:
+    attendance = attend(fake_python, tmp_path, mode="lose-gpu")
+    attendance.python = fake_python
+    lines = [line for new in follow(attendance, Interrupts()) for line in new]
+    assert [line.resumed for line in lines if isinstance(line, Started)] == [False, True]
+    outcome = conclude(attendance)
+    assert (outcome.run.status, outcome.exit_code, outcome.finding) == ("finished", 0, None)
+
+
+@pytest.mark.skipif(num_kernel_kills() is None, reason="needs a kernel that counts whom it ends")
+@pytest.mark.parametrize(("kills_before", "status"), [(-1, "finished"), (10**9, "interrupted")])
+def test_follow_goes_on_when_the_kernel_has_ended_the_worker(
+    fake_python: str, tmp_path: Path, kills_before: int, status: str
+) -> None:
+    attendance = attend(fake_python, tmp_path, mode="die")
+    # Fewer than there are: one was ended while it trained. More: somebody else has killed it.
+    attendance.python, attendance.num_kernel_kills = fake_python, kills_before
+    list(follow(attendance, Interrupts()))
+    assert conclude(attendance).run.status == status
+
+
+def test_follow_starts_a_few_workers_at_most(fake_python: str, tmp_path: Path) -> None:
+    attendance = attend(fake_python, tmp_path, mode="lose-gpu", steps=3)
+    attendance.python = fake_python
+    lines = []
+    for new in follow(attendance, Interrupts()):
+        lines += new
+        # Whatever it has saved is gone: it loses the GPU again.
+        shutil.rmtree(attendance.folder.checkpoints, ignore_errors=True)
+    assert 1 < sum(isinstance(line, Started) for line in lines) <= 4
+    outcome = conclude(attendance)
+    assert outcome.exit_code == 1
+    assert outcome.finding is not None and outcome.finding.rule == "gpu-state-lost"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "before", "now", "is_full"),
+    [
+        (-9, 3, 4, True), (-9, 3, 3, False), (-9, None, None, False), (-9, None, 4, False),
+        (-11, 3, 4, False), (1, 3, 4, False), (None, 3, 4, False), (0xC0000017, None, None, True),
+    ],
+)  # fmt: skip
+def test_memory_was_full_when(
+    exit_code: int | None, before: int | None, now: int | None, is_full: bool
+) -> None:
+    assert child.was_memory_full(exit_code, before, now) is is_full
+
+
+def test_kernel_kills_are_read(tmp_path: Path) -> None:
+    counts = tmp_path / "vmstat"
+    assert num_kernel_kills(counts) is None
+    counts.write_text("nr_free_pages 7\n")
+    assert num_kernel_kills(counts) is None
+    counts.write_text("nr_free_pages 7\noom_kill 3\noom_kill_x 9\n")
+    assert num_kernel_kills(counts) == 3

@@ -150,8 +150,8 @@ CHANGED: dict[str, tuple[dict[str, Any], Any, str]] = {
 
 
 def test_every_field_of_a_recipe_has_its_lines_in_a_program() -> None:
-    # A plain program keeps no checkpoints.
-    assert set(CHANGED) | {"checkpoint_every"} == set(recipe_fields())
+    # A plain program keeps no checkpoints, and ends where memory runs out.
+    assert set(CHANGED) | {"checkpoint_every", "out_of_memory"} == set(recipe_fields())
 
 
 @pytest.mark.parametrize("name", CHANGED)

@@ -76,3 +76,16 @@ def test_follow_lines_reads_what_was_written_last(tmp_path: Path) -> None:
 
     (lines,) = follow_lines(Tail(folder), is_working)
     assert lines[-1].step == 6
+
+
+def test_tail_when_a_session_goes_back(tmp_path: Path) -> None:
+    folder = earlier_session(tmp_path)
+    tail = Tail(folder)
+    tail.new_lines()
+    # In the midst of a session: first its metrics are cut back, then it says so.
+    kept = folder.metrics.read_bytes().splitlines(keepends=True)[:3]
+    folder.metrics.write_bytes(b"".join(kept))
+    assert tail.new_lines() == []
+    append(folder.events, started(3, is_resumed=True))
+    append(folder.metrics, ended(4), ended(5), ended(6))
+    assert [line.step for line in tail.new_lines()] == [3, 4, 5, 6]

@@ -115,6 +115,9 @@ class Display:
             show.print_lines(self._console, [
                 ("tuned", wording.decision_text(line)), *why, *wording.unused_lines(line.decision)
             ])  # fmt: skip
+        elif isinstance(line, RecipeSet) and line.adaptation is not None:
+            text = wording.adaptation_text(line.adaptation)
+            show.print_lines(self._console, [("memory", text)])
         elif isinstance(line, RecipeSet):
             show.print_lines(self._console, [("recipe", wording.recipe_text(line.recipe))])
         elif isinstance(line, Started):

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from flatout.nouns.adaptation import Adaptation
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Started, Tuned
 from flatout.nouns.machine import Machine
@@ -191,6 +192,8 @@ def recipe_text(recipe: Recipe) -> str:
         parts.append(f"{recipe.optimizer_implementation.value} optimizer")
     if recipe.memory_format.value != "contiguous":
         parts.append(recipe.memory_format.value)
+    if recipe.micro_batch_size.origin == "measured":
+        parts.append(f"micro-batches of {recipe.micro_batch_size.value}")
     if recipe.activation_checkpointing.value:
         parts.append("activations computed again")
     if recipe.cpu_affinity.value != "all":
@@ -209,6 +212,32 @@ def checkpoints_text(steps: Sequence[int]) -> str:
     if not steps:
         return "none yet"
     return f"kept: step{'s' * (len(steps) > 1)} {', '.join(map(count_text, steps))}"
+
+
+def adaptation_text(one: Adaptation) -> str:
+    """What a training has changed because of memory, in a sentence."""
+    parts = {
+        "data": "while data was read for", "optimizer": "in the optimizer's part of",
+        "validation": "in the validation after", "checkpoint": "in the checkpoint after",
+        "other": "after",
+    }  # fmt: skip
+    # What comes after an update is told with the update before the first one it holds for.
+    is_after = one.part in ("validation", "checkpoint", "other")
+    step = f"step {count_text(one.step - is_after)}"
+    if one.kind == "larger":
+        return f"micro-batches of {one.after} instead of {one.before} are tried from {step} on"
+    if one.part == "process":
+        said = f"the kernel ended the process because memory was full; from {step} on"
+    elif one.part == "pace":
+        said = f"the driver moved memory out of the GPU before {step}; from here on"
+    else:
+        place = parts.get(one.part or "", f"in the {one.part} pass of")
+        said = f"ran out {place} {step}; from here on"
+    change = f"micro-batches of {one.after} instead of {one.before}"
+    if one.kind == "recomputed":
+        change = "activations are computed again"
+    back = "" if one.is_in_place or one.part == "process" else ", from the last checkpoint"
+    return f"{said} {change}{back}"
 
 
 def cost_text(cost: Checkpointing, *, is_short: bool = False) -> str:

@@ -86,24 +86,33 @@ class CachedFeed:
         end_workers(self._batches)
         self._batches = iter(())
         if self._num_missing:
-            asked = [indices.tolist() for batch in batches if len(indices := self._missing(batch))]
-            self._asked[:] = asked
+            missing = [batch[~self._is_kept[batch]] for batch in batches]
+            self._asked[:] = [indices.tolist() for indices in missing if len(indices)]
             self._batches = iter(self._loader)
 
     def _batch(self, epoch: int, indices: Tensor) -> Any:
-        missing = self._missing(indices) if self._num_missing else indices[:0]
+        missing = indices[~self._is_kept[indices]] if self._num_missing else indices[:0]
         if len(missing):
             self._keep(missing, unless_refused(next(self._batches)))
             self.num_read += len(missing)
         return self._store.batch(epoch, indices)
 
-    def _missing(self, indices: Tensor) -> Tensor:
-        return indices[~self._is_kept[indices]]
-
     def _keep(self, indices: Tensor, samples: Any) -> None:
         self._store.put(indices, samples)
         self._is_kept[indices] = True
         self._num_missing -= len(indices)
+
+    def resize(self, micro_batch_size: int) -> None:
+        """See Feed."""
+        self._slicing = self._slicing.resized(micro_batch_size)
+
+    def can_go_on(self, first: int) -> bool:
+        """See Feed."""
+        return True
+
+    def again(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
+        """See Feed."""
+        return self.updates(epoch, first)
 
     def state(self) -> None:
         """See Feed: the order is a function of the epoch."""

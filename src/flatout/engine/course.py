@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 import psutil
-import torch
 from torch import nn
 
-from flatout import __version__
 from flatout.engine import randomness
+from flatout.engine.checkpoint import read_checkpoint
 from flatout.engine.contestants import Subject
 from flatout.engine.defaults import changed_recipe, check_recipe
 from flatout.engine.experiment import Experiment
@@ -21,13 +18,15 @@ from flatout.engine.facts import chosen_device
 from flatout.engine.history import read_history
 from flatout.engine.journal import Journal
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
-from flatout.engine.memory import MemoryCap, give_way, room_left, room_on
+from flatout.engine.memory import MemoryCap, give_way, release_memory, room_left, room_on
 from flatout.engine.meter import Meter, peak_memory_bytes
 from flatout.engine.outline import outline
 from flatout.engine.pinning import pinning_problem, with_pinning_tried
 from flatout.engine.precision import check_precision
+from flatout.engine.relief import relieved_after_kill
 from flatout.engine.saver import Saver
 from flatout.engine.session import Built, Session, build, process_settings
+from flatout.engine.start import inexact, started
 from flatout.engine.state import pack, unpack
 from flatout.engine.tuner import Search, tuned_recipe
 from flatout.engine.watch import StopRequest
@@ -35,8 +34,7 @@ from flatout.engine.weights import init_weights
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.lines import Extended, Finished, Outlined, RecipeSet, Started, Stopped
+from flatout.nouns.lines import Extended, Finished, Outlined, RecipeSet, Stopped
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.run import RunHeader
 from flatout.system import store
@@ -82,6 +80,8 @@ class Course:
         self._session: Session | None = None
         self._room: Room | None = None
         self._cap: MemoryCap | None = None
+        # The next stretch begins at a checkpoint, and what was told since is told anew.
+        self._has_gone_back = False
 
     @property
     def step(self) -> int:
@@ -110,15 +110,32 @@ class Course:
                 with process_settings(recipe):
                     ending = self._stretch(Session(built, recipe), limits, meter)
                 assert self._session is not None
-                if ending != "recipe":
+                if ending not in ("recipe", "back"):
                     self._tell_end(ending, meter)
                     return self._session.model
-                packed = pack(self._session.state())
-                self._state = unpack(packed.tree, packed.tensors)
-                following = self._history.recipe_at(self.step)
-                assert following is not None
-                recipe = following
+                # Two of them may not fit into the memory.
+                del built
+                recipe = self._turn(ending)
                 built = self._build(recipe.device.value)
+
+    def _turn(self, ending: Ending) -> Recipe:
+        """The end of one stretch and the beginning of the next: its state, and its recipe."""
+        assert self._session is not None
+        if ending == "recipe":
+            packed = pack(self._session.state())
+            self._state = unpack(packed.tree, packed.tensors)
+        else:
+            checkpoint, damaged = read_checkpoint(self._task.folder)
+            for finding in damaged:
+                self._journal.warn(self.step, finding)
+            self._state = checkpoint.state if checkpoint is not None else None
+        self._has_gone_back = ending == "back"
+        self._session = None
+        release_memory()
+        self._history = read_history(self._task.folder)
+        recipe = self._history.recipe_at(self.step)
+        assert recipe is not None, "a stretch was made under one"
+        return recipe
 
     def _with_room(self, built: Built) -> Built:
         """Leaves other programs what they need; a notebook's process is not only the run's."""
@@ -158,10 +175,19 @@ class Course:
             # What cannot be stored is refused before the first step, not at the first save.
             pack(session.state(), is_copied=False)
             self._saver = Saver(self._task.folder, session.recipe.checkpoint_every.value, meter)
+            for finding in inexact(session, self._history.versions):
+                self._journal.warn(self.step, finding)
+            self._has_gone_back = True
+        if self._has_gone_back:
             # From here on nothing is refused any more: the run is taken up.
+            self._has_gone_back = False
             self._journal.cut_metrics(self._state["metrics_bytes"] if self._state else 0)
-            self._tell_start(session, limits)
+            begun = started(
+                session, epochs=limits.epochs, steps=limits.steps, resumed=self._state is not None
+            )
+            self._journal.event(begun, is_synced=True)
         around = Surroundings(
+            folder=self._task.folder,
             journal=self._journal,
             saver=self._saver,
             meter=meter,
@@ -204,7 +230,10 @@ class Course:
 
     def _decided(self, built: Built, held: Recipe | None, limits: Limits) -> Recipe:
         """The recipe that holds now; what is decided anew is on the disk before the first step."""
-        fixed = self._task.change.fixed
+        fixed, folder = self._task.change.fixed, self._task.folder
+        if held is not None and self._task.change.is_after_kill:
+            held = relieved_after_kill(folder, self._journal, built.facts, self.step)
+            self._history = read_history(folder)
         if held is not None and not fixed:
             return held
         if held is None:
@@ -224,7 +253,7 @@ class Course:
         for finding in findings:
             self._journal.warn(self.step, finding)
         self._journal.event(RecipeSet(at=now_s(), step=self.step, recipe=recipe), is_synced=True)
-        self._history = read_history(self._task.folder)
+        self._history = read_history(folder)
         return recipe
 
     def _tuned(self, built: Built, fixed: dict[str, Any], num_steps: int | None) -> Recipe | None:
@@ -265,29 +294,6 @@ class Course:
         self._journal.event(finished, is_synced=True)
         return built.model
 
-    def _tell_start(self, session: Session, limits: Limits) -> None:
-        versions = versions_here(session.device)
-        for finding in _findings(self._history.versions, versions, session):
-            self._journal.warn(self.step, finding)
-        per_epoch = session.feed.updates_per_epoch
-        num_steps = limits.steps
-        if limits.epochs is not None and per_epoch is not None:
-            num_steps = limits.epochs * per_epoch
-        started = Started(
-            at=now_s(),
-            step=self.step,
-            pid=os.getpid(),
-            num_steps=num_steps,
-            num_epochs=limits.epochs,
-            steps_per_epoch=per_epoch,
-            num_parameters=sum(p.numel() for p in session.model.parameters()),
-            num_samples=session.feed.num_samples,
-            unit=session.experiment.unit,
-            resumed=self._state is not None,
-            versions=versions,
-        )
-        self._journal.event(started, is_synced=True)
-
     def _tell_end(self, ending: Ending, meter: Meter) -> None:
         assert self._session is not None and self._saver is not None
         if ending == "stopped":
@@ -317,52 +323,3 @@ def _limit_bytes(folder: RunFolder) -> int | None:
     """What a container lets this process have of the computer's memory."""
     machine = store.read_json(folder.header, RunHeader).machine
     return machine.memory.limit_bytes if machine is not None else None
-
-
-def versions_here(device: torch.device) -> dict[str, str]:
-    """What must be equal for a repetition to be bit-exact."""
-    versions = {
-        "flatout": __version__,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-    }
-    if device.type == "cuda":
-        versions["gpu"] = torch.cuda.get_device_name(device)
-        versions["cuda"] = str(torch.version.cuda)
-    return versions
-
-
-def _findings(
-    before: dict[str, str] | None, versions: dict[str, str], session: Session
-) -> list[Finding]:
-    """What keeps a resume from being exact, said before it matters."""
-    findings = []
-    different = [
-        f"{name} {before.get(name)} before, {version} now"
-        for name, version in versions.items()
-        if before is not None and before.get(name) != version
-    ]
-    if different:
-        findings.append(
-            Finding(
-                rule="other-versions",
-                severity="warning",
-                problem="the run goes on with other versions than before; results may differ.",
-                because="; ".join(different),
-                fixes=(Fix(text="use the versions it was begun with for a bit-exact resume"),),
-            )
-        )
-    if session.facts.data_kind == "iterable" and not getattr(session.feed, "has_state", False):
-        findings.append(
-            Finding(
-                rule="iterable-is-replayed",
-                severity="note",
-                problem="a resume reads the training data again from the epoch's beginning.",
-                because="the iterable has no state_dict, or one without its shuffle buffer, or is "
-                "read by workers; it is exact only if it gives the same samples again",
-                fixes=(Fix(text="give it state_dict and load_state_dict, and loader_workers=0"),),
-            )
-        )
-    return findings

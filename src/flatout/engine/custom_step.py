@@ -58,6 +58,11 @@ class Updates:
         for update in self._by_name.values():
             update.num_made = update.num_left_out = 0
 
+    def forget(self) -> None:
+        """Forgets the gradients of a step that was broken off."""
+        for update in self._by_name.values():
+            update.forget()
+
     def num_made(self) -> int:
         """Updates of this step."""
         return sum(update.num_made for update in self._by_name.values())
@@ -114,6 +119,10 @@ class Update:
         self._meter.mark("optimizer")
         return loss.detach()
 
+    def forget(self) -> None:
+        """Forgets the gradients of an update that was broken off."""
+        self._weights.forget()
+
     def _without_autocast(self) -> Any:
         # Backward computes in the types of forward; autocast would change them once more.
         if torch.is_autocast_enabled(self._device_type):
@@ -162,6 +171,13 @@ class CustomStep:
         self._step = parts.experiment.step
         self._meter = meter
         self._updates = Updates(parts, meter)
+
+    # A step that was broken off may have made the first of several updates.
+    has_begun = True
+
+    def forget(self) -> None:
+        """See Step."""
+        self._updates.forget()
 
     def run(self, update: list[MicroBatch]) -> Tensor | dict[str, Tensor]:
         """Makes one step with one batch.

@@ -40,6 +40,7 @@ def chosen_recipe(facts: Facts, fixed: dict[str, Any]) -> Recipe:
         if facts.clip_norm
         else Choice(value=None, why="the experiment asks for none"),
         nonfinite_loss=Choice(value="stop", why="a NaN spreads to every weight in one update"),
+        out_of_memory=Choice(value="auto", why="goes on with less, where the same is computed"),
         checkpoint_every=Choice(
             value=None, why="by measured cost: standing still and slowdown together under 2 %"
         ),

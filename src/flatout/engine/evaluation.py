@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from flatout.engine import randomness
 from flatout.engine.confusion_matrix import Confusion
 from flatout.engine.experiment import Experiment
+from flatout.engine.failures import is_out_of_memory, one_line
 from flatout.engine.feed import Feed
 from flatout.engine.journal import Journal
+from flatout.engine.memory import release_memory
 from flatout.engine.session import Session
 from flatout.engine.state import Packed, pack
 from flatout.errors import UsageError
@@ -82,11 +84,11 @@ class Validator:
         session, position = self._session, self._session.position
         if position.validated_step == position.step:
             return
-        position.validated_step = position.step
         if session.validation_feed is not None:
             self._judge()
+        position.validated_step = position.step
         if session.experiment.generate is not None:
-            self._generate(session.experiment.generate)
+            self._try_to_generate(session.experiment.generate)
 
     def _judge(self) -> None:
         session, position = self._session, self._session.position
@@ -94,12 +96,15 @@ class Validator:
             measured = measure(session)
         name, metrics = session.experiment.best, measured.metrics
         _check_best(name, metrics)
-        value = position.last_value = metrics[name]
+        value = metrics[name]
         is_best = _is_better(name, value, position.best_value)
+        # Memory may be short for the copy: only then is anything of it noted.
+        best = self.weights() if is_best else None
+        position.last_value = value
         position.num_worse = 0 if is_best else position.num_worse + 1
         if is_best:
             position.best_value, position.best_step = value, position.step
-            self._best = self.weights()
+            self._best = best
         self._journal.metric(
             Validated(
                 at=now_s(),
@@ -138,6 +143,27 @@ class Validator:
                 )
             )
         self._journal.metric(classified(name, confusion, labels, position.step, position.epoch))
+
+    def _try_to_generate(self, generate: Callable[[nn.Module], Sequence[str]]) -> None:
+        """Lets the model write; twice in want of memory, and then leaves the samples out."""
+        for _ in range(2):
+            try:
+                self._generate(generate)
+                return
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                because = one_line(error)
+            release_memory()
+        self._warn_once(
+            Finding(
+                rule="samples-left-out",
+                severity="warning",
+                problem="there is not enough memory for `generate`: these samples are left out.",
+                because=because,
+                fixes=(Fix(text="let it write fewer or shorter texts; training goes on"),),
+            )
+        )
 
     def _generate(self, generate: Callable[[nn.Module], Sequence[str]]) -> None:
         session = self._session

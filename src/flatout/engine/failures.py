@@ -27,7 +27,8 @@ _NO_ATTENTION = ("No available kernel", "No viable backend for scaled_dot_produc
 # Our files that call what the experiment has built: backward, step, a loader's iteration.
 _AT_WORK = (
     "step.py", "weight_update.py", "optim.py", "activations.py", "learning_rates.py",
-    "loop.py", "loader.py", "inference.py", "plain.py", "caching.py", "cached_feed.py", "part.py",
+    "loop.py", "loader.py", "stream.py", "inference.py", "plain.py", "caching.py", "cached_feed.py",
+    "part.py",
 )  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def bad_news(error: BaseException) -> FlatoutError | None:
         return RunFailed(
             "out-of-memory",
             "there is not enough memory for this step.",
-            because=_one_line(error),
+            because=one_line(error),
             fix="accumulate smaller pieces of each batch: --use micro_batch_size=N; or keep fewer "
             "activations: --use activation_checkpointing=true",
         )
@@ -57,7 +58,7 @@ def bad_news(error: BaseException) -> FlatoutError | None:
         return RunFailed(
             "recipe-does-not-fit",
             "the attention kernel that was asked for cannot compute this step.",
-            because=_one_line(error),
+            because=one_line(error),
             fix="leave the choice to torch: --use attention=auto",
         )
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
@@ -70,7 +71,7 @@ def bad_news(error: BaseException) -> FlatoutError | None:
     if isinstance(error, AttributeError | TypeError | pickle.PicklingError) and "pickle" in text:
         return RunFailed(
             "data-cannot-be-sent",
-            f"the data cannot be sent to the processes that read it: {_one_line(error)}",
+            f"the data cannot be sent to the processes that read it: {one_line(error)}",
             because="they are started anew here, and are given the data set and `collate`",
             fix="define their classes and functions at the top of the file; or read the data in "
             "this process: --use loader_workers=0",
@@ -92,7 +93,7 @@ def _of_the_experiment(error: BaseException) -> FlatoutError | None:
     # A loader worker's exception carries its own traceback as text, the cause on its last line.
     is_from_loader = str(error).startswith("Caught ")
     lines = [line for line in str(error).splitlines() if line.strip()]
-    message = lines[-1].strip() if is_from_loader and lines else _one_line(error)
+    message = lines[-1].strip() if is_from_loader and lines else one_line(error)
     places = _person_places(_frames_in(lines) if is_from_loader else trace)
     if not places and not is_from_loader and not _is_raised_by_a_library(trace):
         return None
@@ -120,7 +121,8 @@ def raised_at(error: BaseException) -> str | None:
     return "; ".join(_person_places(list(traceback.extract_tb(error.__traceback__)))) or None
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """An exception's kind and the first line of what it says."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +34,18 @@ class Feed(Protocol):
 
     def updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
         """Micro-batches of each update of that epoch, from update number `first` on."""
+        ...
+
+    def resize(self, micro_batch_size: int) -> None:
+        """What is asked for from here on comes in micro-batches of that size."""
+        ...
+
+    def can_go_on(self, first: int) -> bool:
+        """Whether `again` can begin with update number `first`, the newest or the next one."""
+        ...
+
+    def again(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
+        """As `updates`, in the midst of what is being read, in micro-batches of the new size."""
         ...
 
     def state(self) -> Any:
@@ -61,6 +73,10 @@ class Slicing:
     def updates_per_epoch(self, num_samples: int) -> int:
         """Optimizer updates in an epoch, the last partial batch included."""
         return math.ceil(num_samples / self.batch_size)
+
+    def resized(self, micro_batch_size: int) -> Slicing:
+        """The same updates in micro-batches of another size."""
+        return replace(self, micro_batch_size=min(micro_batch_size, self.batch_size))
 
 
 class TensorFeed:
@@ -115,6 +131,18 @@ class TensorFeed:
                 yield [
                     (with_tensors(self._nesting, iter(piece)), len(piece[0])) for piece in pieces
                 ]
+
+    def resize(self, micro_batch_size: int) -> None:
+        """See Feed."""
+        self._slicing = self._slicing.resized(micro_batch_size)
+
+    def can_go_on(self, first: int) -> bool:
+        """See Feed."""
+        return True
+
+    def again(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
+        """See Feed."""
+        return self.updates(epoch, first)
 
     def state(self) -> None:
         """See Feed: the order is a function of the epoch."""

@@ -13,7 +13,8 @@ from flatout.engine.caching import Caching, caching_of
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import data_kind
 from flatout.engine.feed import Feed, Slicing, TensorFeed, check_size
-from flatout.engine.loader import LoaderFeed, Loading, StreamFeed
+from flatout.engine.loader import LoaderFeed, Loading
+from flatout.engine.stream import StreamFeed
 from flatout.engine.tensor_data import underneath
 from flatout.errors import UsageError
 from flatout.nouns.recipe import Recipe

@@ -2,53 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
+
+from flatout.nouns.adaptation import Adaptation
 from flatout.nouns.lines import Event, Extended, Finished, RecipeSet, Started
-from flatout.nouns.recipe import Recipe
+from flatout.nouns.recipe import Choice, Recipe
 from flatout.system import store
+from flatout.system.clock import now_s
 from flatout.system.runs import RunFolder
+from flatout.tune.relief import Growth, growth
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
     """Decisions of a run, in the order in which they were made.
 
-    recipes: (step, recipe): from the step after it on, that recipe holds.
+    decisions: from the step after each one on, its recipe holds.
     epochs: to how many epochs the run was extended, None if it was not.
     versions: of the last worker, None for a new run.
     is_finished: whether the last worker came to the run's end.
     """
 
-    recipes: tuple[tuple[int, Recipe], ...]
+    decisions: tuple[RecipeSet, ...]
     epochs: int | None
     versions: dict[str, str] | None
     is_finished: bool
 
     def recipe_at(self, step: int) -> Recipe | None:
         """The recipe with which the step after `step` is made; None before the first one."""
-        held = [recipe for since, recipe in self.recipes if since <= step]
+        held = [line.recipe for line in self.decisions if line.step <= step]
         return held[-1] if held else None
 
     def next_change(self, step: int) -> int | None:
         """The next step after which another recipe holds: decided before, replayed now."""
-        return min((since for since, _ in self.recipes if since > step), default=None)
+        return min((line.step for line in self.decisions if line.step > step), default=None)
+
+    def growth(self, step: int) -> Growth | None:
+        """When larger micro-batches are to be tried, as seen after `step`."""
+        if self.next_change(step) is not None:
+            # What was decided for later is replayed, and nothing tried meanwhile.
+            return None
+        adaptations: list[Adaptation] = []
+        for line in self.decisions:
+            # What was decided otherwise, by the person for one, is what it may grow to.
+            adaptations = [] if line.adaptation is None else [*adaptations, line.adaptation]
+        return growth(adaptations)
+
+    def adapted(
+        self, step: int, changes: dict[str, Choice[Any]], adaptation: Adaptation
+    ) -> Iterator[RecipeSet]:
+        """The lines that make these changes from the step after `step` on.
+
+        What was decided for later stays decided, but takes no more memory than this; larger
+        micro-batches are tried when it is time for them again.
+        """
+        recipe = self.recipe_at(step)
+        assert recipe is not None
+        recipe = msgspec.structs.replace(recipe, **changes)
+        yield RecipeSet(at=now_s(), step=step, recipe=recipe, adaptation=adaptation)
+        for line in self.decisions:
+            is_larger = line.adaptation is not None and line.adaptation.kind == "larger"
+            if line.step > step and not is_larger:
+                later = msgspec.structs.replace(line.recipe, **_smaller(line.recipe, changes))
+                yield msgspec.structs.replace(line, at=now_s(), recipe=later)
+
+
+def _smaller(recipe: Recipe, changes: dict[str, Choice[Any]]) -> dict[str, Choice[Any]]:
+    size = changes.get("micro_batch_size")
+    is_smaller_already = size is not None and recipe.micro_batch_size.value <= size.value
+    return {
+        name: choice
+        for name, choice in changes.items()
+        if not (name == "micro_batch_size" and is_smaller_already)
+    }
 
 
 def read_history(folder: RunFolder) -> History:
     """Reads a run's decisions from its events."""
     events = store.read_lines(folder.events, Event)
-    recipes: list[tuple[int, Recipe]] = []
+    decisions: list[RecipeSet] = []
     for line in events:
         if isinstance(line, RecipeSet):
             # Decided after the run went back: what an earlier session decided for later is void.
-            recipes = [made for made in recipes if made[0] < line.step]
-            recipes.append((line.step, line.recipe))
+            decisions = [made for made in decisions if made.step < line.step]
+            decisions.append(line)
     extended = [line.epochs for line in events if isinstance(line, Extended)]
     started = [line.versions for line in events if isinstance(line, Started)]
     turns = [line for line in events if isinstance(line, Started | Finished)]
     return History(
-        recipes=tuple(recipes),
+        decisions=tuple(decisions),
         epochs=extended[-1] if extended else None,
         versions=started[-1] if started else None,
         is_finished=bool(turns) and isinstance(turns[-1], Finished),

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from flatout.engine import precision, randomness
 from flatout.engine.batches import placer
-from flatout.engine.course import versions_here
 from flatout.engine.defaults import changed_recipe
 from flatout.engine.evaluation import Measured, measure
 from flatout.engine.experiment import Experiment
@@ -32,6 +31,7 @@ from flatout.engine.history import read_history
 from flatout.engine.inputs import Unreadable, batches_of
 from flatout.engine.loading import kept_spec, load_experiment
 from flatout.engine.session import process_settings
+from flatout.engine.start import versions_here
 from flatout.engine.weights import load_weights, read_weights
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.experiment_spec import ExperimentSpec, Value

@@ -6,27 +6,30 @@ metrics. Nothing here waits for the device except where a number is needed on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from flatout.engine.custom_step import CustomStep
+from torch import Tensor
+
 from flatout.engine.evaluation import Validator
-from flatout.engine.feed import MicroBatch
 from flatout.engine.journal import Journal
 from flatout.engine.memory import MemoryCap
 from flatout.engine.meter import Meter
+from flatout.engine.relief import Relief
 from flatout.engine.reporter import Reporter
 from flatout.engine.saver import Saver, Snapshot
 from flatout.engine.session import Session
+from flatout.engine.shortage import Shortage, shortage_of
 from flatout.engine.state import pack
-from flatout.engine.step import Step
+from flatout.engine.update_maker import GoBack, Made, UpdateMaker
 from flatout.engine.watch import StopRequest
 from flatout.engine.weights import weights_metadata
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.finding import Finding, Fix
+from flatout.system.runs import RunFolder
 
-Ending = Literal["finished", "early", "stopped", "recipe"]
+# `back`: the run is to go on from its last checkpoint, under a recipe that takes less memory.
+Ending = Literal["finished", "early", "stopped", "recipe", "back"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,7 @@ class Surroundings:
     of the GPU.
     """
 
+    folder: RunFolder
     journal: Journal
     saver: Saver
     meter: Meter
@@ -73,9 +77,9 @@ class Loop:
         self._meter = around.meter
         self._journal = around.journal
         self._request = around.request
-        parts = session.step_parts()
-        make_step = Step if session.experiment.step is None else CustomStep
-        self._step = make_step(parts, around.meter)
+        step = session.position.step
+        self._relief = Relief(around.folder, around.journal, session.facts, step)
+        self._maker = UpdateMaker(session, around.meter, self._relief)
         self._reporter = Reporter(session, around.journal, around.meter, around.cap)
         self._validator = Validator(session, around.journal)
         experiment = session.experiment
@@ -84,7 +88,25 @@ class Loop:
         self._is_first_update = True
 
     def run(self) -> Ending:
-        """Trains; when it returns, everything is told, and saved or being saved."""
+        """Trains; when it returns, everything is told, and saved or being saved.
+
+        Raises:
+            RunFailed: out-of-memory, gpu-state-lost.
+        """
+        try:
+            return self._trained()
+        except GoBack:
+            return "back"
+        except Exception as error:
+            shortage = shortage_of(error)
+            if shortage is None:
+                raise
+        # Between two updates: nobody knows how much of what was being done is done.
+        self._maker.settle(shortage)
+        self._relief.less(shortage, self._session.position.step, is_in_place=False)
+        return "back"
+
+    def _trained(self) -> Ending:
         position = self._session.position
         self._session.model.train()
         ending: Ending | None = None
@@ -99,38 +121,41 @@ class Loop:
     def _epoch(self) -> Ending | None:
         """Trains to the end of the epoch, or to whatever ends the stretch before."""
         position = self._session.position
-        updates = self._session.feed.updates(position.epoch, position.update)
+        self._maker.begin_epoch()
         while not self._limits.are_reached(position.epoch, position.step):
-            update = self._next(updates)
-            if update is None:
+            made = self._made()
+            if made is None:
                 self._end_epoch()
                 return None
-            self._update(update)
+            self._count(*made)
             ending = self._after_update()
             if ending is not None:
                 return ending
         return None
 
-    def _next(self, updates: Iterator[list[MicroBatch]]) -> list[MicroBatch] | None:
-        """The next update's micro-batches. If reading fails, what was trained is saved first.
+    def _made(self) -> Made | None:
+        """Makes the next update. If its data cannot be read, what was trained is saved first.
 
         Not where the data has a state of its own: that is already in the midst of what failed.
         """
+        position = self._session.position
         try:
-            update = next(updates, None)
-        except Exception:
-            if self._session.feed.state() is None:
-                self._save()
-                self._saver.finish()
+            while isinstance(made := self._maker.make(), Shortage):
+                if position.step and not position.update:
+                    # The epoch before was validated under the recipe before, and a resume from an
+                    # earlier checkpoint would do it under the new one.
+                    self._save(is_waiting=True)
+                self._maker.take_less(made)
+            return made
+        except GoBack:
             raise
-        self._meter.mark("data")
-        return update
+        except Exception:
+            if self._maker.is_whole and self._session.feed.state() is None:
+                self._save(is_waiting=True)
+            raise
 
-    def _update(self, update: list[MicroBatch]) -> None:
+    def _count(self, loss: Tensor | dict[str, Tensor], num_samples: int) -> None:
         session, position = self._session, self._session.position
-        self._meter.begin_step()
-        loss = self._step.run(update)
-        num_samples = update[0][1] if len(update) == 1 else sum(size for _, size in update)
         position.step += 1
         position.update += 1
         position.num_samples_seen += num_samples
@@ -141,17 +166,23 @@ class Loop:
             self._saver.expect_size(pack(session.state(), is_copied=False).num_bytes)
             if session.activations is not None and session.activations.is_without_effect():
                 self._journal.warn(position.step, _unused_checkpointing())
+            self._maker.look()
             self._is_first_update = False
         self._reporter.add(loss, num_samples)
 
     def _after_update(self) -> Ending | None:
         step = self._session.position.step
         if self._validate_every is not None and step % self._validate_every == 0:
-            self._validate()
+            if self._validate():
+                # Told under a recipe that holds from the next step on only.
+                self._save(is_waiting=True)
             if self._validator.is_patience_over():
                 return "early"
         if self._saver.is_due(step):
             self._save()
+        if self._reporter.moved is not None:
+            moved, self._reporter.moved = self._reporter.moved, None
+            self._maker.speed_up(moved)
         if self._limits.recipe_changes_at == step:
             return "recipe"
         if self._request.reason is not None:
@@ -175,33 +206,60 @@ class Loop:
         position.update = 0
         self._meter.mark("other")
 
-    def _validate(self) -> None:
+    def _validate(self) -> bool:
+        """Validates; gives whether that took a recipe with less memory."""
+        is_adapted = False
         self._reporter.tell(is_waiting=True)
         self._meter.mark("other")
-        self._validator.validate()
+        while (shortage := self._try_to_validate()) is not None:
+            self._maker.take_less(shortage)
+            is_adapted = True
         self._meter.mark("validation")
+        return is_adapted
 
-    def _save(self, *, is_last: bool = False) -> None:
-        """Saves the state after the last update, in the background; never one with NaN in it."""
+    def _try_to_validate(self) -> Shortage | None:
+        """Validates; gives what memory was short for, if nothing of it was told yet."""
+        position = self._session.position
+        try:
+            self._validator.validate()
+            return None
+        except Exception as error:
+            shortage = shortage_of(error)
+            if shortage is None or position.validated_step == position.step:
+                raise
+        return shortage
+
+    def _save(self, *, is_last: bool = False, is_waiting: bool = False) -> None:
+        """Saves the state after the last update, in the background; never one with NaN in it.
+
+        Args:
+            is_last: nothing comes after it.
+            is_waiting: it is on the disk when this returns.
+        """
         self._reporter.tell(is_waiting=True, is_last=is_last)
         if not self._session.has_finite_weights():
             raise _nonfinite_weights(self._session.position.step)
         for line in self._saver.take_written():
             self._journal.event(line)
+        self._maker.look()
         self._meter.mark("other")
-        self._saver.save(lambda: self._snapshot(is_last))
+        self._saver.save(lambda is_copied: self._snapshot(is_last, is_copied))
+        if is_waiting:
+            self._saver.finish()
         self._meter.mark("checkpoint")
 
-    def _snapshot(self, is_last: bool) -> Snapshot:
+    def _snapshot(self, is_last: bool, is_copied: bool) -> Snapshot:
         state = self._session.state()
         state["split_s"] = self._meter.split_s()
         state["metrics_bytes"] = self._journal.metrics_bytes()
+        # First, for it may be in vain: what is taken below is taken once.
+        packed = pack(state, is_copied=is_copied)
         weights = self._validator.take_best()
         if is_last and self._session.validation_feed is None:
             weights = self._validator.weights()
         return Snapshot(
             step=self._session.position.step,
-            packed=pack(state),
+            packed=packed,
             weights=weights,
             weights_metadata=weights_metadata(self._session, weights) if weights else {},
         )

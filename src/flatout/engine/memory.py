@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import deque
 from typing import Any
 
 import psutil
@@ -20,11 +21,15 @@ from flatout.nouns.units import bytes_text
 from flatout.system.clock import elapsed_s
 from flatout.system.host import has_windows_driver
 from flatout.tune.memory import Room, lowered_cap, room_for
+from flatout.tune.relief import is_moved
 
 _NVML_LIMIT_S = 3.0
 
 # Asking the driver takes time; others take memory slowly.
 _LOOKED_EVERY_S = 1.0
+
+# Lines of progress whose speeds are compared.
+_JUDGED_RATES = 60
 
 # On POSIX; Windows has a class of its own for it.
 _LOWER_NICENESS = 5
@@ -209,3 +214,30 @@ class MemoryWatch:
         if self._device is None:
             return 0
         return max(0, torch.cuda.max_memory_reserved(self._device) - self._available_bytes)
+
+
+class SpillWatch:
+    """Sees in a training that Windows' driver has moved memory out of the GPU, by two things
+    together: more was taken than was free, and the speed has fallen.
+
+    Args:
+        device: where is trained.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin()
+
+    def _begin(self) -> None:
+        self._watch = MemoryWatch(self._device)
+        self._rates: deque[float] = deque(maxlen=_JUDGED_RATES)
+
+    def moved_bytes(self, samples_per_s: float) -> int:
+        """How much it is, after another line of progress; 0 where the speed does not tell of it."""
+        self._rates.append(samples_per_s)
+        excess_bytes = self._watch.excess_bytes()
+        if not is_moved(self._rates, excess_bytes):
+            return 0
+        # What follows is compared with itself.
+        self._begin()
+        return excess_bytes

@@ -128,10 +128,11 @@ class Losses:
         if self._waiting:
             losses = torch.stack([loss.float() for loss, _ in self._waiting])
             sizes = [size for _, size in self._waiting]
-            self._waiting.clear()
             if self.device.type != "cuda":
+                self._waiting.clear()
                 return list(zip(losses.tolist(), sizes, strict=True))
             host = torch.empty(losses.shape, pin_memory=True)
+            self._waiting.clear()
             host.copy_(losses, non_blocking=True)
             event = torch.cuda.Event()
             event.record()

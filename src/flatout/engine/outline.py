@@ -8,8 +8,8 @@ import torch
 from flatout.engine.activations import has_its_own, name_of_its_own, repeated_blocks
 from flatout.engine.evaluation import is_smaller_better, values_of_batch
 from flatout.engine.feed import Feed, TensorFeed
-from flatout.engine.loader import StreamFeed
 from flatout.engine.session import Built, Session, process_settings
+from flatout.engine.stream import StreamFeed
 from flatout.errors import UsageError
 from flatout.nouns.class_report import MEANS
 from flatout.nouns.outline import DataKind, Outline, Scheduling

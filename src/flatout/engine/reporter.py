@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from flatout.engine.journal import Journal
-from flatout.engine.memory import MemoryCap
+from flatout.engine.memory import MemoryCap, SpillWatch
 from flatout.engine.meter import Losses, Meter, memory_bytes
 from flatout.engine.named_losses import NamedLosses
 from flatout.engine.randomness import sample_order
 from flatout.engine.session import Session
+from flatout.engine.shortage import Shortage
 from flatout.errors import RunFailed
 from flatout.nouns.lines import EpochEnded, Progress
+from flatout.nouns.units import bytes_text
 from flatout.system.clock import elapsed_s, now_s
 
 # Until so many seconds after the start, a line every so many seconds.
@@ -28,6 +30,8 @@ class Reporter:
         journal: where it is told.
         meter: knows where the time went.
         cap: what is left to other programs of the GPU, where it is capped.
+
+    moved: memory that the driver has moved out of the GPU; whoever answers it sets it to None.
     """
 
     def __init__(
@@ -43,6 +47,8 @@ class Reporter:
         self._line_losses: list[tuple[float, int]] = []
         self._named = NamedLosses(session.device, session.position)
         self._num_skips = 0
+        self._spill = SpillWatch(session.device)
+        self.moved: Shortage | None = None
 
     def add(self, loss: Tensor | dict[str, Tensor], num_samples: int) -> None:
         """Takes note of an update; of several losses by name the sum is the update's loss."""
@@ -107,6 +113,7 @@ class Reporter:
         now = elapsed_s()
         num_samples = sum(size for _, size in losses)
         seconds = now - self._line_s
+        samples_per_s = self._line_samples / seconds if seconds > 0 else None
         rates = session.optimizers.learning_rates()
         self._journal.metric(
             Progress(
@@ -114,7 +121,7 @@ class Reporter:
                 step=session.position.step,
                 epoch=session.position.epoch,
                 loss=sum(loss * size for loss, size in losses) / num_samples if losses else None,
-                samples_per_s=self._line_samples / seconds if seconds > 0 else None,
+                samples_per_s=samples_per_s,
                 learning_rate=next(iter(rates.values())),
                 memory_bytes=memory_bytes(session.device),
                 split_s=self._meter.split_s(),
@@ -123,6 +130,10 @@ class Reporter:
             )
         )
         self._line_s, self._line_samples = now, 0
+        moved_bytes = self._spill.moved_bytes(samples_per_s) if samples_per_s is not None else 0
+        if moved_bytes:
+            said = f"the driver moved {bytes_text(moved_bytes)}, and the speed fell to a third"
+            self.moved = Shortage(part="pace", because=said)
         taken = self._cap.look() if self._cap is not None else None
         if taken is not None:
             self._journal.warn(session.position.step, taken)

@@ -6,11 +6,14 @@ while the file was written. The interval is chosen so that both together stay un
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flatout.engine.checkpoint import write_checkpoint
+from flatout.engine.failures import is_out_of_memory
+from flatout.engine.memory import release_memory
 from flatout.engine.meter import Meter
 from flatout.engine.state import Packed
 from flatout.engine.tensor_file import write_tensors
@@ -58,6 +61,8 @@ class Saver:
         # Seconds in steps, and the step, when training was last without a write beside it.
         self._undisturbed: tuple[float, int] | None = None
         self.cost_s = 0.0
+        # For a copy, and for what it takes to write it.
+        self._has_room = True
 
     def expect_size(self, num_bytes: int) -> None:
         """Chooses the first interval by the state's size, before any cost was measured."""
@@ -79,19 +84,38 @@ class Saver:
             return step % self._every == 0
         return elapsed_s() - self._last_save_s >= self._interval_s
 
-    def save(self, snapshot: Callable[[], Snapshot]) -> None:
+    def save(self, snapshot: Callable[[bool], Snapshot]) -> None:
         """Copies the state now and has it written beside what follows.
 
-        Waits for the one before, if that is still being written.
+        Waits for the one before, if that is still being written. Without memory for a copy, the
+        state itself is written, and waited for.
+
+        Args:
+            snapshot: gives the state; as a copy, if its argument is True.
         """
         began_s = elapsed_s()
         step_s = self._undisturbed_step_s()
         self.finish()
-        taken = snapshot()
+        taken = self._copied(snapshot)
+        is_copied = taken is not None
+        if taken is None:
+            # Outside of `except`, where nothing holds the part of the copy that was made.
+            release_memory()
+            taken = snapshot(False)
         self._last_save_s = began_s
         stall_s = elapsed_s() - began_s
         self._writing = _Writing(self._folder, taken, stall_s, step_s, self._meter.steps_s())
         self._writing.thread.start()
+        if not is_copied:
+            self.finish()
+
+    def _copied(self, snapshot: Callable[[bool], Snapshot]) -> Snapshot | None:
+        try:
+            return snapshot(True) if self._has_room else None
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        return None
 
     def finish(self) -> None:
         """Waits until nothing is being written; raises what went wrong with it."""
@@ -119,6 +143,10 @@ class Saver:
         self._writing = None
         steps_s = self._meter.steps_s()
         self._undisturbed = (steps_s, self._step)
+        if done.error is not None and is_out_of_memory(done.error) and self._has_room:
+            # It could not be written beside the training: the next one is, with the training still.
+            self._has_room, self._last_save_s = False, -math.inf
+            return
         if done.error is not None:
             raise done.error
         slowdown_s = 0.0

@@ -171,9 +171,7 @@ class Session:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             # Some optimizers, Adagrad for one, have made their state by now.
             self.optimizers.match_layout()
-        is_checkpointing = recipe.activation_checkpointing.value
-        kernel = precision.attention_kernel(recipe.attention.value)
-        self.activations = ActivationCheckpointing(self.model, kernel) if is_checkpointing else None
+        self.activations = self._checkpointing()
         self.optimizers.set_implementation(recipe.optimizer_implementation.value)
         self.learning_rates = LearningRates(built.experiment, self.optimizers)
         self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)
@@ -195,6 +193,23 @@ class Session:
             recipe.precision.value, recipe.attention.value, self.device
         )
         randomness.seed_generators(randomness.mixed_seed(built.seed, "training"))
+
+    def _checkpointing(self) -> ActivationCheckpointing | None:
+        if not self.recipe.activation_checkpointing.value:
+            return None
+        kernel = precision.attention_kernel(self.recipe.attention.value)
+        return ActivationCheckpointing(self.model, kernel)
+
+    def adapt(self, recipe: Recipe) -> None:
+        """Goes on under a recipe that differs in what takes memory in a step, and in nothing else:
+        in the size of micro-batches, and in whether activations are computed again.
+        """
+        self.recipe = recipe
+        if self.activations is None:
+            self.activations = self._checkpointing()
+        for feed in (self.feed, self.validation_feed):
+            if feed is not None:
+                feed.resize(recipe.micro_batch_size.value)
 
     def step_parts(self) -> StepParts:
         """What updates are made of."""

@@ -82,6 +82,15 @@ class Step:
         self._meter.mark("optimizer")
         return loss
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether an update was broken off when weights may have been changed already."""
+        return self._weights.has_begun
+
+    def forget(self) -> None:
+        """Forgets an update that was broken off before: the next one begins without gradients."""
+        self._weights.forget()
+
     def _accumulate(self, update: list[MicroBatch]) -> Tensor:
         if len(update) == 1:
             batch, _ = update[0]

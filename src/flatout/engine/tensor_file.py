@@ -46,7 +46,7 @@ def write_tensors(
     """Writes a safetensors file atomically.
 
     Args:
-        tensors: contiguous tensors on the CPU, by name.
+        tensors: by name; those that are not contiguous or not on the CPU are copied one by one.
         metadata: texts for the header.
         path_of: gives the file's final path from its SHA-256.
 
@@ -87,7 +87,8 @@ def _pieces(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[by
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     yield len(text).to_bytes(8, "little") + text
-    for _, tensor in ordered:
+    for _, given in ordered:
+        tensor = given.detach().cpu().contiguous()
         num_bytes = tensor.numel() * tensor.element_size()
         if num_bytes:
             # The tensor's own memory, without a copy; the tensor outlives the write.

@@ -15,6 +15,7 @@ class WeightUpdate:
     """Updates the weights of some optimizers, which share a loss.
 
     parameters: all that these optimizers train, and nothing else is touched.
+    has_begun: the optimizers have begun to change weights since the gradients were cleared.
 
     Args:
         optimizers: the optimizers.
@@ -31,6 +32,7 @@ class WeightUpdate:
         self._optimizers = list(optimizers)
         self._scaler = scaler
         self._clip_norm = clip_norm
+        self.has_begun = False
         self._steps = [QuickStep(optimizer) for optimizer in self._optimizers]
         self.parameters: list[Tensor] = [
             parameter
@@ -72,6 +74,7 @@ class WeightUpdate:
             return
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+        self.has_begun = True
         for step in self._steps:
             step()
 
@@ -82,6 +85,7 @@ class WeightUpdate:
             for optimizer in used:
                 scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+        self.has_begun = True
         for optimizer in used:
             scaler.step(optimizer)
         scaler.update()
@@ -90,6 +94,17 @@ class WeightUpdate:
         """Forgets the gradients of these parameters."""
         for parameter in self.parameters:
             parameter.grad = None
+        self.has_begun = False
+
+    def forget(self) -> None:
+        """Forgets an update that was broken off before the weights were touched."""
+        self.clear()
+        scaler = self._scaler
+        if scaler is not None:
+            # Which gradients it has unscaled; and a scale that it was about to make.
+            scaler._per_optimizer_states.clear()
+            if scaler._growth_tracker is None:
+                scaler._scale = None
 
 
 def _has_gradient(optimizer: Optimizer) -> bool:

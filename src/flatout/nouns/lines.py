@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
+from flatout.nouns.adaptation import Adaptation
 from flatout.nouns.finding import Finding
 from flatout.nouns.outline import Outline
 from flatout.nouns.recipe import Recipe
@@ -43,9 +44,13 @@ class Started(Line, frozen=True, kw_only=True):
 
 
 class RecipeSet(Line, frozen=True, kw_only=True):
-    """From the step after this one on, this recipe holds. Synced before that step begins."""
+    """From the step after this one on, this recipe holds. Synced before that step begins.
+
+    adaptation: why, where the training has decided it because memory ran out.
+    """
 
     recipe: Recipe
+    adaptation: Adaptation | None = None
 
 
 class Extended(Line, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ Attention = Literal["auto", "math", "flash", "efficient", "cudnn"]
 Allocator = Literal["system", "retain"]
 CpuAffinity = Literal["all", "one-per-core", "performance-cores"]
 NonfiniteLoss = Literal["stop", "skip"]
+OutOfMemory = Literal["auto", "shrink", "stop"]
 
 
 class Choice(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -58,6 +59,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     allocator: `system` leaves freed memory to the C library; `retain` keeps it in the process.
     deterministic: only algorithms that repeat bit for bit.
     nonfinite_loss: `stop` the run at a NaN or infinite loss, or `skip` that batch's update.
+    out_of_memory: `auto` goes on with less where the same is computed, `shrink` also where
+        BatchNorm sees smaller micro-batches, `stop` ends the run.
     checkpoint_every: steps between checkpoints; None chooses by measured cost (<= 2 %).
     """
 
@@ -85,6 +88,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     )
     deterministic: Choice[bool]
     nonfinite_loss: Choice[NonfiniteLoss]
+    out_of_memory: Choice[OutOfMemory] = Choice(
+        value="auto", why="no such field when this recipe was chosen"
+    )
     checkpoint_every: Choice[int | None]
 
 

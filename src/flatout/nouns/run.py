@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from flatout.nouns.adaptation import Adaptation
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import Checkpointed, Finished, Started, Stopped, Validated
@@ -69,6 +70,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """A run as its folder tells. `interrupted`: nobody works on it and it did not end itself.
 
     finished, stopped: the last such line, though the run may have gone on since.
+    adaptations: what it has changed because memory ran out, in the order in which it was told.
     """
 
     folder: str
@@ -83,6 +85,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_step: int | None
     stopped: Stopped | None = None
     checkpointing: Checkpointing | None = None
+    adaptations: tuple[Adaptation, ...] = ()
 
     @property
     def ending_reason(self) -> str | None:

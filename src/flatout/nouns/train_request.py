@@ -8,7 +8,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
-from flatout.nouns.recipe import parse_field
+from flatout.nouns.recipe import OutOfMemory, parse_field
 from flatout.nouns.settings import split_pairs
 from flatout.nouns.tuning import Mode, Numerics, Wish
 from flatout.nouns.units import parse_bytes
@@ -25,6 +25,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     emit: what `flatout tune` writes of the recipe it has found.
     leave_free: a size as text: what other programs are to have of the device's memory.
     env: name of an environment of `flatout setup`, in place of `python`.
+    on_oom: the recipe's `out_of_memory`; None leaves it as it is.
     """
 
     experiment: str | None = None
@@ -45,6 +46,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_only_tuned: bool = False
     emit: Literal["code"] | None = None
     leave_free: str | None = None
+    on_oom: OutOfMemory | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -54,7 +56,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: bad-setting, set-twice, unknown-recipe-field, bad-recipe-value.
         """
         device = () if self.device == "auto" else (f"device={self.device}",)
-        pairs = split_pairs([*self.uses, *device], "--use")
+        on_oom = () if self.on_oom is None else (f"out_of_memory={self.on_oom}",)
+        pairs = split_pairs([*self.uses, *device, *on_oom], "--use")
         return {name: parse_field(name, text) for name, text in pairs}
 
     @property

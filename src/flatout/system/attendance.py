@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from flatout.nouns.change import Change
 from flatout.nouns.finding import finding_from
 from flatout.nouns.lines import Failed, Fetched, Finished, Line, Started, Stopped
 from flatout.nouns.machine import Machine
 from flatout.nouns.outcome import Outcome
-from flatout.system.child import Worker, worker_died
+from flatout.system.child import Worker, start_worker, was_memory_full, worker_died
 from flatout.system.interrupts import Interrupts
+from flatout.system.kernel_kills import num_kernel_kills
 from flatout.system.runs import RunFolder, read_run, run_in_use
-from flatout.system.tail import Tail, follow_lines
+from flatout.system.tail import Tail, follow_lines, wait_until_free
+
+# Each start takes less memory than the one before; more of them would not help.
+_MOST_STARTS_AGAIN = 3
+# How long the processes of a worker that was ended may take to end, too.
+_LEFT_OVER_LIMIT_S = 30.0
 
 
 @dataclass(kw_only=True)
@@ -20,6 +27,8 @@ class Attendance:
     """A worker that was started here, and what its run has told since.
 
     ending: the line that told its end, once it came. has_begun: it trains, or downloads its data.
+    is_trained: it trains. python: the interpreter to start another one with, if this one dies for
+    want of memory; None starts none.
     """
 
     folder: RunFolder
@@ -28,10 +37,55 @@ class Attendance:
     tail: Tail
     ending: Finished | Stopped | Failed | None = None
     has_begun: bool = False
+    is_trained: bool = False
+    python: str | None = None
+    num_kernel_kills: int | None = field(default_factory=num_kernel_kills)
 
 
 def follow(attendance: Attendance, interrupts: Interrupts) -> Iterator[list[Line]]:
-    """New lines until the worker has ended; Ctrl-C once asks it to stop, twice kills it."""
+    """New lines until the run has ended; Ctrl-C once asks it to stop, twice kills its worker.
+
+    A worker that memory was short for, so that it could not go on by itself, is followed by
+    another one, which goes on from the last checkpoint.
+    """
+    yield from _follow_worker(attendance, interrupts)
+    for _ in range(_MOST_STARTS_AGAIN):
+        change = _change_after(attendance)
+        if change is None or interrupts.count or not _start_again(attendance, change):
+            return
+        yield from _follow_worker(attendance, interrupts)
+
+
+def _change_after(attendance: Attendance) -> Change | None:
+    """What is different for a worker that goes on where this one ended; None if none is to."""
+    if not attendance.is_trained or attendance.python is None:
+        return None
+    ending = attendance.ending
+    if isinstance(ending, Failed) and ending.finding.rule == "gpu-state-lost":
+        # It has told in the run's history what takes less memory.
+        return Change()
+    if ending is None and was_memory_full(
+        attendance.worker.exit_code(), attendance.num_kernel_kills, num_kernel_kills()
+    ):
+        return Change(is_after_kill=True)
+    return None
+
+
+def _start_again(attendance: Attendance, change: Change) -> bool:
+    assert attendance.python is not None
+    folder = attendance.folder
+    # A loader's processes may have outlived it.
+    attendance.worker.kill()
+    if not wait_until_free(folder, _LEFT_OVER_LIMIT_S):
+        return False
+    attendance.num_kernel_kills = num_kernel_kills()
+    attendance.tail = Tail(folder, is_from_end=True)
+    attendance.worker = start_worker(attendance.python, folder, change=change, is_attached=True)
+    attendance.ending, attendance.is_trained = None, False
+    return True
+
+
+def _follow_worker(attendance: Attendance, interrupts: Interrupts) -> Iterator[list[Line]]:
     folder, worker = attendance.folder, attendance.worker
     for lines in follow_lines(attendance.tail, worker.is_running):
         if interrupts.count > 1:
@@ -40,6 +94,7 @@ def follow(attendance: Attendance, interrupts: Interrupts) -> Iterator[list[Line
             # Asked again if it vanishes: a worker that is only beginning clears an old request.
             folder.request_stop()
         attendance.has_begun |= any(isinstance(line, Started | Fetched) for line in lines)
+        attendance.is_trained |= any(isinstance(line, Started) for line in lines)
         endings = [line for line in lines if isinstance(line, Finished | Stopped | Failed)]
         attendance.ending = endings[-1] if endings else attendance.ending
         yield lines

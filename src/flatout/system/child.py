@@ -16,12 +16,13 @@ from flatout.system.runs import RunFolder
 from flatout.system.store import mapped_os_errors
 from flatout.system.variables import worker_environment
 
+_NO_MEMORY_LEFT = 0xC0000017
 # What Windows reports instead of a signal.
 _WINDOWS_CODES = {
     0xC0000005: "an access violation",
     0xC00000FD: "a stack overflow",
     0xC0000409: "a failed security check",
-    0xC0000017: "no memory left",
+    _NO_MEMORY_LEFT: "no memory left",
 }
 
 
@@ -105,6 +106,19 @@ def worker_died(folder: RunFolder, exit_code: int) -> Finding:
             Fix(text=f"go on from the last checkpoint: flatout train --resume {name}"),
         ),
     )
+
+
+def was_memory_full(exit_code: int | None, kills_before: int | None, kills: int | None) -> bool:
+    """Whether a worker was ended by the system because memory was full.
+
+    Args:
+        exit_code: of the worker.
+        kills_before: how many processes the kernel had ended so when the worker was started.
+        kills: the same now; None where it does not tell, and so nobody knows who sent SIGKILL.
+    """
+    if exit_code == -9:
+        return kills_before is not None and kills is not None and kills > kills_before
+    return exit_code == _NO_MEMORY_LEFT
 
 
 def _last_lines(log: Path) -> list[str]:

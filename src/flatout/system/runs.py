@@ -197,6 +197,11 @@ def read_run(folder: RunFolder) -> Run:
             share=finished.checkpoint_share if finished and status == "finished" else None,
             train_s=sum(progress.split_s.values()) if isinstance(progress, Progress) else None,
         ),
+        adaptations=tuple(
+            line.adaptation
+            for line in events
+            if isinstance(line, RecipeSet) and line.adaptation is not None
+        ),
     )
 
 

@@ -35,9 +35,12 @@ class Tail:
         """Lines written since the last call, in the order of their times."""
         events, self._events_at = store.read_lines_from(self._folder.events, self._events_at, Event)
         started = next((line for line in events if isinstance(line, Started)), None)
-        if self._is_waiting and started:
-            self._is_waiting = False
+        if started:
+            # It is cut back also in the midst of a session that goes back to a checkpoint.
+            self._is_waiting, self._metrics_at = False, 0
             self._last_known_step = started.step if started.resumed else -1
+        elif self._has_been_cut():
+            self._is_waiting = True
         metrics: list[Line] = []
         if not self._is_waiting:
             metrics, self._metrics_at = store.read_lines_from(
@@ -45,6 +48,11 @@ class Tail:
             )
         new = [line for line in metrics if line.step > self._last_known_step]
         return sorted([*events, *new], key=lambda line: line.at)
+
+    def _has_been_cut(self) -> bool:
+        """Whether the metrics are fewer than were read: somebody goes back to a checkpoint."""
+        metrics = self._folder.metrics
+        return metrics.exists() and metrics.stat().st_size < self._metrics_at
 
 
 def follow_lines(tail: Tail, is_working: Callable[[], bool]) -> Iterator[list[Line]]:

@@ -1,7 +1,8 @@
 """Stands in for `flatout.engine.worker` where only the outside is tried: writes lines, no more.
 
 It runs as a real child process, so that starting, stopping, killing and following are tried as
-they happen. Parameter `mode`: finish, fail, die, warn, stubborn, fetch, classify.
+they happen. Parameter `mode`: finish, fail, die, lose-gpu, warn, stubborn, fetch,
+classify.
 """
 
 from __future__ import annotations
@@ -164,7 +165,11 @@ while step < steps:
             epoch=step // 2 - 1,
             texts=[f"written at step {step}"],
         )
-    if told["mode"] == "die" and step == 3:
+    if told["mode"] == "lose-gpu" and step == 3 and not done:
+        os.makedirs(os.path.join(marks, "000002"))
+        open(os.path.join(marks, "000002", "rank0.json"), "w").close()
+        end(kind="failed", finding=dict(finding, rule="gpu-state-lost"))
+    if told["mode"] == "die" and step == 3 and not change.get("is_after_kill"):
         print("about to die", flush=True)
         os.kill(os.getpid(), signal.SIGKILL) if sys.platform != "win32" else os._exit(9)
     is_asked = os.path.exists(os.path.join(folder, "stop"))

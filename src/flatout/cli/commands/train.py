@@ -52,6 +52,11 @@ import click
     help="How far the search may change rounding.",
 )
 @click.option("--leave-free", metavar="SIZE", help="Memory that other programs are to have.")
+@click.option(
+    "--on-oom",
+    type=click.Choice(["auto", "shrink", "stop"]),
+    help="When memory runs out: go on with less, also with BatchNorm, or end.",
+)
 @click.option("--detach", is_flag=True, help="Let it train on when this command has ended.")
 @click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
 @click.option("--env", metavar="NAME", help="An environment of `flatout setup` that trains.")

@@ -1,0 +1,129 @@
+"""A training that takes less memory from here on, or tries more again; told before it is done."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flatout.engine.facts import Facts
+from flatout.engine.history import read_history
+from flatout.engine.journal import Journal
+from flatout.engine.shortage import Shortage
+from flatout.errors import RunFailed
+from flatout.nouns.adaptation import Adaptation
+from flatout.nouns.recipe import Choice, Recipe
+from flatout.system.runs import RunFolder
+from flatout.tune.relief import Means, relief, samples_in_micro_batch
+
+
+class Relief:
+    """Changes a run's recipe where memory is short, in its history.
+
+    growth_after: the step after which larger micro-batches are to be tried; infinity tries none.
+
+    Args:
+        folder: the run, whose history tells what was decided before.
+        journal: where it is told.
+        facts: of the experiment.
+        step: the updates made so far.
+    """
+
+    def __init__(self, folder: RunFolder, journal: Journal, facts: Facts, step: int) -> None:
+        self._folder = folder
+        self._journal = journal
+        self._means = Means(
+            batch_size=facts.batch_size,
+            has_batch_norm=facts.has_batch_norm,
+            has_own_step=facts.has_own_step,
+            has_blocks=facts.num_blocks > 0,
+        )
+        self._read(step)
+
+    def _read(self, step: int) -> None:
+        self._history = read_history(self._folder)
+        self._growth = self._history.growth(step)
+        self.growth_after = self._growth.after_step if self._growth is not None else math.inf
+
+    def less(self, shortage: Shortage, step: int, *, is_in_place: bool) -> Recipe:
+        """The recipe with which the step after `step` takes less memory; in the history by now.
+
+        Raises:
+            RunFailed: out-of-memory, where there is none that computes the same.
+        """
+        recipe = self._recipe_at(step)
+        changes = relief(recipe, self._means)
+        if isinstance(changes, str):
+            raise _no_relief(shortage, changes, recipe, self._means)
+        before = samples_in_micro_batch(recipe, self._means)
+        adaptation = Adaptation(
+            kind="smaller" if "micro_batch_size" in changes else "recomputed",
+            step=step + 1,
+            before=before,
+            after=changes.get("micro_batch_size", before),
+            part=shortage.part,
+            is_in_place=is_in_place,
+            because=shortage.because,
+        )
+        return self._told(step, changes, adaptation, f"memory ran out at step {step + 1:,}")
+
+    def more(self, step: int) -> Recipe:
+        """The recipe with larger micro-batches, from the step after `step` on."""
+        assert self._growth is not None, "it is asked for when it is time"
+        before = self._recipe_at(step).micro_batch_size.value
+        after = self._growth.micro_batch_size
+        adaptation = Adaptation(kind="larger", step=step + 1, before=before, after=after)
+        why = f"tried once more at step {step + 1:,}: there may be memory again"
+        return self._told(step, {"micro_batch_size": after}, adaptation, why)
+
+    def warn(self, step: int, error: RunFailed) -> None:
+        """Tells that there is no relief, where training goes on all the same."""
+        self._journal.warn_of(step, error)
+
+    def _told(self, step: int, changes: dict[str, Any], one: Adaptation, why: str) -> Recipe:
+        choices = {
+            name: Choice(value=value, why=why, origin="measured", evidence=one.because)
+            for name, value in changes.items()
+        }
+        for line in self._history.adapted(step, choices, one):
+            self._journal.event(line, is_synced=True)
+        self._read(step)
+        return self._recipe_at(step)
+
+    def _recipe_at(self, step: int) -> Recipe:
+        recipe = self._history.recipe_at(step)
+        assert recipe is not None, "a step is made under a recipe"
+        return recipe
+
+
+def relieved_after_kill(folder: RunFolder, journal: Journal, facts: Facts, step: int) -> Recipe:
+    """The recipe for going on after the kernel has ended a process because memory was full.
+
+    In which step that was, nobody can tell: it holds from here on.
+
+    Raises:
+        RunFailed: out-of-memory, where there is none that computes the same.
+    """
+    because = "the kernel ended the process: the computer's memory was full"
+    shortage = Shortage(part="process", because=because)
+    return Relief(folder, journal, facts, step).less(shortage, step, is_in_place=False)
+
+
+def _no_relief(shortage: Shortage, reason: str, recipe: Recipe, means: Means) -> RunFailed:
+    size = samples_in_micro_batch(recipe, means)
+    fix = "use a smaller batch_size or model; or free memory, and resume the run"
+    if means.has_batch_norm and recipe.out_of_memory.value == "auto" and size > 1:
+        fix = (
+            "resume with --on-oom shrink to let BatchNorm see smaller micro-batches; or use a "
+            "smaller batch_size, or norms without running statistics, such as GroupNorm"
+        )
+    elif recipe.out_of_memory.value == "stop":
+        fix = (
+            "resume with --on-oom auto to go on with less memory; or with --use "
+            "micro_batch_size=N, or --use activation_checkpointing=true"
+        )
+    return RunFailed(
+        "out-of-memory",
+        f"there is not enough memory for this step, and no way to take less: {reason}.",
+        because=shortage.because,
+        fix=fix,
+    )

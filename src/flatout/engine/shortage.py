@@ -1,0 +1,71 @@
+"""That memory was asked for in vain, from the exception that says so."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flatout.engine.failures import is_out_of_memory, one_line
+from flatout.errors import RunFailed
+from flatout.nouns.adaptation import Part
+
+_ENGINE = Path(__file__).parent
+
+# What our functions do, by file and name. The innermost of them counts.
+_PARTS: dict[tuple[str, str], Part] = {
+    ("update_maker.py", "_made"): "data",
+    ("step.py", "_forward"): "forward",
+    ("step.py", "_backward"): "backward",
+    ("custom_step.py", "run"): "forward",
+    ("weight_update.py", "backward"): "backward",
+    ("weight_update.py", "backward_to_own"): "backward",
+    ("weight_update.py", "apply"): "optimizer",
+    ("ema.py", "update"): "optimizer",
+    ("loop.py", "_validate"): "validation",
+    ("loop.py", "_save"): "checkpoint",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortage:
+    """Where memory ran out, and in which words. It holds nothing of the exception: that would keep
+    the tensors alive that are to make room.
+    """
+
+    part: Part
+    because: str
+
+
+def shortage_of(error: BaseException) -> Shortage | None:
+    """What an exception says of memory; None if it says something else."""
+    if not is_out_of_memory(error):
+        return None
+    frames = [(Path(one.filename), one.name) for one in traceback.extract_tb(error.__traceback__)]
+    parts = [
+        _PARTS[path.name, name]
+        for path, name in frames
+        if path.parent == _ENGINE and (path.name, name) in _PARTS
+    ]
+    return Shortage(part=parts[-1] if parts else "other", because=one_line(error))
+
+
+def settle(device: torch.device) -> None:
+    """Waits until the device has done what it was given, after memory ran out.
+
+    Raises:
+        RunFailed: gpu-state-lost, where the process cannot use it any more.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise RunFailed(
+            "gpu-state-lost",
+            "the GPU cannot be used any more by this process.",
+            because=f"when memory had run out, {one_line(error)}",
+            fix="nothing is lost: resume the run; `flatout train` does so by itself",
+        ) from error

@@ -1,0 +1,168 @@
+"""An epoch's updates, one after another; one that memory does not suffice for is made again from
+less of it.
+
+An update that is broken off before the weights are touched leaves nothing behind: gradients are
+forgotten, generators and buffers put back (`kept.py`), and the same batch is repeated. Once the
+optimizer has begun, what it has changed is not known: the run goes back to its last checkpoint,
+which costs nothing in the steps that succeed, and is exact for any optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from flatout.engine.custom_step import CustomStep
+from flatout.engine.feed import MicroBatch
+from flatout.engine.kept import Kept
+from flatout.engine.memory import release_memory
+from flatout.engine.meter import Meter
+from flatout.engine.relief import Relief
+from flatout.engine.session import Session
+from flatout.engine.shortage import Shortage, settle, shortage_of
+from flatout.engine.step import Step
+from flatout.errors import RunFailed
+from flatout.nouns.recipe import Recipe
+
+Made = tuple[Tensor | dict[str, Tensor], int]
+
+
+class GoBack(Exception):
+    """The run is to go on from its last checkpoint; its history says with what recipe."""
+
+
+class UpdateMaker:
+    """Makes updates.
+
+    is_whole: weights, generators and buffers are those after an update: they can be saved.
+
+    Args:
+        session: what is trained.
+        meter: told when each part of an update ends.
+        relief: decides what is done where memory is short.
+    """
+
+    def __init__(self, session: Session, meter: Meter, relief: Relief) -> None:
+        make_step = Step if session.experiment.step is None else CustomStep
+        self._session = session
+        self._meter = meter
+        self._relief = relief
+        self._step = make_step(session.step_parts(), meter)
+        self._kept = Kept(session.model, session.device)
+        self._updates: Iterator[list[MicroBatch]] = iter(())
+        self.is_whole = True
+
+    def begin_epoch(self) -> None:
+        """The updates that follow are those of the epoch that the position tells, from there on."""
+        position = self._session.position
+        self._updates = self._session.feed.updates(position.epoch, position.update)
+
+    def make(self) -> Made | Shortage | None:
+        """Makes the next update and gives its loss and samples; None where the epoch is over.
+
+        Where memory is short for it, that is what is given, and everything is as it was before:
+        `take_less` and another call make the same update from less.
+
+        Raises:
+            GoBack: what was being done cannot be repeated here.
+            RunFailed: out-of-memory, gpu-state-lost.
+        """
+        if self._session.position.step >= self._relief.growth_after:
+            self._take_more()
+        try:
+            return self._made()
+        except Exception as error:
+            shortage = shortage_of(error)
+            if shortage is None:
+                raise
+        # Outside of `except`: nothing holds the tensors of what has failed any more.
+        self._put_back(shortage)
+        return shortage
+
+    def _made(self) -> Made | None:
+        update = next(self._updates, None)
+        self._meter.mark("data")
+        if update is None:
+            return None
+        self._meter.begin_step()
+        self._kept.keep()
+        self.is_whole = False
+        loss = self._step.run(update)
+        self.is_whole = True
+        return loss, update[0][1] if len(update) == 1 else sum(size for _, size in update)
+
+    def _put_back(self, shortage: Shortage) -> None:
+        """Brings everything to where it was before the update that was broken off.
+
+        Raises:
+            GoBack: that is not known, or the data cannot be had again.
+        """
+        session, position = self._session, self._session.position
+        is_untouched = self.is_whole or not self._step.has_begun
+        can_repeat = is_untouched and session.feed.can_go_on(position.update)
+        self.settle(shortage)
+        if not self.is_whole:
+            self._step.forget()
+        release_memory()
+        if can_repeat and not self.is_whole:
+            self.is_whole = can_repeat = self._kept.put_back()
+        if not can_repeat:
+            self._relief.less(shortage, position.step, is_in_place=False)
+            raise GoBack
+
+    def settle(self, shortage: Shortage) -> None:
+        """Waits for the device. If it is lost, a resume finds in the history what is to be done.
+
+        Raises:
+            RunFailed: gpu-state-lost.
+        """
+        try:
+            settle(self._session.device)
+        except RunFailed:
+            self._relief.less(shortage, self._session.position.step, is_in_place=False)
+            raise
+
+    def take_less(self, shortage: Shortage) -> None:
+        """Takes less memory from the next update on.
+
+        Raises:
+            GoBack: what was read already cannot be had again in smaller micro-batches.
+        """
+        position = self._session.position
+        can_go_on = self._session.feed.can_go_on(position.update)
+        self.settle(shortage)
+        release_memory()
+        recipe = self._relief.less(shortage, position.step, is_in_place=can_go_on)
+        if not can_go_on:
+            raise GoBack
+        self._go_on_under(recipe)
+
+    def speed_up(self, shortage: Shortage) -> None:
+        """Takes less memory where the driver has moved some of it; tells where that cannot be.
+
+        Raises:
+            GoBack: as `take_less`.
+        """
+        try:
+            self.take_less(shortage)
+        except RunFailed as error:
+            if error.rule != "out-of-memory":
+                raise
+            self._relief.warn(self._session.position.step, error)
+
+    def look(self) -> None:
+        """Finds out which generators and buffers the updates move."""
+        self._kept.look()
+
+    def _take_more(self) -> None:
+        position = self._session.position
+        # Not between epochs: whether the validation there has still been made under the recipe
+        # before is nowhere in the history.
+        if position.update and self._session.feed.can_go_on(position.update):
+            self._go_on_under(self._relief.more(position.step))
+
+    def _go_on_under(self, recipe: Recipe) -> None:
+        session, position = self._session, self._session.position
+        session.adapt(recipe)
+        self._updates = session.feed.again(position.epoch, position.update)

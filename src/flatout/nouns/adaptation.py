@@ -1,0 +1,34 @@
+"""What a training has changed of its recipe on the way, because memory ran out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["smaller", "larger", "recomputed"]
+Part = Literal[
+    "data", "forward", "backward", "optimizer", "validation", "checkpoint", "other", "pace",
+    "process",
+]  # fmt: skip
+
+
+class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a recipe was set in the midst of a training.
+
+    kind: `smaller` or `larger` micro-batches, or activations `recomputed` in the backward pass.
+    step: the update that memory did not suffice for, counted from 1; of what is larger, the first.
+    part: what was being done. `pace`: nothing was refused, but the driver has moved memory, and
+        training has become slow; `process`: the kernel ended the process. None of what is larger.
+    before, after: samples in a micro-batch.
+    is_in_place: the same batch was repeated; otherwise the run went back to its last checkpoint.
+    because: what was said or seen.
+    """
+
+    kind: Kind
+    step: int
+    before: int
+    after: int
+    part: Part | None = None
+    is_in_place: bool = True
+    because: str | None = None

@@ -1,0 +1,96 @@
+"""What a training does when its memory has run out: decided from numbers, without tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from flatout.nouns.adaptation import Adaptation
+from flatout.nouns.recipe import Recipe
+
+# After so many updates without want of memory twice the size is tried; each time that memory runs
+# out doubles the number. A failed try costs part of a step (LOG.md).
+_LARGER_AFTER = 1_000
+
+# Lines of progress by whose median a speed is judged: a validation lies within one of them.
+_JUDGED_LINES = 5
+# Memory that the driver has moved makes a step 5 to 50 times slower.
+_MOVED_SPEED = 1 / 3
+
+
+class Means(msgspec.Struct, frozen=True, kw_only=True):
+    """What of an experiment decides how its step can take less memory."""
+
+    batch_size: int
+    has_batch_norm: bool
+    has_own_step: bool
+    has_blocks: bool
+
+
+def relief(recipe: Recipe, means: Means) -> dict[str, Any] | str:
+    """The recipe fields with which a step takes less memory; if there are none, why not.
+
+    Smaller micro-batches make the same update. Where they do not, because BatchNorm would see
+    them or the experiment's own step takes the whole batch, activations are computed again.
+    """
+    wish = recipe.out_of_memory.value
+    if wish == "stop":
+        return "`out_of_memory` is `stop`"
+    size = samples_in_micro_batch(recipe, means)
+    can_split = not means.has_own_step and (not means.has_batch_norm or wish == "shrink")
+    is_smaller = can_split and size > 1
+    checkpointing = recipe.activation_checkpointing
+    can_recompute = means.has_blocks and not checkpointing.value and checkpointing.origin != "yours"
+    if can_recompute and (means.has_batch_norm or not is_smaller):
+        return {"activation_checkpointing": True}
+    if is_smaller:
+        return {"micro_batch_size": -(-size // 2)}
+    if means.has_own_step:
+        return "the experiment's own step takes the whole batch alone"
+    if not can_split:
+        return "in smaller parts of a batch, BatchNorm would compute its statistics over those"
+    return "one sample alone needs more memory than there is"
+
+
+def samples_in_micro_batch(recipe: Recipe, means: Means) -> int:
+    """How many samples go through the model together."""
+    return min(recipe.micro_batch_size.value, means.batch_size)
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """Larger micro-batches to be tried from the step after `after_step` on."""
+
+    after_step: int
+    micro_batch_size: int
+
+
+def growth(adaptations: Sequence[Adaptation]) -> Growth | None:
+    """When twice the micro-batch is to be tried; None where it is as large as it was.
+
+    Args:
+        adaptations: all of them since the recipe was last decided otherwise, oldest first.
+    """
+    sized = [one for one in adaptations if one.kind != "recomputed"]
+    if not sized or sized[-1].after >= sized[0].before:
+        return None
+    num_smaller = sum(one.kind == "smaller" for one in sized)
+    return Growth(
+        after_step=sized[-1].step - 1 + _LARGER_AFTER * 2 ** (num_smaller - 1),
+        micro_batch_size=min(2 * sized[-1].after, sized[0].before),
+    )
+
+
+def is_moved(rates: Sequence[float], excess_bytes: int) -> bool:
+    """Whether training has become so slow that memory must have been moved out of the GPU.
+
+    Args:
+        rates: samples per second of the last lines of progress, oldest first.
+        excess_bytes: what was taken beyond what was free; 0 where a driver refuses that.
+    """
+    if excess_bytes <= 0 or len(rates) < 2 * _JUDGED_LINES:
+        return False
+    before, now = list(rates)[:-_JUDGED_LINES], list(rates)[-_JUDGED_LINES:]
+    return median(now) < _MOVED_SPEED * median(before)
