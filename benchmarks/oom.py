@@ -1,0 +1,138 @@
+"""Lets memory run out at every operation of a training, and looks at what comes of it.
+
+    python benchmarks/oom.py [--every 1] [--only flatout,accelerate,lightning] [--models plain]
+
+Four small models on the CPU: a plain one, one with BatchNorm, one with dropout and draws from
+three libraries, one with accumulation, clipping, a moving average and a loss that is a sum over
+tokens. In each trial one operation of the third or fourth update (forward, backward, clipping,
+optimizer, the checkpoint between them, reading), or one of the first validation, raises what
+torch's allocator says. flatout's run must end byte for byte as one that a person has told to take
+less memory from that step on: weights, last checkpoint, losses and metrics.
+
+What others offer is given the same errors, in the same updates: Accelerate's
+`find_executable_batch_size`, as its documentation shows it, and Lightning's `BatchSizeFinder`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib.util
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dated
+import oom_models
+from oom_runs import Made, Trials, quiet_state
+
+from flatout.nouns.measurement import Measurement
+
+TOOLS = ("flatout", "accelerate", "lightning")
+
+
+def main() -> int:
+    """Makes all trials, prints the table, writes the result; 1 if flatout has lost one."""
+    options = _options()
+    began_s = time.perf_counter()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, quiet_state(Path(folder)):
+        for tool in _installed(options.only):
+            for name in options.models:
+                rows.append(_row(tool, name, options.every, Path(folder)))
+                print(_line(rows[-1]), flush=True)
+    return _report(rows, time.perf_counter() - began_s, options)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--every", type=int, default=1, help="of the operations, take each n-th")
+    parser.add_argument(
+        "--only", type=lambda text: text.split(","), default=TOOLS, help="with commas between"
+    )
+    parser.add_argument(
+        "--models", type=lambda text: text.split(","), default=oom_models.NAMES, help="likewise"
+    )
+    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    return parser.parse_args()
+
+
+def _installed(only: list[str]) -> list[str]:
+    """Those asked for that are here; says which are not."""
+    missing = [name for name in only if name != "flatout" and not importlib.util.find_spec(name)]
+    for name in missing:
+        print(f"left out: {name}: not installed (pip install flatout[bench])", file=sys.stderr)
+    return [name for name in only if name not in missing]
+
+
+def _row(tool: str, name: str, every: int, folder: Path) -> dict[str, Any]:
+    """What came of all trials of a tool with a model."""
+    if tool == "flatout":
+        made = list(flatout_trials(Trials(folder / "runs"), name, every))
+    else:
+        # Imported where it is asked for: what it needs may not be here.
+        from oom_peers import peer_trials
+
+        made = list(peer_trials(tool, name, every, folder))
+    problems = collections.Counter(one.problem for one in made if one.problem)
+    return {
+        "tool": tool,
+        "model": name,
+        "injections": len(made),
+        "went_on": sum(one.went_on for one in made),
+        "in_place": sum(one.adaptation is None or one.adaptation.is_in_place for one in made),
+        "identical": sum(one.problem is None for one in made),
+        "problems": dict(problems.most_common(3)),
+        "failed": [one.operation for one in made if one.problem][:10],
+    }
+
+
+def flatout_trials(trials: Trials, name: str, every: int) -> Iterator[Made]:
+    """A training for each operation that is made to fail."""
+    for part in ("updates", "validation"):
+        for at in range(1, trials.num_operations(name, part) + 1, every):
+            made = trials.made(name, part, at)
+            if made is not None:
+                yield made
+
+
+def _line(row: dict[str, Any]) -> str:
+    said = "; ".join(row["problems"])[:90]
+    in_place = f"{row['in_place']:4d}" if row["tool"] == "flatout" else "   -"
+    return (
+        f"{row['tool']:12}{row['model']:14}{row['injections']:10d}{row['went_on']:9d}"
+        f"{in_place:>10}{row['identical']:11d}   {said}"
+    )
+
+
+def _report(rows: list[dict[str, Any]], seconds: float, options: argparse.Namespace) -> int:
+    machine = dated.read_machine()
+    print(f"\nmachine   {dated.machine_text(machine)}")
+    versions = dated.versions("torch", "accelerate", "lightning")
+    print("versions  " + " · ".join(f"{name} {version}" for name, version in versions.items()))
+    print(f"\n{'':12}{'model':14}{'injections':>10}{'went on':>9}{'in place':>10}{'identical':>11}")
+    measurements = []
+    for row in rows:
+        print(_line(row))
+        measurements += [
+            Measurement(name=f"{row['tool']}, {row['model']}: {what}", value=row[what], unit="1")
+            for what in ("injections", "went_on", "identical")
+        ]
+    measurements.append(Measurement(name="duration", value=seconds, unit="s"))
+    own = [row for row in rows if row["tool"] == "flatout"]
+    is_lost = any(row["identical"] < row["injections"] for row in own)
+    details = {"rows": rows, "every": options.every}
+    path = dated.write_result("oom", machine, measurements, details, options.out)
+    print(f"written   {path}")
+    return 1 if is_lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,364 @@
+"""Trainings in which memory runs out end as those that took less of it from there on."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from oom import flatout_trials
+from oom_injection import SAID
+from oom_runs import Trials, quiet_state
+from torch import Tensor, nn
+
+from flatout.engine import Experiment
+from flatout.errors import RunFailed
+from flatout.nouns.adaptation import Adaptation
+from flatout.nouns.lines import Progress, RecipeSet, Started
+from flatout.system.runs import RunFolder, read_run
+
+if TYPE_CHECKING:
+    from conftest import Lab, Tell
+
+Plain = Callable[..., Experiment]
+# Of the operations, to be quick: the benchmark takes each.
+EVERY = {"plain": 31, "batchnorm": 61, "dropout": 53, "accumulation": 67}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_operation_that_fails_leaves_no_trace(name: str, tmp_path: Path) -> None:
+    with quiet_state(tmp_path):
+        made = list(flatout_trials(Trials(tmp_path / "runs"), name, EVERY[name]))
+    assert {one.operation: one.problem for one in made if one.problem} == {}
+    assert len(made) > 5
+    assert {one.adaptation.kind for one in made if one.adaptation is not None} == {
+        "recomputed" if name == "batchnorm" else "smaller"
+    }
+
+
+def short(experiment: Experiment, calls: set[int], *, backward: bool = False) -> Experiment:
+    """The same experiment, for which memory is short in these calls of its loss in training."""
+    num_calls = 0
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        nonlocal num_calls
+        num_calls += model.training
+        # What has been moved and drawn by then is to be put back.
+        value = experiment.loss(model, batch)  # type: ignore[misc]
+        if model.training and num_calls in calls:
+            if not backward:
+                raise RuntimeError(SAID)
+            value.register_hook(_refused)
+        return value
+
+    return dataclasses.replace(experiment, loss=loss)
+
+
+def _refused(gradient: Tensor) -> Tensor:
+    raise RuntimeError(SAID)
+
+
+def without_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+
+
+def adaptations(folder: RunFolder) -> tuple[Adaptation, ...]:
+    return read_run(folder).adaptations
+
+
+def changed_after(lab: Lab, experiment: Experiment, step: int, **use: Any) -> RunFolder:
+    """A run that a person has stopped after that step, and resumed with these fields."""
+    folder = lab.new()
+    if step:
+        lab.go_on(folder, experiment, stop_after=step)
+    lab.go_on(folder, experiment, **use)
+    return folder
+
+
+class Points(torch.utils.data.Dataset[tuple[Tensor, int]]):
+    """Samples that are drawn anew each time."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.randn(6), index % 3
+
+
+class Same(Points):
+    """Samples that are the same each time."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.full((6,), float(index % 7)), index % 3
+
+
+class Stream:
+    """An iterable that draws, and knows where it is."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        while self._next < 30:
+            self._next += 1
+            yield torch.randn(6), self._next % 3
+        self._next = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._next = state["next"]
+
+
+class Forgetful:
+    """An iterable that gives the same again, and knows nothing."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        for index in range(30):
+            yield torch.randn(6), index % 3
+
+
+def drawn_collate(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """A batch that is moved by a draw for all of it."""
+    moved = random.random()
+    return torch.stack([one for one, _ in samples]) + moved, torch.tensor([n for _, n in samples])
+
+
+@pytest.mark.parametrize(
+    ("data", "use", "collate"),
+    [
+        (Points, {"loader_workers": 0}, drawn_collate),
+        (Points, {"loader_workers": 1}, None),
+        (Same, {"data_path": "cached", "loader_workers": 0}, drawn_collate),
+        (Stream, {}, drawn_collate),
+        # With a `collate` that draws, a replay in other parts is no replay.
+        (Forgetful, {}, None),
+        (Forgetful, {"loader_workers": 1}, None),
+    ],
+    ids=["loader", "workers", "cached", "stream", "replayed", "replayed by workers"],
+)
+def test_batch_is_repeated_from_any_data(
+    lab: Lab, tell: Tell, plain: Plain, data: Any, use: dict[str, Any], collate: Any
+) -> None:
+    lab.use |= use
+    experiment = plain(
+        model=without_norm, train_data=data, collate=collate, epochs=2,
+        validation_data=lambda: _validation(),
+    )  # fmt: skip
+    whole = changed_after(lab, experiment, 2, micro_batch_size=4)
+    folder = lab.run(short(experiment, {3}))
+    [one] = adaptations(folder)
+    # What workers have read of an iterable cannot be asked for again.
+    assert one.is_in_place is not (data is Forgetful and "loader_workers" in use)
+    assert tell.traces(folder) == tell.traces(whole)
+
+
+def _validation() -> tuple[Tensor, Tensor]:
+    return torch.ones(10, 6), torch.arange(10) % 3
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("step", [1, 5])
+def test_batchnorm_and_generators_are_put_back(
+    lab: Lab, tell: Tell, plain: Plain, step: int, backward: bool
+) -> None:
+    lab.use["out_of_memory"] = "shrink"
+    whole = changed_after(lab, plain(), step - 1, micro_batch_size=4)
+    folder = lab.run(short(plain(), {step}, backward=backward))
+    [one] = adaptations(folder)
+    assert (one.part, one.step, one.before, one.after, one.is_in_place) == (
+        "backward" if backward else "forward", step, 8, 4, True,
+    )  # fmt: skip
+    assert tell.traces(folder) == tell.traces(whole)
+
+
+def test_memory_that_runs_out_again_halves_again(lab: Lab, tell: Tell, plain: Plain) -> None:
+    experiment = plain(model=without_norm)
+    whole = changed_after(lab, experiment, 3, micro_batch_size=2)
+    # The fourth update, whole; and its second half, in halves.
+    folder = lab.run(short(experiment, {4, 6}))
+    assert [one.after for one in adaptations(folder)] == [4, 2]
+    assert tell.traces(folder) == tell.traces(whole)
+
+
+def test_resume_goes_on_with_less(lab: Lab, tell: Tell, plain: Plain) -> None:
+    experiment = plain(model=without_norm)
+    whole = changed_after(lab, experiment, 3, micro_batch_size=4)
+    folder = lab.new(checkpoint_every=2)
+    lab.crash(folder, short(experiment, {4}), after=9)
+    # From a checkpoint after it.
+    lab.crash(folder, experiment, after=3)
+    lab.go_on(folder, experiment)
+    assert tell.traces(folder)["weights"] == tell.traces(whole)["weights"]
+    assert read_run(folder).recipe.micro_batch_size.value == 4  # type: ignore[union-attr]
+
+
+def test_first_update_of_an_epoch_is_repeated_after_a_checkpoint(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    experiment = plain(model=without_norm, epochs=1)
+    whole = lab.new()
+    lab.go_on(whole, experiment)
+    lab.go_on(whole, experiment, epochs=3, micro_batch_size=4)
+    folder = lab.new()
+    # Seven updates an epoch; killed before another checkpoint is due.
+    lab.crash(folder, short(plain(model=without_norm), {8}), after=11)
+    assert adaptations(folder)[0].step == 8
+    lab.go_on(folder, plain(model=without_norm))
+    assert tell.traces(folder) == tell.traces(whole)
+
+
+def failing_optimizer(failing: set[int]) -> Callable[[Any], torch.optim.Optimizer]:
+    """Its update has changed some weights when memory runs out."""
+    calls = 0
+
+    class Broken(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls in failing:
+                with torch.no_grad():
+                    self.param_groups[0]["params"][0].add_(1.0)
+                raise RuntimeError(SAID)
+            return super().step(closure)
+
+    return lambda parameters: Broken(parameters, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("call", [1, 6])
+def test_run_goes_back_when_the_optimizer_has_begun(
+    lab: Lab, tell: Tell, plain: Plain, call: int
+) -> None:
+    lab.use |= {"checkpoint_every": 4, "optimizer_implementation": "own"}
+    fields = {"model": without_norm, "ema": 0.9}
+    whole = changed_after(
+        lab, plain(**fields, optimizer=failing_optimizer(set())), call - 1, micro_batch_size=4
+    )
+    folder = lab.run(plain(**fields, optimizer=failing_optimizer({call})))
+    [one] = adaptations(folder)
+    assert (one.part, one.step, one.is_in_place) == ("optimizer", call, False)
+    starts = [(line.step, line.resumed) for line in tell.events(folder, Started)]
+    assert starts == [(0, False), (0, False) if call == 1 else (4, True)]
+    assert tell.traces(folder) == tell.traces(whole)
+    steps = [line.step for line in tell.metrics(folder, Progress)]
+    assert steps == sorted(steps)
+
+
+def test_batchnorm_stops_with_advice(lab: Lab, tell: Tell, plain: Plain) -> None:
+    folder = lab.new(checkpoint_every=100)
+    with pytest.raises(RunFailed) as caught:
+        lab.go_on(folder, short(plain(), {5}))
+    assert caught.value.rule == "out-of-memory"
+    assert "BatchNorm" in caught.value.problem and "--on-oom shrink" in caught.value.fix
+    # What was trained is saved, and a resume loses nothing of it.
+    assert tell.state(folder)["position"]["step"] == 4
+    lab.go_on(folder, plain(), out_of_memory="shrink")
+    assert tell.traces(folder)["weights"] == tell.traces(lab.run(plain()))["weights"]
+
+
+def test_want_of_memory_ends_the_run_where_that_is_wanted(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    folder = lab.new(out_of_memory="stop")
+    with pytest.raises(RunFailed):
+        lab.go_on(folder, short(plain(model=without_norm), {5}))
+    assert adaptations(folder) == () and tell.failure(folder).rule == "out-of-memory"
+
+
+def test_one_sample_that_is_too_large_is_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+    folder = lab.new()
+    with pytest.raises(RunFailed) as caught:
+        lab.go_on(folder, short(plain(model=without_norm), set(range(2, 99))))
+    assert "one sample" in caught.value.problem
+    assert [one.after for one in adaptations(folder)] == [4, 2, 1]
+
+
+def own_step(updates: Any, model: nn.Module, batch: Any) -> Tensor:
+    inputs, labels = batch
+    loss: Tensor = updates["optimizer"](nn.functional.cross_entropy(model(inputs), labels))
+    return loss
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden + self.linear(hidden).relu()
+
+
+def in_blocks() -> nn.Module:
+    blocks = nn.Sequential(Block(), Block())
+    return nn.Sequential(nn.Linear(6, 16), blocks, nn.Dropout(0.3), nn.Linear(16, 3))
+
+
+def test_own_step_computes_activations_again(lab: Lab, tell: Tell, plain: Plain) -> None:
+    calls = 0
+
+    def step(updates: Any, model: nn.Module, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        loss = own_step(updates, model, batch)
+        if calls == 5:
+            # Its update is made already: there is no way back but that to the checkpoint.
+            raise RuntimeError(SAID)
+        return loss
+
+    fields = {"model": in_blocks, "loss": None, "validation_data": None}
+    lab.use["checkpoint_every"] = 3
+    whole = lab.run(plain(**fields, step=own_step))
+    folder = lab.run(plain(**fields, step=step))
+    [one] = adaptations(folder)
+    assert (one.kind, one.is_in_place) == ("recomputed", False)
+    assert tell.traces(folder) == tell.traces(whole)
+    assert len(tell.events(folder, RecipeSet)) == 2
+
+
+def test_larger_micro_batches_are_tried_again(lab: Lab, tell: Tell, plain: Plain) -> None:
+    experiment = plain(model=without_norm, epochs=None, steps=1_030, validation_data=None)
+    folder = lab.new(checkpoint_every=1_000)
+    lab.crash(folder, short(experiment, {3}), after=1_875)
+    small, large = adaptations(folder)
+    assert (small.kind, small.step, large.kind, large.step) == ("smaller", 3, "larger", 1_003)
+    # The checkpoint is from before it grew, and the history says when it did.
+    lab.go_on(folder, experiment)
+    recipes = [line.recipe.micro_batch_size.value for line in tell.events(folder, RecipeSet)]
+    assert recipes == [8, 4, 8]
+    never = lab.new(checkpoint_every=1_000)
+    lab.go_on(never, short(experiment, {3}))
+    assert tell.traces(folder) == tell.traces(never)
+
+
+def test_samples_are_left_out_where_memory_is_short_for_them(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    def generate(model: nn.Module) -> list[str]:
+        raise MemoryError
+
+    folder = lab.run(plain(generate=generate))
+    told = [one for one in tell.findings(folder) if one.rule == "samples-left-out"]
+    assert len(told) == 1
+    assert tell.traces(folder) == tell.traces(lab.run(plain()))
+
+
+def test_worker_after_a_kill_takes_less(lab: Lab, tell: Tell, plain: Plain) -> None:
+    from flatout.engine.course import Task
+    from flatout.engine.training import train_in
+    from flatout.engine.watch import StopRequest
+    from flatout.nouns.change import Change
+
+    experiment = plain(model=without_norm)
+    whole = changed_after(lab, experiment, 4, micro_batch_size=4)
+    folder = lab.new(checkpoint_every=4)
+    lab.crash(folder, experiment, after=6)
+    task = Task(folder, read_run(folder).header.spec, Change(is_after_kill=True), StopRequest())
+    train_in(task, lambda: experiment)
+    [one] = adaptations(folder)
+    assert (one.part, one.step, one.after) == ("process", 5, 4)
+    assert tell.traces(folder) == tell.traces(whole)
