@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.apply import undoing
 from flatout.errors import UsageError, nearest
 from flatout.nouns.disk_use import FREEABLE, DiskUse, Freed
 from flatout.nouns.installation import Installation, Part, Removal, Update
-from flatout.system import folders, installation, usage
+from flatout.nouns.journal import Applied
+from flatout.system import folders, installation, journal, usage
 
 __all__ = ["disk_use", "installed"]
 
@@ -20,6 +22,7 @@ installed = installation.find_installation
 
 # In this order; runs only where they were asked for.
 _DELETED = ("environments", "data", "searches", "recipes", "caches")
+_KEEPABLE = ("edits", *_DELETED)
 
 
 def wanted(uses: Sequence[DiskUse], kinds: Sequence[str]) -> list[DiskUse]:
@@ -85,15 +88,17 @@ def plan_removal(keep: Sequence[str], *, is_with_runs: bool) -> Removal:
         UsageError: cannot-keep, run-in-use, cannot-update-here.
     """
     for kind in keep:
-        if kind not in _DELETED:
+        if kind not in _KEEPABLE:
             raise UsageError(
-                "cannot-keep", f"`--keep {kind}` names nothing.", fix=nearest(kind, _DELETED)
+                "cannot-keep", f"`--keep {kind}` names nothing.", fix=nearest(kind, _KEEPABLE)
             )
     _refuse_while_training("removed")
     here = installed()
     uses: dict[str, DiskUse] = {use.kind: use for use in disk_use()}
     chosen = [uses[kind] for kind in _DELETED if kind not in keep and uses[kind].num_items]
-    parts = [
+    changes = [] if "edits" in keep else _changes()
+    parts = [_edits_part(changes)] if changes else []
+    parts += [
         Part(name=use.kind, text=use.text, cost=use.cost, num_bytes=use.num_bytes,
              paths=use.freeable)
         for use in chosen
@@ -102,6 +107,8 @@ def plan_removal(keep: Sequence[str], *, is_with_runs: bool) -> Removal:
         parts.append(_runs_part(uses["runs"], uses["checkpoints"]))
     parts.append(_own_part(here, uses["tools"]))
     taken = {part.name for part in parts} | ({"checkpoints"} if is_with_runs else set())
+    if not _changes() or "edits" in taken:
+        taken.add("undo")
     kept = [use for use in uses.values() if use.kind not in taken | {"tools"} and use.num_items]
     return Removal(installation=here, parts=tuple(parts), kept=tuple(kept))
 
@@ -113,6 +120,10 @@ def remove_part(part: Part, here: Installation) -> None:
         UsageError: folder-not-writable.
         RunFailed: command-failed.
     """
+    if part.name == "edits":
+        for applied in _changes():
+            for _ in undoing.undo(applied):
+                pass
     if part.name == "flatout":
         for profile in here.profiles:
             if profile.startswith("HKCU"):
@@ -125,9 +136,25 @@ def remove_part(part: Part, here: Installation) -> None:
         for path in part.paths:
             usage.delete(Path(path))
     if part.name == "flatout":
+        if not _changes():
+            usage.delete(journal.changes_folder())
         usage.drop_empty(
             [folders.app_folder().parent, folders.cache_folder(), folders.state_folder()]
         )
+
+
+def _changes() -> list[Applied]:
+    """What flatout has changed on this machine and not put back, the newest first."""
+    return [one for one in reversed(journal.entries()) if one.status != "undone"]
+
+
+def _edits_part(changes: Sequence[Applied]) -> Part:
+    return Part(
+        name="edits",
+        text="changes to this machine, put back: "
+        + "; ".join(f"{one.id} {one.begun.plan.goal}" for one in changes),
+        cost="what they have mended is as it was; flatout undo --list shows them",
+    )
 
 
 def _runs_part(runs: DiskUse, checkpoints: DiskUse) -> Part:

@@ -26,9 +26,7 @@ def find_installation() -> Installation:
     told = read_receipt(receipt)
     noted = told.get("environment")
     is_script = bool(noted) and Path(noted or "").resolve() == folder.resolve()
-    sources = checkout()
-    if sources and not Path(__file__).is_relative_to(sources):
-        sources = None  # Installed from there, and not run there.
+    sources = own_sources()
     return Installation(
         version=__version__,
         way="script" if is_script else way_of(folder, is_checkout=sources is not None),
@@ -39,6 +37,17 @@ def find_installation() -> Installation:
         launcher=told.get("launcher") or None if is_script else None,
         profiles=read_profiles(receipt) if is_script else (),
     )
+
+
+def own_sources() -> Path | None:
+    """The folder of sources that this flatout runs from; None where it was installed as a copy."""
+    package = Path(__file__).parents[1]
+    installed = checkout()
+    if installed is not None and package.is_relative_to(installed):
+        return installed
+    # PYTHONPATH leads to sources, whatever else is installed: that is not what runs here.
+    is_copy = package.resolve().is_relative_to(Path(sys.prefix).resolve())
+    return None if is_copy else package.parents[1]
 
 
 def read_receipt(path: Path) -> dict[str, str]:
@@ -167,6 +176,29 @@ def forget_checksum(installation: Installation) -> None:
         lines = [(key, "" if key == "sha256" else value) for key, value in _receipt_lines(path)]
         text = "".join(f"{key}: {value}\n" for key, value in lines)
         store.write_atomically(path, text.encode())
+
+
+def shell_profile() -> str:
+    """The file that the person's shell reads when it starts."""
+    shell = Path(os.environ.get("SHELL", "")).name
+    home = Path.home()
+    if shell == "zsh":
+        return str(Path(os.environ.get("ZDOTDIR") or home) / ".zshrc")
+    # A terminal on a Mac starts a login shell.
+    name = ".bash_profile" if sys.platform == "darwin" else ".bashrc"
+    return str(home / (name if shell == "bash" else ".profile"))
+
+
+def installer_text() -> str:
+    """install.sh, as it comes with this flatout."""
+    import flatout
+
+    package = Path(flatout.__file__).parent
+    # In a checkout it lies at its root.
+    places = (package / "setup" / "install.sh", package.parents[1] / "install.sh")
+    path = next((one for one in places if one.is_file()), places[0])
+    with store.mapped_os_errors(path):
+        return path.read_text(encoding="utf-8")
 
 
 def without_block(text: str, name: str = "flatout") -> str:

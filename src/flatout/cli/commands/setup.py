@@ -6,6 +6,9 @@ from typing import Any
 
 import click
 
+from flatout.cli.commands.export import command as export
+from flatout.cli.parts import WithParts
+
 _HOW = (
     click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be done."),
     click.option("--yes", "is_agreed", is_flag=True, help="Do it without asking."),
@@ -31,14 +34,22 @@ _HOW = (
     click.option("--remove", metavar="NAME", help="Remove an environment."),
 )  # fmt: skip
 
+# What lies below an environment. One of them at most.
+_BELOW = (
+    click.option("--driver-plan", "goal", flag_value="driver", help="NVIDIA's driver instead."),
+    click.option("--wsl", "goal", flag_value="wsl", help="From Windows into WSL instead."),
+    click.option("--toolkit", "goal", flag_value="toolkit", help="A CUDA toolkit instead."),
+    click.option("--docker", "goal", flag_value="docker", help="The GPU in containers instead."),
+)
+
 
 def _with_how(command: Any) -> Any:
-    for option in reversed(_HOW):
+    for option in reversed((*_HOW, *_BELOW)):
         command = option(command)
     return command
 
 
-@click.command("setup")
+@click.command("setup", cls=WithParts, invoke_without_command=True)
 @click.argument("frameworks", nargs=-1, metavar="[FRAMEWORK]...")
 @click.option(
     "--for", "cards", multiple=True, metavar="CARD",
@@ -56,12 +67,19 @@ def _with_how(command: Any) -> Any:
 @click.option("--offline", "is_offline", is_flag=True, help="Use no network.")
 @_with_how
 @click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
-def command(is_json: bool, **options: Any) -> int:
+def command(is_json: bool, goal: str | None, **options: Any) -> int:
     """Make an environment for each FRAMEWORK (torch, tensorflow, paddle, jax), and prove it.
 
     A version may follow: torch==2.9.*, 'jax<0.12'. Without FRAMEWORK: torch. With --for: only say
     what fits another machine.
     """
+    if goal is not None:
+        from flatout.cli import laying
+
+        return laying.run(goal, options, is_json=is_json)
     from flatout.cli import making
 
     return making.run(options, is_json=is_json)
+
+
+command.add_command(export)

@@ -1,0 +1,32 @@
+"""A plan for what lies below an environment, with what to type for each step."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from flatout.nouns.plan import Plan
+
+Goal = Literal["driver", "wsl", "toolkit", "docker"]
+
+
+class GroundworkRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for. cuda: of the toolkit, like "12.6". frameworks: to be set up inside WSL."""
+
+    goal: Goal
+    cuda: str | None = None
+    frameworks: tuple[str, ...] = ("torch",)
+
+
+class Groundwork(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan. commands: of each step, where scripts are forbidden.
+
+    files: what to write, by name: setup.ps1 for WSL, and a request for whoever has the rights.
+    run_line: what runs the script under Windows' default policy.
+    """
+
+    plan: Plan
+    commands: tuple[tuple[str, ...], ...]
+    files: dict[str, str] = {}
+    run_line: str | None = None

@@ -1,0 +1,1 @@
+"""Plans for what lies below an environment: driver, WSL, CUDA toolkit, containers."""

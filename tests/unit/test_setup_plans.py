@@ -1,0 +1,156 @@
+"""Plans for driver, WSL, toolkit and containers: whole machines in, texts of commands out."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flatout.errors import UsageError
+from flatout.nouns.machine import Machine
+from flatout.nouns.plan import Plan, Run, Step
+from flatout.setup.goals.wsl import plan_wsl, wslconfig_settings
+from flatout.setup.tables import shipped_tables
+from flatout.setup.windows_script import commands, request_text, script_text
+
+
+def _cases() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "setup_plans", Path(__file__).with_name("setup_plans.py")
+    )
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CASES = _cases()
+MACHINES: dict[str, Machine] = dict(CASES.machines())
+
+
+def plans(machine: Machine) -> Iterator[tuple[str, Plan]]:
+    """The plans that there are for a machine."""
+    for name, plan in CASES.GOALS.items():
+        try:
+            yield name, plan(machine)
+        except UsageError as error:
+            assert error.rule == "no-plan-here" and error.fix
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_plans_are_those_that_were_read(name: str) -> None:
+    file = CASES.PLANS / f"{name}.txt"
+    assert CASES.text_of(MACHINES[name]) == file.read_text(encoding="utf-8"), (
+        "run python3 tests/unit/setup_plans.py, and read what has changed"
+    )
+
+
+def test_there_is_no_plan_of_nothing() -> None:
+    assert {path.stem for path in CASES.PLANS.glob("*.txt")} == set(MACHINES)
+
+
+def every_step() -> Iterator[tuple[str, str, Step]]:
+    for name, machine in MACHINES.items():
+        for goal, plan in plans(machine):
+            for step in plan.steps:
+                yield name, goal, step
+
+
+def test_no_plan_inside_wsl_touches_a_driver() -> None:
+    words = re.compile(r"nvidia-driver|ubuntu-drivers|nvidia-open|\.run\b|cuda-drivers")
+    for name, _, step in every_step():
+        if name.startswith("wsl"):
+            assert not any(words.search(line) for line in commands(step)), (name, step)
+
+
+def test_no_plan_installs_what_brings_a_driver_along() -> None:
+    for name, _, step in every_step():
+        for line in commands(step):
+            assert not re.search(r"\b(cuda|cuda-\d+-\d+|cuda-drivers)(\s|$)", line), (name, line)
+            assert "sparseVhd=true" not in line
+
+
+def test_every_step_says_what_it_changes_and_how_it_is_taken_back() -> None:
+    for name, goal, step in every_step():
+        assert step.changes and step.text, (name, goal)
+        if isinstance(step.action, Run) and step.safety == "ask" and step.needs_root:
+            can = step.can_be_undone or "driver" in step.text or "up to date" in step.text
+            assert can or step.action.argv[0] in ("apt-get",), (name, goal, step.text)
+
+
+def test_nothing_that_needs_root_or_restarts_is_safe() -> None:
+    for name, goal, step in every_step():
+        if step.needs_root or step.restarts or step.removes_packages:
+            assert step.safety != "safe", (name, goal, step.text)
+
+
+@pytest.mark.parametrize(
+    ("total_gb", "memory"),
+    [(4, None), (8, None), (16, None), (24, "16GB"), (32, "24GB"), (64, "48GB"), (256, "192GB")],
+)
+def test_wslconfig_leaves_windows_8_gb(total_gb: int, memory: str | None) -> None:
+    machine = CASES._with(
+        CASES.WINDOWS, windows__memory_bytes=total_gb * 2**30, windows__wslconfig={}
+    )
+    settings = wslconfig_settings(machine, 19045)
+    assert settings.get("wsl2.memory") == memory
+    assert "wsl2.networkingMode" not in settings
+
+
+def test_wslconfig_keeps_what_the_person_has_set_well() -> None:
+    own = {"wsl2.memory": "20GB", "wsl2.swap": "4GB", "wsl2.networkingMode": "NAT"}
+    machine = CASES._with(CASES.WINDOWS, windows__memory_bytes=32 * 2**30, windows__wslconfig=own)
+    assert wslconfig_settings(machine, 26100) == {}
+
+
+def scripts() -> Iterator[tuple[str, str, str]]:
+    for name, machine in MACHINES.items():
+        try:
+            wanted = plan_wsl(machine, shipped_tables(), ("torch", "jax"))
+        except UsageError:
+            continue
+        yield name, script_text(wanted), request_text(wanted)
+
+
+def test_script_is_plain_text_that_any_windows_reads() -> None:
+    found = list(scripts())
+    assert len(found) >= 4
+    for _, script, _ in found:
+        assert script.isascii() and "{{" not in script and "\r\n" in script
+        assert script.replace("\r\n", "").count("\n") == 0
+        # What is opened is closed.
+        for left, right in ("{}", "()", "[]"):
+            bare = re.sub(r"'[^'\r\n]*'", "''", script)
+            assert abs(bare.count(left) - bare.count(right)) <= 1
+        assert "-ExecutionPolicy Bypass -File setup.ps1" in script
+        assert "VirtualizationFirmwareEnabled" in script.partition("--install")[0]
+
+
+def test_script_has_no_error_of_syntax(tmp_path: Path) -> None:
+    shell = shutil.which("pwsh") or shutil.which("powershell")
+    if shell is None:
+        pytest.skip("needs PowerShell: setup.ps1 is not checked")
+    for name, script, _ in scripts():
+        file = tmp_path / f"{name}.ps1"
+        file.write_text(script, encoding="ascii")
+        ask = (
+            "$errors = $null; [void][System.Management.Automation.Language.Parser]::ParseFile("
+            f"'{file}', [ref]$null, [ref]$errors); $errors; exit $errors.Count"
+        )
+        done = subprocess.run(
+            [shell, "-NoProfile", "-Command", ask], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout
+
+
+def test_request_is_one_page() -> None:
+    for _, _, request in scripts():
+        assert len(request.splitlines()) <= 60
+        assert "wsl.exe --install --no-distribution" in request
+        assert "{" not in re.sub(r"```.*?```", "", request, flags=re.DOTALL)
