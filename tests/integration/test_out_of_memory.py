@@ -335,6 +335,24 @@ def test_larger_micro_batches_are_tried_again(lab: Lab, tell: Tell, plain: Plain
     assert tell.traces(folder) == tell.traces(never)
 
 
+def test_validation_is_made_again_from_less(lab: Lab, tell: Tell, plain: Plain) -> None:
+    calls = 0
+
+    def metrics(model: nn.Module, batch: Any) -> dict[str, Any]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError(SAID)
+        return {"loss": experiment.loss(model, batch)}  # type: ignore[misc]
+
+    experiment = plain(model=without_norm, ema=0.9)
+    whole = changed_after(lab, experiment, 7, micro_batch_size=4)
+    folder = lab.run(dataclasses.replace(experiment, metrics=metrics))
+    [one] = adaptations(folder)
+    assert (one.part, one.step, one.is_in_place) == ("validation", 8, True)
+    assert tell.traces(folder) == tell.traces(whole)
+
+
 def test_samples_are_left_out_where_memory_is_short_for_them(
     lab: Lab, tell: Tell, plain: Plain
 ) -> None:

@@ -32,17 +32,13 @@ class WeightAverage:
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
         """The model computes with the averages; afterwards with its own weights again."""
-        self._swap()
+        # All at hand before the first is changed: what fails must not leave half of them swapped.
+        own = [parameter.data for parameter in self._parameters]
         try:
+            _put(self._parameters, self._averages)
             yield
         finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        for index, parameter in enumerate(self._parameters):
-            average = self._averages[index]
-            self._averages[index] = parameter.data
-            parameter.data = average
+            _put(self._parameters, own)
 
     def state_dict(self) -> dict[str, Any]:
         """The averages, in the order of the model's parameters."""
@@ -53,3 +49,8 @@ class WeightAverage:
         """Takes averages back."""
         for average, stored in zip(self._averages, state["averages"], strict=True):
             average.copy_(stored)
+
+
+def _put(parameters: list[Tensor], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.data = value

@@ -17,6 +17,7 @@ _ENGINE = Path(__file__).parent
 # What our functions do, by file and name. The innermost of them counts.
 _PARTS: dict[tuple[str, str], Part] = {
     ("update_maker.py", "_made"): "data",
+    ("step.py", "run"): "forward",
     ("step.py", "_forward"): "forward",
     ("step.py", "_backward"): "backward",
     ("custom_step.py", "run"): "forward",
@@ -24,7 +25,7 @@ _PARTS: dict[tuple[str, str], Part] = {
     ("weight_update.py", "backward_to_own"): "backward",
     ("weight_update.py", "apply"): "optimizer",
     ("ema.py", "update"): "optimizer",
-    ("loop.py", "_validate"): "validation",
+    ("loop.py", "_try_to_validate"): "validation",
     ("loop.py", "_save"): "checkpoint",
 }
 
