@@ -41,11 +41,17 @@ def print_prepared(prepared: Iterable[Prepared]) -> None:
             *_numbered("note", one.notes),
             *steps,
             ("in", wording.home_text(one.folder)),
-            ("takes", f"{bytes_text(one.needed_bytes)} of {bytes_text(one.free_bytes)} free"
-                      f"{wording.DOT}no root"),
-            ("undo", f"flatout setup --remove {one.name}"),
+            *(_costs(one) if one.total_bytes else ()),
         ])  # fmt: skip
         console.print()
+
+
+def _costs(one: Prepared) -> list[tuple[str, str]]:
+    takes = f"{bytes_text(one.needed_bytes)} of {bytes_text(one.free_bytes)} free"
+    return [
+        ("takes", f"{takes}{wording.DOT}no root"),
+        ("undo", f"flatout setup --remove {one.name}"),
+    ]
 
 
 def print_made(made: MadeEnvironment) -> None:
