@@ -323,7 +323,7 @@ def _not_empty(folder: Path, why: str) -> UsageError:
         "folder-not-empty",
         f"{folder} cannot become an environment.",
         because=why,
-        fix="choose an empty or a new folder; an environment you have: flatout setup --repair DIR",
+        fix="choose an empty or a new folder",
     )
 
 
