@@ -57,9 +57,20 @@ class UsageError(FlatoutError):
 
 
 class RunFailed(FlatoutError):
-    """A run was begun and could not go on; what it had saved is untouched."""
+    """What was begun could not go on; what it had saved is untouched.
+
+    Args:
+        rule, problem, because, fix: see FlatoutError.
+        printed: what the program said that failed, in which the cause may be found.
+    """
 
     exit_code = 1
+
+    def __init__(
+        self, rule: str, problem: str, *, fix: str, because: str | None = None, printed: str = ""
+    ) -> None:
+        super().__init__(rule, problem, fix=fix, because=because)
+        self.printed = printed
 
 
 def nearest(wrong: str, right: Iterable[str]) -> str:

@@ -150,5 +150,24 @@ def test_long_text_is_explained_in_bounded_memory(tmp_path: Path) -> None:
     assert int(peak_kib) * 1024 < 150 * 2**20
 
 
+def test_failure_of_a_program_ends_with_its_cause() -> None:
+    # As `flatout setup` meets it where a step of training does not run.
+    script = (
+        "import sys, types, click; import flatout.cli.main as main\n"
+        "from flatout.errors import RunFailed\n"
+        "def fail():\n"
+        "    raise RunFailed('training-step-failed', 'It does not run.', fix='--cpu', printed=\n"
+        "        'RuntimeError: CUDA error: no kernel image is available for execution\\n')\n"
+        "module = types.ModuleType('boom'); module.command = click.command()(fail)\n"
+        "sys.modules['flatout.cli.commands.boom'] = module\n"
+        "main.COMMANDS += (('boom', 'Train', 'Fails.'),)\n"
+        "sys.exit(main.run(['boom']))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    first, cause = done.stderr.index("It does not run."), done.stderr.index("gpu-arch-not-in-build")
+    assert first < cause
+
+
 def test_glance_is_over_in_time() -> None:
     assert GLANCE_S <= 0.5

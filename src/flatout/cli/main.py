@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from flatout import __version__
-from flatout.errors import FlatoutError, UsageError, nearest
+from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
 
 # Name, group in --help, what it does. The module of the same name in `commands` holds `command`;
 # this table keeps --help from loading them.
@@ -132,6 +132,10 @@ def _report(error: FlatoutError, arguments: Sequence[str]) -> int:
 
     finding = finding_from(error)
     show.print_finding(finding)
+    if isinstance(error, RunFailed) and error.printed:
+        from flatout.cli import failing
+
+        failing.explain(finding, error.printed)
     if "--json" in arguments:
         show.print_json({"error": finding})
     return error.exit_code

@@ -294,6 +294,7 @@ def told(said: str, reason: str | None, program: str, doing: str) -> FlatoutErro
         f"{program} failed while {doing}.",
         because=because,
         fix="run the same again; if it fails again, --manager pip or --manager uv, the other one",
+        printed=said,
     )
 
 

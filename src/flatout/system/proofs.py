@@ -46,5 +46,6 @@ def train_steps(
             f"{framework} was installed, and a training step does not run.",
             because=done.reason or " ".join(lines[-3:])[-500:] or f"exit code {done.exit_code}",
             fix="flatout doctor --deep; or without a GPU: --cpu",
+            printed=f"{done.stdout}\n{done.stderr}",
         )
     return done.stdout
