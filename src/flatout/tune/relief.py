@@ -12,7 +12,7 @@ from flatout.nouns.adaptation import Adaptation
 from flatout.nouns.recipe import Recipe
 
 # After so many updates without want of memory twice the size is tried; each time that memory runs
-# out doubles the number. A failed try costs part of a step (LOG.md).
+# out doubles the number. A failed try costs part of a step.
 _LARGER_AFTER = 1_000
 
 # Lines of progress by whose median a speed is judged: a validation lies within one of them.
