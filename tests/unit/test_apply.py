@@ -186,6 +186,27 @@ def test_undo_is_refused_when_somebody_changed_the_file(tmp_path: Path) -> None:
     assert Path(kept).read_text() == "[wsl2]\nmemory=16GB\n"
 
 
+def test_new_files_that_somebody_changed_are_all_kept(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in ("first", "second")]
+    list(apply(plan(*(Write(file=str(place), text="flatout's\n") for place in places))))
+    for place in places:
+        place.write_text(place.name)
+    said = undo_newest(is_forced=True)
+    kept = [Path(line.rpartition(" in ")[2]) for line in said if line.startswith("kept")]
+    assert [one.read_text() for one in kept] == ["first", "second"]
+    assert not any(place.exists() for place in places)
+
+
+def test_undo_leaves_files_of_steps_that_were_never_begun(tmp_path: Path) -> None:
+    first, later = tmp_path / "first", tmp_path / "later"
+    later.write_text("as it was\n")
+    actions = (Write(file=str(first), text="x"), python("1 / 0"), Write(file=str(later), text="x"))
+    assert hows(list(apply(plan(*actions)))) == ["done", "failed", "not begun"]
+    later.write_text("somebody's work since\n")
+    undo_newest()
+    assert not first.exists() and later.read_text() == "somebody's work since\n"
+
+
 def test_changes_are_undone_one_by_one(tmp_path: Path) -> None:
     config = tmp_path / ".wslconfig"
     list(apply(plan(memory(config, "8GB"))))

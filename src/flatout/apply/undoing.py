@@ -21,7 +21,7 @@ from flatout.nouns.journal import (
     UndoBegun,
     Undone,
 )  # fmt: skip
-from flatout.nouns.plan import Move, Run
+from flatout.nouns.plan import Move, Run, files_of
 from flatout.system import clock, journal, rewriting, trees
 from flatout.system.journal import Journal
 
@@ -100,15 +100,25 @@ def _changed_since(applied: Applied, changed: tuple[Obstacle, ...]) -> UsageErro
 
 def _changed_files(applied: Applied) -> Iterator[Obstacle]:
     known = _digests(applied)
-    for line in applied.lines:
-        if not isinstance(line, FileKept):
-            continue
+    for line in _written_files(applied):
         path = Path(line.path)
         content, before = rewriting.content_of(path), journal.kept_content(applied, line)
         is_known = content == before or rewriting.digest(content) in known.get(line.path, ())
         # A program that was killed may have left anything.
         if not is_known and not _was_cut_off(applied, line.path):
             yield Obstacle(path=line.path, difference=_difference(before, content))
+
+
+def _written_files(applied: Applied) -> Iterator[FileKept]:
+    """The files kept, but for those of steps alone that were never begun: they are untouched."""
+    files: dict[bool, set[str]] = {True: set(_digests(applied)), False: set()}
+    for number, step in enumerate(applied.begun.plan.steps):
+        paths = (str(rewriting.real_path(file)) for file in files_of(step.action))
+        files[number in applied.begun_steps].update(paths)
+    untouched = files[False] - files[True]
+    for line in applied.lines:
+        if isinstance(line, FileKept) and line.path not in untouched:
+            yield line
 
 
 def _changed_folders(applied: Applied) -> Iterator[Obstacle]:
@@ -165,9 +175,7 @@ def _difference(before: bytes | None, content: bytes | None) -> tuple[str, ...]:
 
 
 def _put_back_files(applied: Applied) -> Iterator[str]:
-    for line in applied.lines:
-        if not isinstance(line, FileKept):
-            continue
+    for line in _written_files(applied):
         path = Path(line.path)
         content, now = journal.kept_content(applied, line), rewriting.content_of(path)
         rewriting.remove_part(path, needs_root=line.needs_root)

@@ -2,6 +2,7 @@
 
 changes/0007/journal.jsonl  lines of nouns/journal.py, each on the disk before what it announces
 changes/0007/kept/0         files as they were, in the order of the lines that name them
+changes/0007/kept/changed-3 a file that an undo has overwritten: that of the entry's fourth line
 changes/lock                held while a plan is applied or taken back
 """
 
@@ -186,6 +187,10 @@ def _read(folder: Path) -> tuple[Path, list[JournalLine]]:
 
 def keep_aside(applied: Applied, kept: FileKept, content: bytes) -> Path:
     """Keeps what somebody else has made of a file, before it is overwritten; gives its place."""
-    place = Path(applied.folder) / f"{Path(kept.copy or 'kept/new').name}-changed"
-    store.write_atomically(place, content)
+    # By its line, since files that were not there before have no copy to be named after.
+    folder = Path(applied.folder) / "kept"
+    place = folder / f"changed-{applied.lines.index(kept)}"
+    with store.mapped_os_errors(place):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        store.write_atomically(place, content)
     return place
