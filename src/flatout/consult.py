@@ -25,6 +25,9 @@ from flatout.system.environments import find_interpreter
 from flatout.system.made_environments import asked_python
 from flatout.system.system import LocalSystem
 
+# Of recordings: what their fields mean.
+_VERSION = 1
+
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
     """A machine as somebody sends it. source: where its facts come from, in one that is a test."""
@@ -86,7 +89,7 @@ def as_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def recording_text(machine: Machine) -> str:
     """What of a machine may be sent to others, as the text of a recording."""
-    recording = Recording(recording_version=1, machine=redacted(machine))
+    recording = Recording(recording_version=_VERSION, machine=redacted(machine))
     return msgspec.json.format(msgspec.json.encode(recording), indent=1).decode() + "\n"
 
 
@@ -96,9 +99,8 @@ def write_recording(text: str, file: str) -> None:
     Raises:
         UsageError: recording-exists.
     """
-    if Path(file).exists():
+    if not texts.write_new(Path(file), text):
         raise UsageError("recording-exists", f"{file} is there already.", fix="choose another name")
-    texts.write(Path(file), text)
 
 
 def replay(file: Path) -> Examined:
@@ -110,6 +112,10 @@ def replay(file: Path) -> Examined:
     text = b"".join(texts.pieces_of(file))
     try:
         recording = msgspec.json.decode(text, type=Recording)
+        if recording.recording_version != _VERSION:
+            raise msgspec.ValidationError(
+                f"its version is {recording.recording_version}, and this flatout reads {_VERSION}"
+            )
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UsageError(
             "not-a-recording",

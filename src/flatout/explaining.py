@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from flatout.system.together import begin
 # Of what a failed process has printed, what is looked at: the end tells.
 _LOG_BYTES = 256 * 1024
 _MOST_CAUSES = 2
+# Of what somebody gave for a name, in signs.
+_SHOWN = 60
 
 
 def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | Rule:
@@ -50,12 +53,12 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
     if subject == "-":
         return explain_text(texts.pieces_of_stdin(), _look(is_here=bool(is_here)))
     rule = next((one for one in RULES if one.id == subject), None)
-    if Path(subject).is_file():
+    if texts.is_readable(Path(subject)):
         return explain_text(texts.pieces_of(Path(subject)), _look(is_here=bool(is_here)))
     if rule is None:
         raise UsageError(
             "nothing-to-explain",
-            f"`{subject}` is neither a file nor the id of a rule.",
+            f"`{textwrap.shorten(subject, _SHOWN)}` is neither a file nor the id of a rule.",
             fix=_near_rule(subject),
         )
     return rule
@@ -67,6 +70,8 @@ def as_shown(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _near_rule(wrong: str) -> str:
+    if any(sign.isspace() for sign in wrong):
+        return "a text is piped in, not typed: python train.py 2>&1 | flatout explain"
     # Not `nearest`, which would name a hundred.
     near = difflib.get_close_matches(wrong, [one.id for one in RULES], n=1)
     return f"did you mean `{near[0]}`?" if near else "name a file; all rules are in docs/rules"

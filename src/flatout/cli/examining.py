@@ -17,8 +17,10 @@ def report(request: DoctorRequest, manner: DoctorManner) -> int:
     if request.record:
         text = consult.recording_text(examined.machine)
         is_beside = manner.is_json or manner.is_sarif
-        show_doctor.print_recording(text, request.record, is_beside=is_beside)
+        show_doctor.print_recording(text, is_beside=is_beside)
         consult.write_recording(text, request.record)
+        written = f"written to {request.record}: nothing else"
+        show.print_note(f"\n{written}; read it before you send it to anybody")
     if manner.is_sarif:
         show.print_json(consult.as_sarif(found))
     elif manner.is_json:

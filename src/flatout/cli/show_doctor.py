@@ -96,11 +96,10 @@ def summary(findings: Sequence[Finding]) -> str:
     return f"{', '.join(counts)}." if counts else "Nothing is wrong that is known here."
 
 
-def print_recording(text: str, file: str, *, is_beside: bool) -> None:
+def print_recording(text: str, *, is_beside: bool) -> None:
     """A recording as it is about to be written. is_beside: stdout is for something else."""
     console = make_console(is_error=is_beside)
     console.print(text.rstrip(), soft_wrap=True)
-    print_note(f"\nwritten to {file}: nothing else; read it before you send it to anybody")
 
 
 def _print_rows(console: Console, examined: Examined) -> None:

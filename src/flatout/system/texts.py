@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +13,21 @@ from flatout.system.store import mapped_os_errors
 _PIECE_BYTES = 1 << 20
 
 
+def is_readable(path: Path) -> bool:
+    """Whether there is a file or a pipe, such as the shell's `<(dmesg)`, of that name."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        # Also for what can be no name: a text that was pasted, say.
+        return False
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
+
+
 def pieces_of(path: Path) -> Iterator[bytes]:
     """A file's bytes.
 
     Raises:
-        UsageError: file-access.
+        UsageError, RunFailed: as the operating system says it.
     """
     with mapped_os_errors(path), open(path, "rb") as file:
         while piece := file.read(_PIECE_BYTES):
@@ -27,7 +38,7 @@ def end_of(path: Path, num_bytes: int) -> bytes:
     """The last bytes of a file.
 
     Raises:
-        UsageError: file-access.
+        UsageError, RunFailed: as the operating system says it.
     """
     with mapped_os_errors(path), open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -51,3 +62,18 @@ def write(path: Path, text: str) -> None:
     """
     with mapped_os_errors(path):
         path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_new(path: Path, text: str) -> bool:
+    """Writes a file as UTF-8; False, and nothing written, where there is one of that name.
+
+    Raises:
+        UsageError, RunFailed: as the operating system says it.
+    """
+    with mapped_os_errors(path):
+        try:
+            with open(path, "x", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+        except FileExistsError:
+            return False
+    return True

@@ -1,0 +1,57 @@
+"""What the doctor is given to read, and where it is told to write: names that are none, too."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LOG = "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+# No file may have such a name: Linux' limit is 255 bytes.
+TOO_LONG = "RuntimeError:" * 40
+
+
+@pytest.mark.parametrize("subject", [LOG * 10, TOO_LONG, ""])
+def test_text_in_the_place_of_a_name_is_told(cli: Any, subject: str) -> None:
+    done = cli.run("explain", subject)
+    assert done.returncode == 2 and "see: nothing-to-explain" in done.stderr
+    assert len(done.stderr) < 400
+    assert ("is piped in" in done.stderr) == (subject == LOG * 10)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pipes with names")
+def test_pipe_with_a_name_is_read(cli: Any, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(LOG,))
+    writer.start()
+    done = cli.run("explain", str(pipe))
+    writer.join()
+    assert "no code for the GPU" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["no/such/folder.json", TOO_LONG])
+def test_recording_that_cannot_be_written_is_not_said_to_be(cli: Any, name: str) -> None:
+    done = cli.run("doctor", "--record", name)
+    assert done.returncode == 1 and "see: file-not-accessible" in done.stderr
+    assert "written to" not in done.stdout + done.stderr
+
+
+def test_recording_takes_no_place_and_tells_where_it_is(cli: Any) -> None:
+    place = Path(cli.folder) / "machine.json"
+    assert f"written to {place}" in cli.run("doctor", "--record", str(place)).stderr
+    before = place.read_bytes()
+    done = cli.run("doctor", "--record", str(place))
+    assert done.returncode == 2 and "see: recording-exists" in done.stderr
+    assert place.read_bytes() == before
+
+
+def test_recording_of_another_version_is_refused(cli: Any) -> None:
+    place = Path(cli.folder) / "newer.json"
+    place.write_text('{"recording_version": 2, "machine": {}}')
+    done = cli.run("doctor", "--from", str(place))
+    assert done.returncode == 2 and "this flatout reads 1" in done.stderr
