@@ -193,7 +193,9 @@ def test_packages_of_the_system_are_left_alone() -> None:
         "docker run IMAGE",
         "sudo rm -rf /", "sudo rm /home/x", "pip download x",
         "notepad $env:USERPROFILE\\.wslconfig", "sudo update-initramfs -u",
-        "reg add HKLM /v x", "sudo apt-get upgrade", "sudo", "",
+        "reg add HKLM /v x", "sudo apt-get upgrade", "sudo", "", "pip install --user x",
+        "pip install --target=/x x", "sudo ubuntu-drivers install", "sudo apt-mark hold x",
+        "sudo ip link delete x",
     ],
 )  # fmt: skip
 def test_what_is_not_certain_has_no_plan(command: str) -> None:

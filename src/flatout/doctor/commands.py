@@ -28,8 +28,8 @@ _DOCKER_UNITS = ("docker", "containerd")
 _EDITORS = ("notepad", "nano")
 # They print something and change nothing; or what they do needs no step: `newgrp` is for the shell.
 _LOOKING = {
-    "apt-cache", "apt-mark", "cat", "df", "free", "getent", "grep", "ip", "ls", "lsof", "newgrp",
-    "nvcc", "ss", "ubuntu-drivers", "which", "winver",
+    "apt-cache", "cat", "df", "free", "getent", "grep", "ls", "lsof", "newgrp", "nvcc", "ss",
+    "which", "winver",
 }  # fmt: skip
 
 
@@ -78,7 +78,8 @@ def _only_looks(words: Sequence[str]) -> bool:
     beginning = tuple(words[:2])
     return beginning in (
         ("pip", "show"), ("pip", "list"), ("docker", "info"), ("nvidia-smi", "-L"),
-        ("nvidia-smi", "-q"), ("wsl", "--list"),
+        ("nvidia-smi", "-q"), ("wsl", "--list"), ("apt-mark", "showhold"), ("ip", "-brief"),
+        ("ubuntu-drivers", "devices"),
     )  # fmt: skip
 
 
@@ -88,6 +89,8 @@ def _packages(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, 
     asked = next(iter(facts.machine.environments or ()), None)
     python = facts.machine.python
     if len(words) < 3 or words[1] not in ("install", "uninstall") or is_root:
+        return None
+    if any(word.partition("=")[0] in _OUT_OF_IT for word in words):
         return None
     if asked is None or python is None or asked.python != python or asked.kind not in _OWN_KINDS:
         return None
@@ -107,6 +110,8 @@ def _packages(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, 
 
 
 _OWN_KINDS = ("venv", "uv")
+# With these pip writes outside the environment, whose files alone are kept.
+_OUT_OF_IT = ("--user", "--target", "-t", "--prefix", "--root", "--break-system-packages")
 
 
 def _apt(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
