@@ -124,6 +124,17 @@ def choices(
     yield usual, None
 
 
+def not_here(what: str, because: str) -> RunFailed:
+    """Bad news of wheels that are only to be had over a network."""
+    return RunFailed(
+        "wheels-not-here",
+        f"{what} are not here, and --offline was given.",
+        because=because,
+        fix="leave --offline out; or on a machine with a network: flatout setup --bundle DIR, "
+        "and here: --offline --from DIR",
+    )
+
+
 def decide_on_wheels(
     ground: Ground, deciding: Deciding, notes: list[str]
 ) -> tuple[Program, tuple[Pin, ...]]:
@@ -237,7 +248,10 @@ class _Search:
     def failure(self, answer: Answer) -> FlatoutError:
         """Bad news: no way has led anywhere."""
         if self._failures and not self._notes:
-            return self._failures[0]
+            first = self._failures[0]
+            # Without a network nobody can tell whether they could be met with one.
+            is_lacking = self._extra.is_offline and first.rule == "no-such-packages"
+            return not_here("the wheels", str(first.because)) if is_lacking else first
         untrusted = next((one for one in self._failures if one.rule in _FINAL), None)
         if untrusted or any("CERTIFICATE_VERIFY_FAILED" in note for note in self._notes):
             return untrusted or installers.untrusted("; ".join(self.notes))

@@ -11,10 +11,10 @@ import msgspec
 
 from flatout.environments import from_lock
 from flatout.environments.asked_files import read_files
-from flatout.environments.decide import Decided, Extra, decide
+from flatout.environments.decide import Decided, Extra, decide, not_here
 from flatout.environments.ground import Ground, machine_text, read_ground, read_machine
 from flatout.environments.places import place_notes, require_room
-from flatout.errors import RunFailed, UsageError
+from flatout.errors import UsageError
 from flatout.nouns.environment_request import EnvironmentRequest
 from flatout.nouns.machine import Machine
 from flatout.nouns.made_environment import EnvironmentWish, MadeEnvironment, Progress
@@ -86,13 +86,7 @@ def settled(
     usable, num_gpus = decided.answer.usable, len(ground.machine.gpus)
     missing = [pin for pin in decided.pins if not wheel_store.is_here(pin)]
     if missing and how.is_offline:
-        raise RunFailed(
-            "wheels-not-here",
-            f"{len(missing)} wheels are not here, and --offline was given.",
-            because=", ".join(pin.file for pin in missing[:5]),
-            fix="leave --offline out; or on a machine with a network: flatout setup --bundle DIR, "
-            "and here: --offline --from DIR",
-        )
+        raise not_here(f"{len(missing)} wheels", ", ".join(pin.file for pin in missing[:5]))
     is_part = 0 < len(usable) < num_gpus
     prepared = Prepared(
         name=place.name,
