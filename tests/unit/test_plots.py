@@ -91,6 +91,12 @@ def test_curves_put_losses_together_and_leave_out_what_is_not_finite() -> None:
     }  # fmt: skip
     assert not curves.has_changing_rate
     assert Curves([progress(1), progress(2, rate=0.2)]).has_changing_rate
+    # Of a quick run no progress may have been told but at its end.
+    first, second = (
+        EpochEnded(at=0.0, step=step, epoch=step, loss=1.0, learning_rate=0.1 / step)
+        for step in (1, 2)
+    )
+    assert Curves([first, second]).has_changing_rate
 
 
 LINES = [

@@ -103,6 +103,7 @@ class Reporter:
                     epoch=position.epoch,
                     loss=loss,
                     losses=self._named.end_epoch(),
+                    learning_rate=next(iter(self._session.optimizers.learning_rates().values())),
                 )
             )
         position.epoch_loss_sum = 0.0

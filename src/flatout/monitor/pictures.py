@@ -52,6 +52,8 @@ class Curves:
                 self.rates.append((line.step, line.learning_rate))
             elif isinstance(line, EpochEnded):
                 self._add("loss", "training, mean of the epoch", line.step, line.loss)
+                if line.learning_rate is not None:
+                    self.rates.append((line.step, line.learning_rate))
             elif isinstance(line, Validated):
                 for name, value in line.metrics.items():
                     is_loss = name == "loss"

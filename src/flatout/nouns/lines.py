@@ -190,12 +190,14 @@ class Progress(Line, frozen=True, kw_only=True):
 class EpochEnded(Line, frozen=True, kw_only=True):
     """An epoch's mean training loss over its samples; None if it is not a finite number.
 
-    losses: the same for each loss that the experiment's own step names.
+    losses: the same for each loss that the experiment's own step names. learning_rate: of the
+    epoch's last update, as Progress has it; lines of progress come by time, this one always.
     """
 
     epoch: int
     loss: float | None
     losses: dict[str, float] = {}
+    learning_rate: float | None = None
 
 
 class Validated(Line, frozen=True, kw_only=True):
