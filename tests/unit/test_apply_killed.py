@@ -66,7 +66,10 @@ def a_plan(home: Path) -> Plan:
             Block(file=str(home / ".bashrc"), name=f"b{number}", lines=("export A=1",)),
         ]
     actions.append(Write(file=str(home / "new" / "file"), text="z" * 10_000))
-    program = f"import os; os.mkdir({str(home / 'part')!r}); open({str(home / 'made')!r}, 'w')"
+    program = (
+        f"import os; os.makedirs({str(home / 'part')!r}, exist_ok=True); "
+        f"open({str(home / 'made')!r}, 'w')"
+    )
     actions += [
         Run(argv=(sys.executable, "-c", program), makes=str(home / "part"),
             files=(str(home / "made"),)),

@@ -180,6 +180,9 @@ def _put_back_files(applied: Applied) -> Iterator[str]:
         content, now = journal.kept_content(applied, line), rewriting.content_of(path)
         rewriting.remove_part(path, needs_root=line.needs_root)
         if now == content:
+            if content is None:
+                # Whoever was killed between the two has left the folder without the file.
+                journal.remove_folders(line.folders)
             continue
         if rewriting.digest(now) not in _digests(applied).get(line.path, ()) and now is not None:
             yield f"kept {line.path} as it was now in {journal.keep_aside(applied, line, now)}"

@@ -22,6 +22,8 @@ _PACKAGES_LIMIT_S = 7200.0
 class Run(msgspec.Struct, frozen=True, kw_only=True, tag="run"):
     """A program with its arguments; no shell reads them.
 
+    It must be one that can be run again: who was killed in the middle does not know how far it got.
+
     time_limit_s: then it is ended, with all it has started.
     environment: variables added to flatout's own.
     files: those it writes; they are kept before, and put back by an undo.
