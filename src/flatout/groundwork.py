@@ -146,7 +146,7 @@ def blueprint(form: str, name: str | None) -> Blueprint:
         framework="torch",
         python=answer.choice.python,
         cuda=answer.choice.cuda,
-        index=answer.choice.index,
+        index=None if answer.build.is_in_default_index else answer.build.index,
         requirements=(answer.build.requirement, *answer.constraints),
         is_wsl=is_wsl,
     )

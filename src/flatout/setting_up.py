@@ -17,7 +17,7 @@ from flatout.probes.machine import probe
 from flatout.setup.checking import Look, Seen, checked, wheel_project
 from flatout.setup.fit import Target
 from flatout.setup.listing import Wheel, file_names, has_wheel, wheels
-from flatout.setup.rows import Build, Pair, Tables
+from flatout.setup.rows import DEFAULT_INDEX, Build, Pair, Tables
 from flatout.setup.solve import Answer
 from flatout.setup.tables import FRAMEWORKS, shipped_tables, with_updates
 from flatout.setup.target import described_target, target_from
@@ -108,7 +108,7 @@ def update_compat(shipped: Tables | None = None) -> CompatState:
     failures = []
     pages = pages_wanted(shipped)
     for (index, project), known in pages.items():
-        page = package_index.read_page(index, project, file_names, is_kept_enough=False)
+        page = package_index.read_page(_asked(index), project, file_names, is_kept_enough=False)
         if isinstance(page, Unread):
             failures.append(page.reason)
             # What it said last time stays.
@@ -143,7 +143,7 @@ def _looking() -> Look:
     def look(build: Build, python: Pair, target: Target) -> Seen:
         place = build.index, wheel_project(build)
         if place not in pages:
-            page = package_index.read_page(*place, file_names)
+            page = package_index.read_page(_asked(place[0]), place[1], file_names)
             pages[place] = page if isinstance(page, Unread) else list(wheels(page.names, place[1]))
         found = pages[place]
         if isinstance(found, Unread):
@@ -178,3 +178,7 @@ def _table_state(framework: str, tables: Tables) -> TableState:
 
 def _today() -> date:
     return datetime.now(UTC).date()
+
+
+def _asked(index: str) -> str | None:
+    return None if index == DEFAULT_INDEX else index

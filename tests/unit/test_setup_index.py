@@ -160,7 +160,7 @@ def test_read_page_when_a_mirror_stands_for_pypi(
 ) -> None:
     Pages.pages["/jaxlib/"] = page(["jaxlib-0.12.0-cp312-cp312-win_amd64.whl"])
     monkeypatch.setenv("UV_DEFAULT_INDEX", index)
-    found = package_index.read_page(package_index.PYPI, "jaxlib", file_names)
+    found = package_index.read_page(None, "jaxlib", file_names)
     assert isinstance(found, IndexPage) and Pages.asked == ["/jaxlib/"]
 
 
@@ -168,7 +168,7 @@ def test_read_page_when_the_address_holds_a_password(
     index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://name:secret@127.0.0.1:9/simple")
-    found = package_index.read_page(package_index.PYPI, "torch", file_names)
+    found = package_index.read_page(None, "torch", file_names)
     assert isinstance(found, Unread) and "secret" not in found.reason
 
 

@@ -122,7 +122,8 @@ def _make(
 
 def _document(one: Prepared) -> dict[str, Any]:
     """A plan for programs."""
-    index = one.index or "https://pypi.org/simple"
+    # As the tables name the index that pip asks by itself.
+    index = one.index or "pypi"
     choice = {"framework": one.wish.framework, "version": one.version, "cuda": one.cuda,
               "index": index, "python": one.python_version}  # fmt: skip
     return {

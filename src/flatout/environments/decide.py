@@ -18,12 +18,11 @@ from flatout.setup.rows import Build, Pair
 from flatout.setup.solve import Answer, solve
 from flatout.setup.versions import numbers, pair, pair_text
 from flatout.setup.wheels import is_for_cpu, parse_pylock, parse_report, supported_tags
-from flatout.system import folders, installers, pythons, wheel_store
+from flatout.system import folders, installers, package_index, pythons, wheel_store
 from flatout.system.installers import Deciding, Program
 from flatout.system.simple_index import files_of
 from flatout.system.system import Unread
 
-_PYPI = "https://pypi.org/simple"
 _TORCH_INDEX = "https://download.pytorch.org/whl"
 # Tried in this order where the usual one is not here.
 _PYTHONS: tuple[Pair, ...] = (DEFAULT_PYTHON, (3, 13), (3, 11), (3, 14), (3, 10))
@@ -266,7 +265,7 @@ class _Search:
 
     def _own_index(self, build: Build) -> str | None:
         """The index of the build alone; None where it is in everybody's."""
-        if build.index.rstrip("/") == _PYPI:
+        if build.is_in_default_index:
             return None
         mirror = self._extra.torch_mirror
         if mirror and build.framework == "torch":
@@ -283,7 +282,9 @@ class _Search:
         tags = set(supported_tags(pair(python)))
         indexes = self._ground.indexes
         found = set()
-        for place in (indexes.default or _PYPI, *indexes.extra, *indexes.find_links):
+        default = indexes.default or package_index.default_index()
+        usual = (default,) if default else ()
+        for place in (*usual, *indexes.extra, *indexes.find_links):
             names = self._files(build.project, place)
             for name in () if isinstance(names, Unread) else names:
                 parts = name.removesuffix(".whl").split("-")

@@ -14,6 +14,10 @@ Os = Literal["linux", "wsl2", "windows", "macos"]
 Confidence = Literal["high", "medium", "low"]
 
 
+# The name of the index that pip and uv ask by themselves; where it is, they know.
+DEFAULT_INDEX = "pypi"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Build:
     """One published build of a framework.
@@ -51,6 +55,11 @@ class Build:
     source: str
     read: str
     confidence: Confidence
+
+    @property
+    def is_in_default_index(self) -> bool:
+        """Whether pip and uv find it without being told an index."""
+        return self.index == DEFAULT_INDEX
 
     @property
     def label(self) -> str:

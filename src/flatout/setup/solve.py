@@ -32,7 +32,6 @@ from flatout.setup.versions import numbers, pair_text
 # Source: cuDNN's support matrices of 9.10 and 9.11; immich-app/immich pull request 23110.
 _OLD_CUDNN = "nvidia-cudnn-cu12<9.11"
 _TURING = (7, 5)
-_PYPI = "https://pypi.org/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,9 +277,9 @@ def _why_rest(
     else:
         yield f"Python {python}: this version has builds for {oldest} to {newest}"
     if build.framework == "torch" and build.cuda != "cpu" and target.os == "windows":
-        yield f"{_PYPI} has only builds for the CPU for Windows, so the index must be named"
+        yield "PyPI has only builds for the CPU for Windows, so the index must be named"
     elif build.framework == "paddle" and build.cuda != "cpu":
-        yield f"PaddlePaddle's GPU builds are in an index of their own; {_PYPI} stopped at 2.6.2"
+        yield "PaddlePaddle's GPU builds are in an index of their own; PyPI stopped at 2.6.2"
     for constraint in constraints:
         if constraint == _OLD_CUDNN:
             yield f"with {constraint}: from 9.11 on cuDNN has nothing for GPUs before Turing"
@@ -291,7 +290,7 @@ def _why_rest(
 
 def _constraints(build: Build, gpus: Sequence[Gpu]) -> tuple[str, ...]:
     needs_old = (
-        build.index.startswith(_PYPI)
+        build.is_in_default_index
         and build.cuda_major == 12
         and numbers(build.cudnn or "9") >= (9,)
         and any(gpu.capability < _TURING for gpu in gpus)

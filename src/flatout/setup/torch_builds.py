@@ -88,7 +88,7 @@ def choose_for(target: Target, python: Pair, why_no_driver: str | None = None) -
     download_bytes = build.download_bytes or 0
     return TorchChoice(
         requirement=build.requirement,
-        index_url=build.index,
+        index_url=None if build.is_in_default_index else build.index,
         cuda=build.cuda,
         download_bytes=download_bytes,
         disk_bytes=disk_bytes(download_bytes),

@@ -276,7 +276,7 @@ firmware; this tells whether it is (nothing printed means yes):
 {user}
 
 **Addresses** that are reached over HTTPS: `wsl.msft.com` and `www.microsoft.com` (WSL, the distro),
-`archive.ubuntu.com`, `github.com` (uv and Python), `pypi.org` and `files.pythonhosted.org`,
+`archive.ubuntu.com`, `github.com` (uv and Python), PyPI and the host of its files,
 `download.pytorch.org`. A proxy and a company's certificates are honoured.
 
 **Policies** that would be in the way: "Allow the Windows Subsystem for Linux", "Allow WSL1",

@@ -2,7 +2,7 @@
 
 Proxies are those of the environment (HTTPS_PROXY and its like). Certificates are trusted that the
 operating system, SSL_CERT_FILE, PIP_CERT, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE or pip's own settings
-name. Where pip or uv have an index of their own in place of pypi.org, that one is asked.
+name. Where pip or uv are told an index in place of the one that they know, that one is asked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import configparser
 import hashlib
 import http.client
+import importlib
 import os
 import ssl
 import sys
@@ -24,8 +25,6 @@ import msgspec
 from flatout.errors import FlatoutError
 from flatout.system import clock, folders, store
 from flatout.system.system import Unread
-
-PYPI = "https://pypi.org/simple"
 
 _LIMIT_S = 5.0
 _KEPT_S = 24 * 3600.0
@@ -44,12 +43,16 @@ class IndexPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_page(
-    index: str, project: str, parse: Callable[[bytes], list[str]], *, is_kept_enough: bool = True
+    index: str | None,
+    project: str,
+    parse: Callable[[bytes], list[str]],
+    *,
+    is_kept_enough: bool = True,
 ) -> IndexPage | Unread:
     """What an index has for a project.
 
     Args:
-        index: address of the index.
+        index: address of the index; None is the one that pip asks by itself.
         project: as its pages name it.
         parse: gives the names on a page, or a ValueError for what is no page.
         is_kept_enough: a page that was read within a day will do.
@@ -57,10 +60,13 @@ def read_page(
     Returns:
         The page, empty where the index has no such project, or why it cannot be had.
     """
-    kept = _kept_file(index, project)
+    place = index or default_index()
+    if place is None:
+        return Unread("no pip is here that knows where the index is")
+    kept = _kept_file(place, project)
     if is_kept_enough and (page := _read_kept(kept)):
         return page
-    address = f"{_own_index(index).rstrip('/')}/{project}/"
+    address = f"{place.rstrip('/')}/{project}/"
     try:
         names = tuple(parse(_download(address)))
     except urllib.error.HTTPError as error:
@@ -110,11 +116,19 @@ def _trust() -> ssl.SSLContext:
     return context
 
 
-def _own_index(index: str) -> str:
-    if index.rstrip("/") != PYPI:
-        return index
+def default_index() -> str | None:
+    """The address of the index that pip asks: the person's, else the one that pip knows."""
     named = [os.environ.get(name, "") for name in _INDEX_VARIABLES]
-    return next((one for one in [*named, *_pip_settings("index-url")] if one), index)
+    told = next((one for one in [*named, *_pip_settings("index-url")] if one), None)
+    return told or _pips_index()
+
+
+def _pips_index() -> str | None:
+    try:
+        known = importlib.import_module("pip._internal.models.index")
+    except ImportError:
+        return None
+    return getattr(getattr(known, "PyPI", None), "simple_url", None)
 
 
 def _pip_settings(key: str) -> Iterator[str]:
@@ -141,7 +155,7 @@ def _pip_settings(key: str) -> Iterator[str]:
 
 
 def _kept_file(index: str, project: str) -> Path:
-    digest = hashlib.sha256(f"{_own_index(index)} {project}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{index} {project}".encode()).hexdigest()[:16]
     return folders.state_folder() / "indexes" / f"{project}-{digest}.json"
 
 

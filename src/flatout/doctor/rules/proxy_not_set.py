@@ -145,7 +145,7 @@ RULE = Rule(
             r" connection"
             r"|Client\.Timeout|unreachable|No route to host|waiting for connection)|(?:timed out"
             r"|Failed to connect to|i/o"
-            r" timeout).{0,160}(?:pypi\.org|pythonhosted|pytorch\.org"
+            r" timeout).{0,160}(?:pypi|pythonhosted|pytorch\.org"
             r"|anaconda|huggingface\.co|github\.com|ubuntu\.com|docker\.io|nvcr\.io)"
             r"|error sending request for url \(https://(?:pypi|files\.pythonhosted"
             r"|download\.pytorch)",
