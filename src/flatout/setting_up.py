@@ -16,7 +16,7 @@ from flatout.nouns.setup_request import SetupRequest
 from flatout.probes.machine import probe
 from flatout.setup.checking import Look, Seen, checked, wheel_project
 from flatout.setup.fit import Target
-from flatout.setup.listing import Wheel, file_names, has_wheel, wheels
+from flatout.setup.listing import Wheel, has_wheel, wheels
 from flatout.setup.rows import DEFAULT_INDEX, Build, Pair, Tables
 from flatout.setup.solve import Answer
 from flatout.setup.tables import FRAMEWORKS, shipped_tables, with_updates
@@ -108,7 +108,7 @@ def update_compat(shipped: Tables | None = None) -> CompatState:
     failures = []
     pages = pages_wanted(shipped)
     for (index, project), known in pages.items():
-        page = package_index.read_page(_asked(index), project, file_names, is_kept_enough=False)
+        page = package_index.read_page(_asked(index), project, is_kept_enough=False)
         if isinstance(page, Unread):
             failures.append(page.reason)
             # What it said last time stays.
@@ -143,7 +143,7 @@ def _looking() -> Look:
     def look(build: Build, python: Pair, target: Target) -> Seen:
         place = build.index, wheel_project(build)
         if place not in pages:
-            page = package_index.read_page(_asked(place[0]), place[1], file_names)
+            page = package_index.read_page(_asked(place[0]), place[1])
             pages[place] = page if isinstance(page, Unread) else list(wheels(page.names, place[1]))
         found = pages[place]
         if isinstance(found, Unread):

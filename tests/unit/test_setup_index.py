@@ -16,12 +16,13 @@ from flatout import setting_up
 from flatout.nouns.setup_request import SetupRequest
 from flatout.setup.checking import Seen, checked, wheel_project
 from flatout.setup.fit import Gpu, Target, Wish
-from flatout.setup.listing import file_names, has_wheel, wheels
+from flatout.setup.listing import has_wheel, wheels
 from flatout.setup.rows import Build, Tables
 from flatout.setup.tables import shipped_tables
 from flatout.setup.update import families, newer_builds
 from flatout.system import folders, package_index
 from flatout.system.package_index import IndexPage
+from flatout.system.simple_index import file_names
 from flatout.system.system import Unread
 
 TABLES = shipped_tables()
@@ -130,28 +131,28 @@ def test_checked_when_the_index_has_nothing() -> None:
 
 def test_read_page_when_it_is_asked_once_a_day(index: str) -> None:
     Pages.pages["/torch/"] = page(NAMES)
-    first = package_index.read_page(index, "torch", file_names)
-    again = package_index.read_page(index, "torch", file_names)
+    first = package_index.read_page(index, "torch")
+    again = package_index.read_page(index, "torch")
     assert isinstance(first, IndexPage) and first == again
     assert first.names == tuple(NAMES)
     assert Pages.asked == ["/torch/"]
-    package_index.read_page(index, "torch", file_names, is_kept_enough=False)
+    package_index.read_page(index, "torch", is_kept_enough=False)
     assert len(Pages.asked) == 2
 
 
 def test_read_page_when_the_project_is_not_there(index: str) -> None:
-    found = package_index.read_page(index, "nothing", file_names)
+    found = package_index.read_page(index, "nothing")
     assert isinstance(found, IndexPage) and found.names == ()
 
 
 def test_read_page_when_something_else_answers(index: str) -> None:
     Pages.pages["/torch/"] = b"<html>Please log in to the hotel's network</html>"
-    found = package_index.read_page(index, "torch", file_names)
+    found = package_index.read_page(index, "torch")
     assert isinstance(found, Unread) and "lists no package" in found.reason
 
 
 def test_read_page_when_nobody_answers(index: str) -> None:
-    found = package_index.read_page("http://127.0.0.1:9", "torch", file_names)
+    found = package_index.read_page("http://127.0.0.1:9", "torch")
     assert isinstance(found, Unread) and "127.0.0.1:9/torch" in found.reason
 
 
@@ -160,7 +161,7 @@ def test_read_page_when_a_mirror_stands_for_pypi(
 ) -> None:
     Pages.pages["/jaxlib/"] = page(["jaxlib-0.12.0-cp312-cp312-win_amd64.whl"])
     monkeypatch.setenv("UV_DEFAULT_INDEX", index)
-    found = package_index.read_page(None, "jaxlib", file_names)
+    found = package_index.read_page(None, "jaxlib")
     assert isinstance(found, IndexPage) and Pages.asked == ["/jaxlib/"]
 
 
@@ -168,7 +169,7 @@ def test_read_page_when_the_address_holds_a_password(
     index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://name:secret@127.0.0.1:9/simple")
-    found = package_index.read_page(None, "torch", file_names)
+    found = package_index.read_page(None, "torch")
     assert isinstance(found, Unread) and "secret" not in found.reason
 
 
@@ -178,7 +179,7 @@ def test_read_page_when_the_certificates_are_none(
     bundle = tmp_path / "bundle.pem"
     bundle.write_text("these are no certificates")
     monkeypatch.setenv("PIP_CERT", str(bundle))
-    found = package_index.read_page(index, "torch", file_names)
+    found = package_index.read_page(index, "torch")
     assert isinstance(found, Unread) and "holds no certificates" in found.reason
 
 

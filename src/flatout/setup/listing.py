@@ -1,26 +1,17 @@
-"""What the page of a package index lists, and whether the wheel of a build is among it.
+"""Whether the wheel of a build is among the files of a package index.
 
-Sources: PEP 503 (pages of links), PEP 691 (the same as JSON), PEP 427 (names of wheels).
+Source: PEP 427 (names of wheels).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from urllib.parse import unquote
 
 import msgspec
 
 from flatout.setup.fit import Target
 from flatout.setup.rows import Build, Pair
-
-
-class _File(msgspec.Struct):
-    filename: str
-
-
-class _Page(msgspec.Struct):
-    files: list[_File]
 
 
 class Wheel(msgspec.Struct, frozen=True):
@@ -31,26 +22,6 @@ class Wheel(msgspec.Struct, frozen=True):
     pythons: tuple[str, ...]
     abi: str
     platforms: tuple[str, ...]
-
-
-def file_names(content: bytes) -> list[str]:
-    """The names of the files on an index's page, HTML or JSON.
-
-    Raises:
-        ValueError: it is no such page.
-    """
-    if content.lstrip()[:1] == b"{":
-        try:
-            return [one.filename for one in msgspec.json.decode(content, type=_Page).files]
-        except msgspec.DecodeError as error:
-            raise ValueError(f"its JSON is not that of an index: {error}") from error
-    text = content.decode(errors="replace")
-    links = re.findall(r"<a\s[^>]*?href=[\"']([^\"']+)[\"']", text, re.IGNORECASE)
-    names = [unquote(link.partition("#")[0].rsplit("/", 1)[-1]) for link in links]
-    found = [name for name in names if name.endswith((".whl", ".tar.gz", ".zip"))]
-    if not found:
-        raise ValueError("it lists no package")
-    return found
 
 
 def wheels(names: Iterable[str], project: str) -> Iterator[Wheel]:

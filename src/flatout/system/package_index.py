@@ -16,7 +16,7 @@ import ssl
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -24,13 +24,13 @@ import msgspec
 
 from flatout.errors import FlatoutError
 from flatout.system import clock, folders, store
+from flatout.system.simple_index import HEADERS, file_names
 from flatout.system.system import Unread
 
 _LIMIT_S = 5.0
 _KEPT_S = 24 * 3600.0
 _MOST_BYTES = 32 << 20
 _CHUNK_BYTES = 1 << 18
-_ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 _BUNDLE_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
@@ -43,18 +43,13 @@ class IndexPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_page(
-    index: str | None,
-    project: str,
-    parse: Callable[[bytes], list[str]],
-    *,
-    is_kept_enough: bool = True,
+    index: str | None, project: str, *, is_kept_enough: bool = True
 ) -> IndexPage | Unread:
     """What an index has for a project.
 
     Args:
         index: address of the index; None is the one that pip asks by itself.
         project: as its pages name it.
-        parse: gives the names on a page, or a ValueError for what is no page.
         is_kept_enough: a page that was read within a day will do.
 
     Returns:
@@ -68,7 +63,7 @@ def read_page(
         return page
     address = f"{place.rstrip('/')}/{project}/"
     try:
-        names = tuple(parse(_download(address)))
+        names = tuple(file_names(_download(address)))
     except urllib.error.HTTPError as error:
         error.close()
         if error.code not in (403, 404):
@@ -88,7 +83,7 @@ def read_page(
 
 
 def _download(address: str) -> bytes:
-    request = urllib.request.Request(address, headers={"Accept": _ACCEPT, "User-Agent": "flatout"})
+    request = urllib.request.Request(address, headers=HEADERS)
     handler = urllib.request.HTTPSHandler(context=_trust())
     opener = urllib.request.build_opener(handler)
     started_s = clock.elapsed_s()

@@ -1,18 +1,32 @@
-"""What files an index of packages has of a project."""
+"""What files an index of packages has of a project.
+
+Sources: PEP 503 (pages of links), PEP 691 (the same as JSON).
+"""
 
 from __future__ import annotations
 
-import json
 import re
 import urllib.request
 from pathlib import Path
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import OpenerDirector
+
+import msgspec
 
 from flatout.system.system import Unread
 
 _ASK_S = 15.0
-_ACCEPT = "application/vnd.pypi.simple.v1+json, text/html;q=0.5"
+HEADERS = {
+    "Accept": "application/vnd.pypi.simple.v1+json, text/html;q=0.5", "User-Agent": "flatout",
+}  # fmt: skip
+
+
+class _File(msgspec.Struct):
+    filename: str
+
+
+class _Page(msgspec.Struct):
+    files: list[_File]
 
 
 def files_of(project: str, place: str, opener: OpenerDirector) -> tuple[str, ...] | Unread:
@@ -31,26 +45,38 @@ def files_of(project: str, place: str, opener: OpenerDirector) -> tuple[str, ...
     page = folder / project / "index.html" if folder else None
     try:
         if page is not None:
-            return _names(page.read_text(encoding="utf-8"), page.as_uri())
-        url = f"{place.rstrip('/')}/{project}/"
-        headers = {"Accept": _ACCEPT, "User-Agent": "flatout"}
-        with opener.open(urllib.request.Request(url, headers=headers), timeout=_ASK_S) as response:
-            text = response.read().decode(errors="replace")
-            kind = response.headers.get_content_type()
+            content, url = page.read_bytes(), page.as_uri()
+        else:
+            url = f"{place.rstrip('/')}/{project}/"
+            asked = urllib.request.Request(url, headers=HEADERS)
+            with opener.open(asked, timeout=_ASK_S) as response:
+                content = response.read()
     except (OSError, ValueError) as error:
         return Unread(str(getattr(error, "reason", None) or error))
-    if kind.endswith("json"):
+    try:
+        return tuple(file_names(content))
+    except ValueError as error:
+        return Unread(f"{url}: {error}")
+
+
+def file_names(content: bytes) -> list[str]:
+    """The names of the files on an index's page, HTML or JSON.
+
+    Raises:
+        ValueError: it is no such page.
+    """
+    if content.lstrip()[:1] == b"{":
         try:
-            return tuple(str(one["filename"]) for one in json.loads(text)["files"])
-        except (ValueError, KeyError, TypeError) as error:
-            return Unread(f"{url} answered with what is no list of files: {error}")
-    return _names(text, url)
-
-
-def _names(text: str, url: str) -> tuple[str, ...]:
-    """The files that a page links to."""
+            return [one.filename for one in msgspec.json.decode(content, type=_Page).files]
+        except msgspec.DecodeError as error:
+            raise ValueError(f"its JSON is not that of an index: {error}") from error
+    text = content.decode(errors="replace")
     links = re.findall(r"""<a\b[^>]*\bhref\s*=\s*["']([^"']+)["']""", text, re.IGNORECASE)
-    return tuple(unquote(urlsplit(urljoin(url, link)).path).rpartition("/")[2] for link in links)
+    names = [unquote(urlsplit(link).path).rpartition("/")[2] for link in links]
+    found = [name for name in names if name.endswith((".whl", ".tar.gz", ".zip"))]
+    if not found:
+        raise ValueError("it lists no package")
+    return found
 
 
 def _local_folder(place: str) -> Path | None:
