@@ -31,10 +31,10 @@ def command(is_json: bool, **options: Any) -> int:
 
     They are shown beside what the run recorded. The run is only read.
     """
-    from flatout import flow
+    from flatout import inference
     from flatout.cli import asked
     from flatout.nouns.question import InferenceRequest
 
     request = InferenceRequest(**options)
     shown = asked.json_evaluation if is_json else asked.print_evaluation
-    return shown(request.run, flow.evaluate(request))
+    return shown(request.run, inference.evaluate(request))

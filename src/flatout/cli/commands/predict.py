@@ -32,10 +32,10 @@ def command(is_json: bool, **options: Any) -> int:
     INPUT is what the experiment reads: a file, a folder of files, a text, or `-` for the lines of
     standard input. The run is only read.
     """
-    from flatout import flow
+    from flatout import inference
     from flatout.cli import asked
     from flatout.nouns.question import InferenceRequest
 
     request = InferenceRequest(**options)
     shown = asked.json_predictions if is_json else asked.print_predictions
-    return shown(request.run, flow.predict(request))
+    return shown(request.run, inference.predict(request))
