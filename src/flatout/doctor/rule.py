@@ -9,7 +9,7 @@ import msgspec
 
 from flatout.doctor.reading import Reading
 from flatout.doctor.signature import Sign, Signature
-from flatout.nouns.finding import Evidence, Finding
+from flatout.nouns.finding import Certainty, Evidence, Finding
 from flatout.nouns.machine import Machine
 
 
@@ -31,6 +31,10 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     def sees(self, *ids: str) -> bool:
         """Whether any of these signs was seen."""
         return any(self.signs[id] for id in ids)
+
+    def certainty(self, *telling: str) -> Certainty:
+        """Decided where one of these signs was seen, which have no second cause; else likely."""
+        return "decided" if self.sees(*telling) else "likely"
 
     def value(self, id: str, name: str) -> str | None:
         """What the first place of a sign caught under that name, or None."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 from flatout.errors import UsageError
 from flatout.nouns.lines import EpochEnded, Line, Progress, Validated
@@ -44,12 +43,7 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._writer.close()
 
     def write(self, lines: Iterable[Line]) -> None:

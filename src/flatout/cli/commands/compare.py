@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+from flatout.cli.options import json_document
+
 
 @click.command("compare")
 @click.argument("runs", nargs=-1, metavar="RUN RUN...")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 def command(runs: tuple[str, ...], is_json: bool) -> None:
     """Runs side by side: what differs, what came out, where the time went."""
     from flatout import flow

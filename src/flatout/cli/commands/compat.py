@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-_JSON = click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+from flatout.cli.options import json_document
 
 
 @click.group("compat", invoke_without_command=True)
-@_JSON
+@json_document
 @click.pass_context
 def command(context: click.Context, is_json: bool) -> None:
     """Show what is known of builds, drivers and cards, and how old it is."""
@@ -20,7 +20,7 @@ def command(context: click.Context, is_json: bool) -> None:
 
 
 @command.command("update")
-@_JSON
+@json_document
 def update(is_json: bool) -> None:
     """Ask the package indexes for newer builds; what is shipped stays."""
     from flatout import setting_up

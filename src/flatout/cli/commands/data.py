@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-_JSON = click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+from flatout.cli.options import json_document
 
 
 @click.group("data")
@@ -13,7 +13,7 @@ def command() -> None:
 
 
 @command.command("list")
-@_JSON
+@json_document
 def list_(is_json: bool) -> None:
     """List data sets and where they are."""
     from flatout import flow
@@ -24,7 +24,7 @@ def list_(is_json: bool) -> None:
 
 @command.command("get")
 @click.argument("name")
-@_JSON
+@json_document
 def get(name: str, is_json: bool) -> None:
     """Download a data set; what is here and whole stays as it is."""
     from flatout import flow
@@ -39,7 +39,7 @@ def get(name: str, is_json: bool) -> None:
 
 @command.command("verify")
 @click.argument("name", required=False)
-@_JSON
+@json_document
 def verify(name: str | None, is_json: bool) -> None:
     """Compare checksums: of NAME, or of every data set that is here."""
     from flatout import flow

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from flatout.cli.options import json_document
+
 
 @click.command("disk")
 @click.option(
@@ -11,7 +13,7 @@ import click
     help="Delete: checkpoints, searches, recipes, data, environments or caches.",
 )  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 def command(kinds: tuple[str, ...], yes: bool, is_json: bool) -> int:
     """Show what flatout keeps on this disk; free what is named.
 

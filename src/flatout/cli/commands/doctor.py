@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from flatout.cli.options import json_document
+
 
 @click.command("doctor")
 @click.option("--python", metavar="PATH", help="The interpreter whose environment is read.")
@@ -23,7 +25,7 @@ import click
     help="From which severity on the exit code is 1.",
 )  # fmt: skip
 @click.option("-v", "--verbose", "is_verbose", is_flag=True, help="What could not be read, too.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 @click.option("--sarif", "is_sarif", is_flag=True, help="The findings as SARIF on stdout.")
 def command(**options: Any) -> int:
     """Read this machine; name what is wrong, why, and the fix.

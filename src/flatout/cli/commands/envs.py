@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from flatout.cli.options import json_document
+
 
 @click.command("envs")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 def command(is_json: bool) -> None:
     """List the environments that `flatout setup` has made."""
     from flatout.cli import show, show_environments

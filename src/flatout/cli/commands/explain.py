@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from flatout.cli.options import json_document
+
 
 @click.command("explain")
 @click.argument("subject", required=False, metavar="[FILE|RULE-ID|-]")
@@ -11,7 +13,7 @@ import click
     "--here/--elsewhere", "is_here", default=None,
     help="Whether the text is from this machine, whose facts are added then.",
 )  # fmt: skip
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 def command(subject: str | None, is_here: bool | None, is_json: bool) -> None:
     """Name the cause in a log, a traceback, or what nvidia-smi, docker or dmesg printed.
 

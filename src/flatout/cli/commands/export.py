@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from flatout.cli.options import json_document
+
 # As in `setup.export`, which --help does not load.
 _FORMS = ("dockerfile", "compose", "devcontainer", "conda", "requirements", "vscode", "jupyter")
 
@@ -13,7 +15,7 @@ _FORMS = ("dockerfile", "compose", "devcontainer", "conda", "requirements", "vsc
 @click.option("--env", "name", metavar="NAME", help="An environment that flatout has made.")
 @click.option("--in", "folder", metavar="DIR", help="The folder to write into; else this one.")
 @click.option("--force", is_flag=True, help="Overwrite files that are there.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 def command(form: str, name: str | None, folder: str | None, force: bool, is_json: bool) -> None:
     """Write an environment as files for other tools; without --env what fits this machine.
 

@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from flatout.cli.options import json_document
+
 # As in `nouns.sketch`, which --help does not load.
 _TASKS = ("classification", "regression", "language-model")
 _DATA = ("synthetic", "images", "csv", "parquet", "huggingface", "tensors", "text")
@@ -19,7 +21,7 @@ _DATA = ("synthetic", "images", "csv", "parquet", "huggingface", "tensors", "tex
 @click.option("--target", metavar="COLUMN", help="The column of a table that is to be predicted.")
 @click.option("--yes", is_flag=True, help="Do not ask: take what is most common.")
 @click.option("--force", is_flag=True, help="Overwrite the file NAME.py.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 def command(name: str, yes: bool, force: bool, is_json: bool, **answers: str | None) -> None:
     """Write an experiment to begin with: NAME.py, short and commented, ready to train.
 

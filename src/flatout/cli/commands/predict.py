@@ -6,26 +6,15 @@ from typing import Any
 
 import click
 
+from flatout.cli.options import asks_weights
+
 
 @click.command("predict")
 @click.argument("run")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--output", metavar="FILE|DIR", help="Write .jsonl, .csv, .npy, or pictures.")
 @click.option("--top", type=click.IntRange(1), default=1, metavar="N", help="Classes to tell.")
-@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Samples at once.")
-@click.option(
-    "--device",
-    default="auto",
-    metavar="auto|cpu|cuda|cuda:N",
-    show_default=True,
-    help="Where to compute; auto is where the run was trained.",
-)
-@click.option(
-    "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Fix a field of the recipe."
-)
-@click.option("--python", metavar="PATH", help="The interpreter that computes.")
-@click.option("--env", metavar="NAME", help="An environment of `flatout setup` that computes.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@asks_weights
 def command(is_json: bool, **options: Any) -> int:
     """Predict with the kept weights of a run.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from flatout.cli.options import json_document
+
 
 @click.group("runs", invoke_without_command=True)
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 @click.pass_context
 def command(context: click.Context, is_json: bool) -> None:
     """List runs; `rm` and `stop` take their ids."""
@@ -23,7 +25,7 @@ def command(context: click.Context, is_json: bool) -> None:
 @command.command("rm")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 def remove(runs: tuple[str, ...], yes: bool, is_json: bool) -> int:
     """Delete runs for good."""
     from flatout import flow
@@ -43,7 +45,7 @@ def remove(runs: tuple[str, ...], yes: bool, is_json: bool) -> int:
 
 @command.command("stop")
 @click.argument("run")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 def stop(run: str, is_json: bool) -> None:
     """Stop a run after its step, with a checkpoint."""
     from flatout import flow

@@ -6,12 +6,13 @@ import sys
 
 import click
 
-_JSON = click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+from flatout.cli.options import json_document
+
 _YES = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 @click.group("self", invoke_without_command=True)
-@_JSON
+@json_document
 @click.pass_context
 def command(context: click.Context, is_json: bool) -> None:
     """Show how this flatout was installed; `update` and `remove` change that."""
@@ -29,7 +30,7 @@ def command(context: click.Context, is_json: bool) -> None:
 @click.option("--version", metavar="VERSION", help="This version, not the newest.")
 @click.option("--from", "file", metavar="FILE", help="A wheel or sources, not the package index.")
 @_YES
-@_JSON
+@json_document
 def update(version: str | None, file: str | None, yes: bool, is_json: bool) -> int:
     """Bring another version, by the way this one came."""
     from flatout import upkeep
@@ -53,7 +54,7 @@ def update(version: str | None, file: str | None, yes: bool, is_json: bool) -> i
 @click.option("--runs", "is_with_runs", is_flag=True, help="Runs too, and what they have learned.")
 @click.option("--keep", multiple=True, metavar="KIND", help="Leave environments, data ... there.")
 @_YES
-@_JSON
+@json_document
 def remove(is_with_runs: bool, keep: tuple[str, ...], yes: bool, is_json: bool) -> int:
     """Remove flatout and what it has made; runs stay unless --runs is given.
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import click
 
+from flatout.cli.options import json_document
+
 
 @click.command("show")
 @click.argument("run")
 @click.option("--follow", is_flag=True, help="Watch it train; Ctrl-C ends only the watching.")
 @click.option("--tensorboard", metavar="DIR", help="Write TensorBoard event files into DIR/RUN.")
 @click.option("--plots", is_flag=True, help="Draw it as PNG files in its folder.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 def command(run: str, follow: bool, tensorboard: str | None, plots: bool, is_json: bool) -> int:
     """A run: recipe with reasons, metrics, results, where the time went.
 

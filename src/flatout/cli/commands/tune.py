@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+from flatout.cli.options import json_document
+
 
 @click.command("tune")
 @click.argument("experiment", required=False, metavar="NAME|FILE")
@@ -23,7 +25,7 @@ import click
 @click.option("--forget", is_flag=True, help="Forget every recipe that was found.")
 @click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
 @click.option("--env", metavar="NAME", help="An environment of `flatout setup` that trains.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 def command(forget: bool, is_json: bool, **options: Any) -> int:
     """Find the fastest correct recipe by measuring: speed settings, not hyperparameters.
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from flatout.cli.options import json_document
+
 if TYPE_CHECKING:
     from flatout.nouns.journal import Applied
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 @click.option("--list", "is_listing", is_flag=True, help="What was changed, the newest first.")
 @click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
 @click.option("--force", "is_forced", is_flag=True, help="Overwrite what was changed since.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@json_document
 def command(
     change: str | None, is_listing: bool, is_sure: bool, is_forced: bool, is_json: bool
 ) -> int:

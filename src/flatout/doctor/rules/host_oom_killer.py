@@ -20,7 +20,7 @@ from __future__ import annotations
 from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.machine import Machine
 
 _TELLING = (
@@ -35,13 +35,10 @@ def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
     if not case.sees(*_TELLING, *_USUAL):
         return None
-    certainty: Certainty = "likely"
-    if case.sees(*_TELLING):
-        certainty = "decided"
     return Finding(
         rule="host-oom-killer",
         severity="error",
-        certainty=certainty,
+        certainty=case.certainty(*_TELLING),
         problem="A process was killed because the machine's memory ran out.",
         evidence=case.evidence(*_TELLING, *_USUAL),
         fixes=(

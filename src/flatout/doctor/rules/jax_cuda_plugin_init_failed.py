@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.finding import Finding, Fix
 
 _TELLING = ("jax-plugin-raised",)
 _USUAL = ("jax-backend-failed",)
@@ -28,13 +28,10 @@ def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
     if not case.sees(*_TELLING, *_USUAL):
         return None
-    certainty: Certainty = "likely"
-    if case.sees(*_TELLING):
-        certainty = "decided"
     return Finding(
         rule="jax-cuda-plugin-init-failed",
         severity="error",
-        certainty=certainty,
+        certainty=case.certainty(*_TELLING),
         problem="JAX's CUDA plugin is installed and failed to start.",
         evidence=case.evidence(*_TELLING, *_USUAL),
         fixes=(

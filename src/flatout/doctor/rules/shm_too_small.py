@@ -22,7 +22,7 @@ from __future__ import annotations
 from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.machine import Machine
 from flatout.nouns.units import bytes_text
 
@@ -41,13 +41,10 @@ def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
     if not case.sees(*_TELLING, *_USUAL):
         return None
-    certainty: Certainty = "likely"
-    if case.sees(*_TELLING):
-        certainty = "decided"
     return Finding(
         rule="shm-too-small",
         severity="error",
-        certainty=certainty,
+        certainty=case.certainty(*_TELLING),
         problem="Shared memory, /dev/shm, is too small.",
         because="a container has 64 MB of it unless told otherwise",
         evidence=case.evidence(*_TELLING, *_USUAL),

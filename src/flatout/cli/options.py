@@ -1,0 +1,39 @@
+"""Options that several commands have, so that they are called and explained alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+json_document = click.option(
+    "--json", "is_json", is_flag=True, help="One JSON document on stdout."
+)  # fmt: skip
+_ASKING = (
+    click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Samples at once."),
+    click.option(
+        "--device",
+        default="auto",
+        metavar="auto|cpu|cuda|cuda:N",
+        show_default=True,
+        help="Where to compute; auto is where the run was trained.",
+    ),
+    click.option(
+        "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Fix a field of the recipe."
+    ),
+    click.option("--python", metavar="PATH", help="The interpreter that computes."),
+    click.option(
+        "--env", metavar="NAME", help="An environment of `flatout setup` that computes."
+    ),
+    json_document,
+)  # fmt: skip
+
+
+def asks_weights(command: Command) -> Command:
+    """What every command can be told that computes with the kept weights of a run."""
+    for option in reversed(_ASKING):
+        command = option(command)
+    return command
