@@ -20,7 +20,7 @@ import time
 import warnings
 from typing import Any
 
-import psutil
+from disturbance import others_busy_s
 from no_regret_loops import Contestant, made
 from no_regret_models import MODELS, Model, grid, plain_fields
 
@@ -122,14 +122,6 @@ class Workbench:
         offered = self._first.optimizers.only.defaults
         fused = ("fused",) if self._first.facts.can_be_fused else ()
         return ("own", *(("foreach",) if "foreach" in offered else ()), *fused)
-
-
-def others_busy_s() -> float:
-    """Seconds that processors have worked for others than this process and its loader's workers."""
-    times = psutil.cpu_times()
-    own = [psutil.Process().cpu_times(), *(one.cpu_times() for one in psutil.Process().children())]
-    all_s = times.user + times.system + getattr(times, "nice", 0.0)
-    return float(all_s - sum(one.user + one.system for one in own))
 
 
 def _loaded(model: Model) -> Experiment:
