@@ -1,0 +1,163 @@
+"""Docker's engine: one that answers, or Debian's own, installed and started by hand.
+
+Also a Debian made from the packages of this machine's archive. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from checkout import CACHE
+from progress import Problem, say
+
+SUITE = "bookworm"
+PACKAGES = ("python3", "ca-certificates")
+# What of the host's apt its guests need to reach the same archive.
+_APT_SETTINGS = (
+    "Acquire::Check-Valid-Until", "Acquire::Check-Date", "Acquire::http::Proxy",
+    "Acquire::https::Proxy",
+)  # fmt: skip
+_START_S = 60.0
+_INSTALL_S = 600.0
+
+
+def find_engine() -> str:
+    """The client of an engine that answers; one is installed and started where that can be.
+
+    Raises:
+        Problem: there is none, and it says why.
+    """
+    with one_at_a_time():
+        program = _answering()
+        if program is None:
+            if not is_debian_root():
+                raise Problem(
+                    "no container engine answers.",
+                    because="only root on Debian or Ubuntu has one installed and started here",
+                    fix="start Docker, then run this again",
+                )
+            if shutil.which("dockerd") is None:
+                _apt_install("docker.io", "docker-compose")
+            program = _answering() or _start_engine()
+    return program
+
+
+def bootstrap(folder: Path) -> Path:
+    """An archive of a small Debian with Python and certificates, made in a folder.
+
+    Raises:
+        Problem: it cannot be made.
+    """
+    if shutil.which("debootstrap") is None:
+        _apt_install("debootstrap")
+    mirror = _archive()
+    root = folder / "root"
+    words = ["--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root), mirror]
+    done = run(["debootstrap", *words], 1200.0)
+    if done.returncode != 0:
+        raise Problem(
+            "debootstrap failed.",
+            because="\n".join(done.stdout.strip().splitlines()[-3:]),
+            fix=f"see that {mirror} can be reached; or docker pull debian:{SUITE}-slim",
+        )
+    (root / "etc/apt/apt.conf.d/99host").write_text(_apt_settings(), encoding="utf-8")
+    archive = folder / "root.tar"
+    left_out = "--exclude=./var/cache/apt/archives/*.deb"
+    must(["tar", "-C", str(root), left_out, "-cf", str(archive), "."])
+    return archive
+
+
+def _start_engine() -> str:
+    log = CACHE / "dockerd.log"
+    CACHE.mkdir(exist_ok=True)
+    say("docker", f"starting dockerd ({log})")
+    with open(log, "ab") as file:
+        process = subprocess.Popen(
+            ["dockerd"], stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+        )
+    until = time.monotonic() + _START_S
+    while time.monotonic() < until and process.poll() is None:
+        program = _answering()
+        if program is not None:
+            say("docker", f"it runs, and stays: kill {process.pid} ends it")
+            return program
+        time.sleep(0.5)
+    process.terminate()
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    raise Problem("dockerd does not start here.", because="\n".join(lines[-3:]), fix=f"see {log}")
+
+
+def _answering() -> str | None:
+    """The client to which an engine answers. The first on the path may be something else."""
+    for program in dict.fromkeys(filter(None, [shutil.which("docker"), "/usr/bin/docker"])):
+        try:
+            done = run([program, "version", "--format", "{{.Server.Version}}"], 20.0)
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0 and done.stdout.strip()[:1].isdigit():
+            return program
+    return None
+
+
+def is_debian_root() -> bool:
+    is_root = sys.platform != "win32" and os.geteuid() == 0
+    return is_root and Path("/etc/debian_version").exists() and shutil.which("apt-get") is not None
+
+
+def _apt_install(*packages: str) -> None:
+    say("docker", f"installing {', '.join(packages)}")
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    run(["apt-get", "update", "--quiet"], _INSTALL_S, quiet)
+    argv = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *packages]
+    must(argv, _INSTALL_S, quiet)
+
+
+def _archive() -> str:
+    """The archive that this machine's own packages come from, where it is one of Debian."""
+    told = run(["apt-cache", "policy", "base-files"], 60.0).stdout.split()
+    found = [word for word in told if word.startswith("http") and word.endswith("/debian")]
+    return found[0] if found else "http://deb.debian.org/debian"
+
+
+def _apt_settings() -> str:
+    words = ["apt-config", "dump", "--no-empty", "--format", '%f "%v";%n', *_APT_SETTINGS]
+    return run(words, 60.0).stdout
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Lets one process at a time install, start or make what all of them use."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with open(Path(tempfile.gettempdir(), "flatout-containers.lock"), "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def run(
+    argv: Sequence[str], limit_s: float = 300.0, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8",
+        errors="replace", timeout=limit_s, check=False, env={**os.environ, **(variables or {})},
+    )  # fmt: skip
+
+
+def must(
+    argv: Sequence[str], limit_s: float = 300.0, variables: Mapping[str, str] | None = None
+) -> None:
+    done = run(argv, limit_s, variables)
+    if done.returncode != 0:
+        because = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+        raise Problem(f"{argv[0]} failed.", because=because, fix=f"try: {' '.join(argv)}")
