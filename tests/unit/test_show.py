@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from flatout.cli import show, wording
 from flatout.cli.progress import TrainingState
@@ -208,10 +210,29 @@ def test_plain_name(name: str, plain: str) -> None:
         ("running", "flatout show digits-0001 --follow"),
     ],
 )
-def test_next_lines_fit_how_a_run_stands(status: str, first: str) -> None:
-    (label, text), *_ = wording.next_lines(run(status=status))
-    assert label == "next"
-    assert text.split("   ")[0] == first
+def test_next_steps_fit_how_a_run_stands(status: str, first: str) -> None:
+    (command, _), *_ = wording.next_steps(run(status=status))
+    assert command == first
+
+
+class Terminal(io.StringIO):
+    """A file that takes itself for a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("width", "num_lines"), [(80, 3), (60, 6)])
+def test_a_command_and_its_use_stand_on_two_lines_where_one_is_too_short(
+    width: int, num_lines: int
+) -> None:
+    file = Terminal()
+    show.print_next_steps(
+        Console(file=file, width=width, color_system=None), run(status="finished")
+    )
+    lines = file.getvalue().splitlines()
+    assert len(lines) == num_lines
+    assert max(map(len, lines)) <= width
 
 
 def test_compare_runs_tells_only_what_differs_and_all_that_came_out() -> None:

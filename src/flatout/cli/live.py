@@ -91,7 +91,7 @@ class Display:
         self._stop_moving()
         self._console.print()
         show.print_lines(self._console, list(_closing_lines(run, split)))
-        show.print_next_lines(self._console, run)
+        show.print_next_steps(self._console, run)
 
     def _stop_moving(self) -> None:
         if self._live:

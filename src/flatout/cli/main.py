@@ -85,7 +85,7 @@ def main(context: click.Context) -> None:
         from flatout import flow
         from flatout.cli import show
 
-        show.print_next_step(*flow.next_step())
+        show.print_advice(*flow.next_step())
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -115,7 +115,7 @@ def _print_wrapped(console: Console, first: Text, text: str) -> None:
         console.print((Text(" " * 4) if number else first) + part, soft_wrap=True)
 
 
-def print_next_step(command: str, why: str) -> None:
+def print_advice(command: str, why: str) -> None:
     """What bare `flatout` says."""
     console = make_console()
     console.print("flatout trains at the full speed of the machine you already have: everything is")
@@ -195,7 +195,7 @@ def print_run(
         console.print()
         print_finding(finding, console)
     console.print()
-    print_next_lines(console, run, is_shown=True)
+    print_next_steps(console, run, is_shown=True)
 
 
 def print_plots(files: Sequence[Path], *, is_error: bool) -> None:
@@ -204,11 +204,18 @@ def print_plots(files: Sequence[Path], *, is_error: bool) -> None:
         print_lines(make_console(is_error=is_error), [("plots", wording.plots_text(files))])
 
 
-def print_next_lines(console: Console, run: Run, *, is_shown: bool = False) -> None:
-    """What to try with a run; never broken, so that it can be copied."""
-    for label, line in wording.next_lines(run, is_shown=is_shown):
-        text = Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), _typeable(line))
-        console.print(text, soft_wrap=True)
+def print_next_steps(console: Console, run: Run, *, is_shown: bool = False) -> None:
+    """What to try with a run; commands are never broken, so that they can be copied."""
+    steps = [(_typeable(one), use) for one, use in wording.next_steps(run, is_shown=is_shown)]
+    width = max(len(command) for command, _ in steps)
+    room = _room(console, _LABEL_WIDTH)
+    is_wide = room is None or all(width + 3 + len(use) <= room for _, use in steps)
+    for number, (command, use) in enumerate(steps):
+        label = "" if number else "next"
+        line = f"{command:<{width}}   {use}" if is_wide else command
+        console.print(Text.assemble((f"{label:<{_LABEL_WIDTH}}", "bold"), line), soft_wrap=True)
+        if not is_wide:
+            console.print(Text(f"{'':<{_LABEL_WIDTH + 2}}{use}", "dim"), soft_wrap=True)
 
 
 def machine_lines(machine: Machine | None) -> list[tuple[str, str]]:

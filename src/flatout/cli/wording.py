@@ -294,16 +294,13 @@ def closing_text(run: Run) -> str:
     return DOT.join(parts)
 
 
-def next_lines(run: Run, *, is_shown: bool = False) -> list[tuple[str, str]]:
-    """What to try with a run, by how it stands: labelled lines of commands with their use.
+def next_steps(run: Run, *, is_shown: bool = False) -> list[tuple[str, str]]:
+    """What to try with a run, by how it stands: commands, each with its use.
 
     is_shown: `flatout show` itself is not to be suggested.
     """
     show = f"flatout show {run.id}"
-    steps = [step for step in _next_steps(run) if not (is_shown and step[0] == show)]
-    width = max(len(command) for command, _ in steps)
-    lines = [f"{command:<{width}}   {use}" for command, use in steps]
-    return [("" if number else "next", line) for number, line in enumerate(lines)]
+    return [step for step in _next_steps(run) if not (is_shown and step[0] == show)]
 
 
 def _next_steps(run: Run) -> list[tuple[str, str]]:
