@@ -26,6 +26,7 @@ COMMANDS = (
     ("evaluate", "Use", "Compute the validation metrics of a run's kept weights once more."),
     ("setup", "Make", "Make an environment whose framework fits this machine, and prove it."),
     ("envs", "Make", "List the environments that were made."),
+    ("cluster", "Make", "Run containers of this machine as if they were machines."),
     ("doctor", "Mend", "Read this machine; name what is wrong, why, and the fix."),
     ("undo", "Mend", "Put back what flatout has changed on this machine."),
     ("explain", "Mend", "Name the cause in a log, a traceback or any other text."),

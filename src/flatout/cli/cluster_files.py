@@ -1,0 +1,55 @@
+"""`flatout cluster init` and `check`: the files of a cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+JSON = click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+IN = click.option(
+    "--in", "folder", metavar="DIR", help="The cluster's folder; else this one, or `cluster` in it."
+)
+
+
+@click.command("init")
+@click.argument("folder", required=False, default="cluster", metavar="[DIR]")
+@click.option(
+    "--engine", type=click.Choice(["ray", "dask", "torchrun"]), default="ray", show_default=True,
+    help="What places the work.",
+)  # fmt: skip
+@click.option(
+    "--workers", type=click.IntRange(1, 512), default=2, show_default=True, metavar="N",
+    help="Containers that compute.",
+)  # fmt: skip
+@click.option(
+    "--gpus", default="all", show_default=True, metavar="all|none|N",
+    help="Workers with a GPU of their own.",
+)  # fmt: skip
+@click.option("--base-image", metavar="IMAGE", help="What the image begins with; else Python's.")
+@click.option(
+    "--with", "packages", multiple=True, metavar="PACKAGE", help="A further package in the image."
+)
+@click.option("--force", is_flag=True, help="Overwrite files that were edited.")
+@JSON
+def init(folder: str, force: bool, is_json: bool, **options: Any) -> None:
+    """Write the files of a cluster into DIR, to be read and edited."""
+    from flatout.cli import show, show_cluster
+    from flatout.clustering import files
+    from flatout.nouns.cluster import ClusterRequest
+
+    written = files.init(ClusterRequest(**options), folder, is_forced=force)
+    (show.print_json if is_json else show_cluster.print_written)(written)
+
+
+@click.command("check")
+@IN
+@JSON
+def check(folder: str | None, is_json: bool) -> int:
+    """See whether the files are right and this machine can give what they ask for."""
+    from flatout.cli import show, show_cluster
+    from flatout.clustering import files
+
+    checked = files.check(files.open_folder(folder))
+    (show.print_json if is_json else show_cluster.print_checked)(checked)
+    return int(any(one.severity == "error" for one in checked.findings))

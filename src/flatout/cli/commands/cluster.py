@@ -1,0 +1,17 @@
+"""`flatout cluster`: containers of this machine as if they were machines."""
+
+from __future__ import annotations
+
+import click
+
+from flatout.cli.cluster_files import check, init
+from flatout.cli.cluster_running import down, logs, scale, status, stop, up
+
+
+@click.group("cluster")
+def command() -> None:
+    """Make a cluster of containers on this machine: Ray, Dask or torchrun over Docker Compose."""
+
+
+for part in (init, check, up, status, logs, scale, stop, down):
+    command.add_command(part)

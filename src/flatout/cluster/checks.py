@@ -1,0 +1,147 @@
+"""Whether this machine can run a cluster as its files say, before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from flatout.cluster import doctor_pages
+from flatout.nouns.cluster import Service
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.machine import Machine
+from flatout.nouns.units import bytes_text
+
+
+def judge_files(
+    services: Sequence[Service], machine: Machine, busy: Collection[int]
+) -> tuple[Finding, ...]:
+    """What of a cluster's files this machine cannot give, or should not.
+
+    Args:
+        services: as Compose understands them.
+        machine: this one.
+        busy: ports on which somebody else listens.
+    """
+    always = [one for one in services if not one.profiles]
+    findings = [*_ports(services, busy), *_safety(services), *_room(always, machine)]
+    return (*findings, *_gpus(always, machine))
+
+
+def _ports(services: Sequence[Service], busy: Collection[int]) -> Iterator[Finding]:
+    for service in services:
+        for port in service.ports:
+            place = f"{port.address}:{port.published}"
+            if not port.is_private:
+                yield Finding(
+                    rule="cluster-published",
+                    severity="warning",
+                    problem=f"Port {port.target} of {service.name} is published on {place}.",
+                    because="whoever reaches it can run programs in the cluster, without a "
+                    "password",
+                    fixes=(Fix(text="CLUSTER_PUBLISHED_ON=127.0.0.1 in .env; from elsewhere use a "
+                                    f"tunnel: ssh -L {port.published}:127.0.0.1:{port.published} "
+                                    "this-machine"),),
+                )  # fmt: skip
+            if port.published in busy:
+                yield Finding(
+                    rule=doctor_pages.PORT_IN_USE,
+                    severity="error",
+                    problem=f"Port {port.published}, for {service.name}, is in use.",
+                    because="another program of this machine listens on it",
+                    fixes=(Fix(text="stop that program, or choose another port in .env"),),
+                    confirm=(f"ss -ltnp 'sport = :{port.published}'",),
+                )
+
+
+def _safety(services: Sequence[Service]) -> Iterator[Finding]:
+    roots = [one.name for one in services if _is_root(one.user)]
+    if roots:
+        yield Finding(
+            rule="cluster-runs-as-root",
+            severity="warning",
+            problem="Programs in the cluster would run as root.",
+            because="files of runs then belong to root, and what breaks out of a container is root",
+            evidence=tuple(roots),
+            fixes=(Fix(text="CLUSTER_UID and CLUSTER_GID in .env"),),
+        )
+    open_ones = [
+        f"{one.name}: {'privileged' if one.is_privileged else 'network_mode: host'}"
+        for one in services
+        if one.is_privileged or one.is_on_host_network
+    ]
+    if open_ones:
+        yield Finding(
+            rule="cluster-published",
+            severity="warning",
+            problem="A service is not shut off from this machine.",
+            because="on the host's network every port of Ray is open to whoever reaches this "
+            "machine",
+            evidence=tuple(open_ones),
+            fixes=(Fix(text="leave that out of compose.yaml"),),
+        )
+
+
+def _is_root(user: str | None) -> bool:
+    return user is not None and user.partition(":")[0] in ("0", "root")
+
+
+def _room(services: Sequence[Service], machine: Machine) -> Iterator[Finding]:
+    threads = machine.cpu.num_threads
+    greedy = [one for one in services if threads and one.cpus and one.cpus > threads]
+    if greedy:
+        yield Finding(
+            rule="cluster-does-not-fit",
+            severity="error",
+            problem=f"A container may take more CPUs than the {threads} that are here.",
+            because="Docker refuses to start it",
+            evidence=tuple(f"{one.name}: {one.cpus:g}" for one in greedy),
+            fixes=(Fix(text=f"CLUSTER_WORKER_CPUS={threads} in .env, or fewer"),),
+        )
+    memory = machine.memory
+    total = min((one for one in (memory.limit_bytes, memory.total_bytes) if one), default=None)
+    wanted = sum(one.num_containers * (one.memory_bytes or 0) for one in services)
+    if total is not None and wanted > total:
+        yield Finding(
+            rule="cluster-does-not-fit",
+            severity="warning",
+            problem=f"The containers may take {bytes_text(wanted)} of memory together; this "
+            f"machine has {bytes_text(total)}.",
+            because="where they do, the kernel ends processes",
+            evidence=tuple(
+                f"{one.num_containers} x {one.name}: {bytes_text(one.memory_bytes)}"
+                for one in services
+                if one.memory_bytes
+            ),
+            fixes=(Fix(text="a lower CLUSTER_WORKER_MEMORY or CLUSTER_WORKERS in .env"),),
+        )
+    small = [
+        f"{one.name}: {bytes_text(one.shared_bytes)}"
+        for one in services
+        if one.shared_bytes is not None and one.shared_bytes <= 128 * 2**20
+    ]
+    if small:
+        yield Finding(
+            rule=doctor_pages.SHARED_MEMORY,
+            severity="warning",
+            problem="Shared memory, /dev/shm, would be too small.",
+            because="loaders' workers, NCCL and Ray hand data over in it",
+            evidence=tuple(small),
+            fixes=(Fix(text="CLUSTER_SHARED_MEMORY=1024m in .env"),),
+        )
+
+
+def _gpus(services: Sequence[Service], machine: Machine) -> Iterator[Finding]:
+    sharing = [one for one in services if one.is_with_gpu and one.num_containers > 1]
+    with_gpu = sum(one.num_containers for one in services if one.is_with_gpu)
+    if not sharing and with_gpu <= len(machine.gpus):
+        return
+    yield Finding(
+        rule=doctor_pages.DUPLICATE_GPU,
+        severity="error",
+        problem=f"{with_gpu} workers would have a GPU; this machine has {len(machine.gpus)}.",
+        because="NCCL refuses two ranks on one GPU, and all containers of one service have the "
+        "same GPU",
+        evidence=tuple(f"{one.num_containers} x {one.name}" for one in services if one.is_with_gpu),
+        fixes=(Fix(text="a service with one container for each GPU, as flatout cluster init --gpus "
+                        f"{len(machine.gpus) or 'none'} writes it; ingestion and inference may "
+                        "share it"),),
+    )  # fmt: skip

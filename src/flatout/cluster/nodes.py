@@ -1,0 +1,195 @@
+"""Whether the nodes of a cluster go together, by what each tells of itself before a training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
+
+from flatout.cluster import doctor_pages
+from flatout.nouns.cluster import Engine, NodeReport
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.units import bytes_text, seconds_text
+
+# What must be of one version everywhere, for each engine.
+PACKAGES = MappingProxyType({
+    "ray": ("flatout", "torch", "ray"),
+    "dask": ("flatout", "torch", "dask", "distributed"),
+    "torchrun": ("flatout", "torch"),
+})  # fmt: skip
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+# Docker's default of 64 MB, and little more.
+_LEAST_SHARED_BYTES = 128 * 2**20
+# Lines of logs and times of checkpoints no longer follow each other.
+_MOST_APART_S = 2.0
+_REBUILD = "make one image for all: flatout cluster up"
+
+
+def judge_nodes(nodes: Sequence[NodeReport], engine: Engine) -> tuple[Finding, ...]:
+    """What would break a training over these nodes, or mislead whoever follows it."""
+    judges: tuple[Callable[[Sequence[NodeReport], Engine], Iterator[Finding]], ...] = (
+        _versions, _pythons, _clocks, _names, _heads, _shared_memory, _interfaces, _rights,
+    )  # fmt: skip
+    return tuple(finding for judge in judges for finding in judge(nodes, engine))
+
+
+def _versions(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
+    for package in PACKAGES[engine]:
+        found = {node.node: node.versions.get(package) for node in nodes}
+        if len(set(found.values())) > 1:
+            yield Finding(
+                rule=doctor_pages.VERSIONS.get(package, "cluster-versions-differ"),
+                severity="error",
+                problem=f"The nodes have different versions of {package}.",
+                because="what they send each other is only understood by the same version",
+                evidence=_by_value(found),
+                fixes=(Fix(text=_REBUILD),),
+            )
+
+
+def _pythons(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
+    found: dict[str, str | None] = {node.node: node.python for node in nodes}
+    if len(set(found.values())) > 1:
+        is_ray = engine == "ray"
+        yield Finding(
+            rule=doctor_pages.RAY_PYTHONS if is_ray else "cluster-versions-differ",
+            severity="error",
+            problem="The nodes run different versions of Python.",
+            because="functions travel as byte code, which differs between versions of Python",
+            evidence=_by_value(found),
+            fixes=(Fix(text=_REBUILD),),
+        )
+
+
+def _clocks(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
+    ahead = {node.node: node.now_s - node.asked_s for node in nodes}
+    if not ahead or max(ahead.values()) - min(ahead.values()) <= _MOST_APART_S:
+        return
+    apart = seconds_text(max(ahead.values()) - min(ahead.values()))
+    yield Finding(
+        rule="cluster-clocks-apart",
+        severity="warning",
+        problem=f"The nodes' clocks are {apart} apart.",
+        because="times in logs and of files no longer tell what came first",
+        evidence=tuple(f"{name}: {value:+.1f} s" for name, value in ahead.items()),
+        fixes=(Fix(text="set the clocks by the network's time on each machine: sudo hwclock -s "
+                        "inside WSL, timedatectl set-ntp true elsewhere"),),
+    )  # fmt: skip
+
+
+def _names(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
+    lost = {
+        f"{node.node}: {name} {'leads to itself, ' + address if address else 'has no address'}"
+        for node in nodes
+        for name, address in node.addresses.items()
+        if address is None or address.startswith("127.")
+    }
+    if lost:
+        yield Finding(
+            rule=doctor_pages.HOST_NAMES,
+            severity="error",
+            problem="A node's name leads to the wrong address, or to none.",
+            because="nodes find each other by the names of their network",
+            evidence=tuple(sorted(lost)),
+            fixes=(Fix(text="put all services on one network of compose.yaml, then: flatout "
+                            "cluster down, flatout cluster up"),),
+        )  # fmt: skip
+
+
+def _heads(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
+    away = [
+        f"{node.node}: {place} does not answer"
+        for node in nodes
+        for place, is_reached in node.reached.items()
+        # A name without an address has been told already.
+        if not is_reached and node.addresses.get(place.partition(":")[0], "")
+    ]
+    if away:
+        yield Finding(
+            rule=doctor_pages.CLUSTER_HEADS.get(engine, doctor_pages.RENDEZVOUS),
+            severity="error",
+            problem="Nodes do not reach the head.",
+            evidence=tuple(away),
+            fixes=(Fix(text="see why: flatout cluster logs; then: flatout cluster up"),),
+        )
+
+
+def _shared_memory(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
+    small = [
+        f"{node.node}: {bytes_text(node.shared_bytes)}"
+        for node in nodes
+        if node.shared_bytes is not None and node.shared_bytes <= _LEAST_SHARED_BYTES
+    ]
+    if small:
+        yield Finding(
+            rule=doctor_pages.SHARED_MEMORY,
+            severity="error",
+            problem="Shared memory, /dev/shm, is too small.",
+            because="loaders' workers, NCCL and Ray hand data over in it, and are killed where it "
+            "ends",
+            evidence=tuple(small),
+            fixes=(Fix(text="CLUSTER_SHARED_MEMORY=1024m in .env, then: flatout cluster up"),),
+        )
+
+
+def _interfaces(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
+    wrong = [
+        f"{node.node}: {name}={text}, there are {', '.join(node.interfaces)}"
+        for node in nodes
+        for name in _INTERFACES
+        if (text := node.variables.get(name)) and not _leads_out(text, node.interfaces)
+    ]
+    if wrong:
+        yield Finding(
+            rule=doctor_pages.INTERFACE,
+            severity="error",
+            problem="NCCL or Gloo is told to use an interface that leads to no other node.",
+            evidence=tuple(wrong),
+            fixes=(Fix(text="leave it out of compose.yaml, or name one that is there: eth0"),),
+        )
+
+
+def _leads_out(text: str, interfaces: Sequence[str]) -> bool:
+    """Whether a value of NCCL_SOCKET_IFNAME leaves an interface but loopback.
+
+    Names are beginnings, with commas between; `=` before them all means the whole names, `^` all
+    but these.
+    """
+    outer = [name for name in interfaces if name != "lo"]
+    is_without, is_whole = text.startswith("^"), text.lstrip("^").startswith("=")
+    names = [name for name in text.lstrip("^=").split(",") if name]
+
+    def is_named(interface: str) -> bool:
+        return any(interface == name if is_whole else interface.startswith(name) for name in names)
+
+    return any(is_named(one) != is_without for one in outer)
+
+
+def _rights(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
+    roots = [node.node for node in nodes if node.is_root]
+    if roots:
+        yield Finding(
+            rule="cluster-runs-as-root",
+            severity="warning",
+            problem="Programs in the cluster run as root.",
+            because="files of runs then belong to root, and what breaks out of a container is root",
+            evidence=tuple(roots),
+            fixes=(Fix(text="CLUSTER_UID and CLUSTER_GID in .env, then: flatout cluster up"),),
+        )
+    shut = [f"{node.node}: {path}" for node in nodes for path in node.unwritable]
+    if shut:
+        yield Finding(
+            rule="cluster-folder-not-writable",
+            severity="error",
+            problem="Nodes may not write into the folders that they share.",
+            evidence=tuple(shut),
+            fixes=(Fix(text="give the folders of CLUSTER_RUNS and CLUSTER_DATA in .env to the "
+                            "user of CLUSTER_UID: sudo chown"),),
+        )  # fmt: skip
+
+
+def _by_value(found: dict[str, str | None]) -> tuple[str, ...]:
+    """ "2.60.0: head, worker-1", the fewest last."""
+    values = dict.fromkeys(found.values())
+    nodes = {value: [node for node, one in found.items() if one == value] for value in values}
+    ordered = sorted(nodes.items(), key=lambda item: -len(item[1]))
+    return tuple(f"{value or 'none'}: {', '.join(names)}" for value, names in ordered)

@@ -1,0 +1,177 @@
+"""The files of a cluster: written, found, and checked before anything is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from flatout.cluster.checks import judge_files
+from flatout.cluster.compose_file import compose_files
+from flatout.cluster.image import image_files
+from flatout.cluster.layout import (
+    chosen_gpus,
+    gpu_form,
+    is_by_variable,
+    project_name,
+    share_of,
+)  # fmt: skip
+from flatout.cluster.settings import engine_in, parse_settings
+from flatout.cluster.told import parse_containers, parse_services
+from flatout.errors import RunFailed, UsageError
+from flatout.nouns.cluster import (
+    Checked,
+    ClusterRequest,
+    Container,
+    Layout,
+    Service,
+    Written,
+)  # fmt: skip
+from flatout.nouns.finding import finding_from
+from flatout.nouns.machine import Machine
+from flatout.nouns.setup_request import SetupRequest
+from flatout.nouns.units import bytes_text
+from flatout.probes.examination import examine
+from flatout.setting_up import choose
+from flatout.system import cluster_folder, compose, folders, own_wheel
+from flatout.system.compose import Compose
+from flatout.system.system import LocalSystem, System, Unread
+
+
+class Folder(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster's folder, with its settings. name: of the Compose project."""
+
+    path: Path
+    settings: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """What Compose calls it."""
+        return self.settings.get("COMPOSE_PROJECT_NAME") or self.path.name.lower()
+
+
+def init(
+    request: ClusterRequest, text: str, *, is_forced: bool, machine: Machine | None = None
+) -> Written:
+    """Writes the files of a cluster that this machine can carry.
+
+    Raises:
+        UsageError: file-exists, cluster-does-not-fit, no-gpu-in-containers, not-a-number-of-gpus.
+    """
+    path = Path(text).absolute()
+    machine = machine or examine(LocalSystem()).machine
+    layout, notes = _layout(request, path, machine)
+    texts = {**compose_files(layout), **image_files(layout)}
+    files = cluster_folder.write(path, texts, is_forced=is_forced)
+    return Written(folder=str(path), files=files, notes=notes)
+
+
+def _layout(
+    request: ClusterRequest, path: Path, machine: Machine
+) -> tuple[Layout, tuple[str, ...]]:
+    gpus, why = chosen_gpus(request, machine)
+    share = share_of(machine, request.workers)
+    form = gpu_form(machine)[0] if gpus else "none"
+    python, required, index = _framework(request.packages, is_cpu=not gpus)
+    uid, gid = cluster_folder.owner()
+    data = folders.data_folders()
+    layout = Layout(
+        name=project_name(path.parts),
+        engine=request.engine,
+        num_workers=request.workers,
+        share=share,
+        base_image=request.base_image or f"python:{python}-slim-bookworm",
+        requirements=required,
+        index=index,
+        runs=str(folders.runs_folder()),
+        data=str(data[0] if data[0].is_dir() else data[-1]),
+        gpus=gpus,
+        gpu_form=form,
+        is_by_variable=is_by_variable(machine, form),
+        uid=uid,
+        gid=gid,
+    )
+    size = f"{share.cpus} CPUs, {bytes_text(share.memory_bytes)}, {bytes_text(share.shared_bytes)}"
+    return layout, (f"{request.workers} workers, each with {size} of shared memory", why)
+
+
+def _framework(packages: Sequence[str], *, is_cpu: bool) -> tuple[str, tuple[str, ...], str | None]:
+    """Python, requirements, and the index of the build of torch that fits this machine.
+
+    A torch among the packages that were asked for is taken instead. No network is asked.
+    """
+    answer = choose(SetupRequest(is_offline=True, is_cpu=is_cpu)).answers[0]
+    own = ".".join(str(one) for one in sys.version_info[:2])
+    further = (*packages, *own_wheel.requirements())
+    if "torch" in [own_wheel.name_of(one) for one in packages]:
+        return own, further, None
+    if answer.choice is None or answer.build is None:
+        return own, ("torch", *further), None
+    index = None if answer.build.is_in_default_index else answer.build.index
+    return answer.choice.python, (answer.build.requirement, *answer.constraints, *further), index
+
+
+def open_folder(text: str | None) -> Folder:
+    """A cluster's folder by its name, or the one that is here.
+
+    Raises:
+        UsageError: no-cluster-here.
+    """
+    path = cluster_folder.find(text)
+    return Folder(path=path, settings=parse_settings(cluster_folder.read_settings(path)))
+
+
+def check(folder: Folder, system: System | None = None) -> Checked:
+    """Whether the files are right, and whether this machine can give what they ask for."""
+    system = system or LocalSystem()
+    engine_in(folder.settings)
+    told = {"folder": str(folder.path)}
+    try:
+        program = compose.find_compose(system)
+        services = services_in(program, folder, system)
+    except UsageError as error:
+        return Checked(findings=(finding_from(error),), told=told)
+    told["docker"] = f"{program.docker}, Compose {program.version}"
+    told["services"] = ", ".join(
+        f"{one.num_containers} x {one.name}" for one in services if not one.profiles
+    )
+    machine = examine(system).machine
+    listening = system.listening()
+    told["ports"] = (
+        f"unknown: {listening.reason}" if isinstance(listening, Unread) else
+        ", ".join(f"{port.address}:{port.published}" for one in services for port in one.ports)
+        or "none are published"
+    )  # fmt: skip
+    own = {port.published for one in containers(folder, system) for port in one.ports}
+    busy = set() if isinstance(listening, Unread) else set(listening) - own
+    return Checked(findings=judge_files(services, machine, busy), told=told)
+
+
+def services_in(program: Compose, folder: Folder, system: System) -> tuple[Service, ...]:
+    try:
+        return parse_services(compose.config(program, folder.path, system))
+    except ValueError as error:
+        raise UsageError(
+            "compose-file-refused",
+            f"{folder.path / 'compose.yaml'} describes no services.",
+            fix="flatout cluster init writes it anew into another folder to compare with",
+        ) from error
+
+
+def containers(folder: Folder, system: System) -> tuple[Container, ...]:
+    """The containers of a cluster, running or not.
+
+    Raises:
+        RunFailed: docker-failed.
+    """
+    try:
+        return parse_containers(compose.inspect(folder.name, system))
+    except ValueError as error:
+        raise RunFailed(
+            "docker-failed",
+            "what Docker tells of the containers is not understood.",
+            because=str(error),
+            fix="flatout doctor tells what is wrong with Docker",
+        ) from error

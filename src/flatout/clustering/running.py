@@ -1,0 +1,245 @@
+"""The containers of a cluster: started, waited for, asked about themselves, and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from flatout.cluster.compose_file import HEADS, MEETING_PORT, PORTS
+from flatout.cluster.nodes import PACKAGES, judge_nodes
+from flatout.cluster.settings import address_in, engine_in, with_setting
+from flatout.clustering.files import Folder, check, containers, open_folder, services_in
+from flatout.errors import RunFailed, UsageError
+from flatout.nouns.cluster import ClusterState, Container, Dashboard, Kept, NodeReport
+from flatout.nouns.finding import Finding
+from flatout.nouns.units import seconds_text
+from flatout.system import clock, cluster_folder, compose
+from flatout.system.node_report import NodeQuestion
+from flatout.system.system import LocalSystem, System, Unread
+from flatout.system.together import run_together
+
+# A node that hangs is told as one that tells nothing.
+_NODE_LIMIT_S = 60.0
+_POLL_S = 1.0
+_DASHBOARDS = {
+    ("ray", "CLUSTER_DASHBOARD_PORT"): ("Ray's dashboard and Jobs API", "http://{}"),
+    ("dask", "CLUSTER_SCHEDULER_PORT"): ("Dask's scheduler: Client(...)", "tcp://{}"),
+    ("dask", "CLUSTER_DASHBOARD_PORT"): ("Dask's dashboard", "http://{}"),
+}
+
+
+def up(
+    folder: Folder, *, limit_s: float, on_wait: Callable[[Sequence[Container]], None]
+) -> ClusterState:
+    """Builds the image where something has changed, starts all, and waits until all is well.
+
+    Args:
+        folder: of the cluster.
+        limit_s: for the start, not for the building.
+        on_wait: is told of the containers each time they were looked at.
+
+    Raises:
+        UsageError: what `check` refuses; RunFailed: docker-failed, cluster-not-healthy.
+    """
+    system = LocalSystem()
+    checked = check(folder, system)
+    _refuse(checked.findings)
+    uid, gid = (int(folder.settings.get(f"CLUSTER_{one}ID", "1000")) for one in "UG")
+    for name in ("CLUSTER_RUNS", "CLUSTER_DATA"):
+        cluster_folder.ensure_shared(folder.path / folder.settings.get(name, "."), uid, gid)
+    cluster_folder.refresh_wheel(folder.path)
+    program = compose.find_compose(system)
+    compose.run_shown(program.argv(folder.path, "build", HEADS[engine_in(folder.settings)]))
+    compose.run_shown(program.argv(folder.path, "up", "--detach", "--remove-orphans"))
+    wait_until_well(folder, system, limit_s=limit_s, on_wait=on_wait)
+    return state(folder, system)
+
+
+def wait_until_well(
+    folder: Folder,
+    system: System,
+    *,
+    limit_s: float,
+    on_wait: Callable[[Sequence[Container]], None],
+) -> None:
+    """Waits until every container is well.
+
+    Raises:
+        RunFailed: cluster-not-healthy, with what the first that is not has printed.
+    """
+    end = clock.elapsed_s() + limit_s
+    while True:
+        found = containers(folder, system)
+        on_wait(found)
+        if found and all(one.is_well for one in found):
+            return
+        ended = next((one for one in found if one.has_ended), None)
+        if ended or clock.elapsed_s() > end:
+            waited = next((one for one in found if not one.is_well), None)
+            raise _not_healthy(ended or waited, limit_s, system)
+        clock.sleep_s(_POLL_S)
+
+
+def _not_healthy(container: Container | None, limit_s: float, system: System) -> RunFailed:
+    if container is None:
+        return RunFailed("cluster-not-healthy", "no container was started.",
+                         fix="flatout cluster check; flatout cluster logs")  # fmt: skip
+    if container.is_out_of_memory:
+        because = "the kernel ended it: it took more memory than its limit"
+    elif container.state in ("exited", "dead"):
+        because = f"it ended with exit code {container.exit_code}"
+    else:
+        because = f"it is {container.health or container.state} after {seconds_text(limit_s)}"
+    lines = compose.last_lines(container.id, system)
+    return RunFailed(
+        "cluster-not-healthy",
+        f"{container.name} is not well.",
+        because="; ".join([because, *lines[-2:]]),
+        fix=f"flatout cluster logs {container.service}; then flatout cluster up",
+        printed="\n".join(lines),
+    )
+
+
+def _refuse(findings: Sequence[Finding]) -> None:
+    """The first error among findings as an exception; warnings pass.
+
+    Raises:
+        UsageError: the error's own rule.
+    """
+    wrong = next((one for one in findings if one.severity == "error"), None)
+    if wrong is not None:
+        evidence = [str(one) for one in wrong.evidence]
+        raise UsageError(
+            wrong.rule,
+            wrong.problem,
+            because="; ".join([*([wrong.because] if wrong.because else []), *evidence]) or None,
+            fix=wrong.fixes[0].text if wrong.fixes else "flatout cluster check",
+        )
+
+
+def state(folder: Folder, system: System | None = None) -> ClusterState:
+    """Nodes, what each may take, versions, addresses, and what does not go together."""
+    system = system or LocalSystem()
+    engine = engine_in(folder.settings)
+    compose.find_compose(system)
+    found = containers(folder, system)
+    nodes, unread = ask_nodes(folder, found, system)
+    is_up = any(one.state == "running" for one in found)
+    dashboards = tuple(
+        Dashboard(text=text, address=address.format(address_in(folder.settings, variable)))
+        for variable, _ in PORTS[engine]
+        for text, address in [_DASHBOARDS[engine, variable]]
+        if is_up
+    )
+    return ClusterState(
+        name=folder.name,
+        folder=str(folder.path),
+        engine=engine,
+        containers=found,
+        nodes=nodes,
+        dashboards=dashboards,
+        findings=judge_nodes(nodes, engine),
+        unread=unread,
+    )
+
+
+def ask_nodes(
+    folder: Folder, found: Sequence[Container], system: System
+) -> tuple[tuple[NodeReport, ...], dict[str, str]]:
+    """What each running node tells of itself, all asked at once; and why others tell nothing."""
+    engine = engine_in(folder.settings)
+    running = [one for one in found if one.state == "running"]
+    head, port = HEADS[engine], MEETING_PORT[engine]
+
+    def ask(container: Container) -> NodeReport | str:
+        question = NodeQuestion(
+            node=f"{container.service}-{container.number}",
+            packages=PACKAGES[engine],
+            names=(head, *(one.name for one in running if one.id != container.id)),
+            places=(f"{head}:{port}",) if port else (),
+            folders=("/flatout/runs",),
+        )
+        return compose.ask_node(container.id, question, system)
+
+    tasks = {one.name: partial(ask, one) for one in running}
+    answers = run_together(tasks, _NODE_LIMIT_S)
+    nodes = tuple(one for one in answers.values() if isinstance(one, NodeReport))
+    silent = {
+        name: one.reason if isinstance(one, Unread) else one
+        for name, one in answers.items()
+        if not isinstance(one, NodeReport)
+    }
+    return nodes, silent
+
+
+def show_logs(folder: Folder, services: Sequence[str], *, is_following: bool, tail: int) -> None:
+    """Prints what containers have printed.
+
+    Raises:
+        RunFailed: docker-failed.
+    """
+    program = compose.find_compose(LocalSystem())
+    words = ["logs", "--tail", str(tail), *(["--follow"] if is_following else []), *services]
+    compose.run_shown(program.argv(folder.path, *words), is_output=True)
+
+
+def scale(
+    folder: Folder,
+    num_workers: int,
+    *,
+    limit_s: float,
+    on_wait: Callable[[Sequence[Container]], None],
+) -> ClusterState:
+    """As many workers without a GPU; .env remembers it.
+
+    Raises:
+        UsageError: cannot-scale; RunFailed: docker-failed, cluster-not-healthy.
+    """
+    system = LocalSystem()
+    program = compose.find_compose(system)
+    services = services_in(program, folder, system)
+    if "worker" not in [one.name for one in services]:
+        raise UsageError(
+            "cannot-scale",
+            "every worker of this cluster has a GPU of its own.",
+            because="two ranks on one GPU are refused by NCCL",
+            fix="flatout cluster init --workers N writes workers without one beside them",
+        )
+    text = cluster_folder.read_settings(folder.path)
+    cluster_folder.write_settings(
+        folder.path, with_setting(text, "CLUSTER_WORKERS", str(num_workers))
+    )
+    changed = open_folder(str(folder.path))
+    words = ("up", "--detach", "--no-recreate", "--scale", f"worker={num_workers}")
+    compose.run_shown(program.argv(folder.path, *words))
+    wait_until_well(changed, system, limit_s=limit_s, on_wait=on_wait)
+    return state(changed, system)
+
+
+def stop(folder: Folder) -> tuple[Container, ...]:
+    """Ends what runs in a cluster; `up` starts the same containers again.
+
+    Raises:
+        RunFailed: docker-failed.
+    """
+    system = LocalSystem()
+    program = compose.find_compose(system)
+    compose.run_shown(program.argv(folder.path, "stop"))
+    return containers(folder, system)
+
+
+def down(folder: Folder, *, is_with_volumes: bool) -> Kept:
+    """Removes a cluster's containers and its network; runs and data stay.
+
+    Raises:
+        RunFailed: docker-failed.
+    """
+    system = LocalSystem()
+    program = compose.find_compose(system)
+    words = ["down", "--remove-orphans", *(["--volumes"] if is_with_volumes else [])]
+    compose.run_shown(program.argv(folder.path, *words))
+    shared = [folder.settings.get(name) for name in ("CLUSTER_RUNS", "CLUSTER_DATA")]
+    return Kept(
+        folders=tuple(one for one in shared if one),
+        volumes=compose.volumes(folder.name, system),
+    )

@@ -1,0 +1,217 @@
+"""Docker and Compose, run on the files of a cluster's folder.
+
+Compose is v2, the plugin `docker compose`, or v1, `docker-compose`, as long as Debian ships it.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flatout.errors import RunFailed, UsageError
+from flatout.nouns.cluster import NodeReport
+from flatout.system import clock
+from flatout.system.child import ending_text
+from flatout.system.node_report import NodeQuestion
+from flatout.system.system import Completed, System
+
+# Compose v1 is a Python program that takes a second to start.
+ASK_LIMIT_S = 60.0
+_FIRST_V1 = (1, 28)
+
+
+class Compose(msgspec.Struct, frozen=True, kw_only=True):
+    """The program that was found. words: how it is called. docker: version of the engine."""
+
+    words: tuple[str, ...]
+    version: str
+    docker: str
+
+    @property
+    def is_v1(self) -> bool:
+        """Whether it is the one before the plugin."""
+        return self.version.startswith("1.")
+
+    def argv(self, folder: Path, *words: str) -> list[str]:
+        """The command line for a cluster's folder."""
+        return [
+            *self.words, "--project-directory", str(folder), "--file",
+            str(folder / "compose.yaml"), "--env-file", str(folder / ".env"), *words,
+        ]  # fmt: skip
+
+
+def find_compose(system: System) -> Compose:
+    """Compose, and an engine that answers.
+
+    Raises:
+        UsageError: docker-not-answering, compose-missing.
+    """
+    engine = system.run(["docker", "version", "--format", "{{.Server.Version}}"], ASK_LIMIT_S)
+    if engine.exit_code != 0:
+        raise UsageError(
+            "docker-not-answering",
+            "Docker does not answer.",
+            because=engine.reason or _said(engine),
+            fix="start it (Docker Desktop, or sudo systemctl start docker); flatout doctor tells "
+            "why it does not",
+        )
+    for words in (("docker", "compose"), ("docker-compose",)):
+        told = system.run([*words, "version", "--short"], ASK_LIMIT_S)
+        found = re.search(r"\d+\.\d+\.\d+\S*", told.stdout) if told.exit_code == 0 else None
+        if found:
+            _refuse_old(found[0])
+            return Compose(words=words, version=found[0], docker=engine.stdout.strip())
+    raise UsageError(
+        "compose-missing",
+        "Docker answers, and there is no Docker Compose.",
+        fix="install docker-compose-plugin (Docker's repository), docker-compose-v2 (Ubuntu) or "
+        "docker-compose (Debian)",
+    )
+
+
+def config(compose: Compose, folder: Path, system: System) -> Any:
+    """The services of a folder as Compose understands them, everything filled in.
+
+    Raises:
+        UsageError: compose-file-refused, cluster-package-missing.
+    """
+    # Profiles are named one by one: only newer versions take `*`.
+    words = ["--profile", "ingestion", "--profile", "training", "--profile", "inference", "config"]
+    if not compose.is_v1:
+        words += ["--format", "json"]
+    told = system.run(compose.argv(folder, *words), ASK_LIMIT_S)
+    if told.exit_code != 0:
+        raise UsageError(
+            "compose-file-refused",
+            f"Compose does not take {folder / 'compose.yaml'}.",
+            because=told.reason or _said(told),
+            fix="mend what it names; flatout cluster init writes the files anew into another "
+            "folder to compare with",
+        )
+    if not compose.is_v1:
+        return msgspec.json.decode(told.stdout)
+    try:
+        import yaml
+    except ImportError as error:
+        raise UsageError(
+            "cluster-package-missing",
+            "what Compose v1 tells of its files cannot be read here.",
+            because="it tells it as YAML, and there is no PyYAML",
+            fix="pip install 'flatout[cluster]', or install Compose v2",
+        ) from error
+    return yaml.safe_load(told.stdout)
+
+
+def inspect(project: str, system: System) -> str:
+    """What `docker inspect` tells of all containers of a project, as JSON.
+
+    Raises:
+        RunFailed: docker-failed.
+    """
+    label = f"label=com.docker.compose.project={project}"
+    listed = _must(["docker", "ps", "--all", "--quiet", "--filter", label], system)
+    ids = listed.stdout.split()
+    if not ids:
+        return "[]"
+    told = system.run(["docker", "inspect", *ids], ASK_LIMIT_S)
+    # One that was removed meanwhile makes it fail, and it still tells of the others.
+    return told.stdout if told.stdout.strip() else "[]"
+
+
+def volumes(project: str, system: System) -> tuple[str, ...]:
+    """Names of the project's volumes.
+
+    Raises:
+        RunFailed: docker-failed.
+    """
+    label = f"label=com.docker.compose.project={project}"
+    told = _must(["docker", "volume", "ls", "--quiet", "--filter", label], system)
+    return tuple(sorted(told.stdout.split()))
+
+
+def ask_node(container: str, question: NodeQuestion, system: System) -> NodeReport | str:
+    """What a node tells of itself, or why it tells nothing."""
+    before = clock.now_s()
+    text = msgspec.json.encode(question).decode()
+    told = system.run(
+        ["docker", "exec", container, "python3", "-m", "flatout.system.node_report", text],
+        ASK_LIMIT_S,
+    )
+    asked = (before + clock.now_s()) / 2
+    if told.exit_code != 0:
+        return told.reason or _said(told)
+    try:
+        report = msgspec.json.decode(told.stdout, type=NodeReport)
+    except msgspec.DecodeError as error:
+        return f"its answer is not of this flatout: {error}"
+    return msgspec.structs.replace(report, asked_s=asked)
+
+
+def last_lines(container: str, system: System, num_lines: int = 6) -> tuple[str, ...]:
+    """What a container has printed last."""
+    told = system.run(["docker", "logs", "--tail", str(num_lines), container], ASK_LIMIT_S)
+    lines = f"{told.stdout}\n{told.stderr}".splitlines()
+    return tuple(line.rstrip()[:200] for line in lines if line.strip())[-num_lines:]
+
+
+def run_shown(argv: Sequence[str], *, is_output: bool = False) -> None:
+    """Runs a program to its end; a person sees what it prints.
+
+    Args:
+        argv: the program.
+        is_output: what it prints is what was asked for, and goes to stdout; else to stderr.
+
+    Raises:
+        RunFailed: docker-failed.
+    """
+    try:
+        code = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=None if is_output else sys.stderr, check=False
+        ).returncode
+    except OSError as error:
+        raise _failed(argv, error.strerror or str(error)) from error
+    if code != 0:
+        raise _failed(argv, f"it {ending_text(code)}; what it said is above")
+
+
+def _must(argv: Sequence[str], system: System) -> Completed:
+    told = system.run(argv, ASK_LIMIT_S)
+    if told.exit_code != 0:
+        raise _failed(argv, told.reason or _said(told))
+    return told
+
+
+def _failed(argv: Sequence[str], because: str) -> RunFailed:
+    words = list(argv)
+    if "--env-file" in words:
+        # Where the folder is has been said; what stands behind it tells what was tried.
+        first, last = words.index("--project-directory"), words.index("--env-file") + 2
+        words = words[:first] + words[last:]
+    return RunFailed(
+        "docker-failed",
+        f"`{' '.join(words[:6])}` has failed.",
+        because=because,
+        fix="flatout cluster check tells what is wrong with the files; flatout doctor with Docker",
+    )
+
+
+def _said(done: Completed) -> str:
+    lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+    return "; ".join(lines[-3:])[:400] or f"it ended with exit code {done.exit_code}"
+
+
+def _refuse_old(version: str) -> None:
+    found = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    if found[0] == 1 and found < _FIRST_V1:
+        raise UsageError(
+            "compose-missing",
+            f"Docker Compose {version} is too old.",
+            because="it knows neither profiles nor GPUs; 1.28 is the first that does",
+            fix="install docker-compose-plugin (Docker's repository) or docker-compose-v2 (Ubuntu)",
+        )

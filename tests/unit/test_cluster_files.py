@@ -1,0 +1,281 @@
+"""The files of a cluster, for machines of every kind: what is shared out, and what is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from flatout.cluster import layout
+from flatout.cluster.compose_file import HEADS, compose_files
+from flatout.cluster.image import image_files
+from flatout.cluster.settings import address_in, engine_in, parse_settings, with_setting
+from flatout.errors import UsageError
+from flatout.nouns.cluster import ClusterRequest, Engine, Layout, Share
+from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
+from flatout.nouns.surroundings import ContainerEngine
+from flatout.system import cluster_folder
+
+GIB = 2**30
+ENGINES: tuple[Engine, ...] = ("ray", "dask", "torchrun")
+NONE = Machine(
+    host=Host(os="linux"),
+    cpu=Cpu(num_threads=8),
+    memory=Memory(total_bytes=32 * GIB),
+    engines=(ContainerEngine(name="docker", is_running=True, runtimes=("runc",)),),
+)
+ONE_GPU = msgspec.structs.replace(
+    NONE,
+    gpus=(Gpu(index=0, name="NVIDIA GeForce RTX 3070"),),
+    engines=(ContainerEngine(name="docker", is_running=True, runtimes=("nvidia", "runc")),),
+)
+TWO_GPUS = msgspec.structs.replace(ONE_GPU, gpus=(Gpu(index=0), Gpu(index=1)))
+DESKTOP = msgspec.structs.replace(
+    ONE_GPU,
+    host=Host(os="linux", wsl=2),
+    engines=(ContainerEngine(name="docker-desktop", is_running=True),),
+)
+WSL_ENGINE = msgspec.structs.replace(ONE_GPU, host=Host(os="linux", wsl=2))
+CDI = msgspec.structs.replace(
+    TWO_GPUS,
+    engines=(
+        ContainerEngine(
+            name="docker", is_running=True, runtimes=("runc",),
+            cdi_devices=("nvidia.com/gpu=0", "nvidia.com/gpu=1", "nvidia.com/gpu=all"),
+        ),
+    ),
+)  # fmt: skip
+CDI_OF_ALL = msgspec.structs.replace(
+    ONE_GPU,
+    host=Host(os="linux", wsl=2),
+    engines=(ContainerEngine(name="docker", is_running=True, cdi_devices=("nvidia.com/gpu=all",)),),
+)
+
+
+def laid(machine: Machine, engine: Engine = "ray", **asked: Any) -> Layout:
+    request = ClusterRequest(engine=engine, **asked)
+    gpus, _ = layout.chosen_gpus(request, machine)
+    form = layout.gpu_form(machine)[0] if gpus else "none"
+    return Layout(
+        name="flatout-lab",
+        engine=engine,
+        num_workers=request.workers,
+        share=layout.share_of(machine, request.workers),
+        base_image="python:3.12-slim-bookworm",
+        requirements=("torch==2.13.0",),
+        runs="/home/ada/runs",
+        data="/home/ada/data",
+        gpus=gpus,
+        gpu_form=form,
+        is_by_variable=layout.is_by_variable(machine, form),
+    )
+
+
+def services_of(made: Layout) -> dict[str, Any]:
+    """As Compose reads them, with what .env says filled in."""
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+    files = compose_files(made)
+    settings = parse_settings(files[".env"])
+    text = re.sub(r"\$\{(\w+)\}", lambda found: settings[found[1]], files["compose.yaml"])
+    services = yaml.safe_load(text)["services"]
+    assert isinstance(services, dict)
+    return services
+
+
+def devices_of(service: dict[str, Any]) -> list[dict[str, Any]]:
+    found = service["deploy"]["resources"]["reservations"]["devices"]
+    assert isinstance(found, list)
+    return found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("machine", [NONE, ONE_GPU, DESKTOP, CDI], ids=["none", "1", "wsl", "cdi"])
+def test_every_service_is_shut_in_and_limited(engine: Engine, machine: Machine) -> None:
+    services = services_of(laid(machine, engine))
+    assert {HEADS[engine], "ingestion", "training", "inference"} <= services.keys()
+    for name, service in services.items():
+        assert service["user"] == "1000:1000" and service["cap_drop"] == ["ALL"], name
+        assert service["mem_limit"] and service["cpus"] and service["shm_size"]
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
+        # Only flatout starts a training again.
+        assert service["restart"] == "no"
+        is_role = name in ("ingestion", "training", "inference")
+        assert ("healthcheck" in service) != is_role and ("profiles" in service) == is_role
+
+
+def test_each_engine_publishes_what_people_open_and_no_more() -> None:
+    published = {engine: services_of(laid(NONE, engine))[HEADS[engine]].get("ports", [])
+                 for engine in ENGINES}  # fmt: skip
+    assert published == {
+        "ray": ["127.0.0.1:8265:8265"],
+        "dask": ["127.0.0.1:8786:8786", "127.0.0.1:8787:8787"],
+        "torchrun": [],
+    }
+
+
+def test_shares_leave_the_machine_room() -> None:
+    share = layout.share_of(NONE, 3)
+    assert share.cpus == 2 and share.shared_bytes < share.memory_bytes
+    assert 3 * share.memory_bytes + share.head_bytes <= 0.8 * 32 * GIB
+    limited = msgspec.structs.replace(
+        NONE, memory=Memory(total_bytes=32 * GIB, limit_bytes=8 * GIB)
+    )
+    assert layout.share_of(limited, 3).memory_bytes < share.memory_bytes / 2
+
+
+def test_more_workers_than_memory_are_refused_with_how_many_fit() -> None:
+    small = msgspec.structs.replace(NONE, memory=Memory(total_bytes=4 * GIB))
+    with pytest.raises(UsageError, match="8 workers would have") as told:
+        layout.share_of(small, 8)
+    assert told.value.fix == "--workers 2"
+    assert layout.share_of(small, 2).memory_bytes >= GIB
+
+
+def test_a_gpu_is_one_workers_own_and_the_others_have_none() -> None:
+    services = services_of(laid(ONE_GPU, workers=3))
+    assert devices_of(services["gpu-0"])[0]["device_ids"] == ["0"]
+    assert services["worker"]["scale"] == 2 and "deploy" not in services["worker"]
+    # Docker's own default may be NVIDIA's runtime, which lends all of them.
+    assert services["worker"]["environment"]["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert "--num-gpus=1" in services["gpu-0"]["command"]
+    assert "--num-gpus=0" in services["worker"]["command"]
+
+
+def test_ingestion_and_inference_share_the_gpu_with_one_rank() -> None:
+    services = services_of(laid(ONE_GPU))
+    assert devices_of(services["ingestion"]) == devices_of(services["gpu-0"])
+    assert devices_of(services["inference"]) == devices_of(services["gpu-0"])
+
+
+def test_no_worker_is_left_where_each_has_a_gpu() -> None:
+    services = services_of(laid(TWO_GPUS, workers=2))
+    assert "worker" not in services and {"gpu-0", "gpu-1"} <= services.keys()
+    # Where it is of no use it is not asked for: some engines may not raise it.
+    assert services["gpu-0"]["ulimits"]["memlock"] == -1
+    assert "memlock" not in services_of(laid(NONE))["worker"]["ulimits"]
+
+
+@pytest.mark.parametrize("machine", [DESKTOP, WSL_ENGINE], ids=["desktop", "engine-in-wsl"])
+def test_inside_wsl_a_variable_tells_whose_the_gpu_is(machine: Machine) -> None:
+    service = services_of(laid(machine))["gpu-0"]
+    assert devices_of(service) == [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]
+    assert service["environment"]["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_cdi_names_the_device_or_all_where_there_is_no_other() -> None:
+    services = services_of(laid(CDI))
+    assert devices_of(services["gpu-1"])[0] == {
+        "driver": "cdi", "device_ids": ["nvidia.com/gpu=1"], "capabilities": ["gpu"],
+    }  # fmt: skip
+    service = services_of(laid(CDI_OF_ALL))["gpu-0"]
+    assert devices_of(service)[0]["device_ids"] == ["nvidia.com/gpu=all"]
+    assert service["environment"]["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_two_ranks_on_one_gpu_are_refused_with_the_way() -> None:
+    with pytest.raises(UsageError, match="containers have 1 here") as told:
+        laid(ONE_GPU, gpus="2")
+    assert "NCCL" in str(told.value) and "--gpus 1" in told.value.fix
+
+
+def test_gpus_that_containers_cannot_have_are_refused_with_why() -> None:
+    bare = msgspec.structs.replace(ONE_GPU, engines=NONE.engines)
+    with pytest.raises(UsageError, match="cannot have a GPU") as told:
+        laid(bare, gpus="1")
+    assert "neither NVIDIA's runtime nor a CDI" in str(told.value)
+    assert "flatout setup --docker" in told.value.fix
+    # Nothing was asked for, so nothing is refused.
+    assert layout.chosen_gpus(ClusterRequest(), bare)[0] == ()
+
+
+@pytest.mark.parametrize("text", ["two", "-1", "1.5", ""])
+def test_gpus_that_are_no_number_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="neither `all` nor `none` nor a number"):
+        laid(TWO_GPUS, gpus=text)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_image_is_not_root_and_keeps_its_secrets_in_a_stage(engine: Engine) -> None:
+    files = image_files(laid(NONE, engine))
+    last = files["Dockerfile"].rpartition("\nFROM ")[2]
+    assert "USER trainer" in last
+    assert "PIP_INDEX_URL" not in last and "CA_BUNDLE" not in last
+    pinned = [line for line in files["requirements.txt"].splitlines() if line[:1].isalpha()]
+    assert pinned and all("==" in line for line in pinned)
+    joined = re.sub(r"\\\n", " ", files["Dockerfile"])
+    words = {line.split()[0] for line in joined.splitlines() if line[:1].isalpha()}
+    assert words == {"ARG", "FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR"}
+
+
+def test_only_an_image_for_a_gpu_asks_for_the_driver() -> None:
+    assert "NVIDIA_DRIVER_CAPABILITIES" in image_files(laid(ONE_GPU))["Dockerfile"]
+    assert "NVIDIA" not in image_files(laid(NONE))["Dockerfile"]
+
+
+def test_settings_are_read_as_compose_reads_them() -> None:
+    text = "# A=1\nA=2\nexport B = 'x # y'\nC=\"q\"  # note\nD=a b # c\nE=\n"
+    found = parse_settings(text)
+    assert found == {"A": "2", "B": "x # y", "C": "q", "D": "a b", "E": ""}
+    changed = with_setting(text, "A", "3")
+    assert parse_settings(changed) == {**found, "A": "3"} and changed.startswith("# A=1\n")
+    assert parse_settings(with_setting(text, "F", "4"))["F"] == "4"
+
+
+def test_address_is_one_that_this_machine_reaches() -> None:
+    settings = {"CLUSTER_ENGINE": "ray", "CLUSTER_DASHBOARD_PORT": "9000",
+                "CLUSTER_PUBLISHED_ON": "0.0.0.0"}  # fmt: skip
+    assert address_in(settings, "CLUSTER_DASHBOARD_PORT") == "127.0.0.1:9000"
+    settings["CLUSTER_DASHBOARD_PORT"] = "90000"
+    with pytest.raises(UsageError, match="is no port"):
+        address_in(settings, "CLUSTER_DASHBOARD_PORT")
+    with pytest.raises(UsageError, match="names no engine"):
+        engine_in({"CLUSTER_ENGINE": "rya"})
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/home/ada/Lab 1/cluster", "flatout-lab-1"), ("/home/ada/GPUs", "flatout-gpus"),
+     ("/", "flatout")],
+)  # fmt: skip
+def test_project_is_named_like_its_folder(path: str, name: str) -> None:
+    assert layout.project_name(Path(path).parts[1:]) == name
+
+
+def test_edited_files_are_not_overwritten_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "cluster"
+    written = cluster_folder.write(folder, {"a": "1\n", "b": "1\n"}, is_forced=False)
+    assert [name for name in written if name.startswith("own/flatout-")]
+    # What is as flatout wrote it is written anew.
+    cluster_folder.write(folder, {"a": "2\n", "b": "2\n"}, is_forced=False)
+    (folder / "b").write_text("mine\n")
+    with pytest.raises(UsageError, match="b in .* was changed since") as told:
+        cluster_folder.write(folder, {"a": "3\n", "b": "3\n"}, is_forced=False)
+    assert told.value.rule == "file-exists"
+    assert (folder / "a").read_text() == "2\n" and (folder / "b").read_text() == "mine\n"
+    cluster_folder.write(folder, {"a": "3\n", "b": "3\n"}, is_forced=True)
+    assert (folder / "b").read_text() == "3\n"
+    assert cluster_folder.refresh_wheel(folder) is False
+
+
+def test_no_cluster_here_is_said_with_what_makes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="there is no cluster in") as told:
+        cluster_folder.find(None)
+    assert "flatout cluster init" in told.value.fix
+    (tmp_path / "cluster").mkdir()
+    for name in ("compose.yaml", ".env"):
+        (tmp_path / "cluster" / name).touch()
+    assert cluster_folder.find(None) == tmp_path / "cluster"
+
+
+def test_share_is_of_whole_units() -> None:
+    share: Share = layout.share_of(NONE, 2)
+    assert share.memory_bytes % (256 * 2**20) == 0 and share.shared_bytes % (64 * 2**20) == 0
