@@ -20,6 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from flatout.errors import FlatoutError, UsageError, nearest
+from flatout.nouns.ingestion import IngestRequest
 from flatout.nouns.made_environment import MadeEnvironment, Making
 from flatout.nouns.question import InferenceRequest
 from flatout.nouns.train_request import TrainRequest
@@ -36,7 +37,7 @@ _PAUSE_S = 0.2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}")
 
 
-R = TypeVar("R", bound=TrainRequest | InferenceRequest)
+R = TypeVar("R", bound=TrainRequest | InferenceRequest | IngestRequest)
 
 
 class _Place(msgspec.Struct, frozen=True):

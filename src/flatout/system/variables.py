@@ -37,6 +37,12 @@ def plain_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in added}
 
 
+def head_address(engine: str) -> str | None:
+    """Where a cluster's head is, as Ray and Dask are told by their own variables; None for none."""
+    variable = {"ray": "RAY_ADDRESS", "dask": "DASK_SCHEDULER_ADDRESS"}[engine]
+    return os.environ.get(variable, "").strip() or None
+
+
 # They would lead an environment's interpreter, or an installer, to other packages or places.
 _MISLEADING = (
     "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONSTARTUP", "VIRTUAL_ENV", "CONDA_PREFIX",

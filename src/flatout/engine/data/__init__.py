@@ -1,4 +1,4 @@
-"""Sources for a person's own data: image folders, tables, text.
+"""Sources for a person's own data: image folders, tables, text, and shards that were ingested.
 
 from flatout.engine import data
 
@@ -7,11 +7,12 @@ train_data=lambda: data.image_folder("flowers/train", flip=True)
 
 from flatout.engine.data.images import ImageFolder, image_folder, normalized
 from flatout.engine.data.row_groups import ParquetRows, parquet_rows
+from flatout.engine.data.shards import ShardedImages, Shards, shards
 from flatout.engine.data.splits import split
 from flatout.engine.data.tables import Table, csv, parquet
 from flatout.engine.data.texts import Text, text
 
 __all__ = [
-    "ImageFolder", "ParquetRows", "Table", "Text", "csv", "image_folder", "normalized", "parquet",
-    "parquet_rows", "split", "text",
+    "ImageFolder", "ParquetRows", "ShardedImages", "Shards", "Table", "Text", "csv",
+    "image_folder", "normalized", "parquet", "parquet_rows", "shards", "split", "text",
 ]  # fmt: skip

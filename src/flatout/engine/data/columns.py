@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.engine.data.files import library
+from flatout.engine.data_files import library
 from flatout.errors import UsageError, nearest
 
 Arrow = Any

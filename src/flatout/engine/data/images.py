@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flatout.engine.data.files import existing, is_hidden, library
+from flatout.engine.data.pictures import Cut
+from flatout.engine.data_files import existing, is_hidden, library
 from flatout.errors import RunFailed, UsageError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
@@ -21,20 +21,6 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 # Source: torchvision's documentation of its classification weights.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
-
-# A random crop may be wider or higher than it is high or wide by this.
-# Source: Szegedy et al., Going deeper with convolutions, section 6.
-_MOST_STRETCH = 4 / 3
-_CROP_TRIES = 10
-
-# How a camera was held, and what makes its image upright. Source: Exif 2.32, tag 274.
-_ORIENTATION = 274
-_UPRIGHT = {
-    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE",
-    6: "ROTATE_270", 7: "TRANSVERSE", 8: "ROTATE_90",
-}  # fmt: skip
-
-Box = tuple[float, float, float, float]
 
 
 def image_folder(
@@ -63,21 +49,14 @@ def image_folder(
         UsageError: data-path-not-found, no-images, empty-class, bad-data-option,
             data-package-not-installed.
     """
-    _check_options(size, random_crop, classes)
+    cut = Cut(size, random_crop, flip)
+    cut.check()
+    _check_classes(classes)
     library("PIL.Image", package="Pillow")
-    return ImageFolder(existing(path), size, random_crop, flip, classes)
+    return ImageFolder(existing(path), cut, classes)
 
 
-def _check_options(size: Any, random_crop: Any, classes: Any) -> None:
-    is_size = isinstance(size, numbers.Integral) and int(size) >= 1
-    is_share = isinstance(random_crop, numbers.Real) and 0 < float(random_crop) <= 1
-    if not is_size or not (random_crop is None or is_share):
-        raise UsageError(
-            "bad-data-option",
-            f"`size={size}`, `random_crop={random_crop}`: one of them cannot be.",
-            fix="size must be a whole number of at least 1; random_crop a number above 0 and at "
-            "most 1, or None",
-        )
+def _check_classes(classes: Any) -> None:
     # A text is a sequence of texts, too: of its letters.
     is_sequence = isinstance(classes, Sequence) and not isinstance(classes, str)
     if classes is not None and not (is_sequence and all(isinstance(one, str) for one in classes)):
@@ -118,19 +97,10 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     classes: names of the classes, in the order of their numbers.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        size: int,
-        random_crop: float | None,
-        flip: bool,
-        classes: Sequence[str] | None,
-    ) -> None:
+    def __init__(self, folder: Path, cut: Cut, classes: Sequence[str] | None) -> None:
         self.classes = _class_names(folder, classes)
         self._folder = str(folder)
-        self._size = size
-        self._random_crop = random_crop
-        self._flip = flip
+        self._cut = cut
         names: list[bytes] = []
         numbers = []
         for number, name in enumerate(self.classes):
@@ -155,7 +125,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         path = self.path(index)
         try:
-            return self._read(path), int(self._numbers[index])
+            return self._cut.read(path), int(self._numbers[index])
         except Exception as error:
             # A damaged file makes Pillow raise nearly anything.
             raise RunFailed(
@@ -173,51 +143,6 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         begin = int(self._ends[index - 1]) if index else 0
         name = os.fsdecode(self._names[begin : int(self._ends[index])])
         return os.path.join(self._folder, name)
-
-    def _read(self, path: str) -> Tensor:
-        from PIL import Image
-
-        size = self._size
-        with Image.open(path) as file:
-            box = self._box(*file.size)
-            # A JPEG can be decoded at a half, a fourth or an eighth of its size, in less time.
-            share = size / min(box[2] - box[0], box[3] - box[1])
-            whole = file.size
-            file.draft("RGB", (int(whole[0] * share) + 1, int(whole[1] * share) + 1))
-            image: Any = file if file.mode == "RGB" else _with_bytes(file).convert("RGB")
-            across, down = image.width / whole[0], image.height / whole[1]
-            drawn = (box[0] * across, box[1] * down, box[2] * across, box[3] * down)
-            image = image.resize((size, size), Image.Resampling.BILINEAR, drawn, reducing_gap=2.0)
-            held = file.getexif().get(_ORIENTATION, 1) if "exif" in file.info else 1
-        if held in _UPRIGHT:
-            image = image.transpose(Image.Transpose[_UPRIGHT[held]])
-        if self._flip and torch.rand(()) < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-        return pixels.view(size, size, 3).permute(2, 0, 1).contiguous()
-
-    def _box(self, width: int, height: int) -> Box:
-        """The part of the image that becomes the sample: left, top, right, bottom in pixels."""
-        if self._random_crop is not None:
-            for _ in range(_CROP_TRIES):
-                area, stretch, left, top = torch.rand(4, dtype=torch.float64).tolist()
-                area = self._random_crop + area * (1 - self._random_crop)
-                ratio = _MOST_STRETCH ** (2 * stretch - 1)
-                across = (area * width * height * ratio) ** 0.5
-                down = across / ratio
-                if across <= width and down <= height:
-                    left, top = left * (width - across), top * (height - down)
-                    return left, top, left + across, top + down
-        side = min(width, height)
-        left, top = (width - side) / 2, (height - side) / 2
-        return left, top, left + side, top + side
-
-
-def _with_bytes(image: Any) -> Any:
-    """An image of 16 bits as one of 8; Pillow would make everything above 255 white."""
-    if not image.mode.startswith("I"):
-        return image
-    return image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
 
 
 def _class_names(folder: Path, wanted: Sequence[str] | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from flatout.engine.data.columns import Arrow, Columns, Value, Wanted, columns_of, readable
-from flatout.engine.data.files import files_in, library
+from flatout.engine.data_files import files_in, library
 from flatout.errors import UsageError
 
 _UNBOUND_ROWS = 4096
@@ -45,9 +45,19 @@ def parquet_rows(
     wanted = Wanted(
         name=str(path), target=target, columns=columns, vocabularies=vocabularies, fill=fill
     )
-    groups = open_row_groups(path)
+    return rows_of(wanted, open_row_groups(wanted.name, files_in(path, ".parquet")), shuffle)
+
+
+def rows_of(wanted: Wanted, groups: RowGroups, shuffle: bool) -> ParquetRows:
+    """The rows of these groups, as they are wanted.
+
+    Raises:
+        UsageError: as `parquet_rows`.
+    """
     if not groups.num_rows:
-        raise UsageError("no-data", f"{path} has no rows.", fix="check that it is the right file")
+        raise UsageError(
+            "no-data", f"{groups.name} has no rows.", fix="check that it is the right file"
+        )
     return ParquetRows(groups, columns_of(wanted, groups.schema, groups.column), shuffle)
 
 
@@ -85,15 +95,15 @@ class RowGroups:
             yield self.read(group, [name])[name]
 
 
-def open_row_groups(path: str | Path) -> RowGroups:
-    """Looks at the files, not yet at their rows.
+def open_row_groups(name: str, files: Sequence[Path]) -> RowGroups:
+    """Looks at Parquet files, not yet at their rows. name: what they are called together.
 
     Raises:
-        UsageError: data-path-not-found, no-data, table-not-readable, data-package-not-installed.
+        UsageError: table-not-readable, data-package-not-installed.
     """
     reader = library("pyarrow.parquet", package="pyarrow")
     places, sizes, schema = [], [], None
-    for file in files_in(path, ".parquet"):
+    for file in files:
         with readable(str(file)), reader.ParquetFile(file) as opened:
             found = opened.schema_arrow.remove_metadata()
             for number in range(opened.num_row_groups):
@@ -107,7 +117,7 @@ def open_row_groups(path: str | Path) -> RowGroups:
                 fix="give all files of a folder the same columns, of the same types",
             )
         schema = found
-    return RowGroups(str(path), schema, tuple(places), tuple(sizes))
+    return RowGroups(name, schema, tuple(places), tuple(sizes))
 
 
 def _told(schema: Arrow) -> str:

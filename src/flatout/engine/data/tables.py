@@ -12,8 +12,8 @@ from torch import Tensor
 
 from flatout.engine.batches import tensors_in
 from flatout.engine.data.columns import Columns, Value, Wanted, columns_of, readable
-from flatout.engine.data.files import files_in, library
-from flatout.engine.data.row_groups import open_row_groups
+from flatout.engine.data.row_groups import RowGroups, open_row_groups
+from flatout.engine.data_files import files_in, library
 from flatout.engine.tensor_data import TensorData
 from flatout.errors import UsageError
 from flatout.nouns.units import bytes_text
@@ -87,8 +87,17 @@ def parquet(
     wanted = Wanted(
         name=str(path), target=target, columns=columns, vocabularies=vocabularies, fill=fill
     )
-    groups = open_row_groups(path)
+    return table_of(wanted, open_row_groups(wanted.name, files_in(path, ".parquet")))
+
+
+def table_of(wanted: Wanted, groups: RowGroups) -> Table:
+    """The rows of these groups in memory, as they are wanted.
+
+    Raises:
+        UsageError: as `csv`.
+    """
     _check_rows(wanted.name, groups.num_rows)
+    columns = wanted.columns
     num_columns = len(columns) + 1 if columns is not None else len(groups.schema.names)
     _check_memory(wanted.name, groups.num_rows * num_columns * _FP32_BYTES)
     found = columns_of(wanted, groups.schema, groups.column)

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flatout.engine.data.files import existing
+from flatout.engine.data_files import existing
 from flatout.engine.tensor_data import TensorData
 from flatout.errors import UsageError
 from flatout.system.store import mapped_os_errors

@@ -1,4 +1,4 @@
-"""What all sources need: the path that was given, and the package that reads it."""
+"""What all sources need: the path that was given, and the package that reads it. Without torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from flatout.errors import UsageError, nearest
 
 
-def library(name: str, *, package: str) -> Any:
-    """A module of a package that only some data needs.
+def library(name: str, *, package: str, extra: str = "data") -> Any:
+    """A module of a package that only some data needs, and the extra of flatout's that has it.
 
     Raises:
         UsageError: data-package-not-installed.
@@ -26,7 +26,7 @@ def library(name: str, *, package: str) -> Any:
             "data-package-not-installed",
             f"this data is read by the package {package}, which is not there.",
             because=str(error),
-            fix="pip install 'flatout[data]'",
+            fix=f"pip install 'flatout[{extra}]'",
         ) from error
     return importlib.import_module(name)
 

@@ -1,0 +1,54 @@
+"""`flatout ingest`: shards to train on from images, tables or texts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from flatout.cli.options import json_document
+
+
+@click.command("ingest")
+@click.argument("source")
+@click.argument("dest")
+@click.option(
+    "--on",
+    type=click.Choice(["local", "ray", "dask"]),
+    default="local",
+    show_default=True,
+    help="Who does the work; the shards are the same.",
+)
+@click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes; one for each CPU.")
+@click.option("--address", metavar="ADDRESS", help="Ray's or Dask's head; without it one is begun.")
+@click.option(
+    "--kind",
+    type=click.Choice(["images", "idx", "csv", "parquet", "text"]),
+    help="What SOURCE holds, where it holds several kinds.",
+)
+@click.option("--validation", type=float, metavar="SHARE", help="For validation.  [default: 0.1]")
+@click.option("--test", type=float, metavar="SHARE", help="For a test.  [default: 0.1]")
+@click.option("--key", metavar="COLUMN", help="Rows of equal value stay in one part.")
+@click.option(
+    "--max-rejected",
+    "most_rejected",
+    type=float,
+    default=0.1,
+    show_default=True,
+    metavar="SHARE",
+    help="Bad records that are put up with.",
+)
+@click.option("--python", metavar="PATH", help="The interpreter that works.")
+@click.option("--env", metavar="NAME", help="An environment of `flatout setup` that works.")
+@json_document
+def command(is_json: bool, **options: Any) -> int:
+    """Make shards of SOURCE in the folder DEST, to train on.
+
+    SOURCE is a folder with a folder of images for each class, IDX files, CSV or Parquet files, or
+    texts. Run again, it does what is new; SOURCE is only read.
+    """
+    from flatout import ingesting
+    from flatout.cli import ingestion
+    from flatout.nouns.ingestion import IngestRequest
+
+    return ingestion.follow(ingesting.ingest(IngestRequest(**options)), is_json=is_json)

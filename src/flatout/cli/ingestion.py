@@ -1,0 +1,129 @@
+"""An ingestion, shown as it goes on, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+
+from flatout.cli import failing, show
+from flatout.cli.live import Waiting
+from flatout.cli.wording import DOT, home_text
+from flatout.nouns.ingestion import Advanced, AnyIngestAnswer, Ingested, Listed, Manifest
+from flatout.nouns.question import Broken, Noted
+from flatout.nouns.units import bytes_text, count_text
+
+# Where nothing can be drawn over, a line for so much of the work.
+_PLAIN_STEP = 0.25
+
+
+def follow(answers: Generator[AnyIngestAnswer], *, is_json: bool) -> int:
+    """Shows how it goes, on stderr, and what came of it; gives the exit code."""
+    exit_code = 0
+    with contextlib.closing(answers), Waiting("looking through the source") as waiting:
+        progress = _Progress(waiting)
+        for line in answers:
+            if isinstance(line, Listed):
+                progress.begin(line)
+            elif isinstance(line, Advanced):
+                progress.go_on(line)
+            elif isinstance(line, Noted):
+                waiting.stop()
+                show.print_finding(line.finding)
+            elif isinstance(line, Broken):
+                waiting.stop()
+                exit_code = line.exit_code
+                show.print_finding(line.finding)
+                if exit_code != 2:
+                    failing.explain(line.finding, line.printed)
+                if is_json:
+                    show.print_json({"error": line.finding})
+            elif is_json:
+                waiting.stop()
+                show.print_json(_document(line))
+            else:
+                waiting.stop()
+                _print_ingested(line)
+    return exit_code
+
+
+class _Progress:
+    """Says how far it is: over and over on a terminal, a few times elsewhere."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self._is_plain = not show.is_alive(show.make_console(is_error=True))
+        self._listed: Listed | None = None
+        self._told = 0.0
+
+    def begin(self, listed: Listed) -> None:
+        """The source is known."""
+        self._listed = listed
+        kept = f"{DOT}{count_text(listed.num_kept)} done before" if listed.num_kept else ""
+        self._waiting.stop()
+        show.print_note(
+            f"{listed.source_kind}{DOT}{bytes_text(listed.size_bytes)} in "
+            f"{_pieces(listed.num_pieces)}{kept}"
+        )
+
+    def go_on(self, done: Advanced) -> None:
+        """So many pieces are done."""
+        assert self._listed is not None
+        text = (
+            f"{count_text(done.num_pieces)} of {_pieces(self._listed.num_pieces)}{DOT}"
+            f"{count_text(done.num_records)} records{DOT}{count_text(done.num_rejected)} rejected"
+        )
+        share = done.num_pieces / self._listed.num_pieces
+        if not self._is_plain:
+            self._waiting.say(text)
+        elif share - self._told >= _PLAIN_STEP:
+            self._told = share
+            show.print_note(text)
+
+
+def _print_ingested(line: Ingested) -> None:
+    manifest = line.manifest
+    parts = [f"{count_text(number)} {part}" for part, number in manifest.counts.items() if number]
+    size = bytes_text(sum(shard.size_bytes for shard in manifest.shards))
+    rows = [
+        ("records", DOT.join(parts)),
+        *_rejected_rows(line, manifest),
+        ("shards", f"{count_text(len(manifest.shards))}{DOT}{size}{DOT}SHA-256 in manifest.json"),
+        ("made", _made_text(line)),
+        ("kept in", home_text(line.folder)),
+    ]
+    show.print_lines(show.make_console(), rows)
+
+
+def _rejected_rows(line: Ingested, manifest: Manifest) -> list[tuple[str, str]]:
+    if not manifest.num_rejected:
+        return []
+    place = f"{home_text(line.folder)}/rejected.jsonl"
+    return [
+        ("rejected", f"{count_text(manifest.num_rejected)}{DOT}each with its reason in {place}")
+    ]
+
+
+def _made_text(line: Ingested) -> str:
+    if not line.num_made and not line.num_removed:
+        return "nothing: all of it was done before"
+    removed = f"{DOT}{count_text(line.num_removed)} old shards removed" if line.num_removed else ""
+    return f"{count_text(line.num_made)} of {_pieces(line.num_pieces)}{removed}"
+
+
+def _pieces(count: int) -> str:
+    return f"{count_text(count)} piece{'' if count == 1 else 's'}"
+
+
+def _document(line: Ingested) -> dict[str, object]:
+    manifest = line.manifest
+    return {
+        "folder": line.folder,
+        "counts": manifest.counts,
+        "num_rejected": manifest.num_rejected,
+        "num_shards": len(manifest.shards),
+        "size_bytes": sum(shard.size_bytes for shard in manifest.shards),
+        "source": manifest.source,
+        "num_pieces": line.num_pieces,
+        "num_made": line.num_made,
+        "num_removed": line.num_removed,
+    }

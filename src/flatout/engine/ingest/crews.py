@@ -1,0 +1,134 @@
+"""Who carries the pieces out: processes here, Ray or Dask. All get the same function."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+from urllib.parse import urlsplit
+
+from flatout.engine.data_files import library
+from flatout.engine.ingest.work import Failure, carry_out
+from flatout.errors import RunFailed
+from flatout.nouns.ingestion import Crew, Job, Piece, PieceDone
+from flatout.system.variables import head_address
+
+Done = PieceDone | Failure
+
+# How long a scheduler may take to answer.
+_CONNECT_LIMIT_S = 20
+
+
+def carry_out_all(
+    job: Job, pieces: Sequence[Piece], on: Crew, workers: int | None, address: str | None
+) -> Iterator[Done]:
+    """What becomes of each piece, as they are done.
+
+    Raises:
+        UsageError: data-package-not-installed.
+        RunFailed: scheduler-not-reachable, ingest-worker-died.
+    """
+    count = max(1, min(workers or os.cpu_count() or 1, len(pieces)))
+    if on == "ray":
+        return _on_ray(job, pieces, count, address)
+    if on == "dask":
+        return _on_dask(job, pieces, count, address)
+    return _here(job, pieces, count)
+
+
+def _here(job: Job, pieces: Sequence[Piece], count: int) -> Iterator[Done]:
+    if count == 1:
+        yield from map(partial(carry_out, job), pieces)
+        return
+    # A fork would take along the thread that waits for the end of standard input.
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(carry_out, job, piece) for piece in pieces]
+        try:
+            for future in as_completed(futures):
+                yield future.result()
+        except BrokenProcessPool as error:
+            raise _died("local", error) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _on_ray(job: Job, pieces: Sequence[Piece], count: int, address: str | None) -> Iterator[Done]:
+    ray = library("ray", package="Ray", extra="ray")
+    where = address or head_address("ray")
+    given: dict[str, Any] = {"address": where} if where else {"num_cpus": count}
+    if not where:
+        given["include_dashboard"] = False
+    _connect("Ray", where, lambda: ray.init(log_to_driver=False, logging_level="error", **given))
+    try:
+        task = ray.remote(num_cpus=1)(carry_out)
+        told = ray.put(job)
+        waiting = [task.remote(told, piece) for piece in pieces]
+        while waiting:
+            ready, waiting = ray.wait(waiting)
+            for one in ready:
+                try:
+                    yield ray.get(one)
+                except ray.exceptions.RayError as error:
+                    raise _died("ray", error) from error
+    finally:
+        ray.shutdown()
+
+
+def _on_dask(job: Job, pieces: Sequence[Piece], count: int, address: str | None) -> Iterator[Done]:
+    distributed = library("distributed", package="Dask's distributed", extra="dask")
+    where = address or head_address("dask")
+    if where:
+        client = _connect(
+            "Dask", where, lambda: distributed.Client(where, timeout=_CONNECT_LIMIT_S)
+        )
+    else:
+        client = distributed.Client(
+            n_workers=count, threads_per_worker=1, dashboard_address=None, silence_logs=40
+        )
+    with client:
+        (told,) = client.scatter([job], broadcast=True)
+        futures = [client.submit(carry_out, told, piece, pure=False) for piece in pieces]
+        for future in distributed.as_completed(futures):
+            try:
+                yield future.result()
+            except Exception as error:  # Whatever a worker could not send back as a value.
+                raise _died("dask", error) from error
+            finally:
+                future.release()
+
+
+def _connect(name: str, address: str | None, connect: Callable[[], Any]) -> Any:
+    try:
+        if address:
+            _knock(address)
+        return connect()
+    except Exception as error:  # Each has errors of its own for an address where nobody answers.
+        raise RunFailed(
+            "scheduler-not-reachable",
+            f"{name} does not answer at {address}." if address else f"{name} could not be started.",
+            because=(str(error).splitlines() or [type(error).__name__])[0],
+            fix="check the address (--address) and that its head is running; or use --on local",
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """Fails soon where nobody listens: Ray tries for minutes and says nothing."""
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if place.hostname and place.port:
+        socket.create_connection((place.hostname, place.port), _CONNECT_LIMIT_S).close()
+
+
+def _died(on: Crew, error: Exception) -> RunFailed:
+    return RunFailed(
+        "ingest-worker-died",
+        "a worker broke off without saying why; what was done is kept.",
+        because=(str(error).strip().splitlines() or [type(error).__name__])[-1],
+        fix="look into what it printed; if memory ran out, use fewer --workers; then the same again"
+        if on == "local"
+        else f"check that every node has this flatout and reads the source; look into {on}'s logs",
+    )

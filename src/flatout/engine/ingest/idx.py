@@ -1,0 +1,123 @@
+"""IDX files, the format of MNIST: images of bytes and their labels, in two files.
+
+Source: http://yann.lecun.com/exdb/mnist/ ("the IDX file format"): two zeros, 8 for bytes, the
+number of dimensions, each size as four bytes with the highest first, the data.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import UsageError
+from flatout.nouns.ingestion import Part
+from flatout.system.source_files import SourceFile, content, path_of
+
+_NAME = re.compile(r"(.*)-(images-idx3|labels-idx1)-ubyte(\.gz)?")
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """The two files of one set of images. part: what its name says it is for."""
+
+    images: str
+    labels: str
+    part: Part | None
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pair holds. shape: (height, width) of its images."""
+
+    num_rows: int
+    shape: tuple[int, int]
+    largest_label: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one image."""
+        return self.shape[0] * self.shape[1]
+
+
+def is_name(name: str) -> bool:
+    """Whether a file is called as IDX files are."""
+    return _NAME.fullmatch(name) is not None
+
+
+def pairs_of(place: Path, files: Sequence[SourceFile]) -> list[Pair]:
+    """The files, two by two; those named `train-...` come first.
+
+    Raises:
+        UsageError: source-not-readable.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for file in files:
+        match = _NAME.fullmatch(file.name)
+        if match:
+            found.setdefault(match[1], {})[match[2]] = file.name
+    pairs = []
+    for stem, both in sorted(found.items(), key=lambda item: (not _is_train(item[0]), item[0])):
+        if len(both) < 2:
+            raise UsageError(
+                "source-not-readable",
+                f"{path_of(str(place), next(iter(both.values())))} has no other half.",
+                because="images and their labels are in a file each, with the same beginning",
+                fix="put both into the folder, under names that begin alike",
+            )
+        part: Part | None = None if _is_train(stem) else "test"
+        pairs.append(Pair(both["images-idx3"], both["labels-idx1"], part))
+    return pairs
+
+
+def look(source: str, pair: Pair) -> Look:
+    """Reads both files once.
+
+    Raises:
+        UsageError: source-not-readable.
+    """
+    (num_rows, *shape), _ = read(path_of(source, pair.images), num_dimensions=3)
+    (num_labels,), labels = read(path_of(source, pair.labels), num_dimensions=1)
+    if num_rows != num_labels or not num_rows or 0 in shape:
+        raise _not_readable(
+            path_of(source, pair.images), f"it has {num_rows} images and {num_labels} labels"
+        )
+    return Look(num_rows=num_rows, shape=(shape[0], shape[1]), largest_label=max(labels))
+
+
+def read(path: Path, *, num_dimensions: int) -> tuple[list[int], memoryview]:
+    """The sizes of a file's dimensions, and its bytes.
+
+    Raises:
+        UsageError: source-not-readable.
+    """
+    raw = content(path)
+    try:
+        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _not_readable(path, f"it cannot be decompressed: {error}") from error
+    head = 4 + 4 * num_dimensions
+    if raw[:4] != bytes((0, 0, 8, num_dimensions)) or len(raw) < head:
+        raise _not_readable(path, f"it is no IDX file of bytes in {num_dimensions} dimensions")
+    sizes = [int.from_bytes(raw[place : place + 4], "big") for place in range(4, head, 4)]
+    num_bytes = 1
+    for size in sizes:
+        num_bytes *= size
+    if len(raw) != head + num_bytes:
+        raise _not_readable(path, f"it has {len(raw) - head} bytes of data, not {num_bytes}")
+    return sizes, memoryview(raw)[head:]
+
+
+def _is_train(stem: str) -> bool:
+    return stem.rpartition("/")[2].startswith("train")
+
+
+def _not_readable(path: Path, because: str) -> UsageError:
+    return UsageError(
+        "source-not-readable",
+        f"{path} cannot be read as IDX.",
+        because=because,
+        fix="get a whole copy of the file; flatout data get mnist brings MNIST's",
+    )

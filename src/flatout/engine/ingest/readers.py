@@ -1,0 +1,150 @@
+"""Images, IDX files and texts as records."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from flatout.engine.data_files import library
+from flatout.engine.ingest import idx
+from flatout.engine.ingest.records import Bad, Records, key_of
+from flatout.nouns.ingestion import Job, Piece
+from flatout.system.source_files import content, lines_from, path_of
+
+_BATCH_ROWS = 1024
+# A passage that never ends is no text.
+_LONGEST_PASSAGE_BYTES = 2**20
+
+
+def image_schema() -> Any:
+    """name: of the file, below the source; image: the file's bytes; label: number of its class."""
+    arrow = library("pyarrow", package="pyarrow")
+    return arrow.schema(
+        [("name", arrow.string()), ("image", arrow.large_binary()), ("label", arrow.int64())]
+    )
+
+
+def read_images(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
+    """Image files as they are, once each is known to be whole."""
+    arrow = library("pyarrow", package="pyarrow")
+    number_of = {name: number for number, name in enumerate(job.settings.classes)}
+    for name in piece.files:
+        raw = content(path_of(job.source, name))
+        wrong = _what_is_wrong(raw)
+        if wrong:
+            bad.add(name, wrong)
+            continue
+        label = number_of[PurePosixPath(name).parts[0]]
+        told = name.encode(errors="replace").decode()
+        columns = [
+            arrow.array([told], arrow.string()),
+            arrow.array([raw], arrow.large_binary()),
+            arrow.array([label], arrow.int64()),
+        ]
+        yield Records(columns, [key_of(raw)], len(raw))
+
+
+def _what_is_wrong(raw: bytes) -> str | None:
+    """Why these bytes are no whole image; None if they are."""
+    image = library("PIL.Image", package="Pillow")
+    if not raw:
+        return "it is empty"
+    try:
+        with image.open(io.BytesIO(raw)) as opened:
+            opened.convert("RGB")
+    except image.UnidentifiedImageError:
+        # What Pillow says names a place in memory, another one each time.
+        return "it is no image"
+    except Exception as error:  # noqa: BLE001 - a damaged file makes Pillow raise nearly anything
+        return str(error) or type(error).__name__
+    return None
+
+
+def idx_schema(job: Job) -> Any:
+    """image: bytes, (channels, height, width) as the manifest says; label: number of its class."""
+    arrow = library("pyarrow", package="pyarrow")
+    num_bytes = 1
+    for size in job.settings.shape:
+        num_bytes *= size
+    return arrow.schema([("image", arrow.binary(num_bytes)), ("label", arrow.int64())])
+
+
+def read_idx(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
+    """A range of the images of two files that belong together. None of them can be bad."""
+    arrow = library("pyarrow", package="pyarrow")
+    _, images = idx.read(path_of(job.source, piece.files[0]), num_dimensions=3)
+    _, labels = idx.read(path_of(job.source, piece.files[1]), num_dimensions=1)
+    kind = idx_schema(job).field("image").type
+    size = kind.byte_width
+    for begin in range(piece.begin, piece.end, _BATCH_ROWS):
+        end = min(begin + _BATCH_ROWS, piece.end)
+        rows = [bytes(images[row * size : (row + 1) * size]) for row in range(begin, end)]
+        columns = [
+            arrow.array(rows, kind),
+            arrow.array(list(labels[begin:end]), arrow.int64()),
+        ]
+        yield Records(columns, [key_of(row) for row in rows], len(rows) * size)
+
+
+def text_schema() -> Any:
+    """text: lines that stood together, without the empty ones around them."""
+    arrow = library("pyarrow", package="pyarrow")
+    return arrow.schema([("text", arrow.string())])
+
+
+def read_passages(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
+    """The passages of a part of a text: what stands between empty lines."""
+    arrow = library("pyarrow", package="pyarrow")
+    name = piece.files[0]
+    passages: list[str] = []
+    keys: list[bytes] = []
+    for place, raw in _passages(job, piece):
+        wrong, text = _decoded(raw)
+        if wrong:
+            bad.add(f"{name}: byte {place}", wrong, raw[:4000].decode(errors="replace"))
+            continue
+        passages.append(text)
+        keys.append(key_of(text.encode()))
+        if len(passages) == _BATCH_ROWS:
+            yield Records([arrow.array(passages)], keys, sum(map(len, passages)))
+            passages, keys = [], []
+    if passages:
+        yield Records([arrow.array(passages)], keys, sum(map(len, passages)))
+
+
+def _passages(job: Job, piece: Piece) -> Iterator[tuple[int, bytes]]:
+    """Those behind the first empty line of the piece, up to the first behind its end.
+
+    So each passage of a file is in one piece, and the piece before need not be looked at.
+    """
+    is_inside = piece.begin == 0
+    began, lines = 0, bytearray()
+    for place, line in lines_from(path_of(job.source, piece.files[0]), piece.begin):
+        if line.strip():
+            if is_inside:
+                began = began if lines else place
+                lines += line
+            continue
+        if lines:
+            yield began, bytes(lines)
+            lines.clear()
+        is_inside = True
+        if place >= piece.end:
+            return
+    if lines:
+        yield began, bytes(lines)
+
+
+def _decoded(raw: bytes) -> tuple[str | None, str]:
+    """What is wrong with a passage, and its text with the ends of lines that Linux has."""
+    if len(raw) > _LONGEST_PASSAGE_BYTES:
+        return f"it is longer than {_LONGEST_PASSAGE_BYTES:,} bytes", ""
+    if b"\0" in raw:
+        return "it has a zero byte, so it is no text", ""
+    try:
+        text = raw.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8: {error.reason}", ""
+    return None, text.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")

@@ -1,0 +1,171 @@
+"""A folder of shards, which stays whole however its making ends.
+
+manifest.json        what is there; swapped at once when all of it is
+train/ validation/ test/    shards, named by piece and content: a name never changes its content
+rejected.jsonl       what was left out, and why
+.ingest/             pieces that are carried out, and the lock
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.nouns.ingestion import (
+    FORMAT,
+    PARTS,
+    Manifest,
+    Part,
+    Piece,
+    PieceDone,
+    Rejected,
+    Shard,
+)
+from flatout.system import store
+
+MANIFEST = "manifest.json"
+_REJECTED = "rejected.jsonl"
+_STATE = ".ingest"
+
+
+class ShardFolder:
+    """The paths of a folder of shards, and what is done with them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = path / MANIFEST
+        self.rejected = path / _REJECTED
+        self._state = path / _STATE
+
+    def open(self) -> store.Lock:
+        """Makes what is missing, and the lock that whoever makes shards here must hold.
+
+        Raises:
+            UsageError: folder-not-empty, ingest-in-progress.
+        """
+        with store.mapped_os_errors(self.path):
+            is_new = not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
+            if not is_new and not self._state.is_dir():
+                raise UsageError(
+                    "folder-not-empty",
+                    f"{self.path} cannot become a folder of shards.",
+                    because="something is there that flatout has not made",
+                    fix="choose an empty or a new folder",
+                )
+            for folder in (self._state, *(self.path / part for part in PARTS)):
+                folder.mkdir(parents=True, exist_ok=True)
+        lock = store.Lock(self._state / "lock")
+        if not lock.acquire():
+            raise UsageError(
+                "ingest-in-progress",
+                f"another flatout is making shards in {self.path}.",
+                fix="wait until it is done, then run this again",
+            )
+        return lock
+
+    def read_manifest(self) -> Manifest | None:
+        """What is there; None where nothing has been made yet."""
+        if not self.manifest.is_file():
+            return None
+        found = store.read_json(self.manifest, Manifest)
+        if found.format != FORMAT:
+            raise UsageError(
+                "ingested-otherwise",
+                f"{self.path} has been made by another version of flatout.",
+                because=f"its format is {found.format}, this one writes {FORMAT}",
+                fix="ingest into a new folder",
+            )
+        return found
+
+    def done(self, piece: Piece, settings: str) -> PieceDone | None:
+        """What became of a piece, if it was carried out as it is now and its shards are there."""
+        path = self._record(piece.name)
+        try:
+            found = store.read_json(path, PieceDone) if path.is_file() else None
+        except FlatoutError:
+            return None  # Torn by a crash of the whole machine: the piece is carried out again.
+        if found is None or (found.stamp, found.settings) != (piece.stamp, settings):
+            return None
+        return found if all(map(self._is_there, found.shards)) else None
+
+    def finish(self, done: PieceDone) -> None:
+        """Says that a piece is carried out; its shards are on the disk."""
+        store.write_json(self._record(done.name), done)
+
+    def write_shard(self, part: Part, piece: str, content: bytes, num_records: int) -> Shard:
+        """Writes a shard under a name that says what is in it."""
+        sha256 = hashlib.sha256(content).hexdigest()
+        file = f"{part}/{piece}-{sha256[:12]}.parquet"
+        path = self.path / file
+        store.write_atomically(path, content)
+        return Shard(
+            file=file, part=part, num_records=num_records, size_bytes=len(content), sha256=sha256
+        )
+
+    def publish(self, manifest: Manifest, rejected: Iterator[Rejected]) -> None:
+        """Swaps the manifest, where it is another: from here on these shards are the data."""
+        lines = b"".join(msgspec.json.encode(one) + b"\n" for one in rejected)
+        _write_if_other(self.rejected, lines)
+        text = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+        _write_if_other(self.manifest, text)
+
+    def sweep(self, pieces: Sequence[PieceDone]) -> int:
+        """Removes what no piece of these has made; gives how many shards went."""
+        kept = {shard.file for one in pieces for shard in one.shards}
+        records = {self._record(one.name) for one in pieces}
+        num_removed = 0
+        with store.mapped_os_errors(self.path):
+            for part in PARTS:
+                for path in (self.path / part).iterdir():
+                    if f"{part}/{path.name}" not in kept:
+                        path.unlink(missing_ok=True)
+                        num_removed += path.suffix == ".parquet"
+            for path in self._state.iterdir():
+                if path.name != "lock" and path not in records:
+                    path.unlink(missing_ok=True)
+        return num_removed
+
+    def _record(self, name: str) -> Path:
+        return self._state / f"{name}.json"
+
+    def _is_there(self, shard: Shard) -> bool:
+        path = self.path / shard.file
+        with store.mapped_os_errors(path):
+            return path.is_file() and path.stat().st_size == shard.size_bytes
+
+
+def verify(folder: Path, shards: Sequence[Shard]) -> None:
+    """Reads these shards and compares their checksums.
+
+    Raises:
+        RunFailed: damaged-data, for a damaged file or a missing one.
+    """
+    for shard in shards:
+        path = folder / shard.file
+        wrong = None
+        with store.mapped_os_errors(path):
+            try:
+                with open(path, "rb") as stream:
+                    got = hashlib.file_digest(stream, "sha256").hexdigest()
+                if got != shard.sha256:
+                    wrong = f"SHA-256 of its content: expected {shard.sha256}, got {got}"
+            except FileNotFoundError:
+                wrong = "it is missing"
+        if wrong:
+            raise RunFailed(
+                "damaged-data",
+                f"the shard {path} cannot be used.",
+                because=wrong,
+                fix=f"delete {path} if it is there; then the same `flatout ingest` makes it anew",
+            )
+
+
+def _write_if_other(path: Path, content: bytes) -> None:
+    with store.mapped_os_errors(path):
+        if path.is_file() and path.read_bytes() == content:
+            return
+    store.write_atomically(path, content)
