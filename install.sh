@@ -106,17 +106,24 @@ find_folders() {
             "make them writable, or name others: XDG_DATA_HOME, XDG_BIN_HOME"
 }
 
+# When a process began. Numbers are given anew, after a power cut to a like process most of all.
+began() {
+    cut -d ' ' -f 22 "/proc/$1/stat" 2>/dev/null || ps -o lstart= -p "$1" 2>/dev/null || true
+}
+
 # One install at a time. A folder is made by one process alone, and dies with no process: so whose it
 # is stands in it.
 lock() {
     if ! mkdir "$app/lock" 2>/dev/null; then
-        owner=$(cat "$app/lock/pid" 2>/dev/null || echo 0)
-        if [ "$owner" -gt 0 ] 2>/dev/null && kill -0 "$owner" 2>/dev/null; then
+        owner=$(head -n 1 "$app/lock/pid" 2>/dev/null || echo 0)
+        if [ "$owner" -gt 0 ] 2>/dev/null && kill -0 "$owner" 2>/dev/null &&
+            [ "$(sed -n 2p "$app/lock/pid")" = "$(began "$owner")" ]; then
             fail "flatout is being installed by another process." "its number is $owner" \
                 "wait for it, or end it"
         fi
     fi
-    echo $$ >"$app/lock/pid" || fail "cannot write $app." "no permission, or no space" "free some"
+    { echo $$ && began $$; } >"$app/lock/pid" ||
+        fail "cannot write $app." "no permission, or no space" "free some"
     trap 'rm -rf "$app/lock"' EXIT
     trap 'exit 130' INT TERM HUP
 }
@@ -228,7 +235,7 @@ uv_target() {
 
 fetch_uv() {
     [ $offline = no ] || fail "there is no Python 3.11 or later that can make an environment." \
-        "--offline forbids to fetch one" "install Python with its venv module, then run this again"
+        "--offline forbids to fetch one" "install $instead, then run this again"
     uv_target
     base=${FLATOUT_UV_MIRROR:-https://github.com/astral-sh/uv/releases/download}
     url=$base/$uv_version/uv-$target.tar.gz
@@ -271,13 +278,35 @@ download() {
         [ $is_continued = yes ] && { [ $code = 33 ] || [ $code = 22 ]; } && return 0
     elif command -v wget >/dev/null 2>&1; then
         wget -q -c -T 20 -O "$2" "$1" && return 0
+    elif command -v python3 >/dev/null 2>&1; then
+        python3 -c "$downloader" "$1" "$2" && return 0
     else
-        fail "nothing here can download." "there is neither curl nor wget" \
-            "install one of them, or Python 3.11 or later"
+        fail "nothing here can download." "there is neither curl nor wget nor Python" \
+            "install one of them, or $instead"
     fi
     fail "could not download $1." "see the lines above" \
-        "check the network (HTTPS_PROXY, if you need one), then run this again: it goes on"
+        "check the network (HTTPS_PROXY, if you need one), then run this again: it goes on. Or install $instead"
 }
+
+# What curl does, for a system that has nothing else: Debian at its smallest, with Python.
+downloader='
+import os, shutil, sys, urllib.error, urllib.request
+url, path = sys.argv[1:]
+start = os.path.getsize(path) if os.path.exists(path) else 0
+headers = {"Range": "bytes=%d-" % start} if start else {}
+try:
+    answer = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20)
+    with answer, open(path, "ab" if getattr(answer, "status", 0) == 206 else "wb") as file:
+        before = file.tell()
+        shutil.copyfileobj(answer, file)
+        if file.tell() - before < int(answer.headers.get("Content-Length") or 0):
+            sys.exit("the connection has ended too early")
+except urllib.error.HTTPError as error:
+    if error.code != 416 or not start:
+        sys.exit(str(error))
+except OSError as error:
+    sys.exit(str(error))
+'
 
 # Makes an environment under a name that no receipt bears yet. One that cannot be moved is made in
 # its place; until the receipt names it, it is nobody's, and the next run removes it.
@@ -285,20 +314,29 @@ make_environment() {
     environment=$app/environment-$(date -u +%Y%m%dT%H%M%S)-$$
     unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX VIRTUAL_ENV
     export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+    # Of no use to anybody afterwards; what is broken off goes on with them.
+    export PIP_CACHE_DIR="${PIP_CACHE_DIR:-$app/cache}" UV_CACHE_DIR="${UV_CACHE_DIR:-$app/cache}"
+    instead="Python 3.11 or later"
     if find_python; then
         say python "$python"
         if "$python" -m venv "$environment" >"$app/log" 2>&1; then
             installer=pip
             return
         fi
-        # Debian and Ubuntu have what it lacks in a package of its own, python3-venv.
-        say python "it cannot make an environment, so uv does: $(tail -n 1 "$app/log")"
+        if grep -q ensurepip "$app/log"; then
+            instead="what it lacks: apt install python3-venv"
+            say python "it has no ensurepip, so uv makes the environment (or: apt install python3-venv)"
+        else
+            instead="a Python that can make an environment"
+            say python "it cannot make an environment, so uv does: $(grep . "$app/log" | tail -n 1)"
+        fi
         rm -rf "$environment"
     else
         python=$python_version
         say python "none here that is 3.11 or later: uv fetches $python (30 MB)"
     fi
     find_uv || fetch_uv
+    follow_pip
     # Beside flatout, so that it goes when flatout goes.
     export UV_PYTHON_INSTALL_DIR="$app/python"
     set -- venv --no-project --python "$python" "$environment"
@@ -306,6 +344,40 @@ make_environment() {
     "$uv" "$@" || fail "uv could not make an environment." "see the lines above" \
         "check the network (HTTPS_PROXY, UV_PYTHON_INSTALL_MIRROR), then run this again"
     installer=uv
+}
+
+# pip_setting NAME VALUE: of pip's settings that one; VALUE is what its variable says.
+pip_setting() {
+    if [ -n "$2" ]; then
+        echo "$2"
+        return
+    fi
+    for file in "${PIP_CONFIG_FILE:-}" "${XDG_CONFIG_HOME:-$HOME/.config}/pip/pip.conf" \
+        "$HOME/.pip/pip.conf" /etc/pip.conf; do
+        if [ -f "$file" ]; then sed -n "s/^ *$1 *[=:] *//p" "$file" | head -n 1; fi
+    done | head -n 1
+}
+
+# uv reads none of pip's settings. Whoever has set an index for pip means it for both.
+follow_pip() {
+    if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
+        UV_DEFAULT_INDEX=$(pip_setting index-url "${PIP_INDEX_URL:-}")
+        [ -z "$UV_DEFAULT_INDEX" ] || export UV_DEFAULT_INDEX
+    fi
+    if [ -z "${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}" ]; then
+        UV_INDEX=$(pip_setting extra-index-url "${PIP_EXTRA_INDEX_URL:-}")
+        [ -z "$UV_INDEX" ] || export UV_INDEX UV_INDEX_STRATEGY=unsafe-best-match
+    fi
+    if [ -z "${UV_INSECURE_HOST:-}" ]; then
+        UV_INSECURE_HOST=$(pip_setting trusted-host "${PIP_TRUSTED_HOST:-}")
+        [ -z "$UV_INSECURE_HOST" ] || export UV_INSECURE_HOST
+    fi
+    if [ -z "${SSL_CERT_FILE:-}" ]; then
+        SSL_CERT_FILE=$(pip_setting cert "${PIP_CERT:-}")
+        [ ! -f "$SSL_CERT_FILE" ] || export SSL_CERT_FILE
+    fi
+    # Companies' certificates lie in the system's store, where uv does not look by itself.
+    export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
 }
 
 install_flatout() {
@@ -432,7 +504,7 @@ main() {
     fi
     link
     remove_left_overs
-    rm -f "$app/log"
+    rm -rf "$app/log" "$app/cache"
     offer_path
     say remove "flatout self remove"
     say begin "flatout"

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
+import platform
+import re
+import shutil
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from flatout.setup.fit import Target, Wish
 from flatout.setup.proving import EXPECTED
+from flatout.setup.rows import Pair
 from flatout.setup.solve import solve
 from flatout.setup.tables import shipped_tables
 
@@ -42,31 +48,51 @@ def write_wheel(
         for file, text in contents.items():
             archive.writestr(file, text)
         archive.writestr(f"{info}/RECORD", "".join(lines) + f"{info}/RECORD,,\n")
+    _write_page(page)
+    return path
+
+
+def add_to_index(folder: Path, wheel: Path) -> None:
+    """Puts a real wheel on its page of an index, without a copy where that can be."""
+    name = re.sub(r"[-_.]+", "-", wheel.name.partition("-")[0]).lower()
+    page = folder / name
+    page.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(wheel, page / wheel.name)
+    except OSError:
+        shutil.copyfile(wheel, page / wheel.name)
+    _write_page(page)
+
+
+def _write_page(page: Path) -> None:
     links = "".join(
         f'<a href="{one.name}#sha256={_sha256(one)}">{one.name}</a>\n'
         for one in sorted(page.glob("*.whl"))
     )
     (page / "index.html").write_text(f"<!DOCTYPE html><html><body>\n{links}</body></html>\n")
-    return path
 
 
-def make_index(folder: Path) -> str:
-    """An index with the JAX that is chosen for a CPU, and what goes into every environment."""
+def make_index(folder: Path, python: Pair | None = None, *, has_pip: bool = True) -> str:
+    """An index with the JAX that is chosen for a CPU, and what goes into every environment.
+
+    Args:
+        folder: where its folder `simple` is made.
+        python: the Python to choose for; that of the tests where left out.
+        has_pip: with a pip that is made up as well.
+    """
     index = folder / "simple"
-    version = jax_version()
+    version = jax_version(python)
     filler = {f"jaxlib/part_{number}.py": "x = 1\n" * 500 for number in range(40)}
     write_wheel(index, "jax", version, {"jax/__init__.py": ANSWER}, ("jaxlib",))
     write_wheel(index, "jaxlib", version, {"jaxlib/__init__.py": "", **filler})
-    write_wheel(index, "pip", "99.0", {"pip/__init__.py": ""})
+    if has_pip:
+        write_wheel(index, "pip", "99.0", {"pip/__init__.py": ""})
     return index.as_uri()
 
 
-def jax_version() -> str:
-    """The version of JAX that the tables choose for the Python of the tests."""
-    import platform
-    import sys
-
-    python = (sys.version_info[0], sys.version_info[1])
+def jax_version(python: Pair | None = None) -> str:
+    """The version of JAX that the tables choose for a Python; for that of the tests by itself."""
+    python = python or (sys.version_info[0], sys.version_info[1])
     target = Target(os="linux", machine=platform.machine())
     answer = solve(target, Wish(framework="jax", python=python, is_cpu=True), shipped_tables())
     assert answer.choice is not None

@@ -118,6 +118,13 @@ class Container:
         """Cuts it off from a network; what is open stays open and hears nothing."""
         self._docker.must("network", "disconnect", network, self.name)
 
+    def as_image(self) -> str:
+        """The name of an image with the files that it has now; it goes with all the rest."""
+        tag = f"{self.name}-image"
+        label = f"LABEL {LABEL}={self._docker.owner}"
+        self._docker.must("commit", "--change", label, self.name, tag)
+        return tag
+
     def remove(self) -> None:
         """Ends and removes it with its files."""
         self._docker.must("rm", "--force", "--volumes", self.name)

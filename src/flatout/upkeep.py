@@ -13,7 +13,7 @@ from flatout.errors import UsageError, nearest
 from flatout.nouns.disk_use import FREEABLE, DiskUse, Freed
 from flatout.nouns.installation import Installation, Part, Removal, Update
 from flatout.nouns.journal import Applied
-from flatout.system import folders, installation, journal, usage
+from flatout.system import folders, installation, journal, made_environments, usage
 
 __all__ = ["disk_use", "installed"]
 
@@ -138,6 +138,7 @@ def remove_part(part: Part, here: Installation) -> None:
     if part.name == "flatout":
         if not _changes():
             usage.delete(journal.changes_folder())
+        made_environments.forget_lock()
         usage.drop_empty(
             [folders.app_folder().parent, folders.cache_folder(), folders.state_folder()]
         )

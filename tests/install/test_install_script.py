@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.server
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,11 +76,22 @@ def test_install_ends_whole_when_it_was_killed(
     assert not (person.app / "lock").exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs what Linux tells of processes")
 def test_install_when_another_install_runs(person: Person, wheel: Path) -> None:
     (person.app / "lock").mkdir(parents=True)
-    (person.app / "lock/pid").write_text(f"{os.getpid()}\n")
+    began = Path("/proc/self/stat").read_text().split(" ")[21]
+    (person.app / "lock/pid").write_text(f"{os.getpid()}\n{began}\n")
     done = person.install("--from", wheel, "--offline")
     assert done.returncode == 1 and "by another process" in done.stderr
+
+
+def test_install_when_another_process_has_the_number_of_one_that_died(
+    person: Person, wheel: Path
+) -> None:
+    (person.app / "lock").mkdir(parents=True)
+    (person.app / "lock/pid").write_text(f"{os.getpid()}\n17\n")
+    assert person.install("--from", wheel, "--offline").returncode == 0
+    assert not (person.app / "lock").exists()
 
 
 def test_install_refuses_when_another_flatout_is_there(person: Person, wheel: Path) -> None:
@@ -220,118 +226,6 @@ def test_install_leaves_nothing_when_packages_are_missing(
     done = person.install("--from", alone / wheel.name, "--offline")
     assert done.returncode == 1 and "could not be installed" in done.stderr
     assert person.environments() == [] and not person.launcher.exists()
-
-
-# Without Python: uv brings one.
-
-# Stands for uv: makes environments with the Python of this test, and says what it was asked.
-UV = """#!/bin/sh
-echo "$@" >>"$HOME/asked"
-case $1 in
-    --version) echo uv 0 ;;
-    venv) while [ $# -gt 1 ] && [ "${1#/}" = "$1" ]; do shift; done; exec PYTHON -m venv "$1" ;;
-    pip) shift 3; shift; python=$1; shift; exec "$python" -m pip install --quiet "$@" ;;
-esac
-"""
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    """What uv is fetched as."""
-    folder = tmp_path / "made" / "uv-any"
-    folder.mkdir(parents=True)
-    (folder / "uv").write_text(UV.replace("PYTHON", os.path.realpath(sys.executable)))
-    (folder / "uv").chmod(0o755)
-    # As large as a download that can break off.
-    (folder / "uvx").write_bytes(os.urandom(300_000))
-    path = tmp_path / "made" / "uv.tar.gz"
-    with tarfile.open(path, "w:gz") as file:
-        file.add(folder, "uv-any")
-    return path
-
-
-@pytest.fixture
-def mirror(archive: Path) -> Iterator[str]:
-    """A server that gives the archive under every name."""
-
-    class Giver(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            content = archive.read_bytes()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Giver)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-def script_for(archive: Path, folder: Path) -> Path:
-    """The script, with the archive's checksum in the place of uv's."""
-    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
-    text = (ROOT / "install.sh").read_text()
-    path = folder / "install.sh"
-    path.write_text(re.sub(r"sha256=[0-9a-f]{64}", f"sha256={digest}", text))
-    return path
-
-
-def add_downloader(person: Person) -> None:
-    person.add("curl" if shutil.which("curl") else "wget")
-
-
-@pytest.mark.parametrize("is_half_there", [False, True])
-def test_install_when_there_is_no_python(
-    bare_person: Person, wheel: Path, archive: Path, mirror: str, is_half_there: bool
-) -> None:
-    add_downloader(bare_person)
-    if is_half_there:
-        # What a broken download has left: of something else, since the server knows no ranges.
-        bare_person.app.mkdir(parents=True)
-        for target in ("x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl"):
-            (bare_person.app / f"uv-0.12.15-{target}.tar.gz.part").write_bytes(b"half")
-    script = script_for(archive, bare_person.home.parent)
-    more = {"FLATOUT_UV_MIRROR": mirror, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent)}
-    done = bare_person.install("--from", wheel, script=script, **more)
-    assert done.returncode == 0, done.stderr
-    assert "uv fetches 3.12" in done.stdout
-    assert bare_person.flatout("--version").stdout == f"flatout {__version__}\n"
-    asked = (bare_person.home / "asked").read_text()
-    assert "venv --no-project --python 3.12" in asked
-    assert not list(bare_person.app.glob("*.part"))
-
-
-def test_install_refuses_a_changed_uv(bare_person: Person, wheel: Path, mirror: str) -> None:
-    add_downloader(bare_person)
-    # The script as it is: it knows the checksum of the real one.
-    done = bare_person.install("--from", wheel, FLATOUT_UV_MIRROR=mirror)
-    assert done.returncode == 1 and "damaged or was changed" in done.stderr
-    assert [path.name for path in bare_person.app.iterdir()] == []
-
-
-def test_install_says_what_is_missing_when_nothing_downloads(
-    bare_person: Person, wheel: Path
-) -> None:
-    done = bare_person.install("--from", wheel)
-    assert done.returncode == 1 and "neither curl nor wget" in done.stderr
-
-
-def test_install_says_so_when_the_network_is_cut(bare_person: Person, wheel: Path) -> None:
-    add_downloader(bare_person)
-    done = bare_person.install("--from", wheel, FLATOUT_UV_MIRROR="http://127.0.0.1:9")
-    assert done.returncode == 1 and "could not download" in done.stderr
-
-
-def test_install_takes_a_uv_that_is_there(bare_person: Person, wheel: Path) -> None:
-    uv = bare_person.programs / "uv"
-    uv.write_text(UV.replace("PYTHON", os.path.realpath(sys.executable)))
-    uv.chmod(0o755)
-    done = bare_person.install("--from", wheel, "--offline")
-    assert done.returncode == 0, done.stderr
-    assert bare_person.flatout("--version").returncode == 0
 
 
 # The other script.

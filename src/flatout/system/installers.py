@@ -17,6 +17,8 @@ from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.indexes import Indexes
 from flatout.nouns.made_environment import Installer
 from flatout.system.command import Completed, run
+from flatout.system.folders import cache_folder
+from flatout.system.uv_program import own_cache
 from flatout.system.variables import setup_environment
 
 _RESOLVE_S = 1800.0
@@ -83,7 +85,7 @@ class Uv:
     def __init__(self, path: str, indexes: Indexes, held: tuple[int, ...] = ()) -> None:
         self._path = path
         self._held = held
-        self._environment = _reaching(indexes, UV_NO_PROGRESS="1")
+        self._environment = {**own_cache(path), **_reaching(indexes, UV_NO_PROGRESS="1")}
         if indexes.python_mirror:
             self._environment["UV_PYTHON_INSTALL_MIRROR"] = indexes.python_mirror
 
@@ -219,8 +221,11 @@ def interpreter_in(folder: Path, installer: Installer) -> Path:
 def _reaching(indexes: Indexes, **added: str) -> dict[str, str]:
     """The variables of a program that goes to the network."""
     environment = setup_environment(**added)
+    # So that it goes when flatout goes.
+    environment.setdefault("PIP_CACHE_DIR", str(cache_folder() / "pip"))
     # Companies' certificates lie in the system's store, where uv does not look by itself.
-    environment.setdefault("UV_NATIVE_TLS", "1")
+    for name in ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS"):  # The second until uv 0.12.
+        environment.setdefault(name, "1")
     if indexes.certificate:
         environment.setdefault("SSL_CERT_FILE", indexes.certificate)
     if indexes.proxy:

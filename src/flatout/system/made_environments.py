@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from flatout.errors import FlatoutError, UsageError, nearest
+from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
 from flatout.nouns.ingestion import IngestRequest
 from flatout.nouns.made_environment import MadeEnvironment, Making
 from flatout.nouns.question import InferenceRequest
@@ -183,6 +183,13 @@ def locked() -> Iterator[int]:
         lock.release()
 
 
+def forget_lock() -> None:
+    """Removes the lock where nothing is left that it would be for."""
+    top = environments_folder()
+    if top.is_dir() and [path.name for path in top.iterdir()] == [".lock"]:
+        (top / ".lock").unlink()
+
+
 def is_busy() -> bool:
     """Whether somebody makes or removes environments now."""
     return store.Lock(environments_folder() / ".lock").is_taken()
@@ -231,7 +238,13 @@ def discard(folder: Path) -> None:
         return
     gone = folder.with_name(f".{folder.name}.removed-{os.getpid()}")
     with store.mapped_os_errors(folder):
-        store.write_json(folder / _NOTE, Making(name=folder.name, note=_NOTE_TEXT, is_removed=True))
+        try:
+            note = Making(name=folder.name, note=_NOTE_TEXT, is_removed=True)
+            store.write_json(folder / _NOTE, note)
+        except RunFailed as error:
+            # A full disk has no room for it, and gets some by what follows.
+            if error.rule != "disk-full":
+                raise
         try:
             folder.rename(gone)
         except OSError as error:

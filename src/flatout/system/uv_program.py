@@ -12,7 +12,7 @@ from flatout.errors import RunFailed
 from flatout.nouns.indexes import Indexes
 from flatout.system import store
 from flatout.system.command import run
-from flatout.system.folders import tools_folder
+from flatout.system.folders import app_folder, cache_folder, tools_folder
 from flatout.system.variables import setup_environment
 
 # The first that writes a lock with addresses and hashes (`pylock.toml`).
@@ -24,7 +24,7 @@ def find_uv() -> str | None:
     """A uv that is new enough, on the path, beside this Python, or where its installers put it."""
     name = "uv.exe" if sys.platform == "win32" else "uv"
     places = [Path(sys.executable).with_name(name), Path.home() / ".local" / "bin" / name,
-              Path.home() / ".cargo" / "bin" / name, *_own(tools_folder() / "uv")]  # fmt: skip
+              Path.home() / ".cargo" / "bin" / name, *_own()]  # fmt: skip
     named = shutil.which("uv")
     for path in [*([named] if named else []), *(str(one) for one in places if one.is_file())]:
         done = run([path, "--version"], 10.0, setup_environment())
@@ -49,8 +49,9 @@ def install_uv(indexes: Indexes) -> str | None:
     with store.mapped_os_errors(folder):
         shutil.rmtree(part, ignore_errors=True)
         part.parent.mkdir(parents=True, exist_ok=True)
-        done = run(argv, _INSTALL_S, setup_environment())
-        if done.exit_code != 0 or not _own(part):
+        environment = {"PIP_CACHE_DIR": str(cache_folder() / "pip"), **setup_environment()}
+        done = run(argv, _INSTALL_S, environment)
+        if done.exit_code != 0 or not _below(part):
             shutil.rmtree(part, ignore_errors=True)
             return None
         shutil.rmtree(folder, ignore_errors=True)
@@ -69,6 +70,22 @@ def no_installer() -> RunFailed:
     )
 
 
-def _own(folder: Path) -> list[Path]:
+def own_cache(path: str) -> dict[str, str]:
+    """The variable that lets a uv of flatout's own keep what it keeps in flatout's folders.
+
+    path: that uv. A person's own has a place of its own.
+    """
+    is_own = any(Path(path) == one for one in _own())
+    return {"UV_CACHE_DIR": str(cache_folder() / "uv")} if is_own else {}
+
+
+def _own() -> list[Path]:
+    """Those that flatout's setup, or its install script, has brought."""
+    name = "uv.exe" if sys.platform == "win32" else "uv"
+    scripted = app_folder() / "uv" / name
+    return [*_below(tools_folder() / "uv"), *([scripted] if scripted.is_file() else [])]
+
+
+def _below(folder: Path) -> list[Path]:
     return [path for name in ("uv", "uv.exe") for path in (folder / "bin" / name,
             folder / "Scripts" / name) if path.is_file()]  # fmt: skip
