@@ -4,8 +4,8 @@ An engine that answers is used. Where there is none, root on Debian or Ubuntu ge
 distribution and starts it by hand; it stays, and so does the base image. All else bears the label
 of the process that made it and goes with it; what a killed one has left, the next removes.
 
-As a program it makes engine and base image ready; with `--clean` it removes every image, container,
-network and volume that bears the label. Standard library only.
+As a program it makes engine and base image ready; with `--clean` it removes all that bears the
+label, and the images that stay, by their names. Standard library only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from progress import Problem, guarded, say
 
 LABEL = "flatout.test"
 BASE = "flatout-test-base:bookworm"
-_KEPT = "kept"
 _PUBLIC = f"debian:{SUITE}-slim"
 _HOST_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
@@ -209,8 +208,9 @@ class Docker:
         tag = f"flatout-test:{digest[:16]}" if is_kept else self._name("flatout-test")
         if is_kept and self.has(tag):
             return tag
-        label = f"{LABEL}={_KEPT}" if is_kept else self._mine
-        words = ["build", "--quiet", "--network", "host", "--label", label, "--tag", tag]
+        words = ["build", "--quiet", "--network", "host", "--tag", tag]
+        # What is made from an image inherits its labels: one that stays has none.
+        words += [] if is_kept else ["--label", self._mine]
         for name, value in declared.items():
             words += ["--build-arg", f"{name}={value}"]
         with tempfile.TemporaryDirectory(prefix="flatout-build-") as made:
@@ -320,15 +320,16 @@ def _take_public_image(docker: Docker) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "Dockerfile").write_text(text, encoding="utf-8")
-        docker.must("build", "--quiet", "--network", "host", "--label", f"{LABEL}={_KEPT}",
-                    "--tag", BASE, folder, limit_s=1200.0)  # fmt: skip
+        docker.must(
+            "build", "--quiet", "--network", "host", "--tag", BASE, folder, limit_s=1200.0
+        )
 
 
 def _make_image(docker: Docker) -> None:
     say("docker", f"{BASE}, by debootstrap")
     with tempfile.TemporaryDirectory(prefix="flatout-base-") as folder:
         archive = bootstrap(Path(folder))
-        docker.must("import", "--change", f"LABEL {LABEL}={_KEPT}", str(archive), BASE)
+        docker.must("import", str(archive), BASE)
 
 
 def host_arguments() -> dict[str, str]:
@@ -355,6 +356,9 @@ def main(arguments: list[str]) -> int:
     docker = find_docker()
     if "--clean" in arguments:
         remove(docker, LABEL)
+        named = docker.ask("image", "ls", "--quiet", "--filter", "reference=flatout-test*")
+        for image in dict.fromkeys(named.stdout.split()):
+            docker.ask("image", "rm", "--force", image)
         return 0
     say("docker", f"{docker.program} · {docker.base_image()}")
     return 0
