@@ -18,7 +18,6 @@ from flatout.apply.applying import apply
 from flatout.apply.undoing import undo
 from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.journal import StepBegun, StepOutcome
-from flatout.nouns.machine import Gpu, Machine
 from flatout.nouns.plan import (
     Action,
     Block,
@@ -31,7 +30,6 @@ from flatout.nouns.plan import (
     Run,
     Step,
     Write,
-    fingerprint_of,
 )  # fmt: skip
 from flatout.system import journal
 from flatout.system.rewriting import PUT
@@ -55,7 +53,7 @@ def step(action: Action, **more: object) -> Step:
 def plan(*actions: Action | Step) -> Plan:
     """A plan of these."""
     steps = tuple(one if isinstance(one, Step) else step(one) for one in actions)
-    return Plan(goal="a goal", steps=steps, fingerprint="")
+    return Plan(goal="a goal", steps=steps)
 
 
 def memory(file: Path, value: str = "8GB") -> Edit:
@@ -253,7 +251,7 @@ from flatout.nouns.plan import *
 action = Write(file={str(file)!r}, text="x" * 300_000) if {size} == 0 else \\
     Run(argv=("sh", "-c", "head -c 300000 /dev/zero > {file}"), files=({str(file)!r},))
 step = Step(text="", action=action, changes="")
-for one in apply(Plan(goal="", steps=(step,), fingerprint="")):
+for one in apply(Plan(goal="", steps=(step,))):
     print(one.how, one.problem and one.problem.rule)
 """
         done = subprocess.run(
@@ -303,13 +301,6 @@ def test_entry_is_found_by_its_number() -> None:
             journal.entry(wrong)
 
 
-def test_fingerprint_is_of_facts_that_last() -> None:
-    machine = Machine(driver="580.1", gpus=(Gpu(index=0, name="A", free_bytes=1),))
-    later = Machine(driver="580.1", read_at="x", gpus=(Gpu(index=0, name="A", free_bytes=2),))
-    assert fingerprint_of(machine) == fingerprint_of(later)
-    assert fingerprint_of(machine) != fingerprint_of(Machine(driver="581.1"))
-
-
 @pytest.mark.skipif(IS_WINDOWS, reason="a lock is not inherited there")
 def test_program_that_outlives_flatout_keeps_others_out(tmp_path: Path) -> None:
     file = tmp_path / "late"
@@ -322,7 +313,7 @@ program = "import time; print('x'); time.sleep(3); open({str(file)!r}, 'w').writ
 action = Run(argv=(sys.executable, "-c", program), files=({str(file)!r},))
 step = Step(text="", action=action, changes="")
 print("begun", flush=True)
-list(apply(Plan(goal="", steps=(step,), fingerprint="")))
+list(apply(Plan(goal="", steps=(step,))))
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()

@@ -81,7 +81,7 @@ def a_plan(home: Path) -> Plan:
              done_if=made if isinstance(action, Run) else None)
         for number, action in enumerate(actions)
     )  # fmt: skip
-    return Plan(goal="all of it", steps=steps, fingerprint="")
+    return Plan(goal="all of it", steps=steps)
 
 
 def kill_after(code: str, argument: str, seconds: float) -> bool:

@@ -200,7 +200,7 @@ from flatout.apply.applying import apply
 from flatout.nouns.plan import *
 action = Packages(python={broken.python!r}, words=("install", "numpy<2"))
 step = Step(text="install", action=action, changes="")
-list(apply(Plan(goal="", steps=(step,), fingerprint="")))
+list(apply(Plan(goal="", steps=(step,))))
 """
     process = subprocess.Popen(
         [sys.executable, "-c", code],

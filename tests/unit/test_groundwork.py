@@ -61,7 +61,7 @@ def test_first_part_ends_before_what_a_person_must_do(tmp_path: Path) -> None:
     done.write_text("x")
     steps = (step(done, safety="manual"), step(tmp_path / "a"), step(tmp_path / "b"),
              step(tmp_path / "c", safety="manual"), step(tmp_path / "d"))  # fmt: skip
-    part = groundwork.first_part(Plan(goal="g", steps=steps, fingerprint=""))
+    part = groundwork.first_part(Plan(goal="g", steps=steps))
     assert [one.text for one in part.steps] == ["done", "a", "b"]
 
 

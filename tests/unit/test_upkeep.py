@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def change(file: Path, text: str) -> None:
     """A change as the doctor makes it."""
     step = Step(text="write it", action=Write(file=str(file), text=text), changes=str(file))
-    plan = Plan(goal=f"have {file.name}", steps=(step,), fingerprint="")
+    plan = Plan(goal=f"have {file.name}", steps=(step,))
     assert [one.how for one in applying.apply(plan)] == ["done"]
 
 

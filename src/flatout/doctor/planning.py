@@ -11,7 +11,7 @@ from flatout.doctor.commands import Facts, edit_step, steps_of
 from flatout.nouns.diagnosis import Diagnosis
 from flatout.nouns.finding import WSLCONFIG, Finding, Fix
 from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Block, Edit, Place, Plan, Step, fingerprint_of
+from flatout.nouns.plan import Block, Edit, Place, Plan, Step
 
 
 def with_plans(diagnosis: Diagnosis, machine: Machine, user: str) -> Diagnosis:
@@ -38,7 +38,7 @@ def _planned(finding: Finding, fix: Fix, machine: Machine, user: str) -> Fix:
     steps = _steps(Facts(machine=machine, fix=fix, user=user))
     if not steps:
         return fix
-    plan = Plan(goal=fix.text, steps=steps, fingerprint=fingerprint_of(machine))
+    plan = Plan(goal=fix.text, steps=steps)
     # One cause of several that fit is not mended without asking.
     safety = "ask" if finding.certainty == "possible" else plan.safety
     return msgspec.structs.replace(fix, plan=plan, safety=safety)

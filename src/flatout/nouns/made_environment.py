@@ -70,7 +70,7 @@ class MadeEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
     python: its interpreter. cuda: like "cu126", or "cpu". index: where the framework came from.
     pins: what is in it. flatout: digest of the flatout that was put in; None where none was.
-    machine: fingerprint of driver and GPUs that it was made for. variables: what a process in it
+    machine: driver and GPUs that it was made for. variables: what a process in it
     needs to be given. made_at: in UTC, as text.
     """
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Literal
 
 import msgspec
-
-from flatout.nouns.machine import Machine
 
 # safe: no root, nothing removed or restarted, and only flatout's folders or the environment asked
 # about are written. ask: shown with what it does, and asked first. manual: only told.
@@ -156,37 +153,16 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps towards one goal, in their order.
-
-    fingerprint: of the facts that it was made for; on a machine with others it may be wrong.
-    """
+    """Steps towards one goal, in their order."""
 
     goal: str
     steps: tuple[Step, ...]
-    fingerprint: str
 
     @property
     def safety(self) -> Safety:
         """That of the least safe step."""
         order: tuple[Safety, ...] = ("manual", "ask", "safe")
         return next((one for one in order if any(step.safety == one for step in self.steps)), "ask")
-
-
-def fingerprint_of(machine: Machine) -> str:
-    """A digest of the facts that plans depend on: system, cards, driver, environments.
-
-    What changes from minute to minute (free memory, times) is not among them.
-    """
-    facts = [
-        machine.host,
-        machine.driver,
-        [[gpu.name, gpu.compute_capability, gpu.memory_bytes] for gpu in machine.gpus],
-        machine.wsl and machine.wsl.package,
-        machine.windows and machine.windows.build,
-        machine.python,
-        [[one.name, one.version, one.build] for one in machine.frameworks],
-    ]
-    return hashlib.sha256(msgspec.json.encode(facts)).hexdigest()[:16]
 
 
 def files_of(action: Action) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flatout.errors import UsageError
 from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Edit, Entry, Plan, Prints, Run, Step, fingerprint_of
+from flatout.nouns.plan import Edit, Entry, Plan, Prints, Run, Step
 from flatout.nouns.surroundings import ContainerEngine
 from flatout.setup.goals.place import Place, apt_install, apt_update, place_of, refuse_macos
 from flatout.setup.goals.repository import container_repository
@@ -40,7 +40,7 @@ def plan_docker(machine: Machine, tables: Tables) -> Plan:
     else:
         steps = _linux(machine, place, engine)
         goal = "containers with the GPU, by NVIDIA's container toolkit"
-    return Plan(goal=goal, steps=steps, fingerprint=fingerprint_of(machine))
+    return Plan(goal=goal, steps=steps)
 
 
 def _engine(machine: Machine) -> ContainerEngine | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flatout.errors import UsageError
 from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Plan, Run, Step, fingerprint_of
+from flatout.nouns.plan import Plan, Run, Step
 from flatout.setup.goals.place import (
     Place,
     apt_install,
@@ -45,7 +45,7 @@ def plan_driver(machine: Machine, tables: Tables) -> Plan:
     branch = branch_for(rows, place)
     goal = f"NVIDIA's driver {branch} for {_cards(place)}"
     steps = () if is_fine(place, rows, branch) else _steps(machine, place, branch)
-    return Plan(goal=goal, steps=steps, fingerprint=fingerprint_of(machine))
+    return Plan(goal=goal, steps=steps)
 
 
 def branch_for(rows: list[Architecture], place: Place) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flatout.errors import UsageError
 from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Edit, Entry, Exists, Plan, Prints, Run, Step, Write, fingerprint_of
+from flatout.nouns.plan import Edit, Entry, Exists, Plan, Prints, Run, Step, Write
 from flatout.setup.goals.place import place_of
 from flatout.setup.rows import Tables
 
@@ -43,7 +43,6 @@ def plan_loader_path(machine: Machine, tables: Tables) -> Plan:
         goal="Windows' driver found in this distro by everybody: root, sudo, systemd, Jupyter, "
         "VS Code",
         steps=tuple(steps),
-        fingerprint=fingerprint_of(machine),
     )
 
 

@@ -6,7 +6,7 @@ import re
 
 from flatout.errors import UsageError
 from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Block, Exists, Plan, Prints, Run, Step, fingerprint_of
+from flatout.nouns.plan import Block, Exists, Plan, Prints, Run, Step
 from flatout.setup.goals.place import Place, apt_install, apt_update, place_of, refuse_macos
 from flatout.setup.goals.repository import cuda_repository
 from flatout.setup.rows import Pair, Tables
@@ -58,7 +58,6 @@ def plan_toolkit(machine: Machine, wish: str | None, profile: str, tables: Table
     return Plan(
         goal=f"CUDA toolkit {pair_text(cuda)}, {why}",
         steps=steps,
-        fingerprint=fingerprint_of(machine),
     )
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Edit, Entry, Plan, Prints, Run, Step, fingerprint_of
+from flatout.nouns.plan import Edit, Entry, Plan, Prints, Run, Step
 from flatout.setup.goals.driver import branch_for, windows_driver
 from flatout.setup.goals.place import (
     FIRST_WINDOWS_BUILD,
@@ -86,7 +86,6 @@ def plan_wsl(machine: Machine, tables: Tables, frameworks: tuple[str, ...] = ("t
         plan=Plan(
             goal=f"{', '.join(frameworks)} on the GPU, inside WSL ({DISTRO})",
             steps=tuple(steps),
-            fingerprint=fingerprint_of(machine),
         ),
         distro=DISTRO,
         settings=settings,
