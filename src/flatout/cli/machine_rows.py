@@ -15,11 +15,15 @@ _WINDOWS_11 = 22000
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A line: its label, its text, and the families of rules whose findings mark it."""
+    """A line: its label, its text, and the families of rules whose findings mark it.
+
+    is_known: something was read; else nobody can say that it is in order.
+    """
 
     label: str
     text: str
     families: tuple[str, ...] = ()
+    is_known: bool = True
 
 
 def machine_rows(machine: Machine) -> list[Row]:
@@ -59,7 +63,8 @@ def _windows_name(build: str) -> str:
 
 def _processor_rows(machine: Machine) -> Iterator[Row]:
     threads = machine.cpu.num_threads and f"{machine.cpu.num_threads} threads"
-    yield Row("CPU", _joined(machine.cpu.name or "CPU", threads))
+    is_known = bool(machine.cpu.name or threads)
+    yield Row("CPU", _joined(machine.cpu.name or "not read", threads), is_known=is_known)
     limit, total = machine.memory.limit_bytes, machine.memory.total_bytes
     usable = limit or total
     free = machine.memory.available_bytes
@@ -86,8 +91,10 @@ def _gpu_rows(machine: Machine) -> Iterator[Row]:
             ),
             ("hardware",),
         )
+    why = machine.unread.get("gpus")
     if not machine.gpus:
-        yield Row("GPU", f"none: {machine.unread.get('gpus', 'nobody tells why')}", ("hardware",))
+        text = f"none: {why}" if why else "not read"
+        yield Row("GPU", text, ("hardware",), is_known=why is not None)
 
 
 def _cuda_rows(machine: Machine) -> Iterator[Row]:
@@ -98,7 +105,8 @@ def _cuda_rows(machine: Machine) -> Iterator[Row]:
     elif machine.driver:
         yield Row("driver", _joined(machine.driver, cuda), ("driver",))
     else:
-        yield Row("driver", "none", ("driver",))
+        is_known = "driver" in machine.unread
+        yield Row("driver", "none" if is_known else "not read", ("driver",), is_known=is_known)
     found = [one.path for one in machine.libraries or () if one.name == "libcuda"]
     place = found[0].rpartition("/")[0] or found[0] if found else None
     toolkits = [one.version or "?" for one in machine.toolkits or ()]
@@ -120,16 +128,19 @@ def _python_rows(machine: Machine) -> Iterator[Row]:
         for one in machine.frameworks
         if one.name in _MAIN
     ]
+    is_known = first is not None or machine.python is not None
+    none = "no framework" if is_known else "not read"
     tried = first.can_use_gpu if first else None
     worked = None if tried is None else "the GPU works" if tried else "the GPU does not work"
     yield Row(
         "Python",
         _joined(
             _joined(first.version or "", first.kind) if first else None,
-            *(held or ["no framework"]),
+            *(held or [none]),
             worked,
         ),
         ("framework", "install", "python"),
+        is_known=is_known or bool(held),
     )
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from flatout.cli.machine_rows import machine_rows
 from flatout.cli.plan_rows import PLACES, SAFETY
-from flatout.cli.show import make_console, print_lines, print_note
+from flatout.cli.show import make_console, print_note
 from flatout.nouns.diagnosis import Diagnosis
 from flatout.nouns.examined import Examined
 from flatout.nouns.finding import Finding, Fix
@@ -75,8 +75,9 @@ def print_examined(examined: Examined, *, is_verbose: bool, is_mending: bool = F
             console.print(f"{_INDENT}{command}", soft_wrap=True)
     if is_verbose and examined.machine.unread:
         console.print(Text("\nnot read", "bold"))
-        print_lines(console, list(examined.machine.unread.items()))
-    console.print(f"\n{summary(examined.diagnosis.findings)}")
+        _print_unread(console, examined.machine.unread)
+    is_known = all(row.is_known for row in machine_rows(examined.machine))
+    console.print(f"\n{summary(examined.diagnosis.findings, is_all_known=is_known)}")
     if repairs(examined.diagnosis.findings) and not is_mending:
         console.print("To mend, with a plan first: flatout doctor --fix")
 
@@ -86,14 +87,18 @@ def print_page(rule: str, page: str) -> None:
     make_console().print(f"{rule}\n\n{page.strip()}", soft_wrap=True)
 
 
-def summary(findings: Sequence[Finding]) -> str:
-    """ "1 error, 2 warnings." or that nothing is wrong."""
+def summary(findings: Sequence[Finding], *, is_all_known: bool = True) -> str:
+    """ "1 error, 2 warnings." or that nothing is wrong, in what was read."""
     counts = []
     for severity in ("error", "warning", "note"):
         number = sum(one.severity == severity for one in findings)
         if number:
             counts.append(f"{number} {severity}{'s' if number > 1 else ''}")
-    return f"{', '.join(counts)}." if counts else "Nothing is wrong that is known here."
+    if counts:
+        return f"{', '.join(counts)}."
+    if not is_all_known:
+        return "Nothing is wrong in what was read, and not all was."
+    return "Nothing is wrong that is known here."
 
 
 def print_recording(text: str, *, is_beside: bool) -> None:
@@ -106,7 +111,8 @@ def _print_rows(console: Console, examined: Examined) -> None:
     worst = _worst(examined)
     for row in machine_rows(examined.machine):
         severity = next((one for one in _STYLES if one in {worst.get(f) for f in row.families}), "")
-        mark = (_MARKS[severity], _STYLES[severity]) if severity else ("ok", "green")
+        well = ("ok", "green") if row.is_known else ("?", "")
+        mark = (_MARKS[severity], _STYLES[severity]) if severity else well
         room = _WIDTH - _ROW_WIDTH - 4
         for number, part in enumerate(textwrap.wrap(row.text, room, break_on_hyphens=False)):
             label = (f"{row.label if number == 0 else '':<{_ROW_WIDTH}}", "bold")
@@ -114,6 +120,18 @@ def _print_rows(console: Console, examined: Examined) -> None:
             if number == 0:
                 line = Text.assemble(label, f"{part:<{room}}  ", mark)
             console.print(line, soft_wrap=True)
+
+
+def _print_unread(console: Console, unread: dict[str, str]) -> None:
+    """Facts and why they are not known; where several have one reason, it is told once."""
+    facts: dict[str, list[str]] = {}
+    for fact, reason in unread.items():
+        facts.setdefault(reason, []).append(fact)
+    for reason, names in facts.items():
+        for line in textwrap.wrap(", ".join(names), _WIDTH, break_on_hyphens=False):
+            console.print(Text(line, "bold"), soft_wrap=True)
+        for line in textwrap.wrap(reason, _WIDTH - len(_INDENT), break_on_hyphens=False):
+            console.print(f"{_INDENT}{line}", soft_wrap=True)
 
 
 def _worst(examined: Examined) -> dict[str, str]:
