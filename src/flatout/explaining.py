@@ -15,7 +15,6 @@ import msgspec
 
 from flatout.doctor.diagnose import Look, case_from_text, diagnose, nowhere
 from flatout.doctor.families import RULES
-from flatout.doctor.rule import Rule
 from flatout.doctor.shown_text import shown_to_others
 from flatout.errors import UsageError
 from flatout.nouns.diagnosis import Diagnosis
@@ -23,7 +22,7 @@ from flatout.nouns.finding import Evidence, Finding
 from flatout.nouns.machine import Machine
 from flatout.nouns.outcome import Outcome
 from flatout.nouns.run import Run
-from flatout.system import texts
+from flatout.system import error_pages, texts
 from flatout.system.reading import list_runs
 from flatout.system.runs import RunFolder
 from flatout.system.together import begin
@@ -35,12 +34,19 @@ _MOST_CAUSES = 2
 _SHOWN = 60
 
 
-def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | Rule:
-    """The causes told by a text, or the rule of that id.
+class Page(msgspec.Struct, frozen=True):
+    """What is written of a rule, or of an error of flatout's own."""
+
+    id: str
+    text: str
+
+
+def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | Page:
+    """The causes told by a text, or the page of that id.
 
     Args:
-        subject: a file, "-" for what is piped in, or a rule's id; where None, what is piped in,
-            else what the last failed run left.
+        subject: a file, "-" for what is piped in, or the id of a rule or an error; where None,
+            what is piped in, else what the last failed run left.
         is_here: the text is from this machine, whose facts are added. Where None, only what is
             piped in without a name and what a run left is taken to be, unless it tells of another
             one.
@@ -52,16 +58,20 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
         return _piped_or_last(is_here=is_here)
     if subject == "-":
         return explain_text(texts.pieces_of_stdin(), _look(is_here=bool(is_here)))
-    rule = next((one for one in RULES if one.id == subject), None)
     if texts.is_readable(Path(subject)):
         return explain_text(texts.pieces_of(Path(subject)), _look(is_here=bool(is_here)))
-    if rule is None:
+    rule = next((one for one in RULES if one.id == subject), None)
+    if rule is not None:
+        return Page(rule.id, rule.page)
+    errors = error_pages.read_pages()
+    if subject not in errors:
         raise UsageError(
             "nothing-to-explain",
-            f"`{textwrap.shorten(subject, _SHOWN)}` is neither a file nor the id of a rule.",
-            fix=_near_rule(subject),
+            f"`{textwrap.shorten(subject, _SHOWN)}` is neither a file nor the id of a rule or an "
+            "error.",
+            fix=_near_page(subject, [*(one.id for one in RULES), *errors]),
         )
-    return rule
+    return Page(subject, errors[subject])
 
 
 def as_shown(diagnosis: Diagnosis) -> Diagnosis:
@@ -69,12 +79,14 @@ def as_shown(diagnosis: Diagnosis) -> Diagnosis:
     return shown_to_others(diagnosis, RULES)
 
 
-def _near_rule(wrong: str) -> str:
+def _near_page(wrong: str, ids: list[str]) -> str:
     if any(sign.isspace() for sign in wrong):
         return "a text is piped in, not typed: python train.py 2>&1 | flatout explain"
     # Not `nearest`, which would name a hundred.
-    near = difflib.get_close_matches(wrong, [one.id for one in RULES], n=1)
-    return f"did you mean `{near[0]}`?" if near else "name a file; all rules are in docs/rules"
+    near = difflib.get_close_matches(wrong, ids, n=1)
+    if near:
+        return f"did you mean `{near[0]}`?"
+    return "name a file, or what stands behind `see:` in an error"
 
 
 def explain_text(pieces: Iterable[bytes], here: Look = nowhere) -> Diagnosis:

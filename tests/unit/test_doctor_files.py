@@ -55,3 +55,26 @@ def test_recording_of_another_version_is_refused(cli: Any) -> None:
     place.write_text('{"recording_version": 2, "machine": {}}')
     done = cli.run("doctor", "--from", str(place))
     assert done.returncode == 2 and "this flatout reads 1" in done.stderr
+
+
+def test_id_behind_see_is_explained(cli: Any) -> None:
+    wrong = cli.run("explain", "wrong-usge")
+    assert wrong.returncode == 2 and "did you mean `wrong-usage`?" in wrong.stderr
+    done = cli.run("explain", "nothing-to-explain")
+    assert done.returncode == 0 and done.stdout.startswith("nothing-to-explain\n\n**Meaning.**")
+    # What it links to is not to be had in a terminal.
+    assert "](" not in done.stdout
+
+
+def test_recording_of_nothing_is_not_said_to_be_well(cli: Any) -> None:
+    place = Path(cli.folder) / "empty.json"
+    place.write_text('{"recording_version": 1, "machine": {}}')
+    done = cli.run("doctor", "--from", str(place))
+    assert " ok" not in done.stdout and "not read" in done.stdout
+    assert "not all was" in done.stdout
+
+
+def test_reasons_are_no_wider_than_a_page(cli: Any) -> None:
+    shown = cli.run("doctor", "-v").stdout
+    assert "not read" in shown
+    assert [line for line in shown.splitlines() if len(line) > 80] == []

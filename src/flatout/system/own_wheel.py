@@ -20,6 +20,8 @@ from flatout.system.wheel_store import digest_of, path_of, wheels_folder
 # Zip files know no time before; with the time of day each wheel would have another hash.
 _TIME = (1980, 1, 1, 0, 0, 0)
 _PACKAGE = Path(flatout.__file__).parent
+# Files of a checkout that are in the package elsewhere; pyproject.toml says the same.
+_BESIDE = {"install.sh": "setup/install.sh", "docs/errors.md": "errors.md"}
 
 
 class _Project(msgspec.Struct, rename="kebab"):
@@ -94,12 +96,13 @@ def build() -> Pin:
 def _files() -> list[tuple[str, bytes]]:
     """The package's files, by their names in a wheel, sorted."""
     with store.mapped_os_errors(_PACKAGE):
-        paths = sorted(
-            path for path in _PACKAGE.rglob("*")
+        found = {
+            path.relative_to(_PACKAGE).as_posix(): path for path in _PACKAGE.rglob("*")
             if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
-        )  # fmt: skip
-        return [(f"flatout/{path.relative_to(_PACKAGE).as_posix()}", path.read_bytes())
-                for path in paths]  # fmt: skip
+        }  # fmt: skip
+        if (_PACKAGE.parents[1] / "pyproject.toml").is_file():
+            found |= {name: _PACKAGE.parents[1] / place for place, name in _BESIDE.items()}
+        return [(f"flatout/{name}", found[name].read_bytes()) for name in sorted(found)]
 
 
 def _record_hash(content: bytes) -> str:

@@ -8,7 +8,7 @@ from flatout.cli.options import json_document
 
 
 @click.command("explain")
-@click.argument("subject", required=False, metavar="[FILE|RULE-ID|-]")
+@click.argument("subject", required=False, metavar="[FILE|ID|-]")
 @click.option(
     "--here/--elsewhere", "is_here", default=None,
     help="Whether the text is from this machine, whose facts are added then.",
@@ -19,7 +19,8 @@ def command(subject: str | None, is_here: bool | None, is_json: bool) -> None:
 
     Without FILE it reads what is piped in, else what the last failed run left, and adds what it
     sees of this machine, unless the text tells of another one. A FILE may come from any machine:
-    say --here if it is from this one. Nothing is sent anywhere.
+    say --here if it is from this one. ID is what stands behind `see:` in an error, or of a rule:
+    then its page is shown. Nothing is sent anywhere.
     """
     from flatout import explaining
     from flatout.cli import show, show_doctor
@@ -32,6 +33,6 @@ def command(subject: str | None, is_here: bool | None, is_json: bool) -> None:
         else:
             show_doctor.print_explanation(told)
     elif is_json:
-        show.print_json({"rule": told.id, "page": told.page})
+        show.print_json({"rule": told.id, "page": told.text})
     else:
-        show_doctor.print_page(told.id, told.page)
+        show_doctor.print_page(told.id, told.text)
