@@ -72,16 +72,19 @@ def _write_page(page: Path) -> None:
     (page / "index.html").write_text(f"<!DOCTYPE html><html><body>\n{links}</body></html>\n")
 
 
-def make_index(folder: Path, python: Pair | None = None, *, has_pip: bool = True) -> str:
+def make_index(
+    folder: Path, python: Pair | None = None, *, version: str | None = None, has_pip: bool = True
+) -> str:
     """An index with the JAX that is chosen for a CPU, and what goes into every environment.
 
     Args:
         folder: where its folder `simple` is made.
         python: the Python to choose for; that of the tests where left out.
+        version: of that JAX; the one that is chosen where left out.
         has_pip: with a pip that is made up as well.
     """
     index = folder / "simple"
-    version = jax_version(python)
+    version = version or jax_version(python)
     filler = {f"jaxlib/part_{number}.py": "x = 1\n" * 500 for number in range(40)}
     write_wheel(index, "jax", version, {"jax/__init__.py": ANSWER}, ("jaxlib",))
     write_wheel(index, "jaxlib", version, {"jaxlib/__init__.py": "", **filler})
@@ -90,11 +93,12 @@ def make_index(folder: Path, python: Pair | None = None, *, has_pip: bool = True
     return index.as_uri()
 
 
-def jax_version(python: Pair | None = None) -> str:
+def jax_version(python: Pair | None = None, versions: str = "") -> str:
     """The version of JAX that the tables choose for a Python; for that of the tests by itself."""
     python = python or (sys.version_info[0], sys.version_info[1])
     target = Target(os="linux", machine=platform.machine())
-    answer = solve(target, Wish(framework="jax", python=python, is_cpu=True), shipped_tables())
+    wish = Wish(framework="jax", versions=versions, python=python, is_cpu=True)
+    answer = solve(target, wish, shipped_tables())
     assert answer.choice is not None
     return answer.choice.version
 

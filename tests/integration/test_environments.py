@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -114,6 +115,22 @@ def test_setup_when_another_wish_has_the_name(home: Home) -> None:
     assert (other.returncode, rule_of(other)) == (2, "environment-differs")
     assert home.set_up("jax", "--with", "jaxlib", "--name", "second").returncode == 0
     assert [one["name"] for one in home.listed()] == ["jax", "second"]
+
+
+def test_setup_when_the_index_is_behind_takes_the_next_build(home: Home) -> None:
+    older = jax_version(versions=f"<{jax_version()}")
+    shutil.rmtree(home.folder / "simple")
+    make_index(home.folder, version=older)
+    done = home.set_up()
+    assert done.returncode == 0, done.stderr
+    assert home.listed()[0]["version"] == older
+    assert "for the CPU: its index does not have it" in done.stdout
+    # An index without any of them is no reason to install something else.
+    shutil.rmtree(home.folder / "simple")
+    make_index(home.folder, version="0.0.1")
+    none = home.set_up("jax", "--name", "other", "--json")
+    assert (none.returncode, rule_of(none)) == (1, "nothing-fits")
+    assert json.loads(none.stdout)["error"]["rule"] == "nothing-fits"
 
 
 def test_setup_in_a_folder_of_ones_own(home: Home) -> None:

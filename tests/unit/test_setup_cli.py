@@ -45,7 +45,7 @@ def test_setup_when_there_is_no_card(capsys: pytest.CaptureFixture[str]) -> None
 def test_setup_when_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ask(capsys, "tf", "--for", "rtx 5090", "--os", "wsl2", "--json")
     answer = json.loads(out)
-    assert code == 0 and answer["choice"] is None and answer["nearest"]
+    assert code == 1 and answer["choice"] is None and answer["nearest"]
     _, shown, _ = ask(capsys, "tf", "--for", "rtx 5090", "--os", "wsl2")
     assert "nothing fits" in shown and "would fit" in shown
 

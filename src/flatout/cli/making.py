@@ -46,7 +46,7 @@ def _answer(request: SetupRequest, *, is_json: bool) -> int:
         show.print_json(setting_up.report(chosen))
     else:
         show_setup.print_chosen(chosen)
-    return 0
+    return int(any(answer.choice is None for answer in chosen.answers))
 
 
 def _set_up(

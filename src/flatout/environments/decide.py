@@ -10,20 +10,20 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.environments.build_places import BuildPlaces
 from flatout.environments.ground import Ground
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.made_environment import Pin
+from flatout.setup.checking import checked
 from flatout.setup.fit import DEFAULT_PYTHON, Target, Wish
 from flatout.setup.rows import Build, Pair
 from flatout.setup.solve import Answer, solve
 from flatout.setup.versions import numbers, pair, pair_text
 from flatout.setup.wheels import is_for_cpu, parse_pylock, parse_report, supported_tags
-from flatout.system import folders, installers, package_index, pythons, wheel_store
+from flatout.system import folders, installers, pythons, wheel_store
 from flatout.system.installers import Deciding, Program
-from flatout.system.simple_index import files_of
 from flatout.system.system import Unread
 
-_TORCH_INDEX = "https://download.pytorch.org/whl"
 # Tried in this order where the usual one is not here.
 _PYTHONS: tuple[Pair, ...] = (DEFAULT_PYTHON, (3, 13), (3, 11), (3, 14), (3, 10))
 
@@ -69,11 +69,12 @@ def decide(ground: Ground, target: Target, wish: Wish, extra: Extra) -> Decided:
     """What is to be installed.
 
     Raises:
-        UsageError: nothing-fits, python-version-not-found, no-such-packages, no-wheel.
-        RunFailed: index-not-reachable, certificate-not-trusted.
+        UsageError: python-version-not-found, no-such-packages, no-wheel.
+        RunFailed: nothing-fits, index-not-reachable, certificate-not-trusted.
     """
-    search = _Search(ground, target, wish, extra)
-    answers = list(choices(ground, target, wish, extra))
+    places = BuildPlaces(ground, extra.torch_mirror, is_offline=extra.is_offline)
+    search = _Search(ground, target, wish, extra, places)
+    answers = list(choices(ground, target, wish, places, is_offline=extra.is_offline))
     for is_named in (True, False):
         for answer, python in answers:
             for way in search.named(answer) if is_named else search.unnamed(answer):
@@ -84,36 +85,34 @@ def decide(ground: Ground, target: Target, wish: Wish, extra: Extra) -> Decided:
 
 
 def choices(
-    ground: Ground, target: Target, wish: Wish, extra: Extra
+    ground: Ground, target: Target, wish: Wish, places: BuildPlaces, *, is_offline: bool
 ) -> Iterator[tuple[Answer, str | None]]:
     """The build for each Python that will do, with an interpreter that is here, the best first.
 
-    Where none is here, the one that uv or conda is to get.
+    It is the best that its index has. Where no such Python is here, the one that uv or conda is to
+    get.
 
     Raises:
-        UsageError: nothing-fits, python-version-not-found.
+        UsageError: python-version-not-found.
+        RunFailed: nothing-fits.
     """
     tables = ground.tables
-    usual = solve(target, wish, tables)
+    usual = checked(target, wish, tables, places.look)
     if usual.choice is None:
-        raise UsageError(
-            "nothing-fits",
-            f"no build of {wish.framework} is known to run here.",
-            because="; ".join(usual.why),
-            fix="what would: " + ("; ".join(usual.nearest) or "nothing that is known"),
-        )
+        raise nothing_fits(wish.framework, usual)
     first = pair(usual.choice.python)
     is_found = False
     others = [one for one in _PYTHONS if one >= _OWN_OLDEST or wish.framework != "torch"]
     for version in dict.fromkeys([first] if wish.python else [first, *others]):
-        answer = usual if version == first else solve(target, replace(wish, python=version), tables)
+        other = replace(wish, python=version)
+        answer = usual if version == first else checked(target, other, tables, places.look)
         python = pythons.find_python(pair_text(version)) if answer.choice else None
         if python is not None:
             is_found = True
             yield answer, python
     if is_found:
         return
-    if ground.program.name == "pip" or (extra.is_offline and ground.program.name != "conda"):
+    if ground.program.name == "pip" or (is_offline and ground.program.name != "conda"):
         raise UsageError(
             "python-version-not-found",
             f"there is no Python {usual.choice.python} here.",
@@ -121,6 +120,16 @@ def choices(
             fix="install it, or let uv get it: pip install uv; or choose another --python",
         )
     yield usual, None
+
+
+def nothing_fits(framework: str, answer: Answer) -> RunFailed:
+    """Bad news: no build can be promised for this machine."""
+    return RunFailed(
+        "nothing-fits",
+        f"no build of {framework} is known to run here.",
+        because="; ".join(answer.why),
+        fix="what would: " + ("; ".join(answer.nearest) or "nothing that is known"),
+    )
 
 
 def not_here(what: str, because: str) -> RunFailed:
@@ -175,26 +184,29 @@ def _wheels(program: Program, deciding: Deciding) -> tuple[Pin, ...]:
 class _Search:
     """The places where a build may be had, tried one after another."""
 
-    def __init__(self, ground: Ground, target: Target, wish: Wish, extra: Extra) -> None:
+    def __init__(
+        self, ground: Ground, target: Target, wish: Wish, extra: Extra, places: BuildPlaces
+    ) -> None:
+        self._places = places
         self._ground = ground
         self._target = target
         self._wish = wish
         self._extra = extra
-        self._seen: dict[tuple[str, str], tuple[str, ...] | Unread] = {}
         self._notes: list[str] = []
         self._failures: list[FlatoutError] = []
 
     def named(self, answer: Answer) -> Iterator[_Way]:
         """Places that have this very build, or an older one for the same hardware, by its label."""
         build = _build(answer)
-        own = self._own_index(build)
+        own = self._places.own_index(build)
         if own is None:
             yield _Way(None, build.requirement, answer)
             return
-        told = () if self._extra.is_offline else self._files(build.project, own)
+        is_offline = self._extra.is_offline
+        told = () if is_offline else self._places.files(build.project, own)
         if isinstance(told, Unread):
             self._notes.append(f"{own} cannot be reached: {told.reason}")
-        else:
+        elif told or is_offline:
             yield _Way(own, build.requirement, answer)
         for version in self._labelled(build, _python(answer)):
             number = version.partition("+")[0]
@@ -208,7 +220,7 @@ class _Search:
     def unnamed(self, answer: Answer) -> Iterator[_Way]:
         """pip's own places, where a version's name does not tell what it was built for."""
         build = _build(answer)
-        if self._own_index(build) is not None:
+        if self._places.own_index(build) is not None:
             yield _Way(None, re.sub(r"\+[\w.]+$", "", build.requirement), answer)
 
     def decided(self, way: _Way, python: str | None) -> Decided | None:
@@ -263,29 +275,12 @@ class _Search:
             "--mirror torch=URL, --mirror packages=URL",
         )
 
-    def _own_index(self, build: Build) -> str | None:
-        """The index of the build alone; None where it is in everybody's."""
-        if build.is_in_default_index:
-            return None
-        mirror = self._extra.torch_mirror
-        if mirror and build.framework == "torch":
-            return build.index.replace(_TORCH_INDEX, mirror.rstrip("/"))
-        return build.index
-
-    def _files(self, project: str, place: str) -> tuple[str, ...] | Unread:
-        if (project, place) not in self._seen:
-            self._seen[project, place] = files_of(project, place, self._ground.opener)
-        return self._seen[project, place]
-
     def _labelled(self, build: Build, python: str) -> list[str]:
         """Versions, newest first, that pip's own places have with the build's label (`+cpu`)."""
         tags = set(supported_tags(pair(python)))
-        indexes = self._ground.indexes
         found = set()
-        default = indexes.default or package_index.default_index()
-        usual = (default,) if default else ()
-        for place in (*usual, *indexes.extra, *indexes.find_links):
-            names = self._files(build.project, place)
+        for place in self._places.usual():
+            names = self._places.files(build.project, place)
             for name in () if isinstance(names, Unread) else names:
                 parts = name.removesuffix(".whl").split("-")
                 if len(parts) == 5 and parts[1].endswith(f"+{build.cuda}"):

@@ -6,6 +6,7 @@ Sources: PEP 503 (pages of links), PEP 691 (the same as JSON).
 from __future__ import annotations
 
 import re
+import urllib.error
 import urllib.request
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -37,6 +38,9 @@ def files_of(project: str, place: str, opener: OpenerDirector) -> tuple[str, ...
         place: the index's address, or a folder with wheels.
         opener: what opens addresses.
 
+    Returns:
+        The names, none where the index has no such project.
+
     Source: https://packaging.python.org/en/latest/specifications/simple-repository-api/
     """
     folder = _local_folder(place)
@@ -51,6 +55,9 @@ def files_of(project: str, place: str, opener: OpenerDirector) -> tuple[str, ...
             asked = urllib.request.Request(url, headers=HEADERS)
             with opener.open(asked, timeout=_ASK_S) as response:
                 content = response.read()
+    except urllib.error.HTTPError as error:
+        error.close()
+        return () if _lacks(error, url) else Unread(f"HTTP {error.code} {error.reason}")
     except (OSError, ValueError) as error:
         return Unread(str(getattr(error, "reason", None) or error))
     try:
@@ -77,6 +84,13 @@ def file_names(content: bytes) -> list[str]:
     if not found:
         raise ValueError("it lists no package")
     return found
+
+
+def _lacks(error: urllib.error.HTTPError, url: str) -> bool:
+    """Whether an index says that it has no such project."""
+    # PyTorch's answers 403 then; elsewhere that may be a proxy that lets nobody through.
+    is_torch = urlsplit(url).hostname == "download.pytorch.org"
+    return error.code == 404 or (error.code == 403 and is_torch)
 
 
 def _local_folder(place: str) -> Path | None:
