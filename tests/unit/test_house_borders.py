@@ -19,7 +19,7 @@ RICH_USERS = {
     f"flatout/cli/{name}.py"
     for name in (
         "live", "show", "show_cluster", "show_doctor", "show_environments", "show_fix",
-        "show_groundwork", "show_results",
+        "show_groundwork", "show_repair", "show_results",
         "show_setup", "show_tune", "show_upkeep", "tables",
     )
 }  # fmt: skip

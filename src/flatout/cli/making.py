@@ -21,9 +21,14 @@ _HOW = tuple(msgspec.structs.fields(EnvironmentRequest))
 def run(options: dict[str, Any], *, is_json: bool) -> int:
     """What the options of `flatout setup` ask for; gives the exit code."""
     is_agreed, is_dry = options.pop("is_agreed"), options.pop("is_dry")
-    removed = options.pop("remove")
+    removed, repaired = options.pop("remove"), options.pop("repair")
     if removed is not None:
         return _remove(removed, is_agreed=is_agreed, is_json=is_json)
+    if repaired is not None:
+        from flatout.cli import repairing
+
+        manner = repairing.Manner(is_agreed=is_agreed, is_dry=is_dry, is_json=is_json)
+        return repairing.run(repaired, options, manner)
     how = EnvironmentRequest(
         is_offline=options["is_offline"],
         **{one.name: options.pop(one.name) for one in _HOW if one.name != "is_offline"},

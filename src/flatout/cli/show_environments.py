@@ -59,7 +59,7 @@ def print_made(made: MadeEnvironment) -> None:
     print_lines(console, [
         ("made", f"{made.name}{wording.DOT}{_framework_text(made)}{wording.DOT}"
                  f"Python {made.python_version}{wording.DOT}{bytes_text(made.size_bytes)}"),
-        ("proved", _proof_text(made)),
+        ("proved", wording.proof_text(made.proof)),
     ])  # fmt: skip
     use = f"flatout train digits --env {made.name}" if made.wish.framework == "torch" else \
         wording.home_text(made.python)  # fmt: skip
@@ -159,13 +159,3 @@ def _framework_text(made: MadeEnvironment) -> str:
 def _proved_text(made: MadeEnvironment) -> str:
     proof = made.proof
     return f"{proof.at[:10]} on {proof.device_name or proof.device.upper()}"
-
-
-def _proof_text(made: MadeEnvironment) -> str:
-    proof = made.proof
-    losses = " -> ".join(f"{loss:.4g}" for loss in (proof.losses[0], proof.losses[-1]))
-    right = "what must come out" if proof.device == "cpu" else "the CPU's"
-    return (
-        f"{len(proof.losses) - 1} training steps on {proof.device_name or 'the CPU'}: loss "
-        f"{losses}, within {proof.deviation:.0e} of {right}"
-    )

@@ -11,6 +11,7 @@ from flatout.nouns.adaptation import Adaptation
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Started, Tuned
 from flatout.nouns.machine import Machine
+from flatout.nouns.made_environment import Proof
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.run import Checkpointing, Run
 from flatout.nouns.tuning import Decision, Interval
@@ -351,3 +352,13 @@ def value_text(name: str, value: Any) -> str:
     if isinstance(value, float):
         return metric_text(name, value)
     return value[:12] if name == "sha256" else plain_value(value)
+
+
+def proof_text(proof: Proof) -> str:
+    """Training steps that ran in an environment, and how right they were."""
+    losses = " -> ".join(f"{loss:.4g}" for loss in (proof.losses[0], proof.losses[-1]))
+    right = "what must come out" if proof.device == "cpu" else "the CPU's"
+    return (
+        f"{len(proof.losses) - 1} training steps on {proof.device_name or 'the CPU'}: loss "
+        f"{losses}, within {proof.deviation:.0e} of {right}"
+    )

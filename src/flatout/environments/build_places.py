@@ -56,6 +56,11 @@ class BuildPlaces:
             self._seen[project, place] = files_of(project, place, self._ground.opener)
         return self._seen[project, place]
 
+    def unreached(self, place: str, *projects: str) -> str | None:
+        """Why a place cannot be asked about the first of these projects; None where it can."""
+        names = () if self._is_offline else self.files(projects[0], place)
+        return f"{without_password(place)}: {names.reason}" if isinstance(names, Unread) else None
+
     def look(self, build: Build, python: Pair, target: Target) -> Seen:
         """Whether a build's wheel is there; nobody can tell where a place cannot be reached."""
         if self._is_offline:

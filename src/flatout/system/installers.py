@@ -39,7 +39,8 @@ _UNREACHABLE = (
 class Deciding(msgspec.Struct, frozen=True, kw_only=True):
     """What wheels are to be decided on.
 
-    lines: requirements, and files of them as `-r FILE`. python: its interpreter, where it is here.
+    lines: requirements, and files of them as `-r FILE`. constraints: requirements on what is
+    decided on anyway. python: its interpreter, where it is here.
     index: the framework's own. is_whole: the lines name everything; nothing is added.
     folder: to work in.
     """
@@ -52,6 +53,7 @@ class Deciding(msgspec.Struct, frozen=True, kw_only=True):
     is_nightly: bool = False
     is_offline: bool = False
     is_whole: bool = False
+    constraints: tuple[str, ...] = ()
     folder: Path
 
 
@@ -97,7 +99,7 @@ class Uv:
         argv = [
             self._path, "pip", "compile", str(asked), "--output-file", str(found), "--quiet",
             "--python-version", deciding.python_version, "--only-binary", ":all:", "--no-header",
-            "--no-annotate", *_uv_places(deciding),
+            "--no-annotate", *_uv_places(deciding), *_constraints(deciding),
         ]  # fmt: skip
         flags = {
             "--prerelease=allow": deciding.is_nightly,
@@ -150,7 +152,7 @@ class Pip:
         argv = [
             self._python, "-m", "pip", "--python", deciding.python, "install", "--dry-run",
             "--ignore-installed", "--quiet", "--report", "-", "--only-binary", ":all:",
-            "-r", str(asked), *_pip_places(deciding),
+            "-r", str(asked), *_pip_places(deciding), *_constraints(deciding),
         ]  # fmt: skip
         argv += ["--pre"] if deciding.is_nightly else []
         argv += ["--no-deps"] if deciding.is_whole else []
@@ -233,6 +235,14 @@ def _reaching(indexes: Indexes, **added: str) -> dict[str, str]:
             if not os.environ.get(name) and not os.environ.get(name.lower()):
                 environment[name] = indexes.proxy
     return environment
+
+
+def _constraints(deciding: Deciding) -> list[str]:
+    if not deciding.constraints:
+        return []
+    file = deciding.folder / "constraints.txt"
+    file.write_text("\n".join(deciding.constraints) + "\n", encoding="utf-8")
+    return ["--constraint", str(file)]
 
 
 def _uv_places(deciding: Deciding) -> list[str]:

@@ -59,7 +59,7 @@ def package_command(python: str, words: Sequence[str]) -> list[str]:
     own = ["--disable-pip-version-check", "--no-input"]
     sure = ["--yes"] if words[0] == "uninstall" else []
     told = [words[0], *sure, *words[1:]]
-    if command.run([python, "-I", "-c", "import pip"], _ASK_LIMIT_S).exit_code == 0:
+    if command.run([python, "-I", "-c", "import pip.__main__"], _ASK_LIMIT_S).exit_code == 0:
         return [python, "-I", "-m", "pip", *own, *told]
     uv = shutil.which("uv")
     if uv:
@@ -75,4 +75,6 @@ def package_command(python: str, words: Sequence[str]) -> list[str]:
 
 def package_environment() -> dict[str, str]:
     """The environment variables of that command: indexes, proxies and certificates stay."""
-    return {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    kept = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    # A conda environment sees the user's own packages too, and pip would take them for its.
+    return {**kept, "PYTHONNOUSERSITE": "1"}

@@ -32,6 +32,7 @@ _HOW = (
         help="Another place for packages, torch or python.",
     ),
     click.option("--remove", metavar="NAME", help="Remove an environment."),
+    click.option("--repair", metavar="ENV", help="Mend an environment that is there."),
 )  # fmt: skip
 
 # What lies below an environment. One of them at most.
