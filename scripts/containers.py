@@ -320,9 +320,7 @@ def _take_public_image(docker: Docker) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "Dockerfile").write_text(text, encoding="utf-8")
-        docker.must(
-            "build", "--quiet", "--network", "host", "--tag", BASE, folder, limit_s=1200.0
-        )
+        docker.must("build", "--quiet", "--network", "host", "--tag", BASE, folder, limit_s=1200.0)
 
 
 def _make_image(docker: Docker) -> None:
