@@ -111,7 +111,9 @@ _DRIVER = r"""
 Write-Host "{number}. NVIDIA's driver for Windows, {wanted}"
 $smi = Join-Path $env:SystemRoot 'System32\nvidia-smi.exe'
 $found = ''
-if (Test-Path $smi) {{ $found = "$(& $smi --query-gpu=driver_version --format=csv,noheader)" }}
+# Without quotes a comma would make two arguments of one.
+$asked = @('--query-gpu=driver_version', '--format=csv,noheader')
+if (Test-Path $smi) {{ $found = "$(& $smi @asked)" }}
 $major = 0
 [void][int]::TryParse(($found.Trim() -split '\.')[0], [ref]$major)
 if ({condition}) {{
