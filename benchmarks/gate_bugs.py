@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from gate_flawed_step import flawed_step
 from gate_flaws import (
+    add_scaler,
     approximate,
     flawed_feed,
     flawed_session,
@@ -24,6 +25,7 @@ from gate_flaws import (
     with_scaler,
     wrong_backward,
 )
+from gate_graph_flaws import captured
 from gate_models import KINDS, Kind, mean_word_loss
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
@@ -123,6 +125,8 @@ FAST = {"optimizer_implementation": "foreach"}
 BF16 = {"precision": "bf16"}
 LAYOUT = {"memory_format": "channels_last"}
 WORKERS = {"loader_workers": 2}
+GRAPH = {"capture": "step", "steps_per_launch": 2}
+SPLIT_GRAPH = {**GRAPH, **SPLIT}
 DENSE, DROPOUT = "dense", "dense with dropout"
 NORMS, READER = "convolutions, BatchNorm", "tied attention"
 
@@ -137,6 +141,14 @@ def _scaled(name: str, hazard: int | None, changes: dict[str, Any], **fields: An
 
 def _session(name: str, hazard: int | None, kind: str, changes: dict[str, Any], spoil: Any) -> Bug:
     return Bug(name, hazard, kind, changes, lambda: flawed_session(spoil), {"ema": None})
+
+
+def _graph(name: str, hazard: int | None, kind: str, changes: Any = GRAPH, **fields: Any) -> Bug:
+    return Bug(name, hazard, kind, changes, lambda: captured(name), fields)
+
+
+def _scaled_graph(name: str) -> Bug:
+    return Bug(name, 6, DENSE, GRAPH, lambda: captured(name, add_scaler))
 
 
 def _feed(name: str, hazard: int | None, changes: dict[str, Any], kind: str = DENSE) -> Bug:
@@ -206,6 +218,20 @@ BUGS = [
     _session("masks drawn anew in recomputation", None, DROPOUT, LAYOUT, recompute_wrongly),
     _session("tied weights apart", None, READER, LAYOUT, untie),
     _session("tied weights apart, one of them frozen", None, READER, LAYOUT, untie_silently),
+    _graph("gradients overwritten in the graph", 1, DENSE, SPLIT_GRAPH),
+    _graph("learning rate frozen in the graph", 3, DENSE),
+    _graph("one rate for all updates of a launch", 3, DENSE),
+    _graph("same masks in each replay", 5, DROPOUT),
+    _scaled_graph("scale frozen in the graph"),
+    _scaled_graph("gradients not unscaled in the graph"),
+    _graph("inputs of the recording", None, DENSE),
+    _graph("inputs of a launch exchanged", None, DENSE),
+    _graph("the rest never launched", None, DENSE),
+    _graph("replayed twice", None, NORMS),
+    _graph("recording carried out", None, NORMS),
+    _graph("average left out of the graph", None, DENSE),
+    _graph("not clipped in the graph", None, DENSE, clip_norm=0.01),
+    _graph("gradients not set to zero in the graph", None, DENSE),
 ]  # fmt: skip
 
 # Hazards that cannot occur in an eager step on a CPU, and who looks for them.

@@ -14,6 +14,7 @@ import pytest
 import torch
 from gate_bugs import BUGS, Bug, experiment_of
 from gate_clean import configuration
+from gate_graph_flaws import captured
 from gate_models import KINDS, mean_loss
 from torch import Tensor, nn
 
@@ -199,3 +200,18 @@ def test_judge_when_workers_read_right(plain: Plain) -> None:
     verdict = verdict_of(experiment, loader_workers=2)
     assert [check.name for check in verdict.checks] == ["data", "samples"]
     assert verdict.is_passed
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not kind.is_sparse])
+@pytest.mark.parametrize("changes", [{}, {"micro_batch_size": 6}, {"precision": "bf16"}], ids=str)
+def test_judge_when_updates_are_in_graphs_and_nothing_is_wrong(
+    kind: str, changes: dict[str, Any]
+) -> None:
+    plain = recipe_for(experiment_of(KINDS[kind]), **changes)
+    subject = Subject(experiment=experiment_of(KINDS[kind]), device="cpu", maker=captured())
+    verdict = judge(subject, changed(plain, capture="step", steps_per_launch=3), plain)
+    [check] = verdict.checks
+    if check.note is not None and "recording" in check.note:
+        pytest.skip(check.note)
+    assert check.name == "replays" and check.is_passed, check.note
+    assert check.measured == 0

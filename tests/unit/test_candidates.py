@@ -230,3 +230,53 @@ def test_names_are_different() -> None:
     tried, skipped = candidates(CPU, BUSY, "default")
     found = [one.name for one in (*tried, *skipped)]
     assert len(found) == len(set(found))
+
+
+LAUNCHED = msgspec.structs.replace(
+    GPU, forms_to_capture=("fused", "foreach", "own"), can_be_fused=True
+)
+
+
+def waiting(share: float) -> Profile:
+    return msgspec.structs.replace(BUSY, host_share=share)
+
+
+def test_graphs_are_tried_first_where_a_step_consists_of_launches() -> None:
+    found = names(LAUNCHED, waiting(0.9))
+    assert found[:2] == ["step in a CUDA graph", "CUDA graph of 8 steps"]
+
+
+def test_graphs_are_tried_late_where_the_host_is_busy_for_a_part() -> None:
+    found = names(LAUNCHED, waiting(0.4))
+    assert found[0] != "step in a CUDA graph" and "step in a CUDA graph" in found
+    assert "by itself" in reasons(LAUNCHED, waiting(0.4))["CUDA graph of 8 steps"]
+
+
+def test_graphs_are_not_tried_where_launches_do_not_count() -> None:
+    assert "host share 3" in reasons(LAUNCHED, waiting(0.03))["step in a CUDA graph"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"device": "cpu"}, "CPU"),
+        ({"forms_to_capture": ()}, "optimizer decides"),
+        ({"fixed": {"nonfinite_loss": "skip"}}, "waits for its loss"),
+        ({"fixed": {"optimizer_implementation": "for-loop"}}, "not as for-loop"),
+        ({"fixed": {"precision": "fp16"}}, "fp16"),
+        ({"baseline": {"activation_checkpointing": True}}, "activation checkpointing"),
+        ({"fixed": {"capture": "off"}}, "you have set capture"),
+    ],
+)
+def test_graphs_are_not_tried_where_they_cannot_be(fields: dict[str, Any], reason: str) -> None:
+    found = reasons(msgspec.structs.replace(LAUNCHED, **fields), waiting(0.9))
+    assert reason in found["step in a CUDA graph"]
+
+
+def test_sgd_is_captured_in_its_fused_form() -> None:
+    only_fused = msgspec.structs.replace(LAUNCHED, forms_to_capture=("fused",))
+    tried, _ = candidates(only_fused, waiting(0.9), "default")
+    assert tried[0].changes["optimizer_implementation"] == "fused"
+    fixed = msgspec.structs.replace(only_fused, fixed={"optimizer_implementation": "fused"})
+    tried, _ = candidates(fixed, waiting(0.9), "default")
+    assert "optimizer_implementation" not in tried[0].changes

@@ -150,8 +150,16 @@ CHANGED: dict[str, tuple[dict[str, Any], Any, str]] = {
 
 
 def test_every_field_of_a_recipe_has_its_lines_in_a_program() -> None:
-    # A plain program keeps no checkpoints, and ends where memory runs out.
-    assert set(CHANGED) | {"checkpoint_every", "out_of_memory"} == set(recipe_fields())
+    # A plain program keeps no checkpoints, ends where memory runs out, and has no CUDA graphs.
+    none = {"checkpoint_every", "out_of_memory", "capture", "steps_per_launch"}
+    assert set(CHANGED) | none == set(recipe_fields())
+
+
+def test_a_program_says_that_it_has_no_graph() -> None:
+    assert "CUDA graph" not in written(recipe())
+    assert "CUDA graph, which this program does not have" in " ".join(
+        written(recipe(capture="step")).split()
+    )
 
 
 @pytest.mark.parametrize("name", CHANGED)

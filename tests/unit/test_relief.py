@@ -67,6 +67,12 @@ def test_relief_is(values: dict[str, Any], facts: dict[str, Any], expected: Any)
     assert relief(recipe(**values), means(**facts)) == expected
 
 
+def test_a_graph_without_memory_is_done_without() -> None:
+    assert relief(recipe(), means(has_batch_norm=True), "capture") == {"capture": "off"}
+    said = relief(recipe(out_of_memory="stop"), means(), "capture")
+    assert isinstance(said, str) and "stop" in said
+
+
 @pytest.mark.parametrize(
     ("values", "facts", "said"),
     [

@@ -34,9 +34,14 @@ def test_questions_when_nothing_or_only_checkpoints_change() -> None:
 
 
 def test_questions_when_a_field_is_not_known() -> None:
-    assert questions(["capture"]) == {
+    assert questions(["unheard_of"]) == {
         "gradients", "accumulation", "optimizer", "curve", "masks", "data",
     }  # fmt: skip
+
+
+def test_questions_when_updates_are_in_graphs() -> None:
+    assert questions(["capture", "steps_per_launch"]) == {"replays"}
+    assert questions(["capture", "precision"]) == {"replays"} | questions(["precision"])
 
 
 @pytest.mark.parametrize("name", recipe_fields())

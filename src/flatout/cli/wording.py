@@ -195,6 +195,9 @@ def recipe_text(recipe: Recipe) -> str:
         parts.append(recipe.memory_format.value)
     if recipe.micro_batch_size.origin == "measured":
         parts.append(f"micro-batches of {recipe.micro_batch_size.value}")
+    if recipe.capture.value == "step":
+        steps = recipe.steps_per_launch.value
+        parts.append("step in one graph" if steps == 1 else f"{steps} steps in one graph")
     if recipe.activation_checkpointing.value:
         parts.append("activations computed again")
     if recipe.cpu_affinity.value != "all":
@@ -219,8 +222,8 @@ def adaptation_text(one: Adaptation) -> str:
     """What a training has changed because of memory, in a sentence."""
     parts = {
         "data": "while data was read for", "optimizer": "in the optimizer's part of",
-        "validation": "in the validation after", "checkpoint": "in the checkpoint after",
-        "other": "after",
+        "capture": "while a graph was recorded for", "validation": "in the validation after",
+        "checkpoint": "in the checkpoint after", "other": "after",
     }  # fmt: skip
     # What comes after an update is told with the update before the first one it holds for.
     is_after = one.part in ("validation", "checkpoint", "other")
@@ -237,6 +240,8 @@ def adaptation_text(one: Adaptation) -> str:
     change = f"micro-batches of {one.after} instead of {one.before}"
     if one.kind == "recomputed":
         change = "activations are computed again"
+    if one.kind == "uncaptured":
+        change = "the step is not made in a graph"
     back = "" if one.is_in_place or one.part == "process" else ", from the last checkpoint"
     return f"{said} {change}{back}"
 

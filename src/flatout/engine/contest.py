@@ -7,8 +7,10 @@ import dataclasses
 from typing import Any
 
 import msgspec
+import torch
 
 from flatout.engine.allocator import page_faults
+from flatout.engine.capture import NUM_WARM_UPS
 from flatout.engine.contestants import Contestants, Subject
 from flatout.engine.effects import Seen, seen_effect
 from flatout.engine.failures import bad_news, is_out_of_memory
@@ -209,20 +211,23 @@ class Contest:
         Raises:
             RunFailed: nonfinite-loss.
         """
-        shares, num_page_faults = self._shares(step_s)
+        shares, num_page_faults, host_share = self._shares(step_s)
         return Profile(
             step_s=step_s,
             start_s=start_s,
             shares=shares,
             num_page_faults=num_page_faults,
+            host_share=host_share,
             num_operations=trace.num_operations,
             has_convolutions=trace.has_convolutions,
             has_products=trace.has_products,
             has_attention=trace.has_attention,
         )
 
-    def _shares(self, step_s: float) -> tuple[dict[str, float], int | None]:
-        """Where the time of an update goes, and how many new pages of memory it waits for."""
+    def _shares(self, step_s: float) -> tuple[dict[str, float], int | None, float | None]:
+        """Where the time of an update goes, how many new pages of memory it waits for, and for how
+        much of it the host is busy.
+        """
         session = self.contestants.session({})
         meter = Meter(session.device)
         contestant = self.contestants.contestant(session, meter)
@@ -235,6 +240,7 @@ class Contest:
         before, first = meter.split_s(), page_faults()
         contestant.timed(num_updates)
         after, last = meter.split_s(), page_faults()
+        host_share = _host_share(contestant, num_updates)
         is_finite = loop.has_finite_losses() or session.recipe.nonfinite_loss.value == "skip"
         loop.close()
         if not is_finite:
@@ -248,7 +254,8 @@ class Contest:
         spent = {part: after[part] - before[part] for part in _PARTS}
         total = sum(spent.values()) or 1.0
         faults = None if first is None or last is None else (last - first) // num_updates
-        return {part: seconds / total for part, seconds in spent.items()}, faults
+        shares = {part: seconds / total for part, seconds in spent.items()}
+        return shares, faults, host_share
 
     def _compared(self, trial: Trial, limit_s: float) -> tuple[Comparison, str | None]:
         # Beside a cache of a part of the samples, the same part is read without it.
@@ -261,6 +268,19 @@ class Contest:
             )
             stack.callback(candidate.runner.close)
             return compared(incumbent, candidate, limit_s=limit_s), effect
+
+
+def _host_share(contestant: Contestant, num_updates: int) -> float | None:
+    """How long the host is busy with updates, of what they take; None on a CPU."""
+    if contestant.device.type != "cuda":
+        return None
+    with contestant.settings():
+        torch.cuda.synchronize(contestant.device)
+        begin_s = elapsed_s()
+        contestant.runner.run(num_updates)
+        host_s = elapsed_s() - begin_s
+        torch.cuda.synchronize(contestant.device)
+        return host_s / (elapsed_s() - begin_s)
 
 
 def _fits_nowhere(verdict: Verdict | None, *, has_batch_norm: bool) -> RunFailed:
@@ -289,8 +309,11 @@ def _proved(changes: dict[str, Any], session: Session, candidate: Contestant) ->
     candidate.timed(1)
     trace = traced(lambda: candidate.timed(1))
     with candidate.settings():
-        assert isinstance(candidate.runner, RecipeLoop)
-        seen = Seen(session=session, trace=trace, update=candidate.runner.newest)
+        loop = candidate.runner
+        assert isinstance(loop, RecipeLoop)
+        if changes.get("capture") == "step":
+            loop.run(NUM_WARM_UPS + session.recipe.steps_per_launch.value)
+        seen = Seen(session=session, trace=trace, update=loop.newest, step=loop.step)
         effect = seen_effect(changes, seen)
     if effect is None:
         fields = ", ".join(f"{name}={value}" for name, value in changes.items())

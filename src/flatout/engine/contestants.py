@@ -33,7 +33,7 @@ from flatout.engine.session import (
     process_settings,
     torch_settings_put_back,
 )  # fmt: skip
-from flatout.engine.step import Step
+from flatout.engine.steps import shared_step
 from flatout.nouns.recipe import Choice, Recipe, check_field
 from flatout.nouns.tuning import Numerics, Setting
 from flatout.tune.candidates import plain_changes
@@ -144,7 +144,7 @@ class Contestants:
         recipe = session.recipe
         num_ahead = recipe.loader_workers.value * recipe.loader_prefetch.value
         return Contestant(
-            runner=RecipeLoop(session, Step(session.step_parts(), meter), meter),
+            runner=RecipeLoop(session, shared_step(session, meter), meter),
             settings=lambda: process_settings(recipe),
             device=session.device,
             num_ahead=0 if isinstance(session.feed, CachedFeed) else num_ahead,
@@ -246,6 +246,7 @@ def _setting(built: Built, subject: Subject) -> Setting:
         has_tf32=device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0),
         can_be_fused=facts.can_be_fused,
         has_foreach="foreach" in built.optimizers.only.defaults,
+        forms_to_capture=facts.forms_to_capture,
         has_blocks=facts.num_blocks > 0,
         fixed=subject.fixed,
         baseline=subject.baseline,

@@ -174,6 +174,14 @@ class CustomStep:
 
     # A step that was broken off may have made the first of several updates.
     has_begun = True
+    problem: str | None = None
+
+    def prepare(self, update: list[MicroBatch]) -> bool:
+        """See Step."""
+        return False
+
+    def finish(self) -> None:
+        """See Step."""
 
     def forget(self) -> None:
         """See Step."""

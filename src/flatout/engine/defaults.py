@@ -12,6 +12,7 @@ from flatout.errors import UsageError
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.recipe import Choice, Recipe, check_field
 from flatout.nouns.units import bytes_text
+from flatout.tune.captures import why_not_captured
 
 # Of the GPU's free memory, for data that stays there; the rest is for the model and its batches.
 _RESIDENT_SHARE = 0.25
@@ -88,6 +89,10 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
         "activation_checkpointing": Choice(
             value=False, why="computing them again takes time; for where memory is short"
         ),
+        "capture": Choice(
+            value="off", why="only a step that waits for its launches gains; a search measures it"
+        ),
+        "steps_per_launch": Choice(value=1, why="each step is launched by itself"),
         "num_threads": _num_threads(facts),
         "cpu_affinity": Choice(value="all", why="the system schedules threads as it likes"),
         "allocator": Choice(value="system", why="keeping what was freed takes memory"),
@@ -186,6 +191,7 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
         )
     findings = _process_findings(recipe, facts)
     findings += _checkpointing_findings(recipe, facts)
+    findings += _capture_findings(recipe, facts)
     findings += _loader_findings(recipe, facts)
     if path == "resident" and facts.device.type == "cpu":
         findings.append(_without_effect("data_path", "on a CPU, sliced and resident are the same"))
@@ -310,6 +316,31 @@ def _checkpointing_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
             fixes=(Fix(text="use norms without them, such as GroupNorm, to save more memory"),),
         )
     ]
+
+
+def _capture_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
+    """What is set for a captured step where none is.
+
+    Raises:
+        UsageError: recipe-does-not-fit, where it cannot be.
+    """
+    if recipe.capture.value == "off":
+        steps = recipe.steps_per_launch
+        if steps.value == 1 or steps.origin != "yours":
+            return []
+        return [_without_effect("steps_per_launch", "capture is off: no step is made in a graph")]
+    values = {name: getattr(recipe, name).value for name in recipe.__struct_fields__}
+    reason = why_not_captured(facts.device.type, facts.forms_to_capture, values)
+    if facts.has_own_step:
+        reason = "the experiment's own step decides on the CPU which updates it makes"
+    if reason is not None:
+        raise UsageError(
+            "recipe-does-not-fit",
+            "`capture=step` does not go here.",
+            because=reason,
+            fix="leave it out",
+        )
+    return []
 
 
 def _loader_findings(recipe: Recipe, facts: Facts) -> list[Finding]:

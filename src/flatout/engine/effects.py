@@ -12,9 +12,11 @@ from flatout.engine.affinity import cpus_by_thread
 from flatout.engine.allocator import is_retaining
 from flatout.engine.batches import tensors_in
 from flatout.engine.cached_feed import CachedFeed
+from flatout.engine.capture import CapturedStep
 from flatout.engine.feed import MicroBatch
 from flatout.engine.loader import LoaderFeed
 from flatout.engine.session import Session
+from flatout.engine.step import Step
 from flatout.engine.tracing import Trace
 from flatout.nouns.recipe import CpuAffinity
 
@@ -28,11 +30,13 @@ class Seen:
     """What there is to be seen after an update.
 
     session: under a recipe. trace: of the update. update: its micro-batches, as they were read.
+    step: made it, and some more where updates are made in graphs.
     """
 
     session: Session
     trace: Trace
     update: list[MicroBatch]
+    step: Step | CapturedStep | None = None
 
 
 def seen_effect(changes: dict[str, Any], seen: Seen) -> str | None:
@@ -147,6 +151,13 @@ def _micro_batch(value: int, seen: Seen) -> str | None:
     return f"{num} micro-batches of {value}" if num > 1 else None
 
 
+def _capture(value: str, seen: Seen) -> str | None:
+    if value == "off":
+        return "one operation after the other"
+    count = seen.step.num_replayed if isinstance(seen.step, CapturedStep) else 0
+    return f"{count} updates replayed" if count else None
+
+
 _Look = Callable[[Any, Seen], str | None]
 _LOOKS: dict[str, _Look] = {
     "precision": _precision,
@@ -161,4 +172,5 @@ _LOOKS: dict[str, _Look] = {
     "cpu_affinity": _affinity,
     "allocator": _allocator,
     "micro_batch_size": _micro_batch,
+    "capture": _capture,
 }

@@ -14,8 +14,10 @@ from flatout.engine.activations import repeated_blocks
 from flatout.engine.batches import tensors_in
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import is_in_memory, is_map_style
+from flatout.engine.optim import forms_to_capture
 from flatout.engine.optimizers import Optimizers
 from flatout.errors import UsageError
+from flatout.nouns.recipe import OptimizerImplementation
 from flatout.nouns.topology import Topology
 from flatout.system.topology import read_topology
 
@@ -32,6 +34,7 @@ class Facts:
     num_blocks: repeated blocks of the model that activation checkpointing can compute again;
         num_moving_blocks: those that it cannot, for their running statistics.
     topology: of the CPUs that the process may use, before any recipe holds.
+    forms_to_capture: implementations of the optimizer whose whole update is the device's work.
     """
 
     device: torch.device
@@ -51,6 +54,7 @@ class Facts:
     num_cores: int
     num_threads: int
     topology: Topology
+    forms_to_capture: tuple[OptimizerImplementation, ...] = ()
 
 
 def data_kind(data: Any) -> DataKind:
@@ -138,4 +142,5 @@ def experiment_facts(
         num_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         num_threads=torch.get_num_threads(),
         topology=read_topology(),
+        forms_to_capture=forms_to_capture(optimizers.only) if experiment.step is None else (),
     )

@@ -169,6 +169,9 @@ class Loop:
             self._maker.look()
             self._is_first_update = False
         self._reporter.add(loss, num_samples)
+        if self._reporter.is_due():
+            self._maker.finish()
+            self._reporter.tell()
 
     def _after_update(self) -> Ending | None:
         step = self._session.position.step
@@ -198,6 +201,7 @@ class Loop:
                 "the train data gave no samples.",
                 fix="check what `train_data()` returns",
             )
+        self._maker.finish()
         self._reporter.end_epoch()
         if self._validate_every is None:
             self._validate()
@@ -209,6 +213,7 @@ class Loop:
     def _validate(self) -> bool:
         """Validates; gives whether that took a recipe with less memory."""
         is_adapted = False
+        self._maker.finish()
         self._reporter.tell(is_waiting=True)
         self._meter.mark("other")
         while (shortage := self._try_to_validate()) is not None:
@@ -236,6 +241,7 @@ class Loop:
             is_last: nothing comes after it.
             is_waiting: it is on the disk when this returns.
         """
+        self._maker.finish()
         self._reporter.tell(is_waiting=True, is_last=is_last)
         if not self._session.has_finite_weights():
             raise _nonfinite_weights(self._session.position.step)

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 
 import torch
 
+from flatout.engine.capture import CapturedStep
 from flatout.engine.feed import MicroBatch
 from flatout.engine.memory import MemoryWatch
 from flatout.engine.meter import Losses, Meter
 from flatout.engine.session import Session
 from flatout.engine.step import Step
-from flatout.errors import RunFailed
+from flatout.errors import RunFailed, UsageError
 from flatout.nouns.tuning import Interval
 from flatout.system.clock import elapsed_s
 from flatout.tune.problem import is_slow
@@ -58,7 +59,7 @@ class Runner(Protocol):
 class RecipeLoop:
     """flatout's own loop under a recipe, run a few updates at a time, without validation.
 
-    newest: the micro-batches of the newest update, as the feed gave them.
+    newest: the micro-batches of the newest update, as the feed gave them. step: makes updates.
 
     Args:
         session: live objects under the recipe.
@@ -66,9 +67,9 @@ class RecipeLoop:
         meter: told when the data is there.
     """
 
-    def __init__(self, session: Session, step: Step, meter: Meter) -> None:
+    def __init__(self, session: Session, step: Step | CapturedStep, meter: Meter) -> None:
         self._session = session
-        self._step = step
+        self.step = step
         self._meter = meter
         self._updates: Iterator[Any] = iter(())
         self.newest: list[MicroBatch] = []
@@ -78,7 +79,11 @@ class RecipeLoop:
         session.model.train()
 
     def run(self, num_updates: int) -> int:
-        """See Runner."""
+        """See Runner.
+
+        Raises:
+            UsageError: step-not-captured, where that is asked for.
+        """
         num_samples = 0
         position = self._session.position
         self._meter.mark("other")
@@ -90,13 +95,22 @@ class RecipeLoop:
                 update = next(self._updates)
             self._meter.mark("data")
             self.newest = update
-            loss = self._step.run(update)
+            loss = self.step.run(update)
             size = sum(size for _, size in update)
             self._losses.add(loss, size)
             if self._every_step:
                 self._every_step = stepped(self._session.learning_rates.after_update)
             num_samples += size
+        self.step.finish()
         self._take_losses(is_waiting=False)
+        if self.step.problem is not None:
+            # Made without graphs, it is as quick as without this setting.
+            raise UsageError(
+                "step-not-captured",
+                "the step cannot be made in a CUDA graph.",
+                because=self.step.problem,
+                fix="leave it out",
+            )
         return num_samples
 
     def has_finite_losses(self) -> bool:

@@ -7,8 +7,10 @@ the device has passed them, and the measured time is shared out as they say.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,14 +38,26 @@ class Meter:
         self._split_s = dict.fromkeys(PARTS, 0.0) | (split_s or {})
         self._last_s = elapsed_s()
         self._events = _DeviceEvents() if device.type == "cuda" else None
+        self._is_paused = False
 
     def mark(self, part: str) -> None:
         """The time since the last mark was spent on that part."""
+        if self._is_paused:
+            return
         now_s = elapsed_s()
         self._split_s[part] += now_s - self._last_s
         self._last_s = now_s
         if self._events is not None:
             self._events.mark(part)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing in it is told of: what is only recorded takes no time of its own."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def steps_s(self) -> float:
         """Seconds the host has spent on steps: without validation, checkpoints and epochs' ends."""

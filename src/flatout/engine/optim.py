@@ -74,9 +74,51 @@ def set_implementation(optimizer: Optimizer, implementation: OptimizerImplementa
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
 
+def set_capturable(optimizer: Optimizer, *, is_captured: bool) -> None:
+    """Lets an optimizer keep every number of its update on the device, as a CUDA graph needs it.
+
+    To be called before `set_implementation`, which puts step counts where they belong.
+    """
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = is_captured or optimizer.defaults["capturable"]
+    # torch says once that such an optimizer should be recorded; some steps never are.
+    optimizer._warned_capturable_if_run_uncaptured = True
+
+
+def forms_to_capture(optimizer: Optimizer) -> tuple[OptimizerImplementation, ...]:
+    """The implementations in which an optimizer's whole update is the device's work.
+
+    Those that torch calls capturable, and the fused kernels: all of them read the learning rate
+    from a tensor. The loop over parameters asks the device for it.
+    """
+    if type(optimizer).__module__.partition(".optim.")[0] != "torch" or _listeners(optimizer):
+        return ()
+    groups = optimizer.param_groups
+    if any(isinstance(v, Tensor) for group in groups for n, v in group.items() if n != "params"):
+        return ()
+    forms: list[OptimizerImplementation] = ["fused"] if can_be_fused(optimizer) else []
+    if "capturable" in optimizer.defaults:
+        forms.append("foreach")
+        forms += [] if optimizer.defaults["foreach"] is False else ["own"]
+    elif optimizer.defaults.get("fused"):
+        forms.append("own")
+    return tuple(forms)
+
+
+def _listeners(optimizer: Optimizer) -> bool:
+    """Whether somebody listens to its steps."""
+    return any((
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    ))  # fmt: skip
+
+
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Loads a state, of whatever implementation; the optimizer keeps its own."""
-    names = ("foreach", "fused")
+    names = ("foreach", "fused", "capturable")
     kept = [{n: group[n] for n in names if n in group} for group in optimizer.param_groups]
     optimizer.load_state_dict(state)
     for group, flags in zip(optimizer.param_groups, kept, strict=True):
@@ -134,14 +176,8 @@ def prepared_step(optimizer: Optimizer) -> Callable[[], None] | None:
     somebody listens to its steps, or where parameters differ in device.
     """
     kernel = _KERNELS.get(type(optimizer))
-    listeners = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        torch_optimizer._global_optimizer_pre_hooks,
-        torch_optimizer._global_optimizer_post_hooks,
-    )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if kernel is None or any(listeners) or len({p.device for p in parameters}) != 1:
+    if kernel is None or _listeners(optimizer) or len({p.device for p in parameters}) != 1:
         return None
     if any(not group["fused"] or group["differentiable"] for group in optimizer.param_groups):
         return None

@@ -13,6 +13,7 @@ from flatout.engine.optim import (
     check_implementation,
     load_optimizer,
     match_layout,
+    set_capturable,
     set_implementation,
 )
 from flatout.errors import UsageError
@@ -83,6 +84,11 @@ class Optimizers:
         """Switches all of them to that implementation."""
         for optimizer in self:
             set_implementation(optimizer, implementation)
+
+    def set_capturable(self, *, is_captured: bool) -> None:
+        """Lets all of them keep every number of their updates on the device, or as it was built."""
+        for optimizer in self:
+            set_capturable(optimizer, is_captured=is_captured)
 
     def match_layout(self) -> None:
         """Gives their states the strides of the weights."""

@@ -73,6 +73,20 @@ def restore_host_generators(states: dict[str, Any]) -> None:
         numpy.random.set_state(states["numpy"])
 
 
+def moved_generators(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The libraries whose generators have another state than before."""
+    return [name for name, state in after.items() if not _is_same(before.get(name), state)]
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    # NumPy's `==` gives an array.
+    return bool(getattr(one, "tolist", lambda: one)() == getattr(other, "tolist", lambda: other)())
+
+
 @contextlib.contextmanager
 def untouched_generators(device: torch.device) -> Iterator[None]:
     """Leaves the generators as they were: validation must not change what training draws."""

@@ -9,8 +9,8 @@ from flatout.engine.facts import Facts
 from flatout.engine.history import read_history
 from flatout.engine.journal import Journal
 from flatout.engine.shortage import Shortage
-from flatout.errors import RunFailed
-from flatout.nouns.adaptation import Adaptation
+from flatout.errors import FlatoutError, RunFailed
+from flatout.nouns.adaptation import Adaptation, Kind
 from flatout.nouns.recipe import Choice, Recipe
 from flatout.system.runs import RunFolder
 from flatout.tune.relief import Means, relief, samples_in_micro_batch
@@ -51,12 +51,12 @@ class Relief:
             RunFailed: out-of-memory, where there is none that computes the same.
         """
         recipe = self._recipe_at(step)
-        changes = relief(recipe, self._means)
+        changes = relief(recipe, self._means, shortage.part)
         if isinstance(changes, str):
             raise _no_relief(shortage, changes, recipe, self._means)
         before = samples_in_micro_batch(recipe, self._means)
         adaptation = Adaptation(
-            kind="smaller" if "micro_batch_size" in changes else "recomputed",
+            kind=_kind_of(changes),
             step=step + 1,
             before=before,
             after=changes.get("micro_batch_size", before),
@@ -75,8 +75,8 @@ class Relief:
         why = f"tried once more at step {step + 1:,}: there may be memory again"
         return self._told(step, {"micro_batch_size": after}, adaptation, why)
 
-    def warn(self, step: int, error: RunFailed) -> None:
-        """Tells that there is no relief, where training goes on all the same."""
+    def warn(self, step: int, error: FlatoutError) -> None:
+        """Tells what does not end the training, such as that there is no relief."""
         self._journal.warn_of(step, error)
 
     def _told(self, step: int, changes: dict[str, Any], one: Adaptation, why: str) -> Recipe:
@@ -106,6 +106,12 @@ def relieved_after_kill(folder: RunFolder, journal: Journal, facts: Facts, step:
     because = "the kernel ended the process: the computer's memory was full"
     shortage = Shortage(part="process", because=because)
     return Relief(folder, journal, facts, step).less(shortage, step, is_in_place=False)
+
+
+def _kind_of(changes: dict[str, Any]) -> Kind:
+    if "capture" in changes:
+        return "uncaptured"
+    return "smaller" if "micro_batch_size" in changes else "recomputed"
 
 
 def _no_relief(shortage: Shortage, reason: str, recipe: Recipe, means: Means) -> RunFailed:

@@ -57,10 +57,8 @@ class Reporter:
             loss = sum(loss.values(), torch.zeros((), device=self._session.device))
         self._losses.add(loss, num_samples)
         self._line_samples += num_samples
-        if self._is_due():
-            self.tell()
 
-    def _is_due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether it is time for a line: seldomer as a run grows, or a day would fill 300 MB."""
         now = elapsed_s()
         every_s = next(every_s for until_s, every_s in _PACE if now - self._began_s < until_s)
@@ -86,7 +84,7 @@ class Reporter:
                 self._line_losses.append((loss, num_samples))
                 position.epoch_loss_sum += loss * num_samples
                 position.epoch_loss_samples += num_samples
-        if self._line_samples and (is_last or self._is_due()):
+        if self._line_samples and (is_last or self.is_due()):
             self._write_line(self._line_losses)
             self._line_losses = []
 

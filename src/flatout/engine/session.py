@@ -26,6 +26,7 @@ from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import Facts, chosen_device, experiment_facts
 from flatout.engine.feeds import Reading, built_data, check_apart
+from flatout.engine.graphs import Graphs, graphs_on
 from flatout.engine.learning_rates import LearningRates
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.position import Position
@@ -36,7 +37,10 @@ from flatout.nouns.recipe import Recipe
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """An experiment's live objects before a recipe is applied to them."""
+    """An experiment's live objects before a recipe is applied to them.
+
+    graphs: what records work of the device; None where nothing can.
+    """
 
     experiment: Experiment
     seed: int
@@ -45,6 +49,7 @@ class Built:
     optimizers: Optimizers
     train_data: Any
     facts: Facts
+    graphs: Graphs | None = None
 
     def recipe(self, fixed: dict[str, Any]) -> Recipe:
         """The recipe for it: what the person fixed, and defaults."""
@@ -103,6 +108,7 @@ def build(
         optimizers=optimizers,
         train_data=train_data,
         facts=experiment_facts(experiment, model, optimizers, train_data, device),
+        graphs=graphs_on(device),
     )
 
 
@@ -165,6 +171,7 @@ class Session:
         self.facts = built.facts
         self.model = built.model
         self.optimizers = built.optimizers
+        self.graphs = built.graphs
         precision.check_precision(recipe.precision.value, self.device)
         is_channels_last = recipe.memory_format.value == "channels_last"
         if is_channels_last:
@@ -172,7 +179,7 @@ class Session:
             # Some optimizers, Adagrad for one, have made their state by now.
             self.optimizers.match_layout()
         self.activations = self._checkpointing()
-        self.optimizers.set_implementation(recipe.optimizer_implementation.value)
+        self._set_optimizers()
         self.learning_rates = LearningRates(built.experiment, self.optimizers)
         self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)
         decay = built.experiment.ema
@@ -194,6 +201,10 @@ class Session:
         )
         randomness.seed_generators(randomness.mixed_seed(built.seed, "training"))
 
+    def _set_optimizers(self) -> None:
+        self.optimizers.set_capturable(is_captured=self.recipe.capture.value == "step")
+        self.optimizers.set_implementation(self.recipe.optimizer_implementation.value)
+
     def _checkpointing(self) -> ActivationCheckpointing | None:
         if not self.recipe.activation_checkpointing.value:
             return None
@@ -202,9 +213,11 @@ class Session:
 
     def adapt(self, recipe: Recipe) -> None:
         """Goes on under a recipe that differs in what takes memory in a step, and in nothing else:
-        in the size of micro-batches, and in whether activations are computed again.
+        in the size of micro-batches, in whether activations are computed again, and in whether
+        the step is made in graphs.
         """
         self.recipe = recipe
+        self._set_optimizers()
         if self.activations is None:
             self.activations = self._checkpointing()
         for feed in (self.feed, self.validation_feed):

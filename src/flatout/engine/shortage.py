@@ -28,6 +28,8 @@ _PARTS: dict[tuple[str, str], Part] = {
     ("loop.py", "_try_to_validate"): "validation",
     ("loop.py", "_save"): "checkpoint",
 }
+# Within it the other functions are called, too, and nothing is done.
+_RECORDING = ("capture.py", "_record")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ def shortage_of(error: BaseException) -> Shortage | None:
     if not is_out_of_memory(error):
         return None
     frames = [(Path(one.filename), one.name) for one in traceback.extract_tb(error.__traceback__)]
+    if any(path.parent == _ENGINE and (path.name, name) == _RECORDING for path, name in frames):
+        return Shortage(part="capture", because=one_line(error))
     parts = [
         _PARTS[path.name, name]
         for path, name in frames

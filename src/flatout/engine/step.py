@@ -82,6 +82,16 @@ class Step:
         self._meter.mark("optimizer")
         return loss
 
+    # Of a step that is made in graphs: why it is not.
+    problem: str | None = None
+
+    def prepare(self, update: list[MicroBatch]) -> bool:
+        """Whether `run` will lay this update aside to make it later: not here."""
+        return False
+
+    def finish(self) -> None:
+        """Makes what was laid aside: nothing here."""
+
     @property
     def has_begun(self) -> bool:
         """Whether an update was broken off when weights may have been changed already."""

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from flatout.engine.custom_step import CustomStep
 from flatout.engine.feed import MicroBatch
 from flatout.engine.kept import Kept
 from flatout.engine.memory import release_memory
@@ -21,8 +20,8 @@ from flatout.engine.meter import Meter
 from flatout.engine.relief import Relief
 from flatout.engine.session import Session
 from flatout.engine.shortage import Shortage, settle, shortage_of
-from flatout.engine.step import Step
-from flatout.errors import RunFailed
+from flatout.engine.steps import new_step
+from flatout.errors import RunFailed, UsageError
 from flatout.nouns.recipe import Recipe
 
 Made = tuple[Tensor | dict[str, Tensor], int]
@@ -44,11 +43,11 @@ class UpdateMaker:
     """
 
     def __init__(self, session: Session, meter: Meter, relief: Relief) -> None:
-        make_step = Step if session.experiment.step is None else CustomStep
         self._session = session
         self._meter = meter
         self._relief = relief
-        self._step = make_step(session.step_parts(), meter)
+        self._step = new_step(session, meter)
+        self._has_told_problem = False
         self._kept = Kept(session.model, session.device)
         self._updates: Iterator[list[MicroBatch]] = iter(())
         self.is_whole = True
@@ -68,6 +67,9 @@ class UpdateMaker:
             GoBack: what was being done cannot be repeated here.
             RunFailed: out-of-memory, gpu-state-lost.
         """
+        if self._step.problem is not None and not self._has_told_problem:
+            self._has_told_problem = True
+            _tell_uncaptured(self._step.problem, self._session, self._relief)
         if self._session.position.step >= self._relief.growth_after:
             self._take_more()
         try:
@@ -85,12 +87,18 @@ class UpdateMaker:
         self._meter.mark("data")
         if update is None:
             return None
-        self._meter.begin_step()
-        self._kept.keep()
-        self.is_whole = False
+        if not self._step.prepare(update):
+            self._step.finish()
+            self._meter.begin_step()
+            self._kept.keep()
+            self.is_whole = False
         loss = self._step.run(update)
         self.is_whole = True
         return loss, update[0][1] if len(update) == 1 else sum(size for _, size in update)
+
+    def finish(self) -> None:
+        """Makes what was laid aside: after it, weights and losses are those of all updates."""
+        self._step.finish()
 
     def _put_back(self, shortage: Shortage) -> None:
         """Brings everything to where it was before the update that was broken off.
@@ -164,5 +172,27 @@ class UpdateMaker:
 
     def _go_on_under(self, recipe: Recipe) -> None:
         session, position = self._session, self._session.position
+        self._step.finish()
+        is_captured = session.recipe.capture.value == "step"
         session.adapt(recipe)
+        if is_captured:
+            # What was recorded is of another form now.
+            self._step = new_step(session, self._meter)
         self._updates = session.feed.again(position.epoch, position.update)
+
+
+def _tell_uncaptured(problem: str, session: Session, relief: Relief) -> None:
+    """Tells why updates are not made in graphs, though the recipe says so.
+
+    Raises:
+        UsageError: step-not-captured, where it was a person who has set it.
+    """
+    error = UsageError(
+        "step-not-captured",
+        "the step cannot be made in a CUDA graph.",
+        because=problem,
+        fix="leave it out, or resume with --use capture=off",
+    )
+    if session.recipe.capture.origin == "yours":
+        raise error
+    relief.warn(session.position.step, error)

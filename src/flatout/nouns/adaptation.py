@@ -6,17 +6,18 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["smaller", "larger", "recomputed"]
+Kind = Literal["smaller", "larger", "recomputed", "uncaptured"]
 Part = Literal[
-    "data", "forward", "backward", "optimizer", "validation", "checkpoint", "other", "pace",
-    "process",
+    "data", "forward", "backward", "optimizer", "capture", "validation", "checkpoint", "other",
+    "pace", "process",
 ]  # fmt: skip
 
 
 class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     """Why a recipe was set in the midst of a training.
 
-    kind: `smaller` or `larger` micro-batches, or activations `recomputed` in the backward pass.
+    kind: `smaller` or `larger` micro-batches, activations `recomputed` in the backward pass, or the
+        step `uncaptured`: made without a CUDA graph, which needs memory of its own.
     step: the update that memory did not suffice for, counted from 1; of what is larger, the first.
     part: what was being done. `pace`: nothing was refused, but the driver has moved memory, and
         training has become slow; `process`: the kernel ended the process. None of what is larger.

@@ -26,6 +26,7 @@ Allocator = Literal["system", "retain"]
 CpuAffinity = Literal["all", "one-per-core", "performance-cores"]
 NonfiniteLoss = Literal["stop", "skip"]
 OutOfMemory = Literal["auto", "shrink", "stop"]
+Capture = Literal["off", "step"]
 
 
 class Choice(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -52,6 +53,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch_size: samples per forward; the batch is accumulated from as many as it takes.
     activation_checkpointing: repeated blocks keep their inputs alone, and compute their
         activations again in the backward pass.
+    capture: `step` records whole updates as CUDA graphs, and launches them without Python.
+    steps_per_launch: updates in a graph.
     clip_norm: largest gradient norm (2-norm over all parameters), None for no clipping.
     num_threads: intra-op threads of the CPU.
     cpu_affinity: the CPUs that threads run on: `all` that the process may use, one of each core,
@@ -78,6 +81,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     activation_checkpointing: Choice[bool] = Choice(
         value=False, why="no such field when this recipe was chosen"
     )
+    capture: Choice[Capture] = Choice(value="off", why="no such field when this recipe was chosen")
+    steps_per_launch: Choice[int] = Choice(value=1, why="no such field when this recipe was chosen")
     clip_norm: Choice[float | None]
     num_threads: Choice[int]
     cpu_affinity: Choice[CpuAffinity] = Choice(
@@ -99,6 +104,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "loader_workers": (0, 1024),
     "loader_prefetch": (1, 1024),
     "micro_batch_size": (1, 2**31),
+    "steps_per_launch": (1, 1024),
     "clip_norm": (0.0, 1e30),
     "num_threads": (1, 1024),
     "checkpoint_every": (1, 2**53),

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from flatout.nouns.finding import Finding
+from flatout.nouns.recipe import OptimizerImplementation
 from flatout.nouns.topology import Topology
 
 Numerics = Literal["strict", "default", "fast"]
@@ -170,6 +171,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     taken off. pinning_problem: why memory cannot be pinned. None: unknown, or there is none.
     has_processes: candidates can be measured in processes of their own. not_retained: why freed
     memory cannot be kept, None if it can. topology: of the CPUs that the process may use.
+    forms_to_capture: implementations of the optimizer whose whole update is the device's work.
     cache: of map-style data, where reading it takes a share of the step that is worth saving.
     """
 
@@ -183,6 +185,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     has_tf32: bool
     can_be_fused: bool
     has_foreach: bool
+    forms_to_capture: tuple[OptimizerImplementation, ...] = ()
     has_volumes: bool = False
     has_blocks: bool = False
     has_processes: bool = True
@@ -203,6 +206,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     num_operations: calls of torch's operators in it. has_*: which kinds were among them.
     start_s: what it takes to start a process and to build the experiment in it.
     num_page_faults: pages that a step is given by the kernel; None where that is not known.
+    host_share: of a step, how long the host is busy with it; None on a CPU.
     """
 
     step_s: float
@@ -213,6 +217,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     has_products: bool
     has_attention: bool
     num_page_faults: int | None = None
+    host_share: float | None = None
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import msgspec
 from flatout.nouns.recipe import CpuAffinity
 from flatout.nouns.tuning import Candidate, Numerics, Profile, Setting, Skip
 from flatout.nouns.units import percent_text, seconds_text
+from flatout.tune import captures
 from flatout.tune.data_paths import AXES, LEAST_SHARE, data_paths
 
 # About what a new page costs, from few and noisy measurements (LOG.md, 2026-11-21).
@@ -39,6 +40,8 @@ def plain_changes(setting: Setting) -> dict[str, Any]:
         "num_threads": setting.num_threads,
         "cpu_affinity": "all",
         "allocator": "system",
+        "capture": "off",
+        "steps_per_launch": 1,
         **setting.baseline,
     }
 
@@ -75,7 +78,9 @@ def candidates(
             skipped.append(Skip(name=candidate.name, axis=candidate.axis, reason=reason))
     data = profile.shares.get("data", 0.0)
     # Where reading takes longer than everything else, nothing else shows before it is mended.
-    first = AXES if data > 0.5 else ()
+    first: tuple[str, ...] = AXES if data > 0.5 else ()
+    if (profile.host_share or 0.0) >= captures.LAUNCH_BOUND:
+        first = (*first, captures.AXIS)
     ordered = sorted(tried, key=lambda candidate: candidate.axis not in first)
     return tuple(ordered), tuple(skipped)
 
@@ -109,6 +114,7 @@ def _all(
     yield from _attentions(setting, profile)
     yield from data_paths(setting, profile)
     yield from _optimizers(setting, profile)
+    yield from captures.captures(setting, profile)
     yield from _affinities(setting)
     yield from _threads(setting, profile)
     yield from _micro_batches(setting)

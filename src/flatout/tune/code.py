@@ -305,6 +305,8 @@ def _about(plan: _Plan, tuned: TunedRecipe) -> str:
     if gain is not None:
         found = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}] of a plain loop's speed"
         found += f"{_place(header.machine, plan.recipe)}."
+    if plan.recipe.capture.value == "step":
+        found += " That was with each step in a CUDA graph, which this program does not have."
     told = (
         f"{found} It gives the losses of `flatout train` (flatout {header.flatout_version}) with "
         "the same recipe; there are no checkpoints, and the last weights are kept, not the best."

@@ -15,7 +15,7 @@ import msgspec
 from flatout.nouns.recipe import Precision
 from flatout.nouns.tuning import Check
 
-Question = Literal["gradients", "accumulation", "optimizer", "curve", "masks", "data"]
+Question = Literal["gradients", "accumulation", "optimizer", "curve", "masks", "replays", "data"]
 
 _OF_THE_STEP: frozenset[Question] = frozenset(
     ("gradients", "accumulation", "optimizer", "curve", "masks")
@@ -35,6 +35,9 @@ _CONCERNED: dict[str, frozenset[Question]] = {
     # New pages are zeros; what is kept is not, should a model read what nobody wrote.
     "allocator": frozenset(("gradients",)),
     "deterministic": frozenset(("gradients", "masks")),
+    # The other questions are asked of the same step without graphs.
+    "capture": frozenset(("replays",)),
+    "steps_per_launch": frozenset(("replays",)),
     "data_path": _OF_THE_DATA,
     "loader_workers": _OF_THE_DATA,
     "loader_prefetch": _OF_THE_DATA,

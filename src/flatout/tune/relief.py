@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.adaptation import Adaptation
+from flatout.nouns.adaptation import Adaptation, Part
 from flatout.nouns.recipe import Recipe
 
 # After so many updates without want of memory twice the size is tried; each time that memory runs
@@ -30,15 +30,23 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     has_blocks: bool
 
 
-def relief(recipe: Recipe, means: Means) -> dict[str, Any] | str:
+def relief(recipe: Recipe, means: Means, part: Part | None = None) -> dict[str, Any] | str:
     """The recipe fields with which a step takes less memory; if there are none, why not.
 
     Smaller micro-batches make the same update. Where they do not, because BatchNorm would see
-    them or the experiment's own step takes the whole batch, activations are computed again.
+    them or the experiment's own step takes the whole batch, activations are computed again. What
+    there is no memory to record, was made before without that.
+
+    Args:
+        recipe: that takes too much.
+        means: of the experiment.
+        part: what was being done.
     """
     wish = recipe.out_of_memory.value
     if wish == "stop":
         return "`out_of_memory` is `stop`"
+    if part == "capture":
+        return {"capture": "off"}
     size = samples_in_micro_batch(recipe, means)
     can_split = not means.has_own_step and (not means.has_batch_norm or wish == "shrink")
     is_smaller = can_split and size > 1
@@ -73,7 +81,7 @@ def growth(adaptations: Sequence[Adaptation]) -> Growth | None:
     Args:
         adaptations: all of them since the recipe was last decided otherwise, oldest first.
     """
-    sized = [one for one in adaptations if one.kind != "recomputed"]
+    sized = [one for one in adaptations if one.kind in ("smaller", "larger")]
     if not sized or sized[-1].after >= sized[0].before:
         return None
     num_smaller = sum(one.kind == "smaller" for one in sized)

@@ -41,7 +41,11 @@ _MOST_PROCESSES = 5
 _FEWEST_TRIALS = 4
 
 # Axes that decide about each other: bf16 may win only where the layout suits it.
-_TOGETHER = (frozenset({"precision", "memory format"}), frozenset({"precision", "threads"}))
+_TOGETHER = (
+    frozenset({"precision", "memory format"}),
+    frozenset({"precision", "threads"}),
+    frozenset({"precision", "capture"}),
+)
 
 
 def next_move(problem: Problem, history: Sequence[Result]) -> Trial | Decision:

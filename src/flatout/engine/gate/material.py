@@ -114,7 +114,11 @@ class Material:
             size = min(3, self.size - 1)
             if plain < whole and micro != plain:
                 size = max(1, size - 1) if micro < plain else min(4, self.size - 1)
-        alone: dict[str, Any] = {"loader_workers": 0, "loader_persistent": False}
+        alone: dict[str, Any] = {
+            "loader_workers": 0, "loader_persistent": False,
+            # Whether graphs repeat the step is a question of its own.
+            "capture": "off", "steps_per_launch": 1,
+        }  # fmt: skip
         if recipe.data_path.value == "cached":
             # What is asked of the step needs no cache of its few samples.
             alone["data_path"] = "loader"

@@ -26,6 +26,7 @@ from flatout.engine.gate.comparison import (
 )
 from flatout.engine.gate.material import DrawsKind, Material
 from flatout.engine.gate.reference import Gradients, reference_gradients, reference_updates
+from flatout.engine.gate.replays import replays
 from flatout.engine.gate.runs import (
     BagRun,
     Case,
@@ -262,5 +263,6 @@ QUESTIONS: dict[Question, Callable[[Material, Recipe], list[Check]]] = {
     "gradients": gradients,
     "masks": masks,
     "curve": curve,
+    "replays": replays,
     "data": data,
 }

@@ -22,7 +22,7 @@ from flatout.engine.gate.reference import Gradients, halve, optimizer_states, se
 from flatout.engine.gate.stand_ins import Bag, remembered
 from flatout.engine.meter import Meter
 from flatout.engine.session import Session, build, process_settings
-from flatout.engine.step import Step
+from flatout.engine.steps import shared_step
 from flatout.nouns.recipe import Recipe
 
 # A scaler begins so high that first steps overflow and are left out; nothing is wrong with that.
@@ -46,7 +46,7 @@ def begin(experiment: Experiment, seed: int, device: str, recipe: Recipe) -> Ses
 
 def make_step(session: Session) -> Updating:
     """A step as training makes it."""
-    return Step(session.step_parts(), Meter(session.device))
+    return shared_step(session, Meter(session.device))
 
 
 @dataclass(frozen=True, kw_only=True)

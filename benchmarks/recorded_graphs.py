@@ -1,0 +1,166 @@
+"""Graphs on a CPU: operations are written down and made again, as a GPU makes those of a graph.
+
+What is true of a CUDA graph is true of these: recording does nothing; a replay reads the tensors of
+the recording and writes into its tensors; numbers of Python are those of the recording; reading a
+number on the host is an error; only random numbers are drawn anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flatout.engine import randomness
+from flatout.engine.graphs import drawn_on_host
+
+# It gives more where gradients are wanted, which a replay cannot know.
+_NOT_REPEATED = ("mkldnn.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer")
+SAID = "CUDA error: operation not permitted when stream is capturing"
+_READS = (
+    "aten._local_scalar_dense", "aten.equal", "aten.is_nonzero", "aten.nonzero",
+    "aten._pack_padded_sequence", "aten._coalesce", "aten._nnz",
+)  # fmt: skip
+
+
+class RecordedGraphs:
+    """See flatout.engine.graphs.Graphs.
+
+    num_recorded: graphs so far.
+
+    Args:
+        draws_anew: as a graph does whose generators are registered; else each replay draws what
+            the recording drew.
+        is_short: there is no memory for a graph.
+    """
+
+    def __init__(self, *, draws_anew: bool = True, is_short: bool = False) -> None:
+        self.num_recorded = 0
+        self.is_short = is_short
+        self._draws_anew = draws_anew
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """There is one stream only."""
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[str]]:
+        """Numbers that are read; draws of Python and NumPy: torch's generator is the device's."""
+        reasons: list[str] = []
+        before = randomness.host_generator_states()
+        with _Reads() as reads:
+            yield reasons
+        if reads.num:
+            reasons.append("the step waits for the GPU, as `.item()` and printing a tensor do")
+        moved = randomness.moved_generators(before, randomness.host_generator_states())
+        reasons += [drawn_on_host(name) for name in moved if name != "torch"]
+
+    def recorded(self, action: Callable[[], object]) -> RecordedGraph:
+        """Writes down what an action does, and undoes it."""
+        if self.is_short:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        state = torch.get_rng_state()
+        recorder = _Recorder()
+        try:
+            with recorder:
+                action()
+        finally:
+            recorder.undo()
+            torch.set_rng_state(state)
+        self.num_recorded += 1
+        return RecordedGraph(recorder.calls, None if self._draws_anew else state)
+
+
+class RecordedGraph:
+    """Operations with the tensors and numbers that they were called with."""
+
+    def __init__(self, calls: list[tuple[Any, Any, Any, Any]], state: Tensor | None) -> None:
+        self._calls = calls
+        self._state = state
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        """Makes them again."""
+        if self._state is not None:
+            torch.set_rng_state(self._state)
+        for operation, args, kwargs, out in self._calls:
+            again = operation(*args, **kwargs)
+            for old, new in zip(_tensors(out), _tensors(again), strict=True):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+class _Reads(TorchDispatchMode):
+    """Counts numbers that are read on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += str(func.overloadpacket) in _READS
+        return func(*args, **(kwargs or {}))
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes operations down, and keeps what they write over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self._made: set[int] = set()
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func.overloadpacket) in (*_READS, *_NOT_REPEATED):
+            raise RuntimeError(SAID)
+        kwargs = kwargs or {}
+        if any(one.is_sparse for one in _tensors([*args, *kwargs.values()])):
+            # How many elements there are is read on the host.
+            raise RuntimeError(SAID)
+        for tensor in _written(func, args, kwargs):
+            self._keep(tensor)
+        out = func(*args, **kwargs)
+        is_view = any(
+            one.alias_info and not one.alias_info.is_write for one in func._schema.returns
+        )
+        if not is_view and torch.Tag.inplace_view not in func.tags:
+            # Aliases: how a tensor is looked at may change later, but not where it lies.
+            self.calls.append((func, args, kwargs, [one.detach() for one in _tensors(out)]))
+            self._made.update(tensor.untyped_storage().data_ptr() for tensor in _tensors(out))
+        return out
+
+    def _keep(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage().data_ptr()
+        if storage not in self._made and storage not in self._kept:
+            whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+            self._kept[storage] = whole, whole.clone()
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Puts back what was written over."""
+        for whole, kept in self._kept.values():
+            whole.copy_(kept)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """The tensors that an operation writes into."""
+    if "batch_norm" in str(func) and "backward" not in str(func):
+        # torch does not say so of the running statistics.
+        yield from _tensors(args[3:5])
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            yield from _tensors(value)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)

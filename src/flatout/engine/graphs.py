@@ -1,0 +1,128 @@
+"""CUDA graphs: work that is recorded once, and then launched as a whole.
+
+A graph holds kernels with the addresses and numbers that they were called with. Whatever Python did
+between them is not in it. So what is recorded must read everything that changes from tensors that
+stay where they are, and must not wait for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+from flatout.engine import randomness
+
+# What torch says in its debug mode for synchronization, of each operation that waits.
+_WAITS = "synchronizing CUDA operation"
+
+Action = Callable[[], object]
+
+
+class Graph(Protocol):
+    """Work that was recorded."""
+
+    def replay(self) -> None:
+        """Launches it, without waiting for it."""
+        ...
+
+
+class Graphs(Protocol):
+    """Records work of a device."""
+
+    def aside(self) -> AbstractContextManager[Any]:
+        """Makes a context whose work is done as it is before it is recorded: on another stream."""
+        ...
+
+    def watched(self) -> AbstractContextManager[list[str]]:
+        """Makes a context that afterwards tells what in it cannot be recorded."""
+        ...
+
+    def recorded(self, action: Action) -> Graph:
+        """Records what an action gives the device to do; nothing of it is done.
+
+        Raises:
+            RuntimeError: it cannot be recorded, or there is no memory for it.
+        """
+        ...
+
+
+class CudaGraphs:
+    """Graphs of a GPU; all of them share one pool of memory, which is theirs alone.
+
+    They may, because none of them leaves anything in it that another one, or anybody else, reads.
+
+    Source: "CUDA semantics, CUDA Graphs", https://docs.pytorch.org/docs/stable/notes/cuda.html.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """See Graphs: workspaces of libraries belong to a stream, and kernels are chosen on it."""
+        current = torch.cuda.current_stream(self._device)
+        # What one of the streams has freed, the other one may still read: each waits for the other.
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[list[str]]:
+        """See Graphs: operations that wait, and draws from generators of the host."""
+        reasons: list[str] = []
+        mode = torch.cuda.get_sync_debug_mode()
+        before = randomness.host_generator_states()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield reasons
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
+        if any(_WAITS in str(one.message) for one in caught):
+            reasons.append("the step waits for the GPU, as `.item()` and printing a tensor do")
+        for one in caught:
+            if _WAITS not in str(one.message):
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        moved = randomness.moved_generators(before, randomness.host_generator_states())
+        reasons += [drawn_on_host(name) for name in moved]
+
+    def recorded(self, action: Action) -> torch.cuda.CUDAGraph:
+        """See Graphs."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize(self._device)
+        # What eager steps have left in the allocator's cache, the graph's own pool needs now.
+        torch.cuda.empty_cache()
+        with torch.cuda.stream(self._stream):
+            # A thread that pins memory meanwhile would break a capture that is everybody's.
+            graph.capture_begin(self._pool, capture_error_mode="thread_local")
+            try:
+                action()
+            except BaseException:
+                # It says only that the capture is broken; the reason is what was raised first.
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph
+
+
+def drawn_on_host(name: str) -> str:
+    """That a graph would repeat what a generator of the host gave when it was recorded."""
+    return f"the step draws from {name}'s generator on the CPU, and a graph would repeat the draw"
+
+
+def graphs_on(device: torch.device) -> Graphs | None:
+    """What records a device's work; None where nothing can."""
+    return CudaGraphs(device) if device.type == "cuda" else None

@@ -1,0 +1,74 @@
+"""Whole updates in CUDA graphs: what speaks against them, and which are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flatout.nouns.tuning import Candidate, Profile, Setting
+from flatout.nouns.units import percent_text
+
+AXIS = "capture"
+
+# A graph of several updates is launched as one; inputs of all of them are kept on the device.
+_STEPS = (1, 8)
+
+# Where the host is busy for less of a step than this, the device never waits for it.
+LEAST_HOST_SHARE = 0.3
+
+# Here the launches are what a step consists of: nothing else shows before that is mended.
+LAUNCH_BOUND = 0.7
+
+
+def why_not_captured(device: str, forms: Sequence[str], recipe: Mapping[str, Any]) -> str | None:
+    """What speaks against capturing the step of a recipe; None if nothing does.
+
+    What only a recording can tell is not known here.
+
+    Args:
+        device: `cpu` or `cuda`.
+        forms: implementations of the optimizer whose whole update is the device's work.
+        recipe: its fields, as far as they are known.
+    """
+    implementation = recipe.get("optimizer_implementation", "own")
+    if device != "cuda":
+        return "the step runs on the CPU, which has no graphs"
+    if not forms:
+        return "the optimizer decides about its update on the CPU"
+    if recipe.get("nonfinite_loss") == "skip":
+        return "with nonfinite_loss=skip, each step waits for its loss"
+    if recipe.get("activation_checkpointing"):
+        return "torch cannot record activation checkpointing: it reads the generator's state"
+    if implementation not in forms:
+        return f"this optimizer can be recorded as {' or '.join(forms)}, not as {implementation}"
+    if recipe.get("precision") == "fp16" and implementation != "fused":
+        return "with fp16, only a fused optimizer leaves it to the device whether a step is made"
+    return None
+
+
+def captures(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
+    """Graphs of one update and of several, each with why it is not tried."""
+    forms = setting.forms_to_capture
+    # Without a form as it was built, the fused one comes along.
+    form = {} if "own" in forms or "fused" not in forms else {"optimizer_implementation": "fused"}
+    if "optimizer_implementation" in setting.fixed:
+        form = {}
+    known = {**setting.baseline, **setting.fixed}
+    reason = why_not_captured(setting.device, forms, {**known, **form})
+    share = profile.host_share
+    if reason is None and share is not None and share < LEAST_HOST_SHARE:
+        reason = f"the step is not launch-bound (host share {percent_text(share)})"
+    for num_steps in _STEPS:
+        name = "step in a CUDA graph" if num_steps == 1 else f"CUDA graph of {num_steps} steps"
+        if reason is None and num_steps > 1 and share is not None and share < LAUNCH_BOUND:
+            reason = "launching each step by itself takes little of it"
+        yield (
+            Candidate(
+                name=name,
+                axis=AXIS,
+                changes={"capture": "step", "steps_per_launch": num_steps, **form},
+                why="the device need not wait for Python and for launches one by one",
+                is_process_wide=True,
+            ),
+            reason,
+        )

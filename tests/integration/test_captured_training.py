@@ -1,0 +1,186 @@
+"""Trainings whose updates are made in graphs: what is told, saved and gone on from is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import torch
+from recorded_graphs import RecordedGraphs
+from torch import Tensor, nn
+
+from flatout.engine import Experiment
+from flatout.engine.checkpoint import read_checkpoint
+from flatout.engine.gate.material import changed
+from flatout.engine.journal import Journal
+from flatout.engine.loop import Ending, Limits, Loop, Surroundings
+from flatout.engine.meter import Meter
+from flatout.engine.saver import Saver
+from flatout.engine.session import Session, build, process_settings
+from flatout.engine.watch import StopRequest
+from flatout.errors import FlatoutError
+from flatout.nouns.lines import RecipeSet, Validated
+from flatout.nouns.recipe import Choice, Recipe
+from flatout.system.runs import RunFolder, read_run
+
+if TYPE_CHECKING:
+    from conftest import Lab, Tell
+
+Plain = Callable[..., Experiment]
+
+
+class NotRecorded(RecordedGraphs):
+    """Graphs that are never launched: each replay does what was to be recorded, step by step."""
+
+    def recorded(self, action: Callable[[], object]) -> Any:
+        self.num_recorded += 1
+
+        class Repeated:
+            def replay(self) -> None:
+                action()
+
+        return Repeated()
+
+
+@dataclasses.dataclass
+class Capturing:
+    """Trains runs with graphs, as a run's course does."""
+
+    experiment: Experiment
+    graphs: Callable[[], RecordedGraphs]
+    use: dict[str, Any]
+    origin: Any = "measured"
+
+    def go_on(self, folder: RunFolder, epochs: int, stop_after: int | None = None) -> Ending:
+        """Trains a run on; stops where its loss was called so often, recorded calls included."""
+        request = StopRequest()
+        experiment = self.experiment
+        if stop_after is not None:
+            experiment = stopping(experiment, request, stop_after)
+        built = replace(build(experiment, 0, "cpu"), graphs=self.graphs())
+        recipe = self.recipe(built.recipe({"num_threads": 1}))
+        checkpoint, _ = read_checkpoint(folder)
+        journal = Journal(folder)
+        meter = Meter(built.device)
+        if checkpoint is None:
+            journal.event(RecipeSet(at=0.0, step=0, recipe=recipe), is_synced=True)
+        with process_settings(recipe):
+            session = Session(built, recipe)
+            if checkpoint is not None:
+                session.load_state(checkpoint.state)
+            saver = Saver(folder, recipe.checkpoint_every.value, meter)
+            around = Surroundings(
+                folder=folder, journal=journal, saver=saver, meter=meter, request=request
+            )
+            try:
+                ending = Loop(session, Limits(epochs=epochs, steps=None), around).run()
+            finally:
+                session.close()
+                saver.finish()
+                journal.close()
+        return ending
+
+    def recipe(self, plain: Recipe) -> Recipe:
+        capture: Choice[Any] = Choice(value="step", why="so", origin=self.origin)
+        return msgspec.structs.replace(changed(plain, **self.use), capture=capture)
+
+
+def stopping(experiment: Experiment, request: StopRequest, after: int) -> Experiment:
+    calls = 0
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        nonlocal calls
+        calls += model.training
+        if calls == after:
+            request.make("test")
+        return experiment.loss(model, batch)  # type: ignore[misc]
+
+    return replace(experiment, loss=loss)
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_a_captured_run_leaves_what_an_eager_one_does(
+    lab: Lab, tell: Tell, plain: Plain, num_steps: int
+) -> None:
+    experiment = plain(ema=0.9, clip_norm=0.5, validate_every=5)
+    use = {"steps_per_launch": num_steps, "checkpoint_every": 4}
+    folders = []
+    for graphs in (RecordedGraphs, NotRecorded):
+        folder = lab.new()
+        assert Capturing(experiment, graphs, use).go_on(folder, epochs=4) == "finished"
+        folders.append(folder)
+    assert tell.traces(folders[0]) == tell.traces(folders[1])
+    assert len(tell.metrics(folders[0], Validated)) == 6
+
+
+@pytest.mark.parametrize("stop_after", [2, 5, 6, 8])
+def test_a_captured_run_goes_on_bit_for_bit(
+    lab: Lab, tell: Tell, plain: Plain, stop_after: int
+) -> None:
+    experiment = plain(clip_norm=0.5)
+    capturing = Capturing(experiment, RecordedGraphs, {"steps_per_launch": 3})
+    whole, parts = lab.new(), lab.new()
+    capturing.go_on(whole, epochs=4)
+    assert capturing.go_on(parts, epochs=4, stop_after=stop_after) == "stopped"
+    capturing.go_on(parts, epochs=4)
+    assert tell.traces(parts) == tell.traces(whole)
+
+
+def test_a_graph_that_finds_no_memory_is_done_without(lab: Lab, tell: Tell, plain: Plain) -> None:
+    folder = lab.new()
+    # A rate that 24 bits can hold.
+    experiment = plain(optimizer=lambda p: torch.optim.AdamW(p, lr=2**-7))
+    capturing = Capturing(experiment, lambda: RecordedGraphs(is_short=True), {})
+    assert capturing.go_on(folder, epochs=3) == "finished"
+    [adaptation] = read_run(folder).adaptations
+    assert (adaptation.kind, adaptation.part, adaptation.is_in_place) == (
+        "uncaptured", "capture", True,
+    )  # fmt: skip
+    assert tell.events(folder, RecipeSet)[-1].recipe.capture.value == "off"
+    eager = lab.new()
+    Capturing(experiment, NotRecorded, {}).go_on(eager, epochs=3)
+    assert tell.traces(folder)["weights"] == tell.traces(eager)["weights"]
+
+
+def reading(model: nn.Module, batch: Any) -> Tensor:
+    value = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return value if value.item() > 0 else value * 2
+
+
+def test_what_cannot_be_captured_is_told_and_trained(lab: Lab, tell: Tell, plain: Plain) -> None:
+    folder = lab.new()
+    assert Capturing(plain(loss=reading), RecordedGraphs, {}).go_on(folder, epochs=2) == "finished"
+    assert "step-not-captured" in tell.rules(folder)
+
+
+def test_what_cannot_be_captured_although_it_was_set_ends_the_run(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    capturing = Capturing(plain(loss=reading), RecordedGraphs, {}, origin="yours")
+    folder = lab.new()
+    with pytest.raises(FlatoutError) as caught:
+        capturing.go_on(folder, epochs=2)
+    assert caught.value.rule == "step-not-captured"
+    assert "waits" in (caught.value.because or "")
+    # What was trained until then is kept.
+    assert tell.state(folder)["position"]["step"] == 3
+
+
+def test_a_loss_that_is_not_finite_ends_a_captured_run(lab: Lab, tell: Tell, plain: Plain) -> None:
+    def points() -> tuple[Tensor, Tensor]:
+        dice = torch.Generator().manual_seed(1)
+        inputs = torch.randn(50, 6, generator=dice)
+        inputs[7] = torch.nan
+        return inputs, torch.arange(50) % 3
+
+    folder = lab.new()
+    capturing = Capturing(plain(train_data=points), RecordedGraphs, {"steps_per_launch": 4})
+    with pytest.raises(FlatoutError) as caught:
+        capturing.go_on(folder, epochs=3)
+    assert caught.value.rule == "nonfinite-loss"
+    kept = (folder.path / "nonfinite.json").read_text()
+    assert "7" in kept
