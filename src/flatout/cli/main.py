@@ -31,6 +31,7 @@ COMMANDS = (
     ("undo", "Mend", "Put back what flatout has changed on this machine."),
     ("explain", "Mend", "Name the cause in a log, a traceback or any other text."),
     ("data", "Train", "List, download and verify data sets."),
+    ("launch", "Train", "Start a script of your own on several nodes."),
     ("ingest", "Train", "Make shards to train on from images, tables or texts."),
     ("compat", "Make", "Show or refresh the tables that `setup` chooses by."),
     ("disk", "Keep", "Show what flatout keeps on this disk; free it."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from flatout.cli.cluster_files import check, init
+from flatout.cli.cluster_forecast import predict
 from flatout.cli.cluster_running import down, logs, scale, status, stop, up
 
 
@@ -13,5 +14,5 @@ def command() -> None:
     """Make a cluster of containers on this machine: Ray, Dask or torchrun over Docker Compose."""
 
 
-for part in (init, check, up, status, logs, scale, stop, down):
+for part in (init, check, up, status, logs, scale, stop, down, predict):
     command.add_command(part)

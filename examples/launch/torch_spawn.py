@@ -1,0 +1,44 @@
+"""torch.multiprocessing.spawn on every node: DistributedDataParallel over all their processes.
+
+flatout launch --framework torch --nodes 2 examples/launch/torch_spawn.py 2
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 60
+
+
+def train(local_rank: int, num_here: int) -> None:
+    """One process of num_here on this node."""
+    rank = int(os.environ["NODE_RANK"]) * num_here + local_rank
+    world_size = int(os.environ["NNODES"]) * num_here
+    # MASTER_ADDR and MASTER_PORT are read from the environment.
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wanted = torch.arange(8.0)
+    dice = torch.Generator().manual_seed(rank)
+    loss = torch.zeros(())
+    for _ in range(STEPS):
+        inputs = torch.randn(64, 8, generator=dice)
+        loss = nn.functional.mse_loss(model(inputs)[:, 0], inputs @ wanted)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"rank {rank} of {world_size}: loss {loss.item():.6f}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    processes = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    mp.spawn(train, args=(processes,), nprocs=processes)

@@ -1,0 +1,45 @@
+"""`flatout launch`: a person's own script on several nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from flatout.cli.options import json_document
+
+
+# Options of the script come behind its name and are its own.
+@click.command("launch", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--framework",
+    type=click.Choice(["tensorflow", "paddle", "torch"]),
+    required=True,
+    help="Whose rendezvous the script expects.",
+)
+@click.option(
+    "--nodes", type=click.IntRange(1, 512), required=True, metavar="N", help="How many there are."
+)
+@click.option(
+    "--limit",
+    "limit_s",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    help="End all nodes after this time.",
+)
+@click.option("--logs", metavar="DIR", help="Where what each node prints is kept.")
+@click.option("--python", metavar="PATH", help="The interpreter that runs the script.")
+@click.option("--env", metavar="NAME", help="An environment of `flatout setup` that runs it.")
+@json_document
+@click.argument("script")
+@click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
+def command(is_json: bool, **options: Any) -> int:
+    """Start SCRIPT on several nodes at once, as processes of this machine.
+
+    Each finds the others as its framework expects. One fails, and all are ended.
+    """
+    from flatout import launching
+    from flatout.cli import launched
+    from flatout.nouns.launch import LaunchRequest
+
+    return launched.follow(launching.launch(LaunchRequest(**options)), is_json=is_json)

@@ -1,0 +1,41 @@
+"""Nodes of `flatout launch`, shown as they print."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator
+
+from flatout.cli import show
+from flatout.cli.wording import DOT, home_text
+from flatout.nouns.launch import NodeEnded, NodeEvent, NodesStarted
+
+
+def follow(events: Generator[NodeEvent], *, is_json: bool) -> int:
+    """Every line of every node with the node's number before it; gives the exit code."""
+    ended: list[NodeEnded] = []
+    folder = ""
+    # With a document on stdout, what nodes print goes beside it.
+    stream = sys.stderr if is_json else sys.stdout
+    with contextlib.closing(events):
+        for event in events:
+            if isinstance(event, NodesStarted):
+                folder = event.folder
+                show.print_note(_started_text(event))
+            elif isinstance(event, NodeEnded):
+                ended.append(event)
+                if event.is_ours:
+                    show.print_note(f"node {event.node} was ended")
+            else:
+                stream.write(f"node {event.node}  {event.text}\n")
+                stream.flush()
+    if is_json:
+        show.print_json({"folder": folder, "nodes": ended})
+    else:
+        show.print_note(f"all {len(ended)} nodes are done{DOT}logs in {home_text(folder)}")
+    return 0
+
+
+def _started_text(event: NodesStarted) -> str:
+    where = "a GPU each" if event.gpus else f"CPU, {event.threads} threads each"
+    return f"{event.num_nodes} nodes{DOT}{where}{DOT}logs in {home_text(event.folder)}"

@@ -1,0 +1,67 @@
+"""A forecast as a table: here beside many workers."""
+
+from __future__ import annotations
+
+from flatout.cli import show
+from flatout.cli.tables import plain_table
+from flatout.cli.wording import DOT
+from flatout.nouns.scaling import Forecast, Forecasts
+from flatout.nouns.units import (
+    bytes_text,
+    count_text,
+    percent_text,
+    rate_text,
+    seconds_text,
+)
+
+_NOT_KNOWN = "-"
+
+
+def print_forecasts(found: Forecasts) -> None:
+    """What was measured, a row for each number of workers, and what is not known."""
+    console = show.make_console()
+    measured = found.measured
+    whose = "shared by all" if found.scaling == "strong" else "for each worker"
+    samples = f"{measured.samples:,.0f} {found.unit}"
+    show.print_lines(console, [
+        ("measured", f"{found.run}{DOT}{seconds_text(measured.step_s)} per step of {samples}"),
+        ("batch", f"{samples}, {whose}"),
+        ("link", f"{found.link.bits_per_s / 1e9:g} Gbit/s{DOT}"
+         f"{seconds_text(found.link.latency_s)} per message{DOT}"
+         f"{bytes_text(measured.gradient_bytes)} of gradients"),
+    ])  # fmt: skip
+    console.print()
+    table = plain_table(
+        "workers", "step", "throughput", "efficiency", "overlapped", "epoch", "cost of an epoch"
+    )
+    for row in found.rows:
+        table.add_row(*_cells(row, found))
+    console.print(table)
+    console.print()
+    show.print_lines(console, [("not known", text) for text in _unknown(found)])
+
+
+def _cells(row: Forecast, found: Forecasts) -> list[str]:
+    name = "here: 1" if row.workers == 1 else count_text(row.workers)
+    if row.step_s is None or row.samples_per_s is None or row.epoch_s is None:
+        return [name, f"fewer {found.unit} than workers", *[_NOT_KNOWN] * 5]
+    is_here = row.workers == 1
+    return [
+        name,
+        seconds_text(row.step_s),
+        rate_text(row.samples_per_s, found.unit),
+        _NOT_KNOWN if is_here or row.efficiency is None else percent_text(row.efficiency, 0),
+        _NOT_KNOWN
+        if is_here or row.most_efficiency is None
+        else percent_text(row.most_efficiency, 0),
+        seconds_text(row.epoch_s),
+        _NOT_KNOWN if row.cost is None else f"{row.cost:,.3g}",
+    ]
+
+
+def _unknown(found: Forecasts) -> list[str]:
+    told = ["energy: no power was measured"]
+    if found.price_per_hour is None:
+        told.append("cost: give --price")
+    told.append("whether workers are as fast as this machine, and what else uses the link")
+    return told

@@ -1,0 +1,85 @@
+"""The verb that says what a training would take on many workers, from a run that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from flatout.errors import UsageError
+from flatout.nouns.run import DamagedRun, Run
+from flatout.nouns.scaling import (
+    Forecasts,
+    MeasuredStep,
+    PredictRequest,
+    forecasts,
+    measured_step,
+    parse_link,
+    parse_price,
+    parse_workers,
+)
+from flatout.system import runs
+from flatout.system.reading import list_runs, split_of
+
+
+def predict(request: PredictRequest) -> Forecasts:
+    """Throughput, efficiency and cost on that many workers, by the model in nouns/scaling.py.
+
+    Raises:
+        UsageError: bad-forecast, no-measured-step, unknown-run.
+    """
+    workers = parse_workers(request.workers)
+    link = parse_link(request.link, request.latency_us)
+    price = parse_price(request.price)
+    run, measured = _measured(request.run)
+    return Forecasts(
+        run=run.id,
+        unit=run.started.unit if run.started else "samples",
+        measured=measured,
+        link=link,
+        scaling=request.scaling,
+        price_per_hour=price,
+        rows=forecasts(measured, workers, link, request.scaling, price),
+    )
+
+
+def _measured(text: str | None) -> tuple[Run, MeasuredStep]:
+    named = list(_runs_of(text))
+    if not named and text is not None:
+        named = [runs.read_run(runs.find_run(text))]
+    for run in named:
+        step = _step_of(run)
+        if step is not None:
+            return run, step
+    name = text or "digits"
+    raise UsageError(
+        "no-measured-step",
+        f"no run of {name} tells how long a step takes on one worker."
+        if text
+        else "no run tells how long a step takes on one worker.",
+        because="a run must have made some steps, over data of known length",
+        fix=f"measure it: flatout train {name} --epochs 1",
+    )
+
+
+def _runs_of(text: str | None) -> Iterator[Run]:
+    """The runs of an experiment by its name or file, or all of them; newest first."""
+    file = str(Path(text).expanduser().absolute()) if text else None
+    found: list[Run | DamagedRun] = list_runs()
+    for run in reversed(found):
+        if isinstance(run, Run) and (
+            text is None or text == run.header.spec.name or file == run.header.spec.file
+        ):
+            yield run
+
+
+def _step_of(run: Run) -> MeasuredStep | None:
+    """A run's step, where it tells one; None where its data has no length."""
+    started = run.started
+    if started is None or not started.num_samples or not started.steps_per_epoch:
+        return None
+    split_s = split_of(run)
+    if not run.step or not split_s:
+        return None
+    return measured_step(
+        split_s, run.step, started.num_samples, started.steps_per_epoch, started.num_parameters
+    )

@@ -1,0 +1,228 @@
+"""What a training step would take on many workers, on paper: from one that was measured.
+
+The model, with n workers:
+
+    step(n) = (data + copy + forward + backward) / shrink + optimizer + all_reduce(n)
+    all_reduce(n) = 2 (n - 1) / n * gradient_bytes / bandwidth + 2 (n - 1) * latency
+
+`shrink` is n where the workers share the measured batch (strong scaling), and 1 where each takes as
+large a batch (weak scaling). Source of the second line: Patarasu and Yuan, Bandwidth optimal
+all-reduce algorithms for clusters of workstations, J. Parallel Distrib. Comput. 69 (2009).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from flatout.errors import UsageError
+
+Scaling = Literal["strong", "weak"]
+
+_GRADIENT_BYTES = 4  # fp32, as weights and gradients are held whatever the step computes in
+_MOST_WORKERS = 1_000_000
+
+
+class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line of `flatout cluster predict` as data, still as texts.
+
+    run: a run, or the name or file of an experiment; None takes the newest run.
+    """
+
+    run: str | None
+    workers: str
+    link: str
+    scaling: Scaling = "strong"
+    latency_us: float = 50.0
+    price: str | None = None
+
+
+class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step as one worker was seen to make it.
+
+    shared_s: what becomes less with fewer samples; backward_s: the part of it that the all-reduce
+    can hide behind. optimizer_s: what every worker does in full.
+    samples: of one step; samples_per_epoch: of the training data.
+    """
+
+    shared_s: float
+    backward_s: float
+    optimizer_s: float
+    samples: float
+    samples_per_epoch: int
+    num_parameters: int
+
+    @property
+    def step_s(self) -> float:
+        """All of it."""
+        return self.shared_s + self.optimizer_s
+
+    @property
+    def gradient_bytes(self) -> int:
+        """What each step sends, at least."""
+        return self.num_parameters * _GRADIENT_BYTES
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """What joins the workers: bits per second of each one's way out, and the time of a message."""
+
+    bits_per_s: float
+    latency_s: float
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """A training on that many workers. None for all numbers: it cannot be split so far.
+
+    efficiency: throughput beside that of as many separate workers; most_efficiency: the same if
+    the backward pass hides as much of the all-reduce as it can. cost: of an epoch.
+    """
+
+    workers: int
+    step_s: float | None = None
+    samples_per_s: float | None = None
+    efficiency: float | None = None
+    most_efficiency: float | None = None
+    epoch_s: float | None = None
+    cost: float | None = None
+
+
+class Forecasts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured, and what follows from it. run: its id; unit: what a sample is."""
+
+    run: str
+    unit: str
+    measured: MeasuredStep
+    link: Link
+    scaling: Scaling
+    price_per_hour: float | None
+    rows: tuple[Forecast, ...]
+
+
+def forecast(
+    measured: MeasuredStep, workers: int, link: Link, scaling: Scaling, price_per_hour: float | None
+) -> Forecast:
+    """What the model says of that many workers.
+
+    Args:
+        measured: the step of one.
+        workers: how many.
+        link: between them.
+        scaling: whether they share the measured batch, or each has as large a one.
+        price_per_hour: of one worker.
+    """
+    is_strong = scaling == "strong"
+    if is_strong and workers > measured.samples:
+        return Forecast(workers=workers)
+    shrink = workers if is_strong else 1
+    reduce_s = all_reduce_s(measured.gradient_bytes, workers, link)
+    step_s = measured.shared_s / shrink + measured.optimizer_s + reduce_s
+    hidden_s = min(reduce_s, measured.backward_s / shrink)
+    samples = measured.samples * (1 if is_strong else workers)
+    alone = measured.samples / measured.step_s * workers
+    # An epoch has whole steps; the small number keeps rounding from adding one.
+    epoch_s = math.ceil(measured.samples_per_epoch / samples - 1e-9) * step_s
+    cost = None if price_per_hour is None else workers * price_per_hour * epoch_s / 3600
+    return Forecast(
+        workers=workers,
+        step_s=step_s,
+        samples_per_s=samples / step_s,
+        efficiency=samples / step_s / alone,
+        most_efficiency=samples / (step_s - hidden_s) / alone,
+        epoch_s=epoch_s,
+        cost=cost,
+    )
+
+
+def all_reduce_s(num_bytes: int, workers: int, link: Link) -> float:
+    """The time of a ring all-reduce; see the model above."""
+    if workers == 1:
+        return 0.0
+    sent_bits = 2 * (workers - 1) / workers * num_bytes * 8
+    return sent_bits / link.bits_per_s + 2 * (workers - 1) * link.latency_s
+
+
+def measured_step(
+    split_s: dict[str, float],
+    num_steps: int,
+    samples_per_epoch: int,
+    steps_per_epoch: int,
+    num_parameters: int,
+) -> MeasuredStep | None:
+    """A step of a run, from where its time went in that many steps; None if nothing was timed."""
+    parts = {name: seconds / num_steps for name, seconds in split_s.items()}
+    shared_s = sum(parts.get(name, 0.0) for name in ("data", "copy", "forward", "backward"))
+    if not shared_s:
+        return None
+    return MeasuredStep(
+        shared_s=shared_s,
+        backward_s=parts.get("backward", 0.0),
+        optimizer_s=parts.get("optimizer", 0.0),
+        samples=samples_per_epoch / steps_per_epoch,
+        samples_per_epoch=samples_per_epoch,
+        num_parameters=num_parameters,
+    )
+
+
+def parse_workers(text: str) -> list[int]:
+    """`8,64,512` -> [8, 64, 512].
+
+    Raises:
+        UsageError: bad-forecast.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,9}", name) for name in names):
+        raise _bad(f"--workers {text}", "write whole numbers with commas: --workers 8,64,512")
+    counts = [int(name) for name in names]
+    if not all(1 <= count <= _MOST_WORKERS for count in counts):
+        raise _bad(f"--workers {text}", f"give numbers from 1 to {_MOST_WORKERS:,}")
+    return sorted(set(counts))
+
+
+def parse_link(text: str, latency_us: float) -> Link:
+    """`10Gbps`, `400 Gbit/s`, `900Mbps`: bits per second, as networks are sold.
+
+    Raises:
+        UsageError: bad-forecast.
+    """
+    found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s*([kMGT])bi?t?(?:ps|/s)", text.strip())
+    bits_per_s = float(found[1]) * 1000 ** (" kMGT".index(found[2])) if found else 0.0
+    if not bits_per_s:
+        raise _bad(f"--link {text}", "write bits per second: --link 10Gbps, --link 400Gbps")
+    if not (math.isfinite(latency_us) and latency_us >= 0):
+        raise _bad(f"--latency {latency_us:g}", "give microseconds of at least 0")
+    return Link(bits_per_s=bits_per_s, latency_s=latency_us / 1e6)
+
+
+def parse_price(text: str | None) -> float | None:
+    """`2.5/h` or `2.5`: of one worker for an hour.
+
+    Raises:
+        UsageError: bad-forecast.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:\s*/\s*h)?", text.strip())
+    if found is None:
+        raise _bad(f"--price {text}", "write what one worker costs in an hour: --price 2.5/h")
+    return float(found[1])
+
+
+def forecasts(
+    measured: MeasuredStep,
+    workers: Sequence[int],
+    link: Link,
+    scaling: Scaling,
+    price: float | None,
+) -> tuple[Forecast, ...]:
+    """A row for each number of workers, the one that was measured first."""
+    here = forecast(measured, 1, link, scaling, None)
+    more = [count for count in workers if count > 1]
+    return (here, *(forecast(measured, count, link, scaling, price) for count in more))
+
+
+def _bad(option: str, fix: str) -> UsageError:
+    return UsageError("bad-forecast", f"`{option}` cannot be read.", fix=fix)

@@ -1,0 +1,190 @@
+"""Processes that stand for nodes: started all or none, read line by line, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from flatout.errors import UsageError
+from flatout.nouns.launch import NodeEnded, NodeSaid
+from flatout.system import clock
+from flatout.system.child import Worker, creation_flags
+from flatout.system.store import mapped_os_errors
+from flatout.system.variables import worker_environment
+
+_POLL_S = 0.1
+# A framework that is told to end may have to leave its rendezvous.
+_GRACE_S = 5.0
+_LAST_LINES_S = 2.0
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports that nobody listens on now, all different."""
+    with contextlib.ExitStack() as open_ones:
+        ports = []
+        for _ in range(count):
+            one = open_ones.enter_context(socket.socket())
+            one.bind((host, 0))
+            ports.append(int(one.getsockname()[1]))
+    return ports
+
+
+def log_path(folder: Path, node: int) -> Path:
+    """Where what a node prints is kept."""
+    return folder / f"node{node}.log"
+
+
+class Nodes:
+    """Running processes, ended with the block that they are used in.
+
+    Args:
+        argv: of each of them, the same.
+        variables: of each node, beside those of this process.
+        folder: for a log of each node; made if missing.
+
+    Raises:
+        UsageError: script-not-started, folder-not-writable.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], variables: Sequence[Mapping[str, str]], folder: Path
+    ) -> None:
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lines: queue.Queue[NodeSaid] = queue.Queue()
+        self._readers: list[threading.Thread] = []
+        with mapped_os_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for node, own in enumerate(variables):
+                self._start(node, argv, own)
+        except OSError as error:
+            self.end()
+            raise UsageError(
+                "script-not-started",
+                f"node {len(self._processes)} of {len(variables)} could not be started.",
+                because=error.strerror or str(error),
+                fix="start fewer nodes, or free what is short; those that ran were ended",
+            ) from error
+        except BaseException:
+            self.end()
+            raise
+
+    def __enter__(self) -> Nodes:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+
+    def _start(self, node: int, argv: Sequence[str], own: Mapping[str, str]) -> None:
+        log_file = log_path(self._folder, node)
+        with mapped_os_errors(log_file):
+            log = open(log_file, "wb")
+        try:
+            process = subprocess.Popen(
+                argv,
+                env={**worker_environment(), "PYTHONUNBUFFERED": "1", **own},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                creationflags=creation_flags(),
+            )
+        except BaseException:
+            log.close()
+            raise
+        self._processes.append(process)
+        assert process.stdout is not None
+        reader = threading.Thread(
+            target=_read, args=(node, process.stdout, log, self._lines), daemon=True
+        )
+        reader.start()
+        self._readers.append(reader)
+
+    def follow(self, limit_s: float | None) -> Iterator[NodeSaid | NodeEnded]:
+        """What the nodes print, and how each ends; where one fails, the others are ended.
+
+        Raises:
+            TimeoutError: the limit has passed. The nodes are ended.
+        """
+        began_s = clock.elapsed_s()
+        running = dict(enumerate(self._processes))
+        while running:
+            yield from self._said(_POLL_S)
+            ended = {node: one for node, one in running.items() if one.poll() is not None}
+            for node in ended:
+                del running[node]
+            has_failed = any(one.returncode for one in ended.values())
+            if has_failed:
+                self.end()
+            if ended:
+                self._wait_for_readers(ended)
+                yield from self._said(0)
+            for node, one in ended.items():
+                yield self._ended(node, one, is_ours=False)
+            if has_failed:
+                for node, one in running.items():
+                    yield self._ended(node, one, is_ours=True)
+                return
+            if limit_s is not None and running and clock.elapsed_s() - began_s > limit_s:
+                self.end()
+                yield from self._said(0)
+                raise TimeoutError
+
+    def end(self) -> None:
+        """Asks all that run to end, and ends those that do not, with what they have started."""
+        running = [one for one in self._processes if one.poll() is None]
+        for process in running:
+            _ask_to_end(process)
+        until_s = clock.elapsed_s() + _GRACE_S
+        while any(one.poll() is None for one in running) and clock.elapsed_s() < until_s:
+            clock.sleep_s(_POLL_S)
+        for process in running:
+            # Also where the node has ended: what it has started may not have.
+            Worker(process).kill()
+
+    def _said(self, wait_s: float) -> Iterator[NodeSaid]:
+        with contextlib.suppress(queue.Empty):
+            yield self._lines.get(timeout=wait_s) if wait_s else self._lines.get_nowait()
+            while True:
+                yield self._lines.get_nowait()
+
+    def _wait_for_readers(self, ended: Mapping[int, object]) -> None:
+        # What a process has left behind may hold its output open.
+        for node in ended:
+            self._readers[node].join(_LAST_LINES_S)
+
+    def _ended(self, node: int, process: subprocess.Popen[bytes], *, is_ours: bool) -> NodeEnded:
+        return NodeEnded(
+            node=node,
+            exit_code=process.returncode,
+            log=str(log_path(self._folder, node)),
+            is_ours=is_ours,
+        )
+
+
+def _read(node: int, stream: IO[bytes], log: IO[bytes], lines: queue.Queue[NodeSaid]) -> None:
+    with stream, log:
+        for line in stream:
+            # A full disk costs the log, not the training.
+            with contextlib.suppress(OSError):
+                log.write(line)
+                log.flush()
+            lines.put(NodeSaid(node=node, text=line.decode(errors="replace").rstrip("\r\n")))
+
+
+def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
+    if sys.platform == "win32":
+        process.terminate()
+    else:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)

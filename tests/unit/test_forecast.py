@@ -1,0 +1,139 @@
+"""What a training would take on many workers, from made-up steps."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flatout.errors import UsageError
+from flatout.nouns.scaling import (
+    Link,
+    MeasuredStep,
+    all_reduce_s,
+    forecast,
+    forecasts,
+    measured_step,
+    parse_link,
+    parse_price,
+    parse_workers,
+)
+
+# 100 million parameters: 400 MB of gradients, 0.32 s over 10 Gbit/s.
+STEP = MeasuredStep(
+    shared_s=0.9,
+    backward_s=0.6,
+    optimizer_s=0.1,
+    samples=64,
+    samples_per_epoch=6400,
+    num_parameters=100_000_000,
+)
+LINK = Link(bits_per_s=10e9, latency_s=0.0)
+
+
+def test_all_reduce_sends_nearly_twice_the_gradients() -> None:
+    assert all_reduce_s(400_000_000, 1, LINK) == 0
+    assert all_reduce_s(400_000_000, 2, LINK) == pytest.approx(0.32)
+    assert all_reduce_s(400_000_000, 1000, LINK) == pytest.approx(0.64 * 0.999)
+    slow = Link(bits_per_s=10e9, latency_s=1e-3)
+    assert all_reduce_s(0, 8, slow) == pytest.approx(14e-3)
+
+
+def test_one_worker_is_what_was_measured() -> None:
+    found = forecast(STEP, 1, LINK, "strong", None)
+    assert found.step_s == pytest.approx(1.0)
+    assert found.efficiency == found.most_efficiency == pytest.approx(1.0)
+    assert found.samples_per_s == pytest.approx(64)
+    assert found.epoch_s == pytest.approx(100)
+    assert found.cost is None
+
+
+def test_strong_scaling_shares_the_batch() -> None:
+    found = forecast(STEP, 2, LINK, "strong", 3.6)
+    # 0.45 s of the samples' part, the optimizer's 0.1 s, the all-reduce's 0.32 s.
+    assert found.step_s == pytest.approx(0.87)
+    assert found.samples_per_s == pytest.approx(64 / 0.87)
+    assert found.efficiency == pytest.approx(1 / 0.87 / 2)
+    # Backward takes 0.3 s: so much of the all-reduce can be hidden.
+    assert found.most_efficiency == pytest.approx(1 / 0.57 / 2)
+    assert found.epoch_s == pytest.approx(87)
+    assert found.cost == pytest.approx(2 * 3.6 * 87 / 3600)
+
+
+def test_weak_scaling_gives_each_worker_a_batch() -> None:
+    found = forecast(STEP, 8, LINK, "weak", None)
+    reduce_s = 2 * 7 / 8 * 0.32
+    assert found.step_s == pytest.approx(1 + reduce_s)
+    assert found.samples_per_s == pytest.approx(8 * 64 / (1 + reduce_s))
+    assert found.efficiency == pytest.approx(1 / (1 + reduce_s))
+    assert found.most_efficiency == pytest.approx(1.0)
+    # Twelve steps and a half are thirteen.
+    assert found.epoch_s == pytest.approx(13 * (1 + reduce_s))
+
+
+def test_more_workers_than_samples_have_no_numbers() -> None:
+    found = forecast(STEP, 65, LINK, "strong", 1.0)
+    assert (found.step_s, found.efficiency, found.cost) == (None, None, None)
+    assert forecast(STEP, 64, LINK, "strong", 1.0).step_s is not None
+
+
+def test_rows_begin_with_what_was_measured_and_cost_nothing_there() -> None:
+    rows = forecasts(STEP, [1, 2, 8], LINK, "strong", 2.5)
+    assert [row.workers for row in rows] == [1, 2, 8]
+    assert rows[0].cost is None
+    assert rows[1].cost is not None
+
+
+def test_measured_step_is_the_mean_of_a_run() -> None:
+    split = {"data": 1.0, "forward": 3.0, "backward": 5.0, "optimizer": 1.0, "validation": 9.0}
+    found = measured_step(split, 100, 6400, 100, 7)
+    assert found is not None
+    assert (found.shared_s, found.backward_s, found.optimizer_s) == (0.09, 0.05, 0.01)
+    assert found.samples == 64
+    assert measured_step({"validation": 1.0}, 100, 6400, 100, 7) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [("10Gbps", 10e9), ("400 Gbit/s", 400e9), ("900Mbps", 9e8), ("2.5Gb/s", 2.5e9)],
+)
+def test_links_as_they_are_sold(text: str, bits: float) -> None:
+    assert parse_link(text, 50).bits_per_s == bits
+
+
+def test_prices_and_workers_as_they_are_typed() -> None:
+    assert [parse_price(text) for text in ("2.5/h", "2.5 / h", "3", None)] == [2.5, 2.5, 3, None]
+    assert parse_workers("64, 8,8") == [8, 64]
+
+
+@pytest.mark.parametrize(
+    "parse",
+    [
+        lambda: parse_link("10GB/s", 50),
+        lambda: parse_link("0Gbps", 50),
+        lambda: parse_link("fast", 50),
+        lambda: parse_link("10Gbps", -1),
+        lambda: parse_link("10Gbps", float("nan")),
+        lambda: parse_workers("8,,64"),
+        lambda: parse_workers("0"),
+        lambda: parse_workers("eight"),
+        lambda: parse_price("cheap"),
+        lambda: parse_price("-1/h"),
+    ],
+)
+def test_what_cannot_be_read_is_told(parse: Any) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse()
+    assert caught.value.rule == "bad-forecast"
+
+
+def test_command_predicts_from_a_run_and_says_what_it_does_not_know(cli: Any) -> None:
+    assert cli.run("cluster", "predict").returncode == 2
+    assert cli.run(*cli.train()).returncode == 0
+    done = cli.run("cluster", "predict", "--json")
+    if done.returncode == 2:
+        # The fake engine's runs may not tell how long a step took.
+        assert json.loads(done.stdout)["error"]["rule"] == "no-measured-step"
+        return
+    assert [row["workers"] for row in json.loads(done.stdout)["rows"]] == [1, 2, 4, 8]

@@ -1,0 +1,185 @@
+"""A script on several nodes: what each is told, and how all of them end."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.launching import launch
+from flatout.nouns.launch import (
+    LaunchRequest,
+    NodeEnded,
+    NodeEvent,
+    NodeSaid,
+    NodesStarted,
+    computing,
+    ports_needed,
+    rendezvous,
+)
+from flatout.system import clock
+from flatout.system.nodes import Nodes, free_ports
+
+TOLD = "import os; print('I am', os.environ['NODE_RANK'], 'of', os.environ['NNODES'])"
+# Node 1 fails once node 0 is there; node 0 would wait for ever.
+ONE_FAILS = """
+import os, pathlib, sys, time
+there = pathlib.Path(sys.argv[1])
+if os.environ["NODE_RANK"] == "0":
+    there.touch()
+    time.sleep(600)
+while not there.exists():
+    time.sleep(0.05)
+print("about to fail")
+sys.exit("no such batch")
+"""
+# What it has started must not outlive it.
+LEAVES_A_CHILD = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+
+
+def request(folder: Path, text: str, *arguments: str, **options: object) -> LaunchRequest:
+    script = folder / "script.py"
+    script.write_text(text)
+    given = {"framework": "torch", "nodes": 2, **options}
+    return LaunchRequest(script=str(script), arguments=arguments, **given)  # type: ignore[arg-type]
+
+
+def failure_of(asked: LaunchRequest, events: list[NodeEvent]) -> FlatoutError:
+    with pytest.raises(FlatoutError) as caught:
+        events.extend(launch(asked))
+    return caught.value
+
+
+def test_every_node_is_told_who_it_is(tmp_path: Path) -> None:
+    events = list(launch(request(tmp_path, TOLD, nodes=3)))
+    started, *rest = events
+    assert isinstance(started, NodesStarted)
+    said = sorted(one.text for one in rest if isinstance(one, NodeSaid))
+    assert said == ["I am 0 of 3", "I am 1 of 3", "I am 2 of 3"]
+    ended = [one for one in rest if isinstance(one, NodeEnded)]
+    assert sorted((one.node, one.exit_code) for one in ended) == [(0, 0), (1, 0), (2, 0)]
+    for one in ended:
+        assert Path(one.log).read_text() == f"I am {one.node} of 3\n"
+    assert Path(started.folder).name == "script-0001"
+
+
+def test_arguments_and_logs_go_where_they_are_sent(tmp_path: Path) -> None:
+    asked = request(
+        tmp_path, "import sys; print(sys.argv[1:])", "--lr", "3", logs=str(tmp_path / "logs")
+    )
+    said = [one.text for one in launch(asked) if isinstance(one, NodeSaid)]
+    assert said == ["['--lr', '3']"] * 2
+    assert (tmp_path / "logs/node1.log").read_text() == "['--lr', '3']\n"
+
+
+def test_one_node_fails_and_all_are_ended(tmp_path: Path) -> None:
+    events: list[NodeEvent] = []
+    began_s = clock.elapsed_s()
+    error = failure_of(request(tmp_path, ONE_FAILS, str(tmp_path / "there")), events)
+    assert clock.elapsed_s() - began_s < 60
+    assert isinstance(error, RunFailed)
+    assert error.rule == "node-failed"
+    assert error.problem == "node 1 ended with exit code 1; the others were ended."
+    assert error.because == "no such batch"
+    assert "about to fail" in error.printed
+    ended = {one.node: one for one in events if isinstance(one, NodeEnded)}
+    assert not ended[1].is_ours
+    assert ended[0].is_ours
+    assert ended[0].exit_code != 0
+
+
+def test_limit_ends_all_nodes(tmp_path: Path) -> None:
+    error = failure_of(request(tmp_path, "import time; time.sleep(600)", limit_s=1.0), [])
+    assert error.rule == "launch-too-long"
+
+
+def test_end_of_the_block_ends_what_a_node_has_started(tmp_path: Path) -> None:
+    import psutil
+
+    (tmp_path / "s.py").write_text(LEAVES_A_CHILD)
+    told = tmp_path / "child"
+    with Nodes([sys.executable, str(tmp_path / "s.py"), str(told)], [{}], tmp_path / "logs"):
+        until_s = clock.elapsed_s() + 30
+        while not (told.exists() and told.read_text()) and clock.elapsed_s() < until_s:
+            clock.sleep_s(0.05)
+    child = int(told.read_text())
+    until_s = clock.elapsed_s() + 10
+    while psutil.pid_exists(child) and clock.elapsed_s() < until_s:
+        if psutil.Process(child).status() == psutil.STATUS_ZOMBIE:
+            break
+        clock.sleep_s(0.05)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie"
+
+
+def test_none_runs_where_one_cannot_be_started(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        Nodes([str(tmp_path / "no-such-python")], [{}, {}], tmp_path / "logs")
+    assert caught.value.rule == "script-not-started"
+
+
+def test_script_that_is_not_there(tmp_path: Path) -> None:
+    asked = LaunchRequest(framework="torch", nodes=2, script=str(tmp_path / "none.py"))
+    assert failure_of(asked, []).rule == "script-not-found"
+
+
+def test_tensorflow_is_told_all_workers_and_its_own_place() -> None:
+    told = rendezvous("tensorflow", 2, "127.0.0.1", [1001, 1002])
+    assert [json.loads(one["TF_CONFIG"]) for one in told] == [
+        {
+            "cluster": {"worker": ["127.0.0.1:1001", "127.0.0.1:1002"]},
+            "task": {"type": "worker", "index": node},
+        }
+        for node in range(2)
+    ]
+
+
+def test_paddle_is_told_its_endpoint_among_all() -> None:
+    told = rendezvous("paddle", 2, "h", [1, 2, 3])
+    assert [one["PADDLE_TRAINER_ID"] for one in told] == ["0", "1"]
+    assert [one["PADDLE_CURRENT_ENDPOINT"] for one in told] == ["h:2", "h:3"]
+    for one in told:
+        assert one["PADDLE_MASTER"] == "h:1"
+        assert one["PADDLE_TRAINER_ENDPOINTS"] == "h:2,h:3"
+
+
+def test_torch_is_told_ranks_as_torchrun_tells_them() -> None:
+    told = rendezvous("torch", 2, "127.0.0.1", [1001])
+    assert [one["RANK"] for one in told] == ["0", "1"]
+    for one in told:
+        assert (one["MASTER_ADDR"], one["MASTER_PORT"]) == ("127.0.0.1", "1001")
+        assert (one["WORLD_SIZE"], one["NNODES"], one["LOCAL_RANK"]) == ("2", "2", "0")
+
+
+def test_nodes_have_a_gpu_of_their_own_or_none() -> None:
+    assert computing("torch", 1, 4)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert computing("torch", None, 4) == {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "-1"}
+    assert computing("paddle", None, 4)["PADDLE_DISTRI_BACKEND"] == "gloo"
+    assert "PADDLE_DISTRI_BACKEND" not in computing("paddle", 0, 4)
+
+
+def test_ports_are_free_and_different() -> None:
+    ports = free_ports("127.0.0.1", 5)
+    assert len(set(ports)) == 5
+    assert [ports_needed(name, 3) for name in ("torch", "tensorflow", "paddle")] == [1, 3, 4]  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals that end a process")
+def test_node_that_is_killed_is_told_as_such(tmp_path: Path) -> None:
+    text = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    error = failure_of(request(tmp_path, text, nodes=1), [])
+    assert "was killed by SIGKILL" in error.problem
+    assert error.because == "it has printed nothing"
