@@ -57,6 +57,7 @@ def add_to_index(folder: Path, wheel: Path) -> None:
     name = re.sub(r"[-_.]+", "-", wheel.name.partition("-")[0]).lower()
     page = folder / name
     page.mkdir(parents=True, exist_ok=True)
+    (page / wheel.name).unlink(missing_ok=True)
     try:
         os.link(wheel, page / wheel.name)
     except OSError:

@@ -17,7 +17,7 @@ from typing import Any
 
 from containers import Docker, Limits, find_docker
 from dated import RESULTS, machine_text, measurement, read_machine, write_result
-from setup_guest import PLAIN, WITH_VENV, Guest, make_house
+from setup_guest import PLAIN, WITH_VENV, Guest, add_torch, make_house
 
 SETUP = ("setup", "jax", "--cpu", "--yes")
 REMOVE = ("setup", "--remove", "jax", "--yes")
@@ -220,7 +220,9 @@ def main() -> int:
     options = parser.parse_args()
     docker = find_docker()
     try:
-        make_house(has_torch=options.torch)
+        make_house()
+        if options.torch:
+            add_torch()
         found = list(rows(Machines(docker), options.kills, has_torch=options.torch))
     finally:
         docker.clean()

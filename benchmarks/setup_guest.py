@@ -37,14 +37,11 @@ WITH_VENV = (
 PIP_CONF = "[global]\nindex-url = {index}\ntrusted-host = {host}\n"
 
 
-def make_house(*, has_torch: bool = False) -> Path:
+def make_house() -> Path:
     """A folder with install.sh, flatout's wheel, wheels of all that it needs, and an index.
 
     The index has a real uv and pip beside a JAX that only says what is right. What was downloaded
     before is used again.
-
-    Args:
-        has_torch: it has torch for the CPU as well.
 
     Raises:
         Problem: they cannot be built or downloaded.
@@ -53,17 +50,32 @@ def make_house(*, has_torch: bool = False) -> Path:
     wheels = HOUSE / "wheels"
     wheel = _build(wheels)
     _download(wheels, [*_needs(wheel), "uv", "pip"])
-    if has_torch:
-        _download_torch(wheels)
     shutil.rmtree(HOUSE / "simple", ignore_errors=True)
     make_index(HOUSE, PYTHON, has_pip=False)
     for one in sorted(wheels.glob("*.whl")):
-        if has_torch or not one.name.startswith("torch-"):
+        if not one.name.startswith("torch-"):
             add_to_index(HOUSE / "simple", one)
     shutil.copyfile(ROOT / "install.sh", HOUSE / "install.sh")
     shutil.copyfile(Path(__file__).with_name("slow_index.py"), HOUSE / "slow_index.py")
     _add_uv_archive(wheels)
     return HOUSE
+
+
+def add_torch() -> None:
+    """Adds torch for the CPU to the house: 200 MB.
+
+    Raises:
+        Problem: it cannot be downloaded.
+    """
+    wheels = HOUSE / "wheels"
+    known = set(wheels.glob("*.whl"))
+    wanted = "torch==2.13.0+cpu"
+    try:
+        _download(wheels, [wanted])
+    except Problem:
+        _download(wheels, [wanted], ["--extra-index-url", "https://download.pytorch.org/whl/cpu"])
+    for one in sorted({*wheels.glob("torch-*.whl")} | (set(wheels.glob("*.whl")) - known)):
+        add_to_index(HOUSE / "simple", one)
 
 
 def flatout_wheel() -> str:
@@ -198,14 +210,6 @@ def _download(wheels: Path, wanted: Sequence[str], more: Sequence[str] = ()) -> 
     _must([sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(wheels), *systems,
            version, "--only-binary=:all:", *more, *wanted])  # fmt: skip
     stamp.touch()
-
-
-def _download_torch(wheels: Path) -> None:
-    wanted = "torch==2.13.0+cpu"
-    try:
-        _download(wheels, [wanted])
-    except Problem:
-        _download(wheels, [wanted], ["--extra-index-url", "https://download.pytorch.org/whl/cpu"])
 
 
 def _add_uv_archive(wheels: Path) -> None:

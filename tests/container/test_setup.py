@@ -14,7 +14,7 @@ import pytest
 from containers import Docker, Limits
 from fake_index import write_wheel
 from progress import Problem
-from setup_guest import PLAIN, WITH_VENV, Guest, flatout_wheel, make_house
+from setup_guest import PLAIN, WITH_VENV, Guest, add_torch, flatout_wheel, make_house
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = ("setup", "jax", "--cpu", "--yes")
@@ -175,6 +175,21 @@ def test_setup_when_the_network_is_cut_and_returns(slow_guest: tuple[Guest, str]
     assert again.returncode == 0, again.stderr
     assert guest.faults("jax") == []
     assert time.monotonic() - began < 60
+
+
+def test_setup_of_torch_itself(docker: Docker, ready: str) -> None:
+    try:
+        add_torch()
+    except Problem as problem:
+        pytest.skip(f"needs torch from a package index: {problem.because}")
+    guest = Guest(docker, ready, "person")
+    done = guest.ask("setup", "torch", "--cpu", "--yes")
+    assert done.returncode == 0, done.stderr
+    assert "cannot be reached" in done.stdout and "within" in done.stdout
+    assert guest.faults("torch") == []
+    trained = guest.ask("train", "digits", "--env", "torch", "--epochs", "1")
+    assert trained.returncode == 0, trained.stderr
+    guest.remove()
 
 
 @pytest.mark.parametrize("is_power_cut", [False, True])
