@@ -115,6 +115,40 @@ def test_resume_is_exact_and_the_field_may_change_on_the_way(
     assert tell.traces(parts) == tell.traces(whole)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_share_of_the_blocks_gives_the_same_bits(lab: Lab, tell: Tell, name: str) -> None:
+    if name == "transformers" and find_spec("transformers") is None:
+        pytest.skip("needs transformers (pip install 'flatout[language]')")
+    kept = lab.run(MODELS[name]())
+    assert tell.traces(lab.run(MODELS[name](), activation_checkpointing=0.5)) == tell.traces(kept)
+
+
+@pytest.mark.parametrize(
+    ("share", "num_blocks"), [(0.0, 0), (0.1, 1), (0.25, 1), (0.5, 2), (0.75, 3), (1.0, 4)]
+)
+def test_a_share_is_of_the_first_blocks(share: float, num_blocks: int) -> None:
+    blocks = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(4)])
+    checkpointing = ActivationCheckpointing(blocks, share=share)
+    assert ["forward" in vars(block) for block in blocks] == [n < num_blocks for n in range(4)]
+    assert checkpointing.num_blocks == num_blocks
+    checkpointing.close()
+    assert not any("forward" in vars(block) for block in blocks)
+
+
+def test_a_share_of_a_models_own_blocks() -> None:
+    if find_spec("transformers") is None:
+        pytest.skip("needs transformers (pip install 'flatout[language]')")
+    model = gpt3_small.experiment(size="tiny").model()
+    checkpointing = ActivationCheckpointing(model, share=0.5)
+    layers = [m for m in model.modules() if type(m).__name__ == "GPT2Block"]
+    assert [layer.gradient_checkpointing for layer in layers] == [
+        n < len(layers) / 2 for n in range(len(layers))
+    ]
+    assert checkpointing.num_blocks == -(-len(layers) // 2)
+    checkpointing.close()
+    assert not any(layer.gradient_checkpointing for layer in layers)
+
+
 # Memory.
 
 

@@ -21,6 +21,7 @@ from flatout.engine.plain import PlainLoop
 from flatout.engine.session import build
 from flatout.errors import RunFailed
 from flatout.nouns.tuning import Candidate, Trial
+from flatout.tune.memory import larger_parts
 
 WIDTH = 64
 NUM_SAMPLES = 200
@@ -130,7 +131,8 @@ def test_batch_norm_is_not_shown_parts_of_a_batch() -> None:
     """Its activations are computed again instead, where that can be."""
 
     def loss(model: Any, batch: Any) -> Tensor:
-        if len(batch[0]) > 10 and "forward" not in vars(model[3][0]):
+        # Two of its three blocks must keep less.
+        if len(batch[0]) > 10 and "forward" not in vars(model[3][1]):
             raise torch.OutOfMemoryError("too many activations")
         return mean_loss(model, batch)
 
@@ -140,8 +142,34 @@ def test_batch_norm_is_not_shown_parts_of_a_batch() -> None:
 
     contest = Contest(Subject(experiment=experiment(model=model, loss=loss)))
     contest.plain_step()
-    assert contest.contestants.setting.baseline == {"activation_checkpointing": True}
-    assert contest.contestants.plain_recipe().activation_checkpointing.value is True
+    assert contest.contestants.setting.baseline == {"activation_checkpointing": 0.5}
+    assert contest.contestants.plain_recipe().activation_checkpointing.value == 0.5
+
+
+def test_larger_parts_are_won_where_blocks_are_computed_again() -> None:
+    """What memory is short for loses, and fewer blocks come first."""
+
+    def loss(model: Any, batch: Any) -> Tensor:
+        num_again = sum("forward" in vars(block) for block in model[1])
+        if len(batch[0]) > 13 * (1 + num_again):
+            raise torch.OutOfMemoryError("too many activations")
+        return mean_loss(model, batch)
+
+    def model() -> nn.Module:
+        blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3))
+        return layers(nn.Sequential(*blocks))
+
+    contest = Contest(Subject(experiment=experiment(model=model, loss=loss)))
+    contest.plain_step()
+    assert contest.contestants.setting.baseline == {"micro_batch_size": 13}
+    first, *_ = larger_parts(contest.contestants.setting)
+    base = {"micro_batch_size": 13}
+    changes = {**base, **first.changes}
+    trial = Trial(stage="screen", candidate=first, incumbent=base, changes=changes)
+    result = contest.measured(trial, 0.3)
+    assert result.problem is None and result.effect is not None
+    assert "1 blocks computed again" in result.effect
+    assert contest.judged(changes).is_passed
 
 
 @pytest.mark.parametrize(

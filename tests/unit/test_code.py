@@ -155,6 +155,16 @@ def test_every_field_of_a_recipe_has_its_lines_in_a_program() -> None:
     assert set(CHANGED) | none == set(recipe_fields())
 
 
+def test_a_program_multiplies_in_8_bits_where_the_recipe_does() -> None:
+    after = written(recipe(precision="float8"))
+    assert "use_float8(model)" in after and "dtype=torch.bfloat16" in after
+    assert "use_float8" not in written(recipe(precision="bf16"))
+
+
+def test_a_program_computes_a_share_of_the_blocks_again() -> None:
+    assert 'for name in ["blocks.0"]:' in written(recipe(activation_checkpointing=0.5))
+
+
 def test_a_program_says_that_it_has_no_graph() -> None:
     assert "CUDA graph" not in written(recipe())
     assert "CUDA graph, which this program does not have" in " ".join(
@@ -214,7 +224,7 @@ def recipes() -> st.SearchStrategy[Recipe]:
         "allocator": st.sampled_from(get_args(Allocator)),
         "deterministic": st.booleans(),
         "nonfinite_loss": st.sampled_from(get_args(NonfiniteLoss)),
-        "activation_checkpointing": st.booleans(),
+        "activation_checkpointing": st.sampled_from([False, True, 0.25, 0.5]),
     }
     return st.fixed_dictionaries(values).map(lambda fields: recipe(**fields))
 

@@ -16,6 +16,7 @@ from flatout.tune.ladder import Ladder
 from flatout.tune.memory import (
     DESKTOP_BYTES,
     accumulated,
+    larger_parts,
     loop_name,
     lowered_cap,
     recomputing,
@@ -55,9 +56,33 @@ def test_a_batch_is_not_cut_where(fields: dict[str, Any]) -> None:
 
 def test_activations_are_computed_again_where_there_are_blocks() -> None:
     assert recomputing(SETTING) == ()
-    assert recomputing(changed(has_blocks=True)) == ({"activation_checkpointing": True},)
+    shares = [one["activation_checkpointing"] for one in recomputing(changed(has_blocks=True))]
+    assert shares == [0.25, 0.5, 0.75, True]
     fixed = {"activation_checkpointing": False}
     assert recomputing(changed(has_blocks=True, fixed=fixed)) == ()
+
+
+def test_larger_parts_are_tried_where_blocks_can_be_computed_again() -> None:
+    short = changed(has_blocks=True, baseline={"micro_batch_size": 13})
+    found = list(larger_parts(short))
+    assert [one.changes["activation_checkpointing"] for one in found] == [0.25, 0.5, 0.75, True]
+    assert {one.changes["micro_batch_size"] for one in found} == {26}
+    assert found[0].name == "micro-batches of 26, 25 % of the blocks computed again"
+    capped = changed(has_blocks=True, baseline={"micro_batch_size": 25}, batch_size=48)
+    assert {one.changes["micro_batch_size"] for one in larger_parts(capped)} == {48}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"has_blocks": True},
+        {"baseline": {"micro_batch_size": 13}},
+        {"has_blocks": True, "baseline": {"micro_batch_size": 13},
+         "fixed": {"activation_checkpointing": False}},
+    ],
+)  # fmt: skip
+def test_larger_parts_are_not_tried_where(fields: dict[str, Any]) -> None:
+    assert list(larger_parts(changed(**fields))) == []
 
 
 def test_what_the_plain_loop_needs_is_in_every_recipe_of_the_search() -> None:
@@ -75,7 +100,9 @@ def test_the_ladder_begins_with_the_loop_that_fits() -> None:
     ladder.begin(Rung(name=name, changes={"micro_batch_size": 13}, samples_per_s=10.0))
     assert ladder.rungs[0].name == "plain loop, 4 micro-batches"
     assert loop_name({}, 50) == "plain loop"
-    assert "computed again" in loop_name({"activation_checkpointing": True}, 50)
+    said = loop_name({"activation_checkpointing": True}, 50)
+    assert said == "plain loop, all blocks computed again"
+    assert "50 % of the blocks" in loop_name({"activation_checkpointing": 0.5}, 50)
 
 
 @pytest.mark.parametrize(

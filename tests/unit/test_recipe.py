@@ -53,7 +53,7 @@ def test_parse_field_when_the_value_is_wrong(name: str, text: str) -> None:
 def test_parse_field_tells_the_choices_when_there_are_few() -> None:
     with pytest.raises(UsageError) as caught:
         parse_field("precision", "half")
-    assert caught.value.fix == "use one of: fp32, tf32, bf16, fp16"
+    assert caught.value.fix == "use one of: fp32, tf32, bf16, fp16, float8"
 
 
 @pytest.mark.parametrize("ask", [parse_field, check_field])

@@ -198,8 +198,10 @@ def recipe_text(recipe: Recipe) -> str:
     if recipe.capture.value == "step":
         steps = recipe.steps_per_launch.value
         parts.append("step in one graph" if steps == 1 else f"{steps} steps in one graph")
-    if recipe.activation_checkpointing.value:
-        parts.append("activations computed again")
+    share = float(recipe.activation_checkpointing.value)
+    if share:
+        of = "" if share == 1 else f" in {percent_text(share, 0)} of the blocks"
+        parts.append(f"activations computed again{of}")
     if recipe.cpu_affinity.value != "all":
         parts.append(f"on {recipe.cpu_affinity.value.replace('-', ' ')}")
     if recipe.allocator.value == "retain":

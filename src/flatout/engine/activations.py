@@ -7,6 +7,7 @@ https://arxiv.org/abs/1604.06174; torch.utils.checkpoint does the work.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -89,6 +90,22 @@ def _switch_its_own(model: Any, options: dict[str, Any] | None) -> None:
         getattr(model, f"{name}_disable")()
 
 
+def _keep_switched(model: Any, share: float) -> int:
+    """Leaves it on in so many of a model's own blocks, the first ones; gives how many these are."""
+    name = "gradient_checkpointing"
+    # The model has the switch, too, and some have stacks that have it: the innermost ones count.
+    layers = [
+        module
+        for module in model.modules()
+        if getattr(module, name, False) is True
+        and not any(getattr(m, name, False) is True for m in module.modules() if m is not module)
+    ]
+    kept = math.ceil(share * len(layers))
+    for layer in layers[kept:]:
+        setattr(layer, name, False)
+    return max(1, kept)
+
+
 def _has_running_statistics(module: nn.Module) -> bool:
     return any(
         isinstance(one, _BatchNorm) or (isinstance(one, _NormBase) and one.track_running_stats)
@@ -106,17 +123,22 @@ class ActivationCheckpointing:
 
     Names in the state_dict stay as they are, and so does the model: `close` takes it off again.
 
+    share: of the blocks, that are. num_blocks: how many these are.
+
     Args:
         model: whose blocks they are.
         settings: makes the context in which the forward pass chooses its kernels; torch restores
             autocast by itself.
+        share: of the blocks, the first so many; rounded up.
     """
 
     def __init__(
         self,
         model: nn.Module,
         settings: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        share: float = 1.0,
     ) -> None:
+        self.share = share
         options = {
             "use_reentrant": False,
             # The backward pass is outside of it, and other kernels keep other things.
@@ -124,11 +146,17 @@ class ActivationCheckpointing:
         }
         self._with_their_own: list[Any] = []
         self._wrapped: list[tuple[nn.Module, _Recomputed, Any]] = []
-        for name, block in repeated_blocks(model).usable.items():
+        self.num_blocks = 0
+        blocks = repeated_blocks(model).usable
+        plain = [name for name, block in blocks.items() if not has_its_own(block)]
+        chosen = set(plain[: math.ceil(share * len(plain))])
+        for name, block in blocks.items():
             if has_its_own(block):
                 _switch_its_own(block, options)
                 self._with_their_own.append(block)
-            else:
+                self.num_blocks += _keep_switched(block, share)
+            elif name in chosen:
+                self.num_blocks += 1
                 before = block.__dict__.get("forward")
                 recomputed = _Recomputed(name, block, options)
                 # An attribute of the object hides the method of its class.

@@ -111,7 +111,7 @@ class Contestants:
             runner=PlainLoop(
                 built,
                 recipe.micro_batch_size.value,
-                is_recomputing=recipe.activation_checkpointing.value,
+                recomputed=float(recipe.activation_checkpointing.value),
             ),
             settings=lambda: _plain_settings(threads),
             device=built.device,

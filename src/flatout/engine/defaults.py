@@ -10,7 +10,7 @@ from flatout.engine.allocator import why_not_retained
 from flatout.engine.facts import Facts
 from flatout.errors import UsageError
 from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.recipe import Choice, Recipe, check_field
+from flatout.nouns.recipe import FLOAT8_MULTIPLE, Choice, Recipe, check_field
 from flatout.nouns.units import bytes_text
 from flatout.tune.captures import why_not_captured
 
@@ -188,6 +188,14 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             "`memory_format=channels_last` does not go with this model.",
             because="it has weights of five dimensions, and the format is one of four",
             fix="leave it out",
+        )
+    if recipe.precision.value == "float8" and not facts.num_float8_layers:
+        raise UsageError(
+            "recipe-does-not-fit",
+            "`precision=float8` does not go with this model.",
+            because="it has no linear layer with sizes that are multiples of "
+            f"{FLOAT8_MULTIPLE}, and only such layers multiply in 8 bits",
+            fix="use bf16, or leave it out",
         )
     findings = _process_findings(recipe, facts)
     findings += _checkpointing_findings(recipe, facts)

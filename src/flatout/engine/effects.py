@@ -20,7 +20,7 @@ from flatout.engine.step import Step
 from flatout.engine.tracing import Trace
 from flatout.nouns.recipe import CpuAffinity
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 _TORCH_PREFETCH = 2
 _ONLY_FILLING = "at work until the cache is full"
 
@@ -61,6 +61,8 @@ def _precision(value: str, seen: Seen) -> str | None:
     if dtype is None:
         return f"matmul precision {torch.get_float32_matmul_precision()}"
     count = seen.trace.dtypes[dtype]
+    if value == "float8":
+        count = sum(n for name, n in seen.trace.calls.items() if "_scaled_mm" in name)
     return f"{count} products in {value}" if count else None
 
 
@@ -151,6 +153,15 @@ def _micro_batch(value: int, seen: Seen) -> str | None:
     return f"{num} micro-batches of {value}" if num > 1 else None
 
 
+def _recomputed(value: bool | float, seen: Seen) -> str | None:
+    if not value:
+        return "all activations kept"
+    activations = seen.session.activations
+    count = activations.num_blocks if activations is not None else 0
+    is_seen = activations is not None and not activations.is_without_effect()
+    return f"{count} blocks computed again" if is_seen else None
+
+
 def _capture(value: str, seen: Seen) -> str | None:
     if value == "off":
         return "one operation after the other"
@@ -173,4 +184,5 @@ _LOOKS: dict[str, _Look] = {
     "allocator": _allocator,
     "micro_batch_size": _micro_batch,
     "capture": _capture,
+    "activation_checkpointing": _recomputed,
 }

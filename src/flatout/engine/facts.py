@@ -14,6 +14,7 @@ from flatout.engine.activations import repeated_blocks
 from flatout.engine.batches import tensors_in
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import is_in_memory, is_map_style
+from flatout.engine.float8 import float8_layers
 from flatout.engine.optim import forms_to_capture
 from flatout.engine.optimizers import Optimizers
 from flatout.errors import UsageError
@@ -34,6 +35,7 @@ class Facts:
     num_blocks: repeated blocks of the model that activation checkpointing can compute again;
         num_moving_blocks: those that it cannot, for their running statistics.
     topology: of the CPUs that the process may use, before any recipe holds.
+    num_float8_layers: linear layers whose products can be made in 8 bits.
     forms_to_capture: implementations of the optimizer whose whole update is the device's work.
     """
 
@@ -54,6 +56,7 @@ class Facts:
     num_cores: int
     num_threads: int
     topology: Topology
+    num_float8_layers: int = 0
     forms_to_capture: tuple[OptimizerImplementation, ...] = ()
 
 
@@ -142,5 +145,6 @@ def experiment_facts(
         num_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         num_threads=torch.get_num_threads(),
         topology=read_topology(),
+        num_float8_layers=len(list(float8_layers(model))),
         forms_to_capture=forms_to_capture(optimizers.only) if experiment.step is None else (),
     )

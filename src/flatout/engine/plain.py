@@ -38,11 +38,11 @@ class PlainLoop:
     Args:
         built: the experiment's objects; they belong to this loop from now on.
         micro_batch_size: samples in one forward pass; None takes the whole batch.
-        is_recomputing: computes activations again in the backward pass.
+        recomputed: share of the blocks whose activations are computed again.
     """
 
     def __init__(
-        self, built: Built, micro_batch_size: int | None = None, *, is_recomputing: bool = False
+        self, built: Built, micro_batch_size: int | None = None, *, recomputed: float = 0.0
     ) -> None:
         experiment = built.experiment
         self._experiment = experiment
@@ -56,7 +56,9 @@ class PlainLoop:
         decay = experiment.ema
         self._average = WeightAverage(built.model, decay) if decay is not None else None
         batch_size = experiment.batch_size
-        self._recomputing = ActivationCheckpointing(self._model) if is_recomputing else None
+        self._recomputing = (
+            ActivationCheckpointing(self._model, share=recomputed) if recomputed else None
+        )
         size = min(micro_batch_size or batch_size, batch_size)
         self._num_parts = -(-batch_size // size)
         self._loader = plain_loader(built) if self._num_parts == 1 else _parts_loader(built, size)

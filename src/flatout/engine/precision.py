@@ -13,7 +13,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from flatout.errors import UsageError
 from flatout.nouns.recipe import Attention, Precision
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
+
+# The compute capability that each format needs.
+_NEEDED = {"bf16": (8, 0), "tf32": (8, 0), "float8": (8, 9)}
 _BACKENDS = {
     "math": SDPBackend.MATH,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -76,17 +79,16 @@ def check_precision(precision: Precision, device: torch.device) -> None:
     if device.type == "cpu":
         if precision in ("fp32", "bf16"):
             return
-        raise _not_here(
-            precision,
-            "CPUs have no tf32"
-            if precision == "tf32"
-            else "on a CPU, fp16 is slower than fp32 and loses range",
-            "fp32 or bf16",
-        )
+        because = f"CPUs have no {precision}"
+        if precision == "fp16":
+            because = "on a CPU, fp16 is slower than fp32 and loses range"
+        raise _not_here(precision, because, "fp32 or bf16")
     capability = torch.cuda.get_device_capability(device)
-    if precision in ("bf16", "tf32") and capability < (8, 0):
-        text = f"compute capability {capability[0]}.{capability[1]}; {precision} needs 8.0"
-        raise _not_here(precision, text, "fp16 or fp32")
+    needed = _NEEDED.get(precision, (0, 0))
+    if capability < needed:
+        has, wants = (f"{one[0]}.{one[1]}" for one in (capability, needed))
+        instead = "fp16 or fp32" if capability < _NEEDED["bf16"] else "bf16, fp16 or fp32"
+        raise _not_here(precision, f"compute capability {has}; {precision} needs {wants}", instead)
 
 
 def _not_here(precision: str, because: str, instead: str) -> UsageError:

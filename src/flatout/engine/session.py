@@ -26,6 +26,7 @@ from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import Facts, chosen_device, experiment_facts
 from flatout.engine.feeds import Reading, built_data, check_apart
+from flatout.engine.float8 import Float8Products
 from flatout.engine.graphs import Graphs, graphs_on
 from flatout.engine.learning_rates import LearningRates
 from flatout.engine.optimizers import Optimizers
@@ -178,6 +179,8 @@ class Session:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             # Some optimizers, Adagrad for one, have made their state by now.
             self.optimizers.match_layout()
+        is_float8 = recipe.precision.value == "float8"
+        self._float8 = Float8Products(self.model) if is_float8 else None
         self.activations = self._checkpointing()
         self._set_optimizers()
         self.learning_rates = LearningRates(built.experiment, self.optimizers)
@@ -206,10 +209,11 @@ class Session:
         self.optimizers.set_implementation(self.recipe.optimizer_implementation.value)
 
     def _checkpointing(self) -> ActivationCheckpointing | None:
-        if not self.recipe.activation_checkpointing.value:
+        share = float(self.recipe.activation_checkpointing.value)
+        if not share:
             return None
         kernel = precision.attention_kernel(self.recipe.attention.value)
-        return ActivationCheckpointing(self.model, kernel)
+        return ActivationCheckpointing(self.model, kernel, share)
 
     def adapt(self, recipe: Recipe) -> None:
         """Goes on under a recipe that differs in what takes memory in a step, and in nothing else:
@@ -218,7 +222,10 @@ class Session:
         """
         self.recipe = recipe
         self._set_optimizers()
-        if self.activations is None:
+        share = float(recipe.activation_checkpointing.value)
+        if share != (self.activations.share if self.activations is not None else 0.0):
+            if self.activations is not None:
+                self.activations.close()
             self.activations = self._checkpointing()
         for feed in (self.feed, self.validation_feed):
             if feed is not None:
@@ -296,6 +303,8 @@ class Session:
         """Ends the processes that read data for it, and leaves the model as it was built."""
         if self.activations is not None:
             self.activations.close()
+        if self._float8 is not None:
+            self._float8.close()
         for feed in (self.feed, self.validation_feed):
             if feed is not None:
                 feed.close()

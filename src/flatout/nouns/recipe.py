@@ -17,7 +17,7 @@ from flatout.errors import UsageError, nearest
 T = TypeVar("T")
 
 Origin = Literal["yours", "measured", "estimated", "default"]
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "float8"]
 DataPath = Literal["sliced", "resident", "loader", "cached"]
 OptimizerImplementation = Literal["own", "for-loop", "foreach", "fused"]
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -27,6 +27,10 @@ CpuAffinity = Literal["all", "one-per-core", "performance-cores"]
 NonfiniteLoss = Literal["stop", "skip"]
 OutOfMemory = Literal["auto", "shrink", "stop"]
 Capture = Literal["off", "step"]
+
+
+# Sides of matrices that tensor cores multiply in 8 bits are multiples of this.
+FLOAT8_MULTIPLE = 16
 
 
 class Choice(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
@@ -43,7 +47,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     device: `cpu`, `cuda` or `cuda:N`.
     precision: `fp32`; `tf32` (fp32 storage, tensor-core products); `bf16` autocast;
-        `fp16` autocast with a loss scaler.
+        `fp16` autocast with a loss scaler; `float8` products of linear layers, and `bf16` autocast.
     data_path: `sliced` tensors in memory, `resident` on the device; a DataLoader, or samples
         `cached` in memory as they are read for the first time.
     loader_*: workers, batches prefetched per worker, pinned memory, workers kept between epochs.
@@ -52,7 +56,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: of 4-dimensional weights and inputs.
     micro_batch_size: samples per forward; the batch is accumulated from as many as it takes.
     activation_checkpointing: repeated blocks keep their inputs alone, and compute their
-        activations again in the backward pass.
+        activations again in the backward pass: none, all, or this share of them.
     capture: `step` records whole updates as CUDA graphs, and launches them without Python.
     steps_per_launch: updates in a graph.
     clip_norm: largest gradient norm (2-norm over all parameters), None for no clipping.
@@ -78,7 +82,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: Choice[MemoryFormat]
     attention: Choice[Attention]
     micro_batch_size: Choice[int]
-    activation_checkpointing: Choice[bool] = Choice(
+    activation_checkpointing: Choice[bool | float] = Choice(
         value=False, why="no such field when this recipe was chosen"
     )
     capture: Choice[Capture] = Choice(value="off", why="no such field when this recipe was chosen")
@@ -104,6 +108,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "loader_workers": (0, 1024),
     "loader_prefetch": (1, 1024),
     "micro_batch_size": (1, 2**31),
+    "activation_checkpointing": (0, 1),
     "steps_per_launch": (1, 1024),
     "clip_norm": (0.0, 1e30),
     "num_threads": (1, 1024),

@@ -16,6 +16,7 @@ from flatout.nouns.tuning import Candidate, Numerics, Profile, Setting, Skip
 from flatout.nouns.units import percent_text, seconds_text
 from flatout.tune import captures
 from flatout.tune.data_paths import AXES, LEAST_SHARE, data_paths
+from flatout.tune.memory import larger_parts
 
 # About what a new page costs, from few and noisy measurements (LOG.md, 2026-11-21).
 _PAGE_FAULT_S = 2e-6
@@ -118,6 +119,7 @@ def _all(
     yield from _affinities(setting)
     yield from _threads(setting, profile)
     yield from _micro_batches(setting)
+    yield from ((candidate, None) for candidate in larger_parts(setting))
 
 
 def _precisions(

@@ -21,7 +21,7 @@ from flatout.nouns.outline import Outline
 from flatout.nouns.recipe import Choice, Recipe
 from flatout.nouns.run import RunHeader
 from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.tune import code_data, code_loop
+from flatout.tune import code_data, code_float8, code_loop
 from flatout.tune.code_lines import Filling, filled
 
 _WIDTH = 100
@@ -42,6 +42,7 @@ _SECTIONS = (
     ("streams", code_data.STREAM),
     ("recomputed attention", code_loop.SAME_KERNEL),
     ("recomputed_blocks", code_loop.RECOMPUTED),
+    ("float8", code_float8.FLOAT8),
     ("pinned", code_loop.KEEP_ON),
     ("retained", code_loop.RETAIN),
     ("", code_loop.BUILD),
@@ -145,12 +146,13 @@ def _flags_of_step(recipe: Recipe, outline: Outline) -> dict[str, bool]:
     is_clipping = recipe.clip_norm.value is not None
     is_skipping = recipe.nonfinite_loss.value == "skip"
     is_accumulated = recipe.micro_batch_size.value < outline.batch_size
-    is_recomputing = recipe.activation_checkpointing.value
+    is_recomputing = bool(recipe.activation_checkpointing.value)
     return {
         "cuda": recipe.device.value.startswith("cuda"),
         "tf32": precision == "tf32",
         "fp16": precision == "fp16",
-        "autocast": precision in ("bf16", "fp16"),
+        "float8": precision == "float8",
+        "autocast": precision in ("bf16", "fp16", "float8"),
         "attention": recipe.attention.value != "auto",
         "layout": recipe.memory_format.value == "channels_last",
         "implementation": recipe.optimizer_implementation.value != "own",
@@ -202,6 +204,7 @@ def _values(plan: _Plan) -> dict[str, str]:
     is_smaller = outline.is_smaller_better
     is_cached = recipe.data_path.value == "cached"
     has_kernel = recipe.attention.value != "auto"
+    share = float(recipe.activation_checkpointing.value)
     return {
         "seed": str(spec.seed),
         "epochs": str(spec.epochs or "experiment.epochs"),
@@ -212,11 +215,11 @@ def _values(plan: _Plan) -> dict[str, str]:
         "is_benchmarking": str(not recipe.deterministic.value),
         "is_foreach": str(implementation == "foreach"),
         "is_fused": str(implementation == "fused"),
-        "dtype": "torch.bfloat16" if recipe.precision.value == "bf16" else "torch.float16",
+        "dtype": "torch.float16" if recipe.precision.value == "fp16" else "torch.bfloat16",
         "backend": _BACKENDS.get(recipe.attention.value, ""),
         "micro_batch_size": f"{recipe.micro_batch_size.value:_}",
         "clip_norm": _literal(recipe.clip_norm.value),
-        "blocks": _names(outline.blocks),
+        "blocks": _names(outline.blocks[: math.ceil(share * len(outline.blocks))]),
         "self_checkpointing": _names(outline.self_checkpointing),
         "prefix": outline.checkpointing_prefix,
         "kernel_of_block": ", context_fn=same_kernel" if has_kernel else "",

@@ -76,6 +76,8 @@ def build(experiment: Any, seed: int) -> tuple[Any, Any, Any]:
     torch.backends.cudnn.benchmark = $is_benchmarking  #? cuda
     #= memory_format  #? layout
     model.to(memory_format=torch.channels_last)  #? layout
+    #= precision  #? float8
+    use_float8(model)  #? float8
     #= activation_checkpointing  #? recomputed
     for name in $blocks:  #? recomputed_blocks
         block = model.get_submodule(name)  #? recomputed_blocks

@@ -70,9 +70,11 @@ BANDS: dict[Precision, Band] = {
     "tf32": Band(gradient=2e-3, parameter=0.2, loss=5e-3, buffer=2e-2, update=2.0),
     "bf16": Band(gradient=1e-2, parameter=0.4, loss=2e-2, buffer=5e-2, update=2.0),
     "fp16": Band(gradient=2e-3, parameter=0.2, loss=5e-3, buffer=2e-2, update=2.0),
+    # Roundings of 3 bits forward and of 2 backward, as they come together in a few layers.
+    "float8": Band(gradient=1e-1, parameter=0.6, loss=5e-2, buffer=5e-2, update=2.0),
 }
 
-_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "tf32", "bf16")
+_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "tf32", "bf16", "float8")
 
 
 def coarser(one: Precision, other: Precision) -> Precision:

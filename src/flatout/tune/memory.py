@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.tuning import Result, Setting
-from flatout.nouns.units import bytes_text
+from flatout.nouns.tuning import Candidate, Result, Setting
+from flatout.nouns.units import bytes_text, percent_text
+
+# Of the blocks of a model, whose activations are computed again: as few as memory demands.
+SHARES: tuple[bool | float, ...] = (0.25, 0.5, 0.75, True)
 
 # Left to a desktop: its programs hold what they have, and want more when windows are opened.
 DESKTOP_BYTES = 3 * 2**29
@@ -37,10 +41,35 @@ def accumulated(setting: Setting) -> tuple[dict[str, Any], ...]:
 
 
 def recomputing(setting: Setting) -> tuple[dict[str, Any], ...]:
-    """The plain loop that computes activations again; none where the model has no blocks for it."""
+    """Plain loops that compute activations again, of ever more blocks: the first that fits will do.
+
+    None where the model has no blocks for it.
+    """
     if "activation_checkpointing" in setting.fixed or not setting.has_blocks:
         return ()
-    return ({"activation_checkpointing": True},)
+    return tuple({"activation_checkpointing": share} for share in SHARES)
+
+
+def larger_parts(setting: Setting) -> Iterator[Candidate]:
+    """Where the plain loop takes parts to fit: parts twice as large, with activations computed
+    again in as few blocks as that takes. What does not fit loses.
+    """
+    size = setting.baseline.get("micro_batch_size")
+    fixed = {"activation_checkpointing", "micro_batch_size"} & set(setting.fixed)
+    if size is None or fixed or not setting.has_blocks:
+        return
+    larger = min(2 * size, setting.batch_size)
+    for share in SHARES:
+        yield Candidate(
+            name=f"micro-batches of {larger}, {_share_text(share)} computed again",
+            axis="recomputation",
+            changes={"micro_batch_size": larger, "activation_checkpointing": share},
+            why="larger parts may be quicker by more than it takes to compute blocks again",
+        )
+
+
+def _share_text(share: bool | float) -> str:
+    return "all blocks" if share is True else f"{percent_text(share, 0)} of the blocks"
 
 
 def loop_name(baseline: dict[str, Any], batch_size: int) -> str:
@@ -48,8 +77,9 @@ def loop_name(baseline: dict[str, Any], batch_size: int) -> str:
     micro = baseline.get("micro_batch_size")
     if micro is not None:
         return f"plain loop, {-(-batch_size // micro)} micro-batches"
-    if baseline.get("activation_checkpointing"):
-        return "plain loop, activations computed again"
+    share = baseline.get("activation_checkpointing")
+    if share:
+        return f"plain loop, {_share_text(share)} computed again"
     return "plain loop"
 
 

@@ -51,7 +51,8 @@ def relief(recipe: Recipe, means: Means, part: Part | None = None) -> dict[str, 
     can_split = not means.has_own_step and (not means.has_batch_norm or wish == "shrink")
     is_smaller = can_split and size > 1
     checkpointing = recipe.activation_checkpointing
-    can_recompute = means.has_blocks and not checkpointing.value and checkpointing.origin != "yours"
+    is_whole = float(checkpointing.value) == 1.0
+    can_recompute = means.has_blocks and not is_whole and checkpointing.origin != "yours"
     if can_recompute and (means.has_batch_norm or not is_smaller):
         return {"activation_checkpointing": True}
     if is_smaller:
