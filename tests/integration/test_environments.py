@@ -15,7 +15,8 @@ from fake_home import SETTINGS, Home, rule_of
 from fake_index import jax_version, make_index, write_wheel
 
 from flatout.errors import FlatoutError
-from flatout.system import made_environments
+from flatout.system import made_environments, uv_program
+from flatout.system.folders import tools_folder
 
 LINUX = pytest.mark.skipif(sys.platform == "win32", reason="needs what only POSIX has")
 
@@ -112,6 +113,27 @@ def test_setup_from_a_lock_and_from_a_bundle(home: Home) -> None:
     assert again.returncode == 0, again.stderr
     first, second = (one["pins"] for one in home.listed())
     assert [pin["sha256"] for pin in first] == [pin["sha256"] for pin in second]
+
+
+def test_bundle_holds_uv_for_a_machine_without_one(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "#!/bin/sh\necho uv 0.9.0\n"
+    write_wheel(home.folder / "simple", "uv", "0.9.0", {"uv-0.9.0.data/scripts/uv": program})
+    bundle = home.folder / "bundle"
+    done = home.set_up("jax", "--bundle", str(bundle))
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (bundle / "tools").glob("*/uv-0.9.0-*.whl")
+    for name in ("XDG_DATA_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(home.folder / "there"))
+    uv_program.unpack_bundled(bundle)
+    unpacked = tools_folder() / "uv" / "bin" / "uv"
+    assert unpacked.read_text() == program and os.access(unpacked, os.X_OK)
+    # A wheel that is not what its folder says is not taken.
+    unpacked.unlink()
+    wheel.write_bytes(wheel.read_bytes() + b"x")
+    uv_program.unpack_bundled(bundle)
+    assert not unpacked.exists()
 
 
 def test_setup_when_the_index_has_another_file_than_the_lock(home: Home) -> None:

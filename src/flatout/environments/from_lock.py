@@ -17,7 +17,7 @@ from flatout.nouns.environment_request import EnvironmentRequest
 from flatout.nouns.made_environment import EnvironmentWish, Pin, Progress
 from flatout.nouns.prepared_environment import Prepared, ready
 from flatout.setup.lock_file import Lock, parse_lock
-from flatout.system import made_environments, pythons, texts, wheel_store
+from flatout.system import made_environments, pythons, texts, uv_program, wheel_store
 from flatout.system.installers import Deciding
 
 
@@ -56,6 +56,8 @@ def prepare_from_lock(how: EnvironmentRequest, *, is_dry: bool) -> Iterator[Prog
         yield ready(there)
         return
     yield Progress(name=name, text="looking for the wheels of the lock")
+    if bundle is not None and not is_dry and uv_program.find_uv() is None:
+        uv_program.unpack_bundled(bundle)
     ground = read_ground(how, machine, may_get_uv=not (is_dry or how.is_offline))
     pins = _located(lock, bundle, how, ground)
     missing = [pin for pin in pins if not wheel_store.is_here(pin)]

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from flatout.environments.decide import decide_on_wheels
 from flatout.environments.ground import Ground, read_ground, read_machine
 from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.environment_request import EnvironmentRequest
@@ -17,8 +18,17 @@ from flatout.nouns.made_environment import MadeEnvironment, Pin, Progress, Proof
 from flatout.nouns.prepared_environment import Prepared
 from flatout.setup.lock_file import Lock, lock_text, requirement_lines
 from flatout.setup.proving import judge, problem
-from flatout.system import clock, made_environments, own_wheel, proofs, texts, wheel_store
-from flatout.system.installers import Program, interpreter_in
+from flatout.system import (
+    clock,
+    made_environments,
+    own_wheel,
+    proofs,
+    pythons,
+    texts,
+    uv_program,
+    wheel_store,
+)
+from flatout.system.installers import Deciding, Program, interpreter_in
 from flatout.system.store import mapped_os_errors
 
 
@@ -211,12 +221,32 @@ def fetch_only(one: Prepared, how: EnvironmentRequest) -> Iterator[Progress | Pa
                 because="files are in it that are not flatout's",
                 fix="choose an empty or a new folder",
             )
-    yield from _fetch(one, one.pins, read_ground(how, read_machine(), may_get_uv=False))
+    ground = read_ground(how, read_machine(), may_get_uv=False)
+    yield from _fetch(one, one.pins, ground)
     wheels = folder / "wheels"
     part = folder / "wheels.part"
     wheel_store.link_into(one.pins, part)
     with mapped_os_errors(folder):
         wheel_store.forget(wheels)
         part.rename(wheels)
+    yield from _with_uv(folder, one, ground)
     texts.write(folder / made_environments.LOCK_FILE, _lock_text(one))
     yield folder
+
+
+def _with_uv(folder: Path, one: Prepared, ground: Ground) -> Iterator[Progress]:
+    """Puts uv's own wheel beside the others: a machine without a network may have none."""
+    deciding = Deciding(
+        lines=(uv_program.requirement(),), python_version=pythons.own_version(),
+        python=sys.executable, indexes=ground.indexes, is_whole=True, folder=Path(),
+    )  # fmt: skip
+    try:
+        (pin,) = wheel_store.measured(decide_on_wheels(ground, deciding, [])[1], ground.opener)
+        yield from _fetch(one, [pin], ground)
+    except FlatoutError as error:
+        text = f"without uv, which cannot be had ({error.problem}): pip must be there"
+        yield Progress(name=one.name, text=text, is_over=True)
+        return
+    tools = uv_program.bundled_folder(folder)
+    wheel_store.forget(tools)
+    wheel_store.link_into([pin], tools / pin.sha256)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 from flatout.errors import RunFailed
@@ -45,7 +47,7 @@ def install_uv(indexes: Indexes) -> str | None:
     part = store.part_path(folder)
     places = ["--index-url", indexes.default] if indexes.default else []
     argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary",
-            ":all:", "--target", str(part), *places, f"uv>={_OLDEST[0]}.{_OLDEST[1]}"]  # fmt: skip
+            ":all:", "--target", str(part), *places, requirement()]  # fmt: skip
     with store.mapped_os_errors(folder):
         shutil.rmtree(part, ignore_errors=True)
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +58,38 @@ def install_uv(indexes: Indexes) -> str | None:
             return None
         shutil.rmtree(folder, ignore_errors=True)
         store.move_into_place(part, folder)
+    return find_uv()
+
+
+def requirement() -> str:
+    """A uv that is new enough, as a requirement."""
+    return f"uv>={_OLDEST[0]}.{_OLDEST[1]}"
+
+
+def bundled_folder(bundle: Path) -> Path:
+    """Where a bundle has its uv, in a folder that is called by the wheel's hash."""
+    return bundle / "tools"
+
+
+def unpack_bundled(bundle: Path) -> str | None:
+    """Puts the uv of a bundle into flatout's own folder; None where it has none that is whole."""
+    wheels = [path for path in bundled_folder(bundle).glob("*/uv-*.whl")
+              if hashlib.sha256(path.read_bytes()).hexdigest() == path.parent.name]  # fmt: skip
+    folder = tools_folder() / "uv"
+    part = store.part_path(folder)
+    for wheel in wheels:
+        with store.mapped_os_errors(folder), zipfile.ZipFile(wheel) as archive:
+            found = [name for name in archive.namelist()
+                     if name.endswith((".data/scripts/uv", ".data/scripts/uv.exe"))]  # fmt: skip
+            if not found:
+                continue
+            shutil.rmtree(part, ignore_errors=True)
+            program = part / "bin" / found[0].rpartition("/")[2]
+            program.parent.mkdir(parents=True)
+            program.write_bytes(archive.read(found[0]))
+            program.chmod(0o755)
+            shutil.rmtree(folder, ignore_errors=True)
+            store.move_into_place(part, folder)
     return find_uv()
 
 
