@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from flatout import __version__
 from flatout.doctor.diagnose import case_from_machine, diagnose
 from flatout.doctor.families import FAMILIES, RULES
+from flatout.doctor.forbidding import without_forbidden
 from flatout.doctor.planning import with_plans
 from flatout.doctor.redaction import redacted
 from flatout.doctor.sarif import sarif
@@ -19,8 +21,9 @@ from flatout.nouns.diagnosis import Diagnosis
 from flatout.nouns.doctor_request import DoctorRequest
 from flatout.nouns.examined import Examined
 from flatout.nouns.machine import Machine
+from flatout.nouns.site import Site
 from flatout.probes.examination import examine as examine_machine
-from flatout.system import texts
+from flatout.system import site_file, texts
 from flatout.system.environments import find_interpreter
 from flatout.system.made_environments import asked_python
 from flatout.system.system import LocalSystem
@@ -41,7 +44,7 @@ def examine(request: DoctorRequest) -> Examined:
     """Reads this machine, or a recording of one, and names what is wrong.
 
     Raises:
-        UsageError: python-not-found, not-a-recording.
+        UsageError: python-not-found, not-a-recording, site-file-wrong.
     """
     if request.replayed:
         given = {"--python": request.python, "--env": request.env, "--deep": request.is_deep}
@@ -57,8 +60,25 @@ def examine(request: DoctorRequest) -> Examined:
     examined = judge(examination.machine, examination.said)
     named = map(system.environment.get, ("SUDO_USER", "USER", "LOGNAME"))
     user = next(filter(None, named), "")
+    site = read_site()
     planned = with_plans(examined.diagnosis, examined.machine, user)
-    return msgspec.structs.replace(examined, diagnosis=planned)
+    allowed = without_forbidden(planned, site.forbidden.rules, site.refusal)
+    return msgspec.structs.replace(examined, diagnosis=allowed)
+
+
+def read_site() -> Site:
+    """What is settled for all users of this machine.
+
+    Raises:
+        UsageError: site-file-wrong.
+    """
+    site = site_file.read_site()
+    known = [rule.id for rule in RULES]
+    for one in site.forbidden.rules:
+        if one not in known:
+            because = f"forbidden.rules: there is no rule `{one}`; {_near(one, known)}"
+            raise site_file.wrong(site.file or "", because)
+    return site
 
 
 def judge(machine: Machine, said: str = "") -> Examined:
@@ -69,6 +89,12 @@ def judge(machine: Machine, said: str = "") -> Examined:
         rule.id: family for family, rules in FAMILIES.items() for rule in rules if rule.id in found
     }
     return Examined(machine=machine, diagnosis=diagnosis, families=families)
+
+
+def _near(wrong: str, known: list[str]) -> str:
+    # Not `nearest`, which would name two hundred.
+    near = difflib.get_close_matches(wrong, known, n=1)
+    return f"did you mean `{near[0]}`?" if near else "`flatout explain ID` shows those that are"
 
 
 def report(examined: Examined) -> dict[str, Any]:

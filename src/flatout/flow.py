@@ -327,15 +327,27 @@ def list_data() -> list[DataState]:
     ]
 
 
-def fetch_data(name: str) -> Iterator[tuple[str, int, int]]:
-    """Downloads what a data set lacks: each file with the bytes done and to do in all."""
+def fetch_data(name: str, mirror: str | None = None) -> Iterator[tuple[str, int, int]]:
+    """Downloads what a data set lacks: each file with the bytes done and to do in all.
+
+    mirror: an address that has a folder for each data set, asked first.
+
+    Raises:
+        UsageError: unknown-data-set, bad-mirror.
+    """
+    if mirror is not None and "://" not in mirror:
+        raise UsageError(
+            "bad-mirror",
+            f"`--mirror {mirror}` names no mirror.",
+            fix="give the address below which each data set has a folder: https://...",
+        )
     try:
         datasets.require(name)
         return
     except FlatoutError as error:
         if error.rule not in ("data-missing", "damaged-data"):
             raise
-    for fetching in datasets.fetch(name):
+    for fetching in datasets.fetch(name, mirror=mirror):
         yield fetching.file, fetching.done_bytes, fetching.total_bytes
 
 

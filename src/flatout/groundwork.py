@@ -33,6 +33,7 @@ from flatout.setup.windows_script import RUN_LINE, commands, request_text, scrip
 from flatout.system import made_environments, rewriting, store
 from flatout.system.host import has_windows_driver
 from flatout.system.installation import installer_text, shell_profile
+from flatout.system.site_file import read_site
 from flatout.system.system import LocalSystem
 
 CONTAINERS = ("dockerfile", "compose", "devcontainer")
@@ -42,9 +43,20 @@ SCRIPT, REQUEST, INSTALLER = "setup.ps1", "request-for-it.md", "install.sh"
 def lay(request: GroundworkRequest, machine: Machine | None = None) -> Groundwork:
     """The plan for what was asked, for this machine; nothing is changed.
 
+    Where this machine's `flatout.toml` forbids it, all steps are a person's.
+
     Raises:
-        UsageError: no-plan-here.
+        UsageError: no-plan-here, site-file-wrong.
     """
+    site, found = read_site(), _laid(request, machine)
+    if request.goal not in site.forbidden.goals:
+        return found
+    steps = tuple(msgspec.structs.replace(one, safety="manual") for one in found.plan.steps)
+    plan = msgspec.structs.replace(found.plan, steps=steps)
+    return Groundwork(plan=plan, commands=found.commands, refusal=site.refusal)
+
+
+def _laid(request: GroundworkRequest, machine: Machine | None) -> Groundwork:
     read = machine or examine(LocalSystem()).machine
     tables = shipped_tables()
     if request.goal == "wsl":

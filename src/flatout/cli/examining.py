@@ -27,4 +27,6 @@ def report(request: DoctorRequest, manner: DoctorManner) -> int:
         show.print_json(consult.report(examined))
     elif not request.record:
         show_doctor.print_examined(examined, is_verbose=manner.is_verbose)
+        if manner.is_verbose and not request.replayed:
+            show_doctor.print_site(consult.read_site())
     return int(manner.fails(found.findings))

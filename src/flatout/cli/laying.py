@@ -26,6 +26,9 @@ def run(goal: str, options: dict[str, Any], *, is_json: bool) -> int:
         show_groundwork.print_groundwork(found)
     if options.get("is_dry") or not found.plan.steps:
         return _tell(found, [], is_json=is_json)
+    if found.refusal:
+        show.print_note(f"nothing was changed: {found.refusal}")
+        return _tell(found, [], is_json=is_json, exit_code=1)
     is_agreed = bool(options.get("is_agreed"))
     if found.files:
         return _write(found, options.get("folder"), is_agreed=is_agreed, is_json=is_json)
@@ -86,5 +89,6 @@ def _tell(
     found: Groundwork, outcomes: list[StepOutcome], *, is_json: bool, exit_code: int = 0
 ) -> int:
     if is_json:
-        show.print_json({"plan": found.plan, "commands": found.commands, "outcomes": outcomes})
+        document = {"plan": found.plan, "commands": found.commands, "outcomes": outcomes}
+        show.print_json({**document, **({"refusal": found.refusal} if found.refusal else {})})
     return exit_code

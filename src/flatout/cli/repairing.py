@@ -52,6 +52,9 @@ def run(name: str, options: dict[str, Any], manner: Manner) -> int:
         show_repair.print_repair(repair)
     if not repair.changes or manner.is_dry:
         return _tell(repair, manner, 0)
+    if repair.refusal:
+        show.print_note(f"nothing was changed: {repair.refusal}")
+        return _tell(repair, manner, 1)
     if not manner.is_agreed and (manner.is_json or not show.ask("Do it?")):
         show.print_note("nothing was changed. To do it: the same with --yes")
         return _tell(repair, manner, 1)
@@ -110,6 +113,7 @@ def _tell(
             "download_bytes": repair.missing_bytes,
             "findings": [{"rule": one.rule, "problem": one.problem} for one in repair.findings],
             "notes": repair.notes,
+            "refusal": repair.refusal,
             "plan": repair.plan,
             "outcomes": outcomes or [],
             "proofs": proofs or repair.proofs,

@@ -16,6 +16,7 @@ from flatout.nouns.examined import Examined
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.plan import edit_text
 from flatout.nouns.repair import repairs
+from flatout.nouns.site import Site
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 _MARKS = {"error": "x", "warning": "!", "note": "-"}
@@ -80,6 +81,16 @@ def print_examined(examined: Examined, *, is_verbose: bool, is_mending: bool = F
     console.print(f"\n{summary(examined.diagnosis.findings, is_all_known=is_known)}")
     if repairs(examined.diagnosis.findings) and not is_mending:
         console.print("To mend, with a plan first: flatout doctor --fix")
+
+
+def print_site(site: Site) -> None:
+    """What is settled for all users of this machine, and where."""
+    if site.file is None:
+        return
+    console = make_console()
+    console.print(Text(f"\nsettled in {site.file}", "bold"), soft_wrap=True)
+    for line in site.settings:
+        console.print(f"{_INDENT}{line}", soft_wrap=True)
 
 
 def print_page(rule: str, page: str) -> None:

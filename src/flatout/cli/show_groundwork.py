@@ -20,6 +20,8 @@ def print_groundwork(found: Groundwork) -> None:
     """The steps, what each changes, and what to type for those that a person does."""
     console = make_console()
     console.print(Text.assemble(("plan", "bold"), f"        {found.plan.goal}"), soft_wrap=True)
+    if found.refusal:
+        _print_row("not done", found.refusal)
     if not found.plan.steps:
         console.print(f"{_INDENT}nothing to do: it is so already")
     for number, (step, lines) in enumerate(zip(found.plan.steps, found.commands, strict=True), 1):

@@ -85,4 +85,7 @@ def _print_steps(repair: EnvironmentRepair) -> None:
     size = bytes_text(repair.missing_bytes) if repair.missing_bytes else "nothing to download"
     devices = ", ".join(dict.fromkeys(one.upper() for one in repair.devices.values()))
     proof = f"training steps on the {devices}" if devices else "none: it has no framework"
+    if repair.refusal:
+        print_lines(console, [("not done", repair.refusal)])
+        return
     print_lines(console, [("takes", size), ("proof", proof), ("undo", "flatout undo")])

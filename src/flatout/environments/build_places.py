@@ -23,13 +23,11 @@ class BuildPlaces:
 
     Args:
         ground: how they are reached.
-        torch_mirror: where PyTorch's own index is mirrored; None for that itself.
         is_offline: nothing is asked.
     """
 
-    def __init__(self, ground: Ground, torch_mirror: str | None, *, is_offline: bool) -> None:
+    def __init__(self, ground: Ground, *, is_offline: bool) -> None:
         self._ground = ground
-        self._torch_mirror = torch_mirror
         self._is_offline = is_offline
         self._seen: dict[tuple[str, str], tuple[str, ...] | Unread] = {}
 
@@ -41,7 +39,7 @@ class BuildPlaces:
 
     def mirrored(self, index: str) -> str:
         """The address to ask for what lies in an index."""
-        mirror = self._torch_mirror
+        mirror = self._ground.torch_mirror
         return index.replace(TORCH_INDEX, mirror.rstrip("/")) if mirror else index
 
     def usual(self) -> tuple[str, ...]:

@@ -41,7 +41,6 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[str, ...] = ()
     is_nightly: bool = False
     is_offline: bool = False
-    torch_mirror: str | None = None
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +71,7 @@ def decide(ground: Ground, target: Target, wish: Wish, extra: Extra) -> Decided:
         UsageError: python-version-not-found, no-such-packages, no-wheel.
         RunFailed: nothing-fits, index-not-reachable, certificate-not-trusted.
     """
-    places = BuildPlaces(ground, extra.torch_mirror, is_offline=extra.is_offline)
+    places = BuildPlaces(ground, is_offline=extra.is_offline)
     search = _Search(ground, target, wish, extra, places)
     answers = list(choices(ground, target, wish, places, is_offline=extra.is_offline))
     for is_named in (True, False):

@@ -19,18 +19,24 @@ from flatout.system import uv_program
 from flatout.system.installers import Conda, Pip, Program, Uv
 from flatout.system.pip_settings import read_indexes
 from flatout.system.programs import find_conda
+from flatout.system.site_file import read_site
 from flatout.system.system import LocalSystem
-from flatout.system.wheel_store import opener_for
+from flatout.system.wheel_store import opener_for, without_password
 
 
 class Ground(msgspec.Struct, frozen=True, kw_only=True):
-    """programs: what can decide on packages and install them, the preferred one first."""
+    """programs: what can decide on packages and install them, the preferred one first.
+
+    torch_mirror: in place of PyTorch's own index. notes: what was settled for all of this machine.
+    """
 
     machine: Machine
     tables: Tables
     indexes: Indexes
     opener: OpenerDirector
     programs: tuple[Program, ...]
+    torch_mirror: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -59,21 +65,32 @@ def read_ground(
     """How packages are had here. held: descriptors of locks that installers are to hold, too.
 
     Raises:
-        UsageError: installer-not-found.
+        UsageError: installer-not-found, site-file-wrong.
         RunFailed: no-installer.
     """
-    indexes = read_indexes()
-    indexes = msgspec.structs.replace(
-        indexes,
-        default=request.mirror("packages") or indexes.default,
-        python_mirror=request.mirror("python") or indexes.python_mirror,
-    )
+    site, own = read_site(), read_indexes()
+    # What was typed wins, then the person's own settings, then those for the whole machine.
+    mine = {
+        "packages": request.mirror("packages") or own.default,
+        "torch": request.mirror("torch"),
+        "python": request.mirror("python") or own.python_mirror,
+    }
+    theirs = {name: url for name in mine if not mine[name] and (url := getattr(site.mirrors, name))}
+    found = {**mine, **theirs}
+    indexes = msgspec.structs.replace(own, default=found["packages"], python_mirror=found["python"])
+    manager = request.manager or site.setup.manager
+    notes = [f"{name} from {without_password(url)}: a default of {site.file}"
+             for name, url in theirs.items()]  # fmt: skip
+    if site.setup.manager and not request.manager:
+        notes.append(f"with {manager}: a default of {site.file}")
     return Ground(
         machine=machine,
         tables=tables_in_use(),
         indexes=indexes,
         opener=opener_for(indexes),
-        programs=_programs(request.manager, indexes, may_get_uv=may_get_uv, held=held),
+        torch_mirror=found["torch"],
+        notes=tuple(notes),
+        programs=_programs(manager, indexes, may_get_uv=may_get_uv, held=held),
     )
 
 

@@ -105,7 +105,7 @@ def settled(
         free_bytes=made_environments.free_bytes(place.folder),
         why=_why(decided, wish),
         ruled_out=decided.answer.ruled_out,
-        notes=(*decided.notes, *place_notes(place.folder, ground.machine)),
+        notes=(*ground.notes, *decided.notes, *place_notes(place.folder, ground.machine)),
         variables={"CUDA_VISIBLE_DEVICES": ",".join(map(str, usable))} if is_part else {},
         machine=machine_text(ground.machine),
         environment=place.there,
@@ -176,7 +176,6 @@ def _extra(wish: EnvironmentWish, how: EnvironmentRequest, asked: Requirements) 
         lines=(*own, *wish.packages, *asked.lines),
         is_nightly=wish.is_nightly,
         is_offline=how.is_offline,
-        torch_mirror=how.mirror("torch"),
     )
 
 

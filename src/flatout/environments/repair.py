@@ -41,6 +41,7 @@ from flatout.setup.target import target_from
 from flatout.setup.wishes import wishes_from
 from flatout.system import clock, folders, made_environments, proofs, texts, wheel_store
 from flatout.system.installed_packages import Isolated, find_inside, read_inside
+from flatout.system.site_file import read_site
 
 Device = Literal["cpu", "gpu"]
 
@@ -177,7 +178,7 @@ def _read(
 def _as_solved(scene: _Scene) -> _Found:
     """What the metadata of an environment tell."""
     inside = scene.inside
-    places = BuildPlaces(scene.ground, scene.how.mirror("torch"), is_offline=scene.how.is_offline)
+    places = BuildPlaces(scene.ground, is_offline=scene.how.is_offline)
     wrong = find_wrong(inside, scene.target, scene.wish, scene.ground.tables, places)
     asked = asked_by(scene.findings, inside)
     if asked:
@@ -261,7 +262,7 @@ def _as_damaged(scene: _Scene, held: Framework, made: MadeEnvironment | None) ->
         again = tuple(Change(name=pin.name, before=pin.version, after=pin.version,
                              size_bytes=pin.size_bytes) for pin in pins)  # fmt: skip
         return _Found(troubles=(trouble,), difference=Difference(changes=again, pins=pins))
-    places = BuildPlaces(scene.ground, scene.how.mirror("torch"), is_offline=scene.how.is_offline)
+    places = BuildPlaces(scene.ground, is_offline=scene.how.is_offline)
     wrong = find_wrong(scene.inside, scene.target, scene.wish, scene.ground.tables, places)
     wanted = {name: f"{name}=={scene.inside.packages[name].version}" for name in names}
     wrong = msgspec.structs.replace(wrong, troubles=(trouble,), wanted=wanted)
@@ -294,11 +295,16 @@ def _repair(scene: _Scene, found: _Found, tried: tuple[Proof, ...]) -> Environme
         pins=difference.pins,
         missing_bytes=sum(pin.size_bytes or 0 for pin in missing),
         findings=scene.findings if not found.troubles else (),
-        notes=difference.notes,
+        notes=(*scene.ground.notes, *difference.notes),
         devices=devices,
         proofs=tried,
     )
-    return msgspec.structs.replace(repair, plan=_plan(repair)) if repair.changes else repair
+    if not repair.changes:
+        return repair
+    site = read_site()
+    if "repair" in site.forbidden.goals:
+        return msgspec.structs.replace(repair, refusal=site.refusal)
+    return msgspec.structs.replace(repair, plan=_plan(repair))
 
 
 def _plan(repair: EnvironmentRepair) -> Plan:

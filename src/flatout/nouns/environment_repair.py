@@ -45,6 +45,7 @@ class EnvironmentRepair(msgspec.Struct, frozen=True, kw_only=True):
 
     pins: the wheels of what is added or changed; missing_bytes: of them, what is not here yet.
     findings: the doctor's, of what no package mends. notes: what a person should know.
+    refusal: who forbids it, and why; then there is no plan.
     devices: where each framework's training steps are to run. proofs: those that ran, where nothing
     is wrong.
     """
@@ -57,5 +58,6 @@ class EnvironmentRepair(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
     plan: Plan | None = None
+    refusal: str | None = None
     devices: dict[FrameworkName, Literal["cpu", "gpu"]] = {}
     proofs: tuple[Proof, ...] = ()

@@ -56,7 +56,9 @@ class EnvironmentRequest(msgspec.Struct, frozen=True, kw_only=True):
                 raise UsageError(
                     "bad-mirror",
                     f"`--mirror {text}` names no mirror.",
-                    fix=f"write KIND=URL, KIND one of {', '.join(_MIRRORS)}",
+                    fix="for data sets: flatout data get NAME --mirror URL"
+                    if kind == "data"
+                    else f"write KIND=URL, KIND one of {', '.join(_MIRRORS)}",
                 )
 
     def mirror(self, kind: str) -> str | None:

@@ -23,10 +23,11 @@ class Groundwork(msgspec.Struct, frozen=True, kw_only=True):
     """The plan. commands: of each step, where scripts are forbidden.
 
     files: what to write, by name: setup.ps1 for WSL, and a request for whoever has the rights.
-    run_line: what runs the script under Windows' default policy.
+    run_line: what runs the script under Windows' default policy. refusal: who forbids it, and why.
     """
 
     plan: Plan
     commands: tuple[tuple[str, ...], ...]
     files: dict[str, str] = {}
     run_line: str | None = None
+    refusal: str | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import os
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ import msgspec
 from flatout.errors import RunFailed, UsageError, nearest
 from flatout.system import store
 from flatout.system.folders import data_folders
+from flatout.system.site_file import read_site
 
 _PAUSE_S = 0.2
 
@@ -171,8 +173,13 @@ def require(name: str, table: Mapping[str, DataSet] = DATA_SETS) -> Path:
     return folder
 
 
-def fetch(name: str, table: Mapping[str, DataSet] = DATA_SETS) -> Iterator[Fetching]:
+def fetch(
+    name: str, table: Mapping[str, DataSet] = DATA_SETS, mirror: str | None = None
+) -> Iterator[Fetching]:
     """Downloads what a data set lacks into the last data folder, while it is iterated over.
+
+    A mirror of everything (`mirror`, else FLATOUT_DATA_MIRROR, else what `flatout.toml` settles)
+    has a folder for each data set; where it has not what is right, the set's own are asked.
 
     Good files stay as they are, damaged ones are replaced. What a break leaves is kept, and the
     next call goes on behind it.
@@ -199,7 +206,7 @@ def fetch(name: str, table: Mapping[str, DataSet] = DATA_SETS) -> Iterator[Fetch
         done_bytes = 0
         for file in missing:
             file_bytes = 0
-            urls = [mirror + file.name for mirror in wanted.mirrors]
+            urls = [place + file.name for place in (*_mirror_of(name, mirror), *wanted.mirrors)]
             check = functools.partial(_what_is_wrong, file=file)
             coming = download(urls, folder / file.name, file.size_bytes, check)
             for file_bytes, length_bytes in coming:
@@ -212,6 +219,12 @@ def fetch(name: str, table: Mapping[str, DataSet] = DATA_SETS) -> Iterator[Fetch
             total_bytes += file_bytes - file.size_bytes
     finally:
         lock.release()
+
+
+def _mirror_of(name: str, mirror: str | None) -> tuple[str, ...]:
+    named = os.environ.get("FLATOUT_DATA_MIRROR", "").strip()
+    place = mirror or named or read_site().mirrors.data
+    return (f"{place.rstrip('/')}/{name}/",) if place else ()
 
 
 def _what_is_wrong(path: Path, file: DataFile) -> str | None:

@@ -1,7 +1,7 @@
 """Where flatout keeps things: the places each operating system has for them.
 
 `FLATOUT_STATE` (runs), `FLATOUT_DATA` (data sets), `FLATOUT_ENVIRONMENTS` (environments) and
-`FLATOUT_CACHE` (what can be had again) win over the defaults.
+`FLATOUT_CACHE` (what can be had again) win over the defaults, and over those of `flatout.toml`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+
+from flatout.system.site_file import expanded, read_site
 
 
 def state_folder() -> Path:
@@ -40,7 +42,11 @@ def data_folders() -> list[Path]:
 
 def environments_folder() -> Path:
     """Folder that holds the environments that flatout makes, one folder each."""
-    return _named("FLATOUT_ENVIRONMENTS") or _own_data() / "environments"
+    named = _named("FLATOUT_ENVIRONMENTS")
+    if named is not None:
+        return named
+    settled = read_site().setup.folder
+    return Path(expanded(settled)) if settled else _own_data() / "environments"
 
 
 def tools_folder() -> Path:

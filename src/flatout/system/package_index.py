@@ -23,7 +23,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from flatout.errors import FlatoutError
-from flatout.system import clock, folders, store
+from flatout.system import clock, folders, site_file, store
 from flatout.system.simple_index import HEADERS, file_names
 from flatout.system.system import Unread
 
@@ -115,7 +115,7 @@ def default_index() -> str | None:
     """The address of the index that pip asks: the person's, else the one that pip knows."""
     named = [os.environ.get(name, "") for name in _INDEX_VARIABLES]
     told = next((one for one in [*named, *_pip_settings("index-url")] if one), None)
-    return told or _pips_index()
+    return told or site_file.read_site().mirrors.packages or _pips_index()
 
 
 def _pips_index() -> str | None:

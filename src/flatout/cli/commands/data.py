@@ -24,13 +24,14 @@ def list_(is_json: bool) -> None:
 
 @command.command("get")
 @click.argument("name")
+@click.option("--mirror", metavar="URL", help="Asked first; it has a folder for each data set.")
 @json_document
-def get(name: str, is_json: bool) -> None:
+def get(name: str, mirror: str | None, is_json: bool) -> None:
     """Download a data set; what is here and whole stays as it is."""
     from flatout import flow
     from flatout.cli import live, show
 
-    live.show_download(name, flow.fetch_data(name))
+    live.show_download(name, flow.fetch_data(name, mirror))
     folder = flow.verify_data(name)
     show.print_note(f"{name} is whole: {folder}")
     if is_json:

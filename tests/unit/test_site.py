@@ -1,0 +1,131 @@
+"""The system-wide `flatout.toml`: what it settles, what it forbids, and what is wrong in one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flatout import consult, groundwork
+from flatout.cli.main import run
+from flatout.doctor.forbidding import without_forbidden
+from flatout.environments.ground import read_ground
+from flatout.errors import UsageError
+from flatout.nouns.diagnosis import Diagnosis
+from flatout.nouns.environment_request import EnvironmentRequest
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.groundwork import GroundworkRequest
+from flatout.nouns.machine import Gpu, Host, Machine
+from flatout.nouns.plan import Plan
+from flatout.system.folders import environments_folder
+from flatout.system.site_file import read_site
+
+MIRRORS = """
+[mirrors]
+packages = "https://packages.example.com/simple"
+torch = "https://packages.example.com/torch"
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "flatout.toml"
+    for name in ("PIP_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "FLATOUT_ENVIRONMENTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("FLATOUT_SITE", str(path))
+    return path
+
+
+def test_site_when_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("FLATOUT_SITE", raising=False)
+    assert read_site().settings == ()
+    monkeypatch.setenv("FLATOUT_SITE", str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match="cannot be used"):
+        read_site()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[mirrors\n", "no TOML"),
+        ("[mirror]\n", "`mirror`"),
+        ("file = 1\n", "`file`"),
+        ("[mirrors]\nconda = 'https://x'\n", "`conda` - at `mirrors`"),
+        ("[mirrors]\npackages = 'x'\n", "mirrors.packages is to be an address"),
+        ("[mirrors]\npackages = 1\n", "`mirrors.packages`"),
+        ("[setup]\nmanager = 'poetry'\n", "'poetry' - at `setup.manager`"),
+        ("[setup]\nfolder = 'here'\n", "setup.folder is to be a whole path"),
+        ("[forbidden]\ngoals = ['everything']\n", "`forbidden.goals[0]`"),
+        ("[forbidden]\nrules = ['docker-nvidia-toolkit-missin']\n", "did you mean"),
+    ],
+)
+def test_site_when_something_is_wrong_in_it(site: Path, text: str, said: str) -> None:
+    site.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        consult.read_site()
+    assert caught.value.rule == "site-file-wrong"
+    assert str(site) in caught.value.problem and said in str(caught.value.because)
+
+
+def test_site_when_defaults_are_taken_from_it(
+    site: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WHO", "me")
+    site.write_text(f"{MIRRORS}[setup]\nfolder = '{tmp_path.as_posix()}/$WHO'\nmanager = 'pip'\n")
+    ground = read_ground(EnvironmentRequest(), Machine(), may_get_uv=False)
+    assert ground.indexes.default == "https://packages.example.com/simple"
+    assert ground.torch_mirror == "https://packages.example.com/torch"
+    assert ground.program.name == "pip"
+    assert all(str(site) in note for note in ground.notes) and len(ground.notes) == 3
+    assert environments_folder() == tmp_path / "me"
+    # What a person has settled wins over it, and what was typed over both.
+    monkeypatch.setenv("PIP_INDEX_URL", "https://mine.example.com")
+    own = read_ground(EnvironmentRequest(), Machine(), may_get_uv=False)
+    assert own.indexes.default == "https://mine.example.com"
+    typed = EnvironmentRequest(mirrors=("packages=https://typed", "torch=https://t"), manager="pip")
+    asked = read_ground(typed, Machine(), may_get_uv=False)
+    assert (asked.indexes.default, asked.torch_mirror) == ("https://typed", "https://t")
+    assert asked.notes == ()
+
+
+def test_site_when_a_fix_is_forbidden() -> None:
+    fix = Fix(text="install it", safety="safe", plan=Plan(goal="g", steps=()))
+    findings = tuple(Finding(rule=rule, severity="error", problem="p", fixes=(fix,))
+                     for rule in ("one", "other"))  # fmt: skip
+    told = without_forbidden(Diagnosis(findings=findings), {"one"}, "forbidden by f: ask us")
+    (first,), (second,) = (one.fixes for one in told.findings)
+    assert (first.safety, first.plan) == ("manual", None)
+    assert first.text == "install it; forbidden by f: ask us"
+    assert second == fix
+
+
+def test_site_when_a_goal_is_forbidden(site: Path) -> None:
+    machine = Machine(
+        host=Host(os="linux", distribution="Ubuntu 24.04"),
+        gpus=(Gpu(index=0, name="NVIDIA GeForce RTX 3070", compute_capability="8.6"),),
+        driver="580.95.05",
+    )
+    site.write_text("")
+    assert groundwork.lay(GroundworkRequest(goal="toolkit"), machine).refusal is None
+    site.write_text("[forbidden]\ngoals = ['toolkit']\nreason = 'ask us'\n")
+    found = groundwork.lay(GroundworkRequest(goal="toolkit"), machine)
+    assert found.refusal == f"forbidden by {site}: ask us"
+    assert {step.safety for step in found.plan.steps} == {"manual"}
+
+
+def test_doctor_tells_what_is_settled(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site.write_text(MIRRORS)
+    run(["doctor", "-v"])
+    shown = capsys.readouterr().out
+    assert f"settled in {site}" in shown
+    assert "mirrors torch = https://packages.example.com/torch" in shown
+
+
+def test_site_that_is_wrong_ends_a_command(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site.write_text("[mirrors]\nx = 1\n")
+    assert run(["setup", "--toolkit", "--json"]) == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["error"]["rule"] == "site-file-wrong"
+    assert "Traceback" not in told.err
