@@ -11,13 +11,15 @@ from flatout import consult, groundwork
 from flatout.cli.main import run
 from flatout.doctor.forbidding import without_forbidden
 from flatout.environments.ground import read_ground
-from flatout.errors import UsageError
+from flatout.errors import RunFailed, UsageError
 from flatout.nouns.diagnosis import Diagnosis
 from flatout.nouns.environment_request import EnvironmentRequest
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.groundwork import GroundworkRequest
 from flatout.nouns.machine import Gpu, Host, Machine
 from flatout.nouns.plan import Plan
+from flatout.system import datasets
+from flatout.system.datasets import DataFile, DataSet
 from flatout.system.folders import environments_folder
 from flatout.system.site_file import read_site
 
@@ -88,6 +90,20 @@ def test_site_when_defaults_are_taken_from_it(
     asked = read_ground(typed, Machine(), may_get_uv=False)
     assert (asked.indexes.default, asked.torch_mirror) == ("https://typed", "https://t")
     assert asked.notes == ()
+
+
+def test_site_names_where_data_is_asked_first(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("XDG_DATA_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.delenv("FLATOUT_DATA", raising=False)
+    site.write_text("[mirrors]\ndata = 'http://127.0.0.1:9/d'\n")
+    file = DataFile(name="f", size_bytes=1, sha256="0")
+    sets = {"x": DataSet(title="", files=(file,), licence="", source="", mirrors=())}
+    with pytest.raises(RunFailed) as caught:
+        list(datasets.fetch("x", sets))
+    assert "127.0.0.1:9/d/x/f" in str(caught.value.because)
 
 
 def test_site_when_a_fix_is_forbidden() -> None:

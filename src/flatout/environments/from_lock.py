@@ -56,8 +56,7 @@ def prepare_from_lock(how: EnvironmentRequest, *, is_dry: bool) -> Iterator[Prog
         yield ready(there)
         return
     yield Progress(name=name, text="looking for the wheels of the lock")
-    if bundle is not None and not is_dry and uv_program.find_uv() is None:
-        uv_program.unpack_bundled(bundle)
+    _take_uv(bundle if not is_dry else None)
     ground = read_ground(how, machine, may_get_uv=not (is_dry or how.is_offline))
     pins = _located(lock, bundle, how, ground)
     missing = [pin for pin in pins if not wheel_store.is_here(pin)]
@@ -91,6 +90,12 @@ _PROJECTS = {
     "paddle": ("paddlepaddle", "paddlepaddle-gpu"),
     "jax": ("jax",),
 }
+
+
+def _take_uv(bundle: Path | None) -> None:
+    """Takes uv out of a bundle where there is none."""
+    if bundle is not None and uv_program.find_uv() is None:
+        uv_program.unpack_bundled(bundle)
 
 
 def _require_same(there: EnvironmentWish, wish: EnvironmentWish, name: str) -> None:
