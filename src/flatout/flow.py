@@ -16,6 +16,7 @@ from flatout.nouns.data_state import DataState
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Line
 from flatout.nouns.machine import Machine
+from flatout.nouns.placement import num_gpus_for
 from flatout.nouns.run import Run, RunHeader
 from flatout.nouns.sketch import TABLES, Sketch, SketchRequest, check_name
 from flatout.nouns.train_request import TrainRequest
@@ -33,6 +34,7 @@ from flatout.system import (
     sources,
     store,
     tail,
+    variables,
 )  # fmt: skip
 from flatout.system.attendance import Attendance, conclude, follow
 from flatout.system.interrupts import Interrupts
@@ -117,12 +119,16 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     version = environments.check_interpreter(python, __version__)
     machine = probe(python)
     torch_needed.require_torch(machine, version)
+    on = request.placement
+    if on is not None:
+        num_gpus = num_gpus_for(machine, variables.visible_gpus())
+        on.check(num_gpus, str(request.fixed.get("device", "auto")))
     interrupts.give_way()
     folder = old or prepare(spec, machine, request.run_id)
     end = tail.Tail(folder, is_from_end=True)
     change = request.change if old else None
-    worker = child.start_worker(python, folder, change=change, is_attached=is_attached)
-    return Attendance(folder=folder, machine=machine, worker=worker, tail=end, python=python)
+    worker = child.start_worker(python, folder, change=change, is_attached=is_attached, on=on)
+    return Attendance(folder=folder, machine=machine, worker=worker, tail=end, python=python, on=on)
 
 
 def specify(request: TrainRequest) -> ExperimentSpec:

@@ -27,9 +27,16 @@ RICH_USERS = {
 # "file: what it uses" -> why it may touch the world although it is not in system/.
 _TENSOR_FILES = "tensor files are made by safetensors, which needs torch, so not in system/"
 _OWN_DATA = "reads its data as a person's own file would"
+_RANKS = "variables say which rank a process is, as torchrun has it"
 WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/engine/trial.py: import subprocess": "a trial starts copies of its own process",
     "flatout/engine/aside.py: import subprocess": "asks what could take its process along",
+    "flatout/engine/launch/local.py: import subprocess": "starts the ranks of a run",
+    "flatout/engine/launch/local.py: os.environ": _RANKS,
+    "flatout/engine/launch/job.py: os.environ": _RANKS,
+    "flatout/engine/launch/torchrun.py: os.environ": _RANKS,
+    "flatout/engine/connection.py: os.environ": _RANKS,
+    "flatout/engine/worker.py: open": "the log of a rank, whoever has started it",
     "flatout/engine/checkpoint.py: open": _TENSOR_FILES,
     "flatout/engine/checkpoint.py: read_bytes": _TENSOR_FILES,
     "flatout/engine/data/texts.py: open": "reads a person's own data, piece by piece",

@@ -116,6 +116,9 @@ class Display:
             show.print_lines(self._console, [("recipe", wording.recipe_text(line.recipe))])
         elif isinstance(line, Started):
             show.print_lines(self._console, [("data", wording.data_text(line))])
+            if line.num_ranks > 1:
+                text = f"{line.num_ranks}, each with its share of every batch"
+                show.print_lines(self._console, [("ranks", text)])
             if line.resumed:
                 show.print_lines(self._console, [("resumed", f"from step {line.step:,}")])
         elif isinstance(line, Warned):

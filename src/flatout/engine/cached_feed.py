@@ -68,8 +68,8 @@ class CachedFeed:
         # One micro-batch at a time, each in memory of its own: alignment, and with it rounding,
         # does not depend on where a resume begins, nor on whether there is a cache.
         updates = [
-            update.split(slicing.micro_batch_size)
-            for update in order.split(slicing.batch_size)[first:]
+            order[begin:end].split(slicing.micro_batch_size) if end > begin else ()
+            for begin, end in slicing.own(self.num_samples, first)
         ]
         self._begin_reading([indices for update in updates for indices in update])
         for update in updates:

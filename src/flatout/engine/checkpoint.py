@@ -22,6 +22,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 
+from flatout.engine.ranks import Ranks
 from flatout.engine.state import Packed, unpack
 from flatout.engine.tensor_file import write_tensors
 from flatout.errors import RunFailed
@@ -106,6 +107,29 @@ def read_checkpoint(folder: RunFolder) -> tuple[Checkpoint | None, list[Finding]
             fix=f"to train it again from the beginning, delete {folder.checkpoints}",
         )
     return None, []
+
+
+def shared_checkpoint(folder: RunFolder, ranks: Ranks) -> tuple[Checkpoint | None, list[Finding]]:
+    """The same for all ranks: the first one chooses, and the others read what it has chosen.
+
+    Raises:
+        RunFailed: see read_checkpoint.
+    """
+    own: list[Checkpoint | None] = []
+
+    def choose() -> tuple[int | None, list[Finding]]:
+        checkpoint, damaged = read_checkpoint(folder)
+        own.append(checkpoint)
+        return checkpoint.step if checkpoint is not None else None, damaged
+
+    step, damaged = ranks.told(choose)
+    if own:
+        return own[0], damaged
+    if step is None:
+        return None, []
+    place = folder.checkpoints / f"{step:06d}"
+    with store.mapped_os_errors(place):
+        return Checkpoint(step=step, state=_read_state(place, step)), []
 
 
 def _read_state(place: Path, step: int) -> Any:

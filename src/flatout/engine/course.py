@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
 import psutil
 from torch import nn
 
 from flatout.engine import randomness
-from flatout.engine.checkpoint import read_checkpoint
+from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.contestants import Subject
-from flatout.engine.defaults import changed_recipe, check_recipe
+from flatout.engine.defaults import changed_recipe, check_recipe, threads
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device
 from flatout.engine.history import read_history
@@ -23,10 +24,11 @@ from flatout.engine.meter import Meter, peak_memory_bytes
 from flatout.engine.outline import outline
 from flatout.engine.pinning import pinning_problem, with_pinning_tried
 from flatout.engine.precision import check_precision
+from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.relief import relieved_after_kill
-from flatout.engine.saver import Saver
+from flatout.engine.saver import Saver, SilentSaver
 from flatout.engine.session import Built, Session, build, process_settings
-from flatout.engine.start import inexact, started
+from flatout.engine.start import are_other_ranks, check_ranks, inexact, of_ranks, started
 from flatout.engine.state import pack, unpack
 from flatout.engine.tuner import Search, tuned_recipe
 from flatout.engine.watch import StopRequest
@@ -48,6 +50,7 @@ class Task:
     """Which run is trained, as whom, with what changed, who may stop it, who reads along.
 
     is_alone: the process is the run's own, and may be kept from what others need.
+    ranks: those that train it together; this process is one of them.
     """
 
     folder: RunFolder
@@ -56,6 +59,7 @@ class Task:
     request: StopRequest
     echo: TextIO | None = None
     is_alone: bool = False
+    ranks: Ranks = ALONE
 
 
 class Course:
@@ -73,10 +77,10 @@ class Course:
         self._experiment = experiment
         self._journal = journal
         self._state = state
-        self._history = read_history(task.folder)
+        self._history = task.ranks.told(lambda: read_history(task.folder))
         self._began_s = elapsed_s()
         self._load_s = now_s() - psutil.Process().create_time()
-        self._saver: Saver | None = None
+        self._saver: Saver | SilentSaver | None = None
         self._session: Session | None = None
         self._room: Room | None = None
         self._cap: MemoryCap | None = None
@@ -95,20 +99,25 @@ class Course:
         limits = self._limits()
         recipe = self._history.recipe_at(self.step)
         named = self._task.change.fixed or (self._task.spec.fixed if recipe is None else {})
+        ranks = self._task.ranks
         device_name = named.get("device") or (recipe.device.value if recipe else None)
+        device_name = ranks.device_name(device_name)
         with randomness.untouched_generators(chosen_device(device_name)):
             built = self._with_room(self._build(device_name))
             if self._task.spec.tuning.is_outlined and self._experiment.step is None:
                 # Before the search: what no program can be written for is refused at once.
                 found = outline(built, built.recipe(self._task.spec.fixed))
                 self._journal.event(Outlined(at=now_s(), step=0, outline=found))
-            recipe = self._decided(built, recipe, limits)
+            ranks.attach(built.device)
+            held = recipe
+            recipe = ranks.told(lambda: self._decided(built, held, limits))
+            self._history = ranks.told(lambda: read_history(self._task.folder))
             if self._task.spec.tuning.is_only:
                 return self._only_tuned(built, recipe)
             meter = Meter(built.device, self._state["split_s"] if self._state else None)
             while True:
                 with process_settings(recipe):
-                    ending = self._stretch(Session(built, recipe), limits, meter)
+                    ending = self._stretch(Session(built, recipe, ranks), limits, meter)
                 assert self._session is not None
                 if ending not in ("recipe", "back"):
                     self._tell_end(ending, meter)
@@ -116,7 +125,7 @@ class Course:
                 # Two of them may not fit into the memory.
                 del built
                 recipe = self._turn(ending)
-                built = self._build(recipe.device.value)
+                built = self._build(ranks.device_name(recipe.device.value))
 
     def _turn(self, ending: Ending) -> Recipe:
         """The end of one stretch and the beginning of the next: its state, and its recipe."""
@@ -125,14 +134,14 @@ class Course:
             packed = pack(self._session.state())
             self._state = unpack(packed.tree, packed.tensors)
         else:
-            checkpoint, damaged = read_checkpoint(self._task.folder)
+            checkpoint, damaged = shared_checkpoint(self._task.folder, self._task.ranks)
             for finding in damaged:
                 self._journal.warn(self.step, finding)
             self._state = checkpoint.state if checkpoint is not None else None
         self._has_gone_back = ending == "back"
         self._session = None
         release_memory()
-        self._history = read_history(self._task.folder)
+        self._history = self._task.ranks.told(lambda: read_history(self._task.folder))
         recipe = self._history.recipe_at(self.step)
         assert recipe is not None, "a stretch was made under one"
         return recipe
@@ -170,12 +179,18 @@ class Course:
     def _stretch(self, session: Session, limits: Limits, meter: Meter) -> Ending:
         if self._state is not None:
             session.load_state(self._state)
+        # Whatever an experiment has drawn where no seed reaches: all begin with the same.
+        session.ranks.copy_from_first(session.model)
         self._session = session
         if self._saver is None:
             # What cannot be stored is refused before the first step, not at the first save.
             pack(session.state(), is_copied=False)
-            self._saver = Saver(self._task.folder, session.recipe.checkpoint_every.value, meter)
-            for finding in inexact(session, self._history.versions):
+            self._saver = SilentSaver()
+            if session.ranks.is_first:
+                every = session.recipe.checkpoint_every.value
+                self._saver = Saver(self._task.folder, every, meter)
+            history = self._history
+            for finding in (*inexact(session, history.versions), *of_ranks(session, history)):
                 self._journal.warn(self.step, finding)
             self._has_gone_back = True
         if self._has_gone_back:
@@ -234,14 +249,18 @@ class Course:
         if held is not None and self._task.change.is_after_kill:
             held = relieved_after_kill(folder, self._journal, built.facts, self.step)
             self._history = read_history(folder)
-        if held is not None and not fixed:
+        are_others = are_other_ranks(self._task.ranks, held, self._history)
+        if held is not None and not fixed and not are_others:
             return held
         if held is None:
             fixed = self._task.spec.fixed | fixed
             recipe = self._tuned(built, fixed, built.num_updates(limits.epochs, limits.steps))
             recipe = with_pinning_tried(recipe or built.recipe(fixed), built)
         else:
+            if are_others:
+                held = msgspec.structs.replace(held, num_threads=threads(built.facts))
             recipe = changed_recipe(held, fixed)
+        check_ranks(self._task.ranks, recipe, built)
         # What is refused must not be in the history, or every resume would be refused.
         check_precision(recipe.precision.value, built.device)
         built.optimizers.check_implementation(

@@ -174,6 +174,8 @@ class CustomStep:
 
     # A step that was broken off may have made the first of several updates.
     has_begun = True
+    # Several ranks do not take it.
+    exchange = None
     problem: str | None = None
 
     def prepare(self, update: list[MicroBatch]) -> bool:

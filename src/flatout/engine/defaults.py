@@ -40,6 +40,7 @@ def chosen_recipe(facts: Facts, fixed: dict[str, Any]) -> Recipe:
         clip_norm=Choice(value=facts.clip_norm, why="as the experiment says", origin="yours")
         if facts.clip_norm
         else Choice(value=None, why="the experiment asks for none"),
+        sync_batchnorm=Choice(value=False, why="for several ranks, where BatchNorm needs it"),
         nonfinite_loss=Choice(value="stop", why="a NaN spreads to every weight in one update"),
         out_of_memory=Choice(value="auto", why="goes on with less, where the same is computed"),
         checkpoint_every=Choice(
@@ -93,7 +94,7 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
             value="off", why="only a step that waits for its launches gains; a search measures it"
         ),
         "steps_per_launch": Choice(value=1, why="each step is launched by itself"),
-        "num_threads": _num_threads(facts),
+        "num_threads": threads(facts),
         "cpu_affinity": Choice(value="all", why="the system schedules threads as it likes"),
         "allocator": Choice(value="system", why="keeping what was freed takes memory"),
         "deterministic": Choice(
@@ -105,7 +106,8 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
     }
 
 
-def _num_threads(facts: Facts) -> Choice[int]:
+def threads(facts: Facts) -> Choice[int]:
+    """How many threads compute an operation together, where nobody says."""
     products = facts.num_parameters * facts.batch_size
     if facts.device.type == "cpu" and not facts.has_convolutions and products < _SHARED_PRODUCTS:
         return Choice(

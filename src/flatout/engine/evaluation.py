@@ -18,6 +18,7 @@ from flatout.engine.failures import is_out_of_memory, one_line
 from flatout.engine.feed import Feed
 from flatout.engine.journal import Journal
 from flatout.engine.memory import release_memory
+from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.session import Session
 from flatout.engine.state import Packed, pack
 from flatout.errors import UsageError
@@ -87,19 +88,19 @@ class Validator:
         if session.validation_feed is not None:
             self._judge()
         position.validated_step = position.step
-        if session.experiment.generate is not None:
+        if session.experiment.generate is not None and session.ranks.is_first:
             self._try_to_generate(session.experiment.generate)
 
     def _judge(self) -> None:
         session, position = self._session, self._session.position
         with randomness.untouched_generators(session.device):
-            measured = measure(session)
+            measured = measure(session, session.ranks)
         name, metrics = session.experiment.best, measured.metrics
         _check_best(name, metrics)
         value = metrics[name]
         is_best = _is_better(name, value, position.best_value)
         # Memory may be short for the copy: only then is anything of it noted.
-        best = self.weights() if is_best else None
+        best = self.weights() if is_best and session.ranks.is_first else None
         position.last_value = value
         position.num_worse = 0 if is_best else position.num_worse + 1
         if is_best:
@@ -203,12 +204,31 @@ class Validator:
         return patience is not None and self._session.position.num_worse >= patience
 
 
-def measure(judged: Judged) -> Measured:
+def measure(judged: Judged, ranks: Ranks = ALONE) -> Measured:
     """Computes the experiment's metrics, and the loss if they have none, over all samples.
 
     A mean is weighted by its batch's samples; a sum and its count, and the counts of a confusion,
-    are added up. Nothing is waited for before the last batch.
+    are added up, over ranks as over batches. Nothing is waited for before the last batch.
     """
+    sums: dict[str, tuple[Any, Any]] = {}
+    confusions: dict[str, Confusion] = {}
+    for own_sums, own_confusions in ranks.gathered(_counted(judged)):
+        for name, (total, count) in own_sums.items():
+            before = sums.get(name, (0.0, 0.0))
+            sums[name] = (before[0] + float(total), before[1] + float(count))
+        for name, one in own_confusions.items():
+            confusions[name] = confusions[name] + one if name in confusions else one
+    metrics = {name: total / (count or 1.0) for name, (total, count) in sums.items()}
+    best = judged.experiment.best
+    if best in MEANS and best not in metrics and len(confusions) == 1:
+        [confusion] = confusions.values()
+        mean = _mean_scores(confusion)[best]
+        metrics[best] = nan if mean is None else mean
+    return Measured(metrics=metrics, confusions=confusions)
+
+
+def _counted(judged: Judged) -> tuple[dict[str, tuple[Any, Any]], dict[str, Confusion]]:
+    """Sums, counts and confusions over the samples that this rank has."""
     feed = judged.validation_feed
     assert feed is not None
     sums: dict[str, tuple[Any, Any]] = {}
@@ -227,13 +247,7 @@ def measure(judged: Judged) -> Measured:
                 )
                 before = sums.get(name, (0, 0))
                 sums[name] = (before[0] + _wide(total), before[1] + _wide(count))
-    metrics = {name: float(total) / (float(count) or 1.0) for name, (total, count) in sums.items()}
-    best = judged.experiment.best
-    if best in MEANS and best not in metrics and len(confusions) == 1:
-        [confusion] = confusions.values()
-        mean = _mean_scores(confusion)[best]
-        metrics[best] = nan if mean is None else mean
-    return Measured(metrics=metrics, confusions=confusions)
+    return sums, confusions
 
 
 def classified(

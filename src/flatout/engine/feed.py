@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flatout.engine.batches import is_all_tensors, tensors_in, with_tensors
 from flatout.engine.randomness import sample_order
+from flatout.engine.ranks import Share
 from flatout.errors import UsageError
 
 MicroBatch = tuple[Any, int]
@@ -27,7 +28,7 @@ _GATHERED_BYTES = 16 * 2**20
 
 
 class Feed(Protocol):
-    """A source of micro-batches."""
+    """A source of micro-batches: those of this rank, of updates that are numbered for all."""
 
     num_samples: int | None
     updates_per_epoch: int | None
@@ -63,16 +64,23 @@ class Feed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Slicing:
-    """How an epoch's samples become updates and micro-batches."""
+    """How an epoch's samples become updates and micro-batches. share: the rank's of each update."""
 
     batch_size: int
     micro_batch_size: int
     seed: int
     is_shuffled: bool
+    share: Share = Share()
 
     def updates_per_epoch(self, num_samples: int) -> int:
         """Optimizer updates in an epoch, the last partial batch included."""
         return math.ceil(num_samples / self.batch_size)
+
+    def own(self, num_samples: int, first: int = 0) -> Iterator[tuple[int, int]]:
+        """Where this rank's samples of each update begin and end, from update number `first` on."""
+        for start in range(first * self.batch_size, num_samples, self.batch_size):
+            begin, end = self.share.bounds(min(self.batch_size, num_samples - start))
+            yield start + begin, start + end
 
     def resized(self, micro_batch_size: int) -> Slicing:
         """The same updates in micro-batches of another size."""
@@ -112,18 +120,25 @@ class TensorFeed:
         skipped = first - start * self._batches_per_gather
         parts = order.split(self.samples_per_gather)
         for part in parts[start:]:
+            own = list(slicing.own(len(part)))
+            if slicing.share.size > 1:
+                part = torch.cat([part[begin:end] for begin, end in own])
             indices = part.to(self._device)
             gathered = [tensor.index_select(0, indices) for tensor in self._tensors]
-            yield from self._sliced(gathered, skipped)
+            yield from self._sliced(gathered, [end - begin for begin, end in own], skipped)
             skipped = 0
 
-    def _sliced(self, gathered: list[Tensor], skipped: int) -> Iterator[list[MicroBatch]]:
-        batch_size, micro_size = self._slicing.batch_size, self._slicing.micro_batch_size
-        columns = [tensor.split(batch_size) for tensor in gathered]
+    def _sliced(
+        self, gathered: list[Tensor], sizes: list[int], skipped: int
+    ) -> Iterator[list[MicroBatch]]:
+        micro_size = self._slicing.micro_batch_size
+        columns = [tensor.split(sizes) for tensor in gathered]
         is_tuple = type(self._nesting) is tuple and len(self._nesting) == len(columns)
         for row in list(zip(*columns, strict=True))[skipped:]:
             num_samples = len(row[0])
-            if num_samples <= micro_size:
+            if num_samples == 0:
+                yield []
+            elif num_samples <= micro_size:
                 batch = row if is_tuple else with_tensors(self._nesting, iter(row))
                 yield [(batch, num_samples)]
             else:

@@ -14,6 +14,7 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.facts import data_kind
 from flatout.engine.feed import Feed, Slicing, TensorFeed, check_size
 from flatout.engine.loader import LoaderFeed, Loading
+from flatout.engine.ranks import Share
 from flatout.engine.stream import StreamFeed
 from flatout.engine.tensor_data import underneath
 from flatout.errors import UsageError
@@ -34,6 +35,7 @@ class Reading:
 
     caching: how the training samples can be kept, where the recipe says so; None reads each anew.
     cpus: those that workers may use, where the recipe keeps the step's threads from some of them.
+    share: the rank's of each batch.
     """
 
     experiment: Experiment
@@ -41,6 +43,7 @@ class Reading:
     seed: int
     caching: Caching | None = None
     cpus: tuple[int, ...] = ()
+    share: Share = Share()
 
     def training_feed(self, data: Any, device: torch.device) -> Feed:
         """Feeds the training data, in a new order in each epoch if the experiment says so."""
@@ -81,6 +84,7 @@ class Reading:
             micro_batch_size=min(self.recipe.micro_batch_size.value, batch_size),
             seed=self.seed,
             is_shuffled=is_shuffled,
+            share=self.share,
         )
 
     def _feed(

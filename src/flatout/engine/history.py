@@ -23,7 +23,7 @@ class History:
 
     decisions: from the step after each one on, its recipe holds.
     epochs: to how many epochs the run was extended, None if it was not.
-    versions: of the last worker, None for a new run.
+    versions: of the last worker, None for a new run. num_ranks: that it had.
     is_finished: whether the last worker came to the run's end.
     """
 
@@ -31,6 +31,7 @@ class History:
     epochs: int | None
     versions: dict[str, str] | None
     is_finished: bool
+    num_ranks: int = 1
 
     def recipe_at(self, step: int) -> Recipe | None:
         """The recipe with which the step after `step` is made; None before the first one."""
@@ -91,11 +92,12 @@ def read_history(folder: RunFolder) -> History:
             decisions = [made for made in decisions if made.step < line.step]
             decisions.append(line)
     extended = [line.epochs for line in events if isinstance(line, Extended)]
-    started = [line.versions for line in events if isinstance(line, Started)]
+    started = [line for line in events if isinstance(line, Started)]
     turns = [line for line in events if isinstance(line, Started | Finished)]
     return History(
         decisions=tuple(decisions),
         epochs=extended[-1] if extended else None,
-        versions=started[-1] if started else None,
+        versions=started[-1].versions if started else None,
+        num_ranks=started[-1].num_ranks if started else 1,
         is_finished=bool(turns) and isinstance(turns[-1], Finished),
     )

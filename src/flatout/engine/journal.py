@@ -67,5 +67,28 @@ class Journal:
         self._events.close()
 
 
+class SilentJournal(Journal):
+    """The journal of a rank that writes nothing: the run's folder has one writer, the first."""
+
+    def __init__(self) -> None:
+        pass
+
+    def event(self, line: Event, *, is_synced: bool = False) -> None:
+        """See Journal."""
+
+    def metric(self, line: Metric) -> None:
+        """See Journal."""
+
+    def cut_metrics(self, size_bytes: int) -> None:
+        """See Journal."""
+
+    def metrics_bytes(self) -> int:
+        """See Journal."""
+        return 0
+
+    def close(self) -> None:
+        """See Journal."""
+
+
 def _finite(line: Validated) -> Iterator[tuple[str, float]]:
     return ((name, value) for name, value in line.metrics.items() if value is not None)

@@ -7,7 +7,6 @@ same in whichever process it is fetched.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -180,17 +179,16 @@ class _KeySampler:
 
     def update_sizes(self, first: int) -> Iterator[list[int]]:
         """Sizes of the micro-batches of each update from number `first` on."""
-        batch_size, micro_size = self.slicing.batch_size, self.slicing.micro_batch_size
-        for start in range(first * batch_size, self._num_samples, batch_size):
-            num = min(batch_size, self._num_samples - start)
-            yield [min(micro_size, num - done) for done in range(0, num, micro_size)]
+        micro_size = self.slicing.micro_batch_size
+        for begin, end in self.slicing.own(self._num_samples, first):
+            yield [min(micro_size, end - done) for done in range(begin, end, micro_size)]
 
     def __iter__(self) -> Iterator[list[Key]]:
         slicing = self.slicing
         order = randomness.sample_order(
             self._num_samples, slicing.seed, self._epoch, slicing.is_shuffled
         )
-        indices = iter(order[self._first * slicing.batch_size :].tolist())
-        for sizes in self.update_sizes(self._first):
-            for size in sizes:
-                yield [(self._epoch, index) for index in itertools.islice(indices, size)]
+        micro_size = slicing.micro_batch_size
+        for begin, end in slicing.own(self._num_samples, self._first):
+            for indices in order[begin:end].split(micro_size) if end > begin else ():
+                yield [(self._epoch, index) for index in indices.tolist()]

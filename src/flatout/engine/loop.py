@@ -6,8 +6,9 @@ metrics. Nothing here waits for the device except where a number is needed on th
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -15,13 +16,15 @@ from flatout.engine.evaluation import Validator
 from flatout.engine.journal import Journal
 from flatout.engine.memory import MemoryCap
 from flatout.engine.meter import Meter
+from flatout.engine.randomness import generator_states
+from flatout.engine.ranks import Wishes
 from flatout.engine.relief import Relief
-from flatout.engine.reporter import Reporter
-from flatout.engine.saver import Saver, Snapshot
+from flatout.engine.reporter import Reporter, SilentReporter
+from flatout.engine.saver import Saver, SilentSaver, Snapshot
 from flatout.engine.session import Session
 from flatout.engine.shortage import Shortage, shortage_of
 from flatout.engine.state import pack
-from flatout.engine.update_maker import GoBack, Made, UpdateMaker
+from flatout.engine.update_maker import GoBack, Made, UpdateMaker, agreed, await_device
 from flatout.engine.watch import StopRequest
 from flatout.engine.weights import weights_metadata
 from flatout.errors import RunFailed, UsageError
@@ -55,7 +58,7 @@ class Surroundings:
 
     folder: RunFolder
     journal: Journal
-    saver: Saver
+    saver: Saver | SilentSaver
     meter: Meter
     request: StopRequest
     cap: MemoryCap | None = None
@@ -78,9 +81,13 @@ class Loop:
         self._journal = around.journal
         self._request = around.request
         step = session.position.step
-        self._relief = Relief(around.folder, around.journal, session.facts, step)
-        self._maker = UpdateMaker(session, around.meter, self._relief)
-        self._reporter = Reporter(session, around.journal, around.meter, around.cap)
+        ranks = session.ranks
+        self._relief = Relief(around.folder, around.journal, session.facts, step, ranks)
+        self._reporter: Reporter | SilentReporter = SilentReporter()
+        if ranks.is_first:
+            self._reporter = Reporter(session, around.journal, around.meter, around.cap)
+        wishes = functools.partial(_wishes, around, self._reporter)
+        self._maker = UpdateMaker(session, around.meter, self._relief, wishes)
         self._validator = Validator(session, around.journal)
         experiment = session.experiment
         every = experiment.validate_every
@@ -102,9 +109,12 @@ class Loop:
             if shortage is None:
                 raise
         # Between two updates: nobody knows how much of what was being done is done.
-        self._maker.settle(shortage)
-        self._relief.less(shortage, self._session.position.step, is_in_place=False)
-        return "back"
+        await_device(self._session, self._relief, shortage)
+        try:
+            agreed(self._session, self._relief, shortage, "other", can_repeat=False)
+        except GoBack:
+            return "back"
+        raise AssertionError("what cannot be repeated is gone back from")
 
     def _trained(self) -> Ending:
         position = self._session.position
@@ -181,14 +191,16 @@ class Loop:
                 self._save(is_waiting=True)
             if self._validator.is_patience_over():
                 return "early"
-        if self._saver.is_due(step):
+        wishes = self._maker.heard()
+        if wishes.is_save_due:
             self._save()
-        if self._reporter.moved is not None:
+        if wishes.has_moved:
             moved, self._reporter.moved = self._reporter.moved, None
-            self._maker.speed_up(moved)
+            self._maker.speed_up(moved or Shortage(part="pace", because="told by the first rank"))
         if self._limits.recipe_changes_at == step:
             return "recipe"
-        if self._request.reason is not None:
+        if wishes.stop is not None:
+            self._request.make(wishes.stop)
             return "stopped"
         self._meter.mark("other")
         return None
@@ -232,7 +244,7 @@ class Loop:
             shortage = shortage_of(error)
             if shortage is None or position.validated_step == position.step:
                 raise
-        return shortage
+        return agreed(self._session, self._relief, shortage, "validation", can_repeat=True)
 
     def _save(self, *, is_last: bool = False, is_waiting: bool = False) -> None:
         """Saves the state after the last update, in the background; never one with NaN in it.
@@ -249,13 +261,16 @@ class Loop:
             self._journal.event(line)
         self._maker.look()
         self._meter.mark("other")
-        self._saver.save(lambda is_copied: self._snapshot(is_last, is_copied))
+        states = self._session.ranks.gathered(generator_states(self._session.device))
+        self._saver.save(lambda is_copied: self._snapshot(is_last, is_copied, states[1:]))
         if is_waiting:
             self._saver.finish()
         self._meter.mark("checkpoint")
 
-    def _snapshot(self, is_last: bool, is_copied: bool) -> Snapshot:
+    def _snapshot(self, is_last: bool, is_copied: bool, others: list[Any]) -> Snapshot:
         state = self._session.state()
+        if others:
+            state["generators_of_others"] = others
         state["split_s"] = self._meter.split_s()
         state["metrics_bytes"] = self._journal.metrics_bytes()
         # First, for it may be in vain: what is taken below is taken once.
@@ -269,6 +284,15 @@ class Loop:
             weights=weights,
             weights_metadata=weights_metadata(self._session, weights) if weights else {},
         )
+
+
+def _wishes(around: Surroundings, reporter: Reporter | SilentReporter, step: int) -> Wishes:
+    """What this rank wishes after that many updates."""
+    return Wishes(
+        stop=around.request.reason,
+        is_save_due=around.saver.is_due(step),
+        has_moved=reporter.moved is not None,
+    )
 
 
 def _unused_checkpointing() -> Finding:

@@ -21,8 +21,10 @@ from torch import Tensor
 from flatout.system.clock import elapsed_s
 
 PARTS = ("data", "copy", "forward", "backward", "optimizer", "checkpoint", "validation", "other")
-_ON_DEVICE = ("copy", "forward", "backward", "optimizer", "other")
-_OF_STEPS = ("data", "copy", "forward", "backward", "optimizer")
+# Between ranks: what a run of a single one does not have.
+_BETWEEN = "exchange"
+_ON_DEVICE = ("copy", "forward", "backward", _BETWEEN, "optimizer", "other")
+_OF_STEPS = ("data", "copy", "forward", "backward", _BETWEEN, "optimizer")
 _SAMPLED_EVERY = 16
 
 
@@ -45,7 +47,7 @@ class Meter:
         if self._is_paused:
             return
         now_s = elapsed_s()
-        self._split_s[part] += now_s - self._last_s
+        self._split_s[part] = self._split_s.get(part, 0.0) + now_s - self._last_s
         self._last_s = now_s
         if self._events is not None:
             self._events.mark(part)
@@ -61,7 +63,7 @@ class Meter:
 
     def steps_s(self) -> float:
         """Seconds the host has spent on steps: without validation, checkpoints and epochs' ends."""
-        return sum(self._split_s[part] for part in _OF_STEPS)
+        return sum(self._split_s.get(part, 0.0) for part in _OF_STEPS)
 
     def begin_step(self) -> None:
         """An update begins: on a GPU, one in so many is looked at."""
@@ -73,8 +75,9 @@ class Meter:
         split = dict(self._split_s)
         shares = self._events.shares() if self._events is not None else None
         if shares:
-            total_s = sum(split[part] for part in _ON_DEVICE)
-            split |= {part: total_s * shares.get(part, 0.0) for part in _ON_DEVICE}
+            parts = [part for part in _ON_DEVICE if part in split]
+            total_s = sum(split[part] for part in parts)
+            split |= {part: total_s * shares.get(part, 0.0) for part in parts}
         return split
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from flatout.engine.facts import Facts
 from flatout.engine.history import read_history
 from flatout.engine.journal import Journal
+from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.shortage import Shortage
 from flatout.errors import FlatoutError, RunFailed
 from flatout.nouns.adaptation import Adaptation, Kind
@@ -26,13 +27,23 @@ class Relief:
         journal: where it is told.
         facts: of the experiment.
         step: the updates made so far.
+        ranks: those that decide alike; the first of them tells it.
     """
 
-    def __init__(self, folder: RunFolder, journal: Journal, facts: Facts, step: int) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        journal: Journal,
+        facts: Facts,
+        step: int,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self._folder = folder
         self._journal = journal
+        self._ranks = ranks
         self._means = Means(
-            batch_size=facts.batch_size,
+            # Of the largest share: a micro-batch of more samples than that would save nothing.
+            batch_size=math.ceil(facts.batch_size / ranks.size),
             has_batch_norm=facts.has_batch_norm,
             has_own_step=facts.has_own_step,
             has_blocks=facts.num_blocks > 0,
@@ -40,7 +51,7 @@ class Relief:
         self._read(step)
 
     def _read(self, step: int) -> None:
-        self._history = read_history(self._folder)
+        self._history = self._ranks.told(lambda: read_history(self._folder))
         self._growth = self._history.growth(step)
         self.growth_after = self._growth.after_step if self._growth is not None else math.inf
 

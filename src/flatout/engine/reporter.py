@@ -158,6 +158,25 @@ class Reporter:
             self._journal.warn_of(step, error)
 
 
+class SilentReporter:
+    """Stands in for a Reporter on a rank that tells nothing: the first one tells for all."""
+
+    moved: Shortage | None = None
+
+    def add(self, loss: Tensor | dict[str, Tensor], num_samples: int) -> None:
+        """See Reporter."""
+
+    def is_due(self) -> bool:
+        """See Reporter."""
+        return False
+
+    def tell(self, *, is_waiting: bool = False, is_last: bool = False) -> None:
+        """See Reporter."""
+
+    def end_epoch(self) -> None:
+        """See Reporter."""
+
+
 def _sample_indices(session: Session, update: int) -> list[int]:
     """Indices of the samples of that update of this epoch; none where the data has no index."""
     num_samples = session.feed.num_samples

@@ -31,6 +31,7 @@ from flatout.engine.graphs import Graphs, graphs_on
 from flatout.engine.learning_rates import LearningRates
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.position import Position
+from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.step import StepParts
 from flatout.errors import UsageError
 from flatout.nouns.recipe import Recipe
@@ -162,11 +163,13 @@ class Session:
     Args:
         built: the experiment's objects; they belong to this session from now on.
         recipe: how steps are executed.
+        ranks: those that train together.
     """
 
-    def __init__(self, built: Built, recipe: Recipe) -> None:
+    def __init__(self, built: Built, recipe: Recipe, ranks: Ranks = ALONE) -> None:
         self.experiment = built.experiment
         self.recipe = recipe
+        self.ranks = ranks
         self.seed = built.seed
         self.device = built.device
         self.facts = built.facts
@@ -194,6 +197,7 @@ class Session:
             seed=built.seed,
             caching=built.caching_for(recipe),
             cpus=built.facts.topology.indices,
+            share=ranks.share,
         )
         self.feed = reading.training_feed(built.train_data, self.device)
         self.validation_feed = reading.validation_feed(self.device)
@@ -202,7 +206,12 @@ class Session:
         self.autocast = precision.forward_settings(
             recipe.precision.value, recipe.attention.value, self.device
         )
-        randomness.seed_generators(randomness.mixed_seed(built.seed, "training"))
+        randomness.seed_generators(self._dice())
+
+    def _dice(self, *parts: int) -> int:
+        """The seed of what a step draws; dropout leaves other elements out on another rank."""
+        rank = self.ranks.rank
+        return randomness.mixed_seed(self.seed, "training", *((rank, *parts) if rank else ()))
 
     def _set_optimizers(self) -> None:
         self.optimizers.set_capturable(is_captured=self.recipe.capture.value == "step")
@@ -244,6 +253,7 @@ class Session:
             place=self.place,
             clip_norm=self.recipe.clip_norm.value,
             skips_nonfinite=self.recipe.nonfinite_loss.value == "skip",
+            ranks=self.ranks,
         )
 
     def state(self) -> dict[str, Any]:
@@ -297,7 +307,12 @@ class Session:
                 part.load_state_dict(state[name])
         self.feed.load_state(state["feed"])
         self.position = Position(**state["position"])
-        randomness.restore_generators(state["generators"], self.device)
+        # One for each rank; older checkpoints are of a single one.
+        of_ranks = [state["generators"], *state.get("generators_of_others", [])]
+        if self.ranks.rank < len(of_ranks):
+            randomness.restore_generators(of_ranks[self.ranks.rank], self.device)
+        else:
+            randomness.seed_generators(self._dice(self.position.step))
 
     def close(self) -> None:
         """Ends the processes that read data for it, and leaves the model as it was built."""

@@ -36,14 +36,23 @@ _RECORDING = ("capture.py", "_record")
 class Shortage:
     """Where memory ran out, and in which words. It holds nothing of the exception: that would keep
     the tensors alive that are to make room.
+
+    is_heard: it was another rank's.
     """
 
     part: Part
     because: str
+    is_heard: bool = False
+
+
+class PeerShort(MemoryError):
+    """Another rank's memory has run out: this one is to take less as well."""
 
 
 def shortage_of(error: BaseException) -> Shortage | None:
     """What an exception says of memory; None if it says something else."""
+    if isinstance(error, PeerShort):
+        return Shortage(part="other", because="another rank's memory ran out", is_heard=True)
     if not is_out_of_memory(error):
         return None
     frames = [(Path(one.filename), one.name) for one in traceback.extract_tb(error.__traceback__)]

@@ -8,9 +8,13 @@ import platform
 import torch
 
 from flatout import __version__
-from flatout.engine.session import Session
+from flatout.engine.history import History
+from flatout.engine.ranks import Ranks
+from flatout.engine.session import Built, Session
+from flatout.errors import UsageError
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import Started
+from flatout.nouns.recipe import Recipe
 from flatout.system.clock import now_s
 
 
@@ -38,6 +42,7 @@ def started(session: Session, *, epochs: int | None, steps: int | None, resumed:
         unit=session.experiment.unit,
         resumed=resumed,
         versions=versions_here(session.device),
+        num_ranks=session.ranks.size,
     )
 
 
@@ -54,6 +59,82 @@ def versions_here(device: torch.device) -> dict[str, str]:
         versions["gpu"] = torch.cuda.get_device_name(device)
         versions["cuda"] = str(torch.version.cuda)
     return versions
+
+
+def check_ranks(ranks: Ranks, recipe: Recipe, built: Built) -> None:
+    """Refuses what several ranks cannot do.
+
+    Raises:
+        UsageError: ranks-do-not-fit.
+    """
+    if ranks.size == 1:
+        return
+    if built.experiment.step is not None:
+        raise UsageError(
+            "ranks-do-not-fit",
+            "an experiment with its own `step` trains on one rank.",
+            because="it makes its updates itself, from the whole batch",
+            fix="train it without --on",
+        )
+    if recipe.capture.value != "off":
+        raise UsageError(
+            "ranks-do-not-fit",
+            f"`capture={recipe.capture.value}` does not go with several ranks.",
+            because="they say to each other that their gradients are there, which no graph records",
+            fix="leave it out, or train without --on",
+        )
+    if recipe.sync_batchnorm.value and built.device.type == "cpu":
+        raise UsageError(
+            "ranks-do-not-fit",
+            "`sync_batchnorm=true` needs GPUs.",
+            because="torch's SyncBatchNorm does not compute on a CPU",
+            fix="leave it out, or use a norm that looks at one sample, such as GroupNorm",
+        )
+
+
+def are_other_ranks(ranks: Ranks, held: Recipe | None, history: History) -> bool:
+    """Whether the processor is shared among more or fewer ranks than when the recipe was chosen."""
+    if held is None or history.versions is None or held.num_threads.origin == "yours":
+        return False
+    return history.num_ranks != ranks.size
+
+
+def of_ranks(session: Session, history: History) -> list[Finding]:
+    """What a person should know of a run's ranks before it matters.
+
+    Args:
+        session: what is trained by them.
+        history: of the run.
+    """
+    now, before = session.ranks.size, history.num_ranks
+    findings = []
+    if history.versions is not None and now != before:
+        findings.append(
+            Finding(
+                rule="other-number-of-ranks",
+                severity="note",
+                problem=f"the run goes on with {_ranks_text(now)} instead of {before}: every batch "
+                "has the same samples in the same order.",
+                because="its sums are made of other parts, and may differ in the last digits; "
+                "dropout draws other numbers",
+                fixes=(Fix(text=f"use as many as before for an exact resume: {before}"),),
+            )
+        )
+    if now > 1 and session.facts.has_batch_norm and not session.recipe.sync_batchnorm.value:
+        findings.append(
+            Finding(
+                rule="batch-norm-per-rank",
+                severity="note",
+                problem="BatchNorm sees each rank's share of a batch, as if it were a micro-batch.",
+                because="its running statistics are averaged over the ranks after every step",
+                fixes=(Fix(text="on GPUs, --use sync_batchnorm=true lets it see whole batches"),),
+            )
+        )
+    return findings
+
+
+def _ranks_text(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"
 
 
 def inexact(session: Session, before: dict[str, str] | None) -> list[Finding]:

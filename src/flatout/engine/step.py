@@ -14,11 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.ema import WeightAverage
+from flatout.engine.exchange import Exchange, Part
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import MicroBatch
+from flatout.engine.group import Group
 from flatout.engine.meter import Meter
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.position import Position
+from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.weight_update import WeightUpdate
 from flatout.errors import UsageError
 
@@ -29,7 +32,7 @@ Place = Callable[[Any], Any]
 class StepParts:
     """What an update is made of; see the recipe's fields for those that are choices.
 
-    position: of the training; followed, not changed.
+    position: of the training; followed, not changed. ranks: those that make the update together.
     """
 
     experiment: Experiment
@@ -42,10 +45,13 @@ class StepParts:
     place: Place | None
     clip_norm: float | None
     skips_nonfinite: bool
+    ranks: Ranks = ALONE
 
 
 class Step:
     """Carries out updates.
+
+    exchange: with the other ranks; None where there are none.
 
     Args:
         parts: what an update is made of.
@@ -60,6 +66,10 @@ class Step:
         self._weights = WeightUpdate(parts.optimizers, parts.scaler, parts.clip_norm)
         # The forward pass of a batch that is skipped has moved BatchNorm's averages, too.
         self._buffers = list(parts.model.buffers()) if parts.skips_nonfinite else []
+        self.exchange: Exchange | None = None
+        if isinstance(parts.ranks, Group):
+            batch_size, parameters = parts.experiment.batch_size, self._weights.parameters
+            self.exchange = Exchange(parts.ranks, parts.model, parameters, batch_size)
 
     def run(self, update: list[MicroBatch]) -> Tensor:
         """Makes one update from the micro-batches of one batch.
@@ -69,7 +79,7 @@ class Step:
         """
         parts = self._parts
         buffers = [buffer.clone() for buffer in self._buffers]
-        loss = self._accumulate(update)
+        loss = self._accumulate(update) if self.exchange is None else self._shared(update)
         if parts.skips_nonfinite and not self._weights.is_finite(loss):
             loss = loss * torch.nan
             for buffer, kept in zip(self._buffers, buffers, strict=True):
@@ -110,25 +120,43 @@ class Step:
             self._backward(value)
             return value.detach()
         num_samples = sum(size for _, size in update)
+        part = self._part(update, num_samples)
+        assert part.loss is not None
+        if part.count is None:
+            return part.loss
+        count = or_one(part.count)
+        if isinstance(count, Tensor):
+            # A whole number would be divided in fp32, however many bits the loss has.
+            count = count.to(part.loss.dtype)
+        correction: Any = num_samples / count
+        torch._foreach_mul_(self._weights.gradients(), correction)
+        corrected: Tensor = part.loss * correction
+        return corrected
+
+    def _shared(self, update: list[MicroBatch]) -> Tensor:
+        """The same where each rank has its share of the batch, which may be none of it."""
+        assert self.exchange is not None
+        part = self._part(update, self._parts.experiment.batch_size)
+        loss = self.exchange.shared(part)
+        self._meter.mark("exchange")
+        return loss
+
+    def _part(self, update: list[MicroBatch], num_samples: int) -> Part:
+        """Goes forward and backward over micro-batches that are so many samples together."""
         total: Tensor | None = None
         total_count: Any = None
         for batch, size in update:
             value, count = self._forward(batch)
             # Sums are divided by the number of samples here, only to stay in a format's range,
-            # and put right below, when the whole batch's count is known.
+            # and put right later, when the whole batch's count is known.
             value = value * (size / num_samples) if count is None else value / num_samples
             self._backward(value)
             detached = value.detach()
             total = detached if total is None else total + detached
             if count is not None:
                 total_count = count if total_count is None else total_count + count
-        assert total is not None
-        if total_count is None:
-            return total
-        correction: Any = num_samples / or_one(total_count)
-        torch._foreach_mul_(self._weights.gradients(), correction)
-        corrected: Tensor = total * correction
-        return corrected
+        own = sum(size for _, size in update)
+        return Part(loss=total, count=total_count, num_samples=own)
 
     def _forward(self, batch: Any) -> tuple[Tensor, Any]:
         parts = self._parts

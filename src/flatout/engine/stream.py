@@ -220,7 +220,8 @@ class _Stream(IterableDataset[Any]):
             while update := list(itertools.islice(samples, slicing.batch_size)):
                 # It may have changed since the last update.
                 size = self.slicing.micro_batch_size
-                yield [update[start : start + size] for start in range(0, len(update), size)]
+                begin, end = self.slicing.share.bounds(len(update))
+                yield [update[at : min(at + size, end)] for at in range(begin, end, size)]
         except FlatoutError as error:
             yield Refused(error)
 

@@ -14,11 +14,11 @@ from typing import Any
 from torch import nn
 
 from flatout import __version__
-from flatout.engine.checkpoint import read_checkpoint
+from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.course import Course, Task
 from flatout.engine.experiment import Experiment
 from flatout.engine.failures import bad_news
-from flatout.engine.journal import Journal
+from flatout.engine.journal import Journal, SilentJournal
 from flatout.engine.watch import StopRequest, signals_as_requests, watched_file
 from flatout.errors import FlatoutError
 from flatout.nouns.change import Change
@@ -108,6 +108,9 @@ def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:
         RunFailed: the run could not go on.
     """
     folder = task.folder
+    if not task.ranks.is_first:
+        # One writer for all ranks, who holds the lock and hears of requests.
+        return _told(task, load)
     lock = folder.lock()
     if not lock.acquire():
         raise run_in_use(folder)
@@ -120,12 +123,15 @@ def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:
 
 def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
     """Trains with the run's journal open, and tells there what goes wrong."""
-    checkpoint, damaged = read_checkpoint(task.folder)
-    state = checkpoint.state if checkpoint is not None else None
-    journal = Journal(task.folder, task.echo)
+    is_first = task.ranks.is_first
+    journal = Journal(task.folder, task.echo) if is_first else SilentJournal()
     course: Course | None = None
-    step = checkpoint.step if checkpoint is not None else 0
+    step = 0
     try:
+        task.ranks.join()
+        checkpoint, damaged = shared_checkpoint(task.folder, task.ranks)
+        state = checkpoint.state if checkpoint is not None else None
+        step = checkpoint.step if checkpoint is not None else 0
         for finding in damaged:
             journal.warn(step, finding)
         course = Course(task, load(), journal, state)
@@ -137,6 +143,7 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
         raise
     except BaseException as error:
         news = bad_news(error)
+        task.ranks.leave(news or error)
         finding = finding_from(news) if news is not None else _own_fault(error)
         # A full disk cannot take this line; the failure itself is told by what is raised.
         with contextlib.suppress(FlatoutError):
@@ -149,6 +156,7 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
         # A full disk cannot take the last lines either; the failure itself is already on its way.
         with contextlib.suppress(FlatoutError):
             journal.close()
+        task.ranks.leave()
 
 
 def _step(course: Course | None, before: int) -> int:

@@ -9,7 +9,7 @@ which costs nothing in the steps that succeed, and is exact for any optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from flatout.engine.feed import MicroBatch
 from flatout.engine.kept import Kept
 from flatout.engine.memory import release_memory
 from flatout.engine.meter import Meter
+from flatout.engine.ranks import Trouble, Wishes
 from flatout.engine.relief import Relief
 from flatout.engine.session import Session
 from flatout.engine.shortage import Shortage, settle, shortage_of
@@ -40,9 +41,16 @@ class UpdateMaker:
         session: what is trained.
         meter: told when each part of an update ends.
         relief: decides what is done where memory is short.
+        wishes: what this rank wishes after an update, by the number of updates made by then.
     """
 
-    def __init__(self, session: Session, meter: Meter, relief: Relief) -> None:
+    def __init__(
+        self,
+        session: Session,
+        meter: Meter,
+        relief: Relief,
+        wishes: Callable[[int], Wishes],
+    ) -> None:
         self._session = session
         self._meter = meter
         self._relief = relief
@@ -50,6 +58,10 @@ class UpdateMaker:
         self._has_told_problem = False
         self._kept = Kept(session.model, session.device)
         self._updates: Iterator[list[MicroBatch]] = iter(())
+        self._wishes = wishes
+        if self._step.exchange is not None:
+            position = session.position
+            self._step.exchange.listen(lambda: wishes(position.step + 1))
         self.is_whole = True
 
     def begin_epoch(self) -> None:
@@ -79,8 +91,7 @@ class UpdateMaker:
             if shortage is None:
                 raise
         # Outside of `except`: nothing holds the tensors of what has failed any more.
-        self._put_back(shortage)
-        return shortage
+        return self._put_back(shortage)
 
     def _made(self) -> Made | None:
         update = next(self._updates, None)
@@ -94,14 +105,23 @@ class UpdateMaker:
             self.is_whole = False
         loss = self._step.run(update)
         self.is_whole = True
+        if self._step.exchange is not None:
+            return loss, self._step.exchange.num_samples
         return loss, update[0][1] if len(update) == 1 else sum(size for _, size in update)
 
     def finish(self) -> None:
         """Makes what was laid aside: after it, weights and losses are those of all updates."""
         self._step.finish()
 
-    def _put_back(self, shortage: Shortage) -> None:
-        """Brings everything to where it was before the update that was broken off.
+    def heard(self) -> Wishes:
+        """What is wished after the newest update: of several ranks, by any of them."""
+        if self._step.exchange is not None:
+            return self._step.exchange.heard
+        return self._wishes(self._session.position.step)
+
+    def _put_back(self, shortage: Shortage) -> Shortage:
+        """Brings everything to where it was before the update that was broken off; gives what all
+        ranks take it for.
 
         Raises:
             GoBack: that is not known, or the data cannot be had again.
@@ -109,27 +129,13 @@ class UpdateMaker:
         session, position = self._session, self._session.position
         is_untouched = self.is_whole or not self._step.has_begun
         can_repeat = is_untouched and session.feed.can_go_on(position.update)
-        self.settle(shortage)
+        await_device(self._session, self._relief, shortage)
         if not self.is_whole:
             self._step.forget()
         release_memory()
         if can_repeat and not self.is_whole:
             self.is_whole = can_repeat = self._kept.put_back()
-        if not can_repeat:
-            self._relief.less(shortage, position.step, is_in_place=False)
-            raise GoBack
-
-    def settle(self, shortage: Shortage) -> None:
-        """Waits for the device. If it is lost, a resume finds in the history what is to be done.
-
-        Raises:
-            RunFailed: gpu-state-lost.
-        """
-        try:
-            settle(self._session.device)
-        except RunFailed:
-            self._relief.less(shortage, self._session.position.step, is_in_place=False)
-            raise
+        return agreed(session, self._relief, shortage, "update", can_repeat=can_repeat)
 
     def take_less(self, shortage: Shortage) -> None:
         """Takes less memory from the next update on.
@@ -139,7 +145,7 @@ class UpdateMaker:
         """
         position = self._session.position
         can_go_on = self._session.feed.can_go_on(position.update)
-        self.settle(shortage)
+        await_device(self._session, self._relief, shortage)
         release_memory()
         recipe = self._relief.less(shortage, position.step, is_in_place=can_go_on)
         if not can_go_on:
@@ -179,6 +185,37 @@ class UpdateMaker:
             # What was recorded is of another form now.
             self._step = new_step(session, self._meter)
         self._updates = session.feed.again(position.epoch, position.update)
+
+
+def await_device(session: Session, relief: Relief, shortage: Shortage) -> None:
+    """Waits for the device. If it is lost, a resume finds in the history what is to be done.
+
+    Raises:
+        RunFailed: gpu-state-lost.
+    """
+    try:
+        settle(session.device)
+    except RunFailed:
+        relief.less(shortage, session.position.step, is_in_place=False)
+        raise
+
+
+def agreed(
+    session: Session, relief: Relief, shortage: Shortage, place: str, *, can_repeat: bool
+) -> Shortage:
+    """What all ranks do about want of memory: repeat what each was doing, or go back.
+
+    Raises:
+        GoBack: one of them cannot repeat it, or they were not doing the same.
+        RunFailed: out-of-memory.
+    """
+    step = session.position.step
+    own = Trouble(shortage=shortage, step=step, place=place, can_repeat=can_repeat)
+    told = session.ranks.settle(own)
+    if not told.can_repeat:
+        relief.less(told.shortage, told.step, is_in_place=False)
+        raise GoBack
+    return told.shortage
 
 
 def _tell_uncaptured(problem: str, session: Session, relief: Relief) -> None:

@@ -6,16 +6,21 @@ Started by the command line; speaks through the run's folder alone (docs/archite
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 import traceback
 from pathlib import Path
 
 import msgspec
 
+from flatout.engine.connection import Connection, place_here
 from flatout.engine.course import Task
 from flatout.engine.datasets import downloads_told_to
 from flatout.engine.failures import bad_news
+from flatout.engine.group import Group
 from flatout.engine.loading import load_experiment
+from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest, signals_as_requests, watch_pipe
 from flatout.errors import FlatoutError
@@ -31,16 +36,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run_dir", type=Path, help="folder of a run, with its run.json")
     parser.add_argument("--attached", action="store_true", help="stop when stdin ends")
     parser.add_argument("--change", default="{}", help="JSON: recipe fields and epochs")
+    parser.add_argument("--ranked", action="store_true", help="one of several; RANK says which")
     arguments = parser.parse_args(argv)
     request = StopRequest()
     if arguments.attached:
         watch_pipe(request)
+    folder = RunFolder(arguments.run_dir.absolute())
     try:
+        ranks: Ranks = ALONE
+        if arguments.ranked:
+            ranks = Group(Connection(place_here()))
+            tell_apart(folder, ranks.rank)
         change = msgspec.json.decode(arguments.change, type=Change)
-        folder = RunFolder(arguments.run_dir.absolute())
         spec = store.read_json(folder.header, RunHeader).spec
-        with signals_as_requests(request), downloads_told_to(folder):
-            task = Task(folder, spec, change, request, is_alone=True)
+        downloads = downloads_told_to(folder) if ranks.is_first else contextlib.nullcontext()
+        with signals_as_requests(request), downloads:
+            task = Task(folder, spec, change, request, is_alone=True, ranks=ranks)
             train_in(task, lambda: load_experiment(spec))
     except KeyboardInterrupt:
         return 130
@@ -50,6 +61,16 @@ def main(argv: list[str] | None = None) -> int:
         news = bad_news(error)
         return news.exit_code if isinstance(news, FlatoutError) else 3
     return 0
+
+
+def tell_apart(folder: RunFolder, rank: int) -> None:
+    """Lets a rank other than the first print into a log of its own, whoever has started it."""
+    if rank:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        with store.mapped_os_errors(folder.path), open(folder.rank_log(rank), "ab") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
 
 
 if __name__ == "__main__":

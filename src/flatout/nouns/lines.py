@@ -28,7 +28,7 @@ class Started(Line, frozen=True, kw_only=True):
     """A worker has taken up the run, from step 0 or from a checkpoint.
 
     num_steps, num_epochs, steps_per_epoch, num_samples: None where the data does not tell.
-    unit: what a sample is, for rates.
+    unit: what a sample is, for rates. num_ranks: processes that train it together.
     versions: what must be equal for a bit-exact repetition (libraries, processor, device).
     """
 
@@ -41,6 +41,7 @@ class Started(Line, frozen=True, kw_only=True):
     unit: str = "samples"
     resumed: bool = False
     versions: dict[str, str] = {}
+    num_ranks: int = 1
 
 
 class RecipeSet(Line, frozen=True, kw_only=True):

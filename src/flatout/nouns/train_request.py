@@ -8,6 +8,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
+from flatout.nouns.placement import Placement, parse_placement
 from flatout.nouns.recipe import OutOfMemory, parse_field
 from flatout.nouns.settings import split_pairs
 from flatout.nouns.tuning import Mode, Numerics, Wish
@@ -26,6 +27,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     leave_free: a size as text: what other programs are to have of the device's memory.
     env: name of an environment of `flatout setup`, in place of `python`.
     on_oom: the recipe's `out_of_memory`; None leaves it as it is.
+    on: how many ranks train together, and who starts them, as text; None trains on one.
     """
 
     experiment: str | None = None
@@ -47,6 +49,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     emit: Literal["code"] | None = None
     leave_free: str | None = None
     on_oom: OutOfMemory | None = None
+    on: str | None = None
 
     @property
     def fixed(self) -> dict[str, Any]:
@@ -75,11 +78,21 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.leave_free is None else parse_bytes(self.leave_free, "--leave-free")
 
     @property
+    def placement(self) -> Placement | None:
+        """How many ranks train together, and who starts them; None for a single worker.
+
+        Raises:
+            UsageError: bad-placement.
+        """
+        return None if self.on is None else parse_placement(self.on)
+
+    @property
     def wish(self) -> Wish:
         """What the search for a recipe may do."""
+        # Where every field is given there is nothing to search, and several ranks do not search.
+        is_off = self.tune == "auto" and (self.recipe is not None or self.on is not None)
         return Wish(
-            # Where every field is given there is nothing to search.
-            mode="off" if self.recipe and self.tune == "auto" else self.tune,
+            mode="off" if is_off else self.tune,
             numerics=self.numerics,
             budget_s=self.budget,
             is_only=self.is_only_tuned,
@@ -90,8 +103,16 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Refuses what cannot go together.
 
         Raises:
-            UsageError: cannot-change-on-resume.
+            UsageError: cannot-change-on-resume, search-needs-one-rank, bad-placement.
         """
+        if self.placement is not None and self.tune == "full":
+            raise UsageError(
+                "search-needs-one-rank",
+                f"`--tune full` and `--on {self.on}` do not go together.",
+                because="a search measures one process; ranks would disturb each other",
+                fix="search first, then train with what was found: flatout tune EXPERIMENT, and "
+                "--recipe with the file that it names",
+            )
         if self.resume is None:
             return
         given = {

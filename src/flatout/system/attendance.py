@@ -10,6 +10,7 @@ from flatout.nouns.finding import finding_from
 from flatout.nouns.lines import Failed, Fetched, Finished, Line, Started, Stopped
 from flatout.nouns.machine import Machine
 from flatout.nouns.outcome import Outcome
+from flatout.nouns.placement import RANK_DIED, Placement
 from flatout.system.child import Worker, start_worker, was_memory_full, worker_died
 from flatout.system.interrupts import Interrupts
 from flatout.system.kernel_kills import num_kernel_kills
@@ -28,7 +29,7 @@ class Attendance:
 
     ending: the line that told its end, once it came. has_begun: it trains, or downloads its data.
     is_trained: it trains. python: the interpreter to start another one with, if this one dies for
-    want of memory; None starts none.
+    want of memory; None starts none. on: its ranks, if it is spread over several.
     """
 
     folder: RunFolder
@@ -39,6 +40,7 @@ class Attendance:
     has_begun: bool = False
     is_trained: bool = False
     python: str | None = None
+    on: Placement | None = None
     num_kernel_kills: int | None = field(default_factory=num_kernel_kills)
 
 
@@ -64,10 +66,13 @@ def _change_after(attendance: Attendance) -> Change | None:
     if isinstance(ending, Failed) and ending.finding.rule == "gpu-state-lost":
         # It has told in the run's history what takes less memory.
         return Change()
-    if ending is None and was_memory_full(
-        attendance.worker.exit_code(), attendance.num_kernel_kills, num_kernel_kills()
-    ):
+    is_rank_lost = isinstance(ending, Failed) and ending.finding.rule == "rank-lost"
+    code, kills = attendance.worker.exit_code(), num_kernel_kills()
+    if ending is None and was_memory_full(code, attendance.num_kernel_kills, kills):
         return Change(is_after_kill=True)
+    if is_rank_lost or (ending is None and code == RANK_DIED):
+        # Which of them the kernel has ended, if it was the kernel, nobody tells.
+        return Change(is_after_kill=was_memory_full(-9, attendance.num_kernel_kills, kills))
     return None
 
 
@@ -80,7 +85,9 @@ def _start_again(attendance: Attendance, change: Change) -> bool:
         return False
     attendance.num_kernel_kills = num_kernel_kills()
     attendance.tail = Tail(folder, is_from_end=True)
-    attendance.worker = start_worker(attendance.python, folder, change=change, is_attached=True)
+    attendance.worker = start_worker(
+        attendance.python, folder, change=change, is_attached=True, on=attendance.on
+    )
     attendance.ending, attendance.is_trained = None, False
     return True
 

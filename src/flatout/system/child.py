@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,9 +10,11 @@ import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from flatout.nouns.change import Change
 from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.placement import Placement
 from flatout.system.runs import RunFolder
 from flatout.system.store import mapped_os_errors
 from flatout.system.variables import worker_environment
@@ -50,15 +53,23 @@ class Worker:
         if sys.platform == "win32":
             _kill_tree(self._process.pid)
         else:
-            try:
+            # torchrun puts its ranks into sessions of their own.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in psutil.Process(self._process.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.kill()
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self._process.wait()
 
 
 def start_worker(
-    python: str, folder: RunFolder, *, change: Change | None, is_attached: bool
+    python: str,
+    folder: RunFolder,
+    *,
+    change: Change | None,
+    is_attached: bool,
+    on: Placement | None = None,
 ) -> Worker:
     """Starts the engine on a run's folder, in a process group of its own.
 
@@ -68,10 +79,14 @@ def start_worker(
         change: what a resume changes.
         is_attached: the worker stops in good order when this process dies (its stdin ends);
             otherwise it goes on without it.
+        on: how many ranks are started, and by whom; None starts a single worker.
     """
     # -P: a file `queue.py` in the current folder must not be taken for Python's own.
     # faulthandler: a crash in native code leaves a traceback in the log.
-    command = [python, "-P", "-X", "faulthandler", "-m", "flatout.engine.worker", str(folder.path)]
+    module = "flatout.engine.worker" if on is None else "flatout.engine.launch"
+    command = [python, "-P", "-X", "faulthandler", "-m", module, str(folder.path)]
+    if on is not None:
+        command += ["--on", str(on)]
     if is_attached:
         command.append("--attached")
     if change is not None and change != Change():
@@ -150,8 +165,6 @@ def creation_flags() -> int:
 
 
 def _kill_tree(pid: int) -> None:
-    import psutil
-
     try:
         leader = psutil.Process(pid)
         for process in [*leader.children(recursive=True), leader]:

@@ -7,7 +7,7 @@ checkpoints/000790/ rank0-SHA256.safetensors and, written after it, rank0.json: 
 recipe.json         what `flatout tune` has found
 weights.safetensors the best weights by validation, else the last
 plots/              pictures drawn by whoever looks
-worker.log          what the worker printed
+worker.log          what the worker printed; worker.rank1.log and so on: other ranks, if any
 lock, stop          held while somebody trains; asks them to stop
 """
 
@@ -60,6 +60,10 @@ class RunFolder:
         self.recipe = path / "recipe.json"
         self.log = path / "worker.log"
         self.stop = path / "stop"
+
+    def rank_log(self, rank: int) -> Path:
+        """What a rank other than the first has printed."""
+        return self.path / f"worker.rank{rank}.log"
 
     def lock(self) -> store.Lock:
         """The lock that whoever trains in this folder must hold."""

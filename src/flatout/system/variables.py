@@ -31,6 +31,11 @@ def worker_environment() -> dict[str, str]:
     return {**os.environ, **added, _NAMES: ",".join(added)}
 
 
+def visible_gpus() -> str | None:
+    """To which GPUs the person keeps CUDA, as typed; None where nobody says."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def plain_environment() -> dict[str, str]:
     """What a loop of the person's own would have been given."""
     added = set(os.environ.get(_NAMES, "").split(",")) - {_NOT_ABOUT_SPEED}

@@ -57,6 +57,7 @@ import click
     type=click.Choice(["auto", "shrink", "stop"]),
     help="When memory runs out: go on with less, also with BatchNorm, or end.",
 )
+@click.option("--on", metavar="LAUNCHER:N", help="Train in N processes: local:N, torchrun:N.")
 @click.option("--detach", is_flag=True, help="Let it train on when this command has ended.")
 @click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
 @click.option("--env", metavar="NAME", help="An environment of `flatout setup` that trains.")

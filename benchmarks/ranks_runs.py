@@ -1,0 +1,110 @@
+"""Trainings of several ranks, many of them in the same processes: for tests and oom_ranks.py.
+
+python benchmarks/ranks_runs.py PROGRAM ARGUMENTS   is what each rank runs, with its variables
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from flatout.engine import Experiment
+from flatout.engine.connection import Connection, place_here
+from flatout.engine.course import Task
+from flatout.engine.group import Group
+from flatout.engine.launch.job import loopback_variables, rank_variables
+from flatout.engine.ranks import ALONE, Ranks
+from flatout.engine.training import train_in
+from flatout.engine.watch import StopRequest
+from flatout.nouns.change import Change
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.run import RunHeader
+from flatout.system.runs import RunFolder, create_run, read_run
+
+
+class Together(Group):
+    """Ranks that stay together from run to run."""
+
+    def join(self) -> None:
+        """They have met already."""
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """They stay, unless one of them fails."""
+        if error is not None:
+            super().leave(error)
+
+
+def ranks_here() -> Ranks:
+    """The ranks that this process is one of, joined."""
+    if "RANK" not in os.environ:
+        return ALONE
+    connection = Connection(place_here())
+    connection.join()
+    return Together(connection)
+
+
+def new_run(folder: Path, ranks: Ranks, **fixed: Any) -> RunFolder:
+    """The folder of a new run, made by the first rank."""
+
+    def make() -> None:
+        spec = ExperimentSpec(name=folder.name, fixed={"num_threads": 1} | fixed)
+        header = RunHeader(
+            id=folder.name, created_at=0.0, flatout_version="0", python="", spec=spec
+        )
+        create_run(header, folder.parent)
+
+    ranks.told(make)
+    return RunFolder(folder)
+
+
+def train(
+    folder: RunFolder, experiment: Experiment, ranks: Ranks, epochs: int | None = None
+) -> None:
+    """Trains a run to its end, or to so many epochs."""
+    spec = read_run(folder).header.spec
+    task = Task(folder, spec, Change(epochs=epochs), StopRequest(), ranks=ranks)
+    train_in(task, lambda: experiment)
+
+
+def start_ranks(
+    num_ranks: int, command: list[str], folder: Path, **variables: str
+) -> list[subprocess.Popen[bytes]]:
+    """Starts a Python program once for each rank; what each prints is in rankN.log there."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    started = []
+    for rank in range(num_ranks):
+        own = rank_variables(
+            rank, num_ranks, local_rank=rank, num_local=num_ranks, place=("127.0.0.1", port)
+        )
+        environment = {**os.environ, **loopback_variables(), **own, **variables}
+        with open(folder / f"rank{rank}.log", "wb") as log:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, *command],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    return started
+
+
+def run_ranks(num_ranks: int, command: list[str], folder: Path, limit_s: float = 600.0) -> None:
+    """Runs a Python program once for each rank, to its end."""
+    ranks = start_ranks(num_ranks, command, folder)
+    try:
+        codes = [rank.wait(limit_s) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    if any(codes):
+        logs = [(folder / f"rank{rank}.log").read_text()[-3000:] for rank in range(num_ranks)]
+        raise RuntimeError(f"the ranks ended with {codes}:\n" + "\n".join(logs))

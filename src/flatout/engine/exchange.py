@@ -1,0 +1,246 @@
+"""One gradient out of those of all ranks: that of the whole batch, whoever has which sample.
+
+Each rank goes backward over its share by itself, copies its gradients into one tensor, and votes.
+Only if every rank has come so far are the tensors added up: a rank whose memory runs out before can
+say so, and all of them repeat the batch from less. What that costs: nothing travels beside the
+backward pass, where DDP's buckets do (benchmarks/scale.py measures it).
+
+A loss that is a mean is weighed by samples. Of a sum and its count, sums and counts are added up
+over the ranks, and divided once.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.group import Ballot, Group
+from flatout.engine.ranks import Wishes
+from flatout.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A rank's share of an update, after its backward pass.
+
+    loss: detached, as if the whole batch were this share; None where it has no sample.
+    count: what the sum is to be divided by, None for a mean.
+    """
+
+    loss: Tensor | None
+    count: Any
+    num_samples: int
+
+
+class Exchange:
+    """Adds up the gradients of the ranks, and averages the buffers that a step has moved.
+
+    num_samples: of the newest update, over all ranks. heard: what the ranks wish after it.
+
+    Args:
+        group: the ranks.
+        model: whose buffers move.
+        parameters: those that are trained.
+        batch_size: samples of a whole batch; losses and gradients come divided by it.
+    """
+
+    def __init__(
+        self, group: Group, model: nn.Module, parameters: list[Tensor], batch_size: int
+    ) -> None:
+        self._group = group
+        self._parameters = parameters
+        self._batch_size = batch_size
+        self._trained: list[Tensor] = []
+        self._flat: list[Tensor] = []
+        self._views: list[Tensor] = []
+        self._buffers = _MovingBuffers(model)
+        self._wishes: Callable[[], Wishes] = Wishes
+        self.num_samples = 0
+        self.heard = Wishes()
+
+    def listen(self, wishes: Callable[[], Wishes]) -> None:
+        """Whom to ask for this rank's wishes when the ranks vote."""
+        self._wishes = wishes
+
+    def shared(self, part: Part) -> Tensor:
+        """Puts the whole batch's gradient into `grad` of each weight; gives the batch's mean loss.
+
+        Raises:
+            PeerShort: another rank has no memory for its share; nothing was added up.
+        """
+        has_gradient = self._copied()
+        moved = self._buffers.moved()
+        while True:
+            # All that is to be sent is made before the vote: after it nothing may fail.
+            buffers = self._buffers.packed(moved, part.num_samples)
+            numbers = self._numbers(part)
+            ballots = self._group.vote(self._ballot(part, has_gradient, moved))
+            if len({one.signature for one in ballots}) == 1:
+                break
+            has_gradient, moved = self._united(has_gradient, moved)
+        self._group.connection.add_up([*self._flat, *buffers, *numbers])
+        self.num_samples = round(sum(one.num_samples for one in ballots))
+        self.heard = _agreed(ballots)
+        loss, correction = self._mean(part, ballots, numbers)
+        if not (isinstance(correction, float) and correction == 1.0):
+            torch._foreach_mul_(self._flat, correction)
+        for parameter, view, is_there in zip(self._trained, self._views, has_gradient, strict=True):
+            parameter.grad = view if is_there else None
+        self._buffers.unpack(moved, buffers, self.num_samples)
+        return loss
+
+    @torch.no_grad()
+    def _copied(self) -> list[bool]:
+        """Copies the gradients to where they are added up; gives which weights have one."""
+        trained = [one for one in self._parameters if one.requires_grad]
+        if len(trained) != len(self._trained) or any(
+            one is not other for one, other in zip(trained, self._trained, strict=True)
+        ):
+            self._flat, self._views = _laid_out(trained)
+            self._trained = trained
+        gradients = [one.grad for one in trained]
+        if any(one is not None and one.is_sparse for one in gradients):
+            raise UsageError(
+                "ranks-do-not-fit",
+                "a gradient is sparse: several ranks cannot add it up.",
+                fix="build the embedding with sparse=False, or train without --on",
+            )
+        pairs = list(zip(self._views, gradients, strict=True))
+        there = [(view, one) for view, one in pairs if one is not None]
+        if there:
+            torch._foreach_copy_([view for view, _ in there], [one for _, one in there])
+        missing = [view for view, one in pairs if one is None]
+        if missing:
+            torch._foreach_zero_(missing)
+        return [one is not None for one in gradients]
+
+    def _ballot(self, part: Part, has_gradient: list[bool], moved: list[bool]) -> Ballot:
+        wishes = self._wishes()
+        is_on_host = part.loss is None or part.loss.device.type == "cpu"
+        return Ballot(
+            num_samples=part.num_samples,
+            signature=zlib.crc32(bytes([*has_gradient, *moved])),
+            is_sum=part.count is not None,
+            loss=float(part.loss) if part.loss is not None and is_on_host else 0.0,
+            count=float(part.count) if part.count is not None and is_on_host else 0.0,
+            is_stop_wished=wishes.stop is not None,
+            is_save_due=wishes.is_save_due,
+            has_moved=wishes.has_moved,
+        )
+
+    def _united(self, *masks: list[bool]) -> list[list[bool]]:
+        """What is true on any rank: a share without samples has no gradient, for one."""
+        told = self._group.gathered(masks)
+        return [
+            [any(flags) for flags in zip(*(one[index] for one in told), strict=True)]
+            for index in range(len(masks))
+        ]
+
+    def _numbers(self, part: Part) -> list[Tensor]:
+        """Loss and count where they are on a GPU: nobody waits for numbers that are only told."""
+        device = self._flat[0].device if self._flat else torch.device("cpu")
+        if device.type == "cpu":
+            return []
+        own = torch.zeros(2, dtype=torch.float64, device=device)
+        if part.loss is not None:
+            own[0] = part.loss
+            own[1] = 0 if part.count is None else part.count
+        return [own]
+
+    def _mean(self, part: Part, ballots: list[Ballot], numbers: list[Tensor]) -> tuple[Tensor, Any]:
+        """The batch's mean loss, and what the added gradients are to be multiplied by."""
+        loss: Any = sum(one.loss for one in ballots)
+        count: Any = sum(one.count for one in ballots) or 1.0
+        if numbers:
+            loss, count = numbers[0].unbind()
+            count = count + (count == 0)
+        is_sum = any(one.is_sum for one in ballots)
+        correction: Any = self._batch_size / (count if is_sum else self.num_samples)
+        dtype = part.loss.dtype if part.loss is not None else torch.float64
+        return torch.as_tensor(loss * correction).to(dtype), correction
+
+
+def _agreed(ballots: list[Ballot]) -> Wishes:
+    return Wishes(
+        stop="asked to stop" if any(one.is_stop_wished for one in ballots) else None,
+        is_save_due=any(one.is_save_due for one in ballots),
+        has_moved=any(one.has_moved for one in ballots),
+    )
+
+
+def _laid_out(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """One flat tensor for each kind of weight, and each weight's part of it, laid out as it is."""
+    groups: defaultdict[Any, list[int]] = defaultdict(list)
+    for index, one in enumerate(parameters):
+        groups[one.dtype, one.device].append(index)
+    flats: list[Tensor] = []
+    views: dict[int, Tensor] = {}
+    for (dtype, device), indices in groups.items():
+        size = sum(parameters[index].numel() for index in indices)
+        flat = torch.zeros(size, dtype=dtype, device=device)
+        flats.append(flat)
+        start = 0
+        for index in indices:
+            one = parameters[index]
+            # As torch.empty_like lays it out, without gaps: fused kernels take that for granted.
+            stride = torch.empty_like(one, device="meta").stride()
+            views[index] = flat.as_strided(one.shape, stride, start)
+            start += one.numel()
+    return flats, [views[index] for index in range(len(parameters))]
+
+
+class _MovingBuffers:
+    """The model's buffers, and which of them a step has changed: BatchNorm's averages, for one.
+
+    They are averaged over the ranks, by samples, in fp64: what is equal on all of them stays so.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
+        self._seen = self._now()
+
+    def _now(self) -> list[tuple[Tensor, int]]:
+        return [
+            (buffer, buffer._version)
+            for module in self._modules
+            for buffer in module._buffers.values()
+            if buffer is not None
+        ]
+
+    def moved(self) -> list[bool]:
+        """Which of them have changed since the last update."""
+        now = self._now()
+        if len(now) != len(self._seen):
+            return [True] * len(now)
+        return [
+            one is not before or version != seen
+            for (one, version), (before, seen) in zip(now, self._seen, strict=True)
+        ]
+
+    @torch.no_grad()
+    def packed(self, moved: list[bool], num_samples: int) -> list[Tensor]:
+        """Those of this rank in one tensor, times its samples; nothing where none has moved."""
+        buffers = self._those(moved)
+        if not buffers:
+            return []
+        return [torch.cat([one.flatten().double() for one in buffers]).mul_(num_samples)]
+
+    @torch.no_grad()
+    def unpack(self, moved: list[bool], sums: list[Tensor], num_samples: int) -> None:
+        """Replaces those by their means over all samples; whole numbers are rounded."""
+        buffers = self._those(moved)
+        if buffers:
+            parts = (sums[0] / num_samples).split([one.numel() for one in buffers])
+            for one, part in zip(buffers, parts, strict=True):
+                value = part.view(one.shape)
+                one.data.copy_(value if one.is_floating_point() else value.round())
+        self._seen = self._now()
+
+    def _those(self, moved: list[bool]) -> list[Tensor]:
+        return [one for (one, _), is_moved in zip(self._now(), moved, strict=True) if is_moved]

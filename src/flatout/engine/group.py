@@ -1,0 +1,174 @@
+"""Several ranks: how they meet, decide together, and hear of each other's want of memory."""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from flatout.engine.connection import Connection
+from flatout.engine.facts import chosen_device
+from flatout.engine.ranks import Share, Trouble
+from flatout.engine.shortage import PeerShort
+from flatout.errors import UsageError
+
+T = TypeVar("T")
+
+# Where ranks meet: two of them at different places are our own fault, unless memory is short.
+_UPDATE, _VALUE, _SHORT = 0.0, 1.0, 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ballot:
+    """What a rank brings to a meeting about an update whose gradient it has.
+
+    num_samples: that it has seen. signature: of which weights have a gradient, which buffers have
+    moved. is_sum: its loss is a sum with a count; loss, count: of its share, on a CPU.
+    wishes: after this update, as numbers.
+    """
+
+    num_samples: float = 0.0
+    signature: float = 0.0
+    is_sum: float = 0.0
+    loss: float = 0.0
+    count: float = 0.0
+    is_stop_wished: float = 0.0
+    is_save_due: float = 0.0
+    has_moved: float = 0.0
+
+
+class Group:
+    """One of several ranks; see Ranks.
+
+    connection: to the others; who has just met them may add tensors up through it.
+
+    Args:
+        connection: to the others.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.rank = connection.place.rank
+        self.size = connection.place.size
+        self.is_first = self.rank == 0
+        self.share = Share(rank=self.rank, size=self.size)
+        # Every rank has been to as many meetings as the others.
+        self._num_met = 0
+        self._laid: deque[str] = deque()
+
+    def join(self) -> None:
+        """See Ranks."""
+        self.connection.join()
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """See Ranks."""
+        self.connection.leave(error)
+
+    def device_name(self, name: str | None) -> str | None:
+        """See Ranks."""
+        if name == "cpu" or chosen_device(None).type == "cpu":
+            return name
+        local_rank, num_gpus = self.connection.place.local_rank, torch.cuda.device_count()
+        if local_rank >= num_gpus:
+            raise UsageError(
+                "ranks-share-a-gpu",
+                f"rank {self.rank} would be number {local_rank + 1} on a machine of {num_gpus} "
+                "GPUs.",
+                because="NCCL refuses two ranks on one GPU",
+                fix="start fewer ranks, or train on the CPU: --device cpu",
+            )
+        return f"cuda:{local_rank}"
+
+    def attach(self, device: torch.device) -> None:
+        """See Ranks."""
+        self.connection.attach(device)
+
+    def vote(self, ballot: Ballot) -> list[Ballot]:
+        """The ballots of all ranks, by rank, once each has the gradient of its share.
+
+        Raises:
+            PeerShort: a rank has no memory for it.
+        """
+        return [
+            Ballot(**dict(zip(_FIELDS, row, strict=True))) for row in self._met(_UPDATE, ballot)
+        ]
+
+    def told(self, make: Callable[[], T]) -> T:
+        """See Ranks."""
+        name = self._laid_down(_outcome(make) if self.is_first else None)
+        self._met(_VALUE)
+        is_fine, value = pickle.loads(self.connection.take(name, 0))
+        if not is_fine:
+            raise value
+        made: T = value
+        return made
+
+    def gathered(self, value: T) -> list[T]:
+        """See Ranks."""
+        name = self._laid_down(pickle.dumps(value))
+        self._met(_VALUE)
+        return [pickle.loads(self.connection.take(name, rank)) for rank in range(self.size)]
+
+    def copy_from_first(self, model: nn.Module) -> None:
+        """See Ranks."""
+        tensors = [one.detach() for one in (*model.parameters(), *model.buffers())]
+        self._met(_VALUE)
+        self.connection.copy_from_first(tensors)
+
+    def settle(self, trouble: Trouble) -> Trouble:
+        """See Ranks."""
+        if not trouble.shortage.is_heard:
+            # Wherever the others are, they meet next, and hear it there.
+            self._met(_SHORT)
+        told = self.gathered(trouble)
+        [first, *_] = [one for one in told if not one.shortage.is_heard]
+        return Trouble(
+            shortage=first.shortage,
+            step=min(one.step for one in told),
+            place=first.place,
+            can_repeat=all(one.can_repeat for one in told)
+            and len({(one.step, one.place) for one in told}) == 1,
+        )
+
+    def _laid_down(self, value: bytes | None) -> str:
+        """Lays a value down under the name of the meeting that follows; gives the name."""
+        name = str(self._num_met)
+        if value is not None:
+            self.connection.put(name, value)
+            self._laid.append(name)
+            # Who has come to the meeting before has taken what was laid down before that one.
+            if len(self._laid) > 2:
+                self.connection.drop(self._laid.popleft())
+        return name
+
+    def _met(self, place: float, ballot: Ballot | None = None) -> list[tuple[float, ...]]:
+        rows = self.connection.numbers([place, *astuple(ballot or Ballot())])
+        self._num_met += 1
+        places = {row[0] for row in rows}
+        if _SHORT in places:
+            if place != _SHORT:
+                raise PeerShort
+        elif len(places) > 1:
+            raise AssertionError(f"ranks met at different places: {sorted(places)}")
+        return [tuple(row[1:]) for row in rows]
+
+
+_FIELDS = tuple(Ballot.__dataclass_fields__)
+
+
+def _outcome(make: Callable[[], Any]) -> bytes:
+    """What was made, or what was raised instead, in a form that can be sent."""
+    try:
+        return pickle.dumps((True, make()))
+    except Exception as error:  # noqa: BLE001 - raised again, on every rank
+        try:
+            sent = pickle.dumps((False, error))
+            pickle.loads(sent)
+        except Exception:  # noqa: BLE001 - an exception of somebody's own
+            sent = pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
+        return sent

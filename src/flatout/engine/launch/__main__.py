@@ -1,0 +1,38 @@
+"""The process that starts ranks, waits for them, and says how they ended by its exit code.
+
+It does not import torch where the launcher does without: the ranks take their second for that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from flatout.engine.launch.job import Job, Lifeline
+from flatout.nouns.placement import parse_placement
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Launches the ranks of a run; gives the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m flatout.engine.launch")
+    parser.add_argument("run_dir", type=Path, help="folder of a run, with its run.json")
+    parser.add_argument("--on", required=True, type=parse_placement, metavar="LAUNCHER:N")
+    parser.add_argument("--attached", action="store_true", help="stop when stdin ends")
+    parser.add_argument("--change", default="{}", help="JSON, as the worker takes it")
+    given = parser.parse_args(argv)
+    # A name of ours, checked: nothing else is imported by it.
+    launcher = importlib.import_module(f"flatout.engine.launch.{given.on.launcher}")
+    with Lifeline(is_attached=given.attached) as lifeline:
+        job = Job(
+            folder=given.run_dir.absolute(),
+            num_ranks=given.on.num_ranks,
+            change=given.change,
+            lifeline=lifeline,
+        )
+        return int(launcher.launch(job))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

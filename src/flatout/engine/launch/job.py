@@ -1,0 +1,142 @@
+"""What every launcher needs: the command and variables of a rank, and what their ends mean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from flatout.nouns.placement import RANK_DIED
+
+# In good order, or told by rank 0 in the run's folder: 1 could not go on, 2 wrong use, 3 our fault.
+_TOLD = (1, 2, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Ranks that are to train a run together.
+
+    folder: of the run; the same path for every rank. num_ranks: how many there are to be.
+    change: JSON, as the worker's `--change`. lifeline: the ranks' standard input.
+    """
+
+    folder: Path
+    num_ranks: int
+    change: str
+    lifeline: Lifeline
+
+    def command(self, python: str = sys.executable) -> list[str]:
+        """What each rank runs; which one it is, the variables of `rank_variables` say."""
+        # -P and faulthandler: as the command line starts a single worker.
+        own = [python, "-P", "-X", "faulthandler", "-m", "flatout.engine.worker", str(self.folder)]
+        return [*own, "--ranked", "--attached", "--change", self.change]
+
+
+def rank_variables(
+    rank: int, num_ranks: int, *, local_rank: int, num_local: int, place: tuple[str, int]
+) -> dict[str, str]:
+    """The variables by which a rank knows its place, named as torchrun names them.
+
+    Args:
+        rank, num_ranks: its number among all, from 0.
+        local_rank, num_local: its number among those of its machine; also that of its GPU.
+        place: host and port where rank 0 waits for the others.
+    """
+    host, port = place
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(num_local),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        **thread_variables(num_local),
+    }
+
+
+def thread_variables(num_local: int) -> dict[str, str]:
+    """Threads for each of so many ranks on this machine, unless the person has set them."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, _num_cores() // num_local))}
+
+
+def loopback_variables() -> dict[str, str]:
+    """For ranks of one machine: they need no network, whatever its name resolves to."""
+    if "GLOO_SOCKET_IFNAME" in os.environ or sys.platform == "win32":
+        return {}
+    return {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+
+
+def _num_cores() -> int:
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if sys.platform == "linux":
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    return cores
+
+
+def ending_code(codes: Mapping[int, int]) -> int:
+    """The exit code of a launcher whose ranks ended with these, by their numbers.
+
+    What rank 0 has told counts. If a rank was killed, rank 0 has told that another is lost, or
+    was it itself: then nothing is told, and RANK_DIED has the ranks started again.
+    """
+    first = codes.get(0, RANK_DIED)
+    if first in _TOLD or (first == 0 and not any(codes.values())):
+        return first
+    return RANK_DIED if any(codes.values()) else first
+
+
+class Lifeline:
+    """A pipe that ends when this process does, or, if attached, when its own standard input does.
+
+    Its reading end is the standard input of every rank: whatever happens to who has started them,
+    they stop with a checkpoint. SIGTERM and Ctrl-C end it, too.
+    """
+
+    def __init__(self, *, is_attached: bool) -> None:
+        self._is_attached = is_attached
+        self.reading, self._writing = os.pipe()
+        self._lock = threading.Lock()
+        self._is_open = True
+
+    def __enter__(self) -> Lifeline:
+        if self._is_attached:
+            threading.Thread(target=self._watch, name="command line", daemon=True).start()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.cut()
+
+    def cut(self) -> None:
+        """Asks all ranks to stop."""
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                os.close(self._writing)
+
+    def _ask(self, number: int, frame: Any) -> None:
+        # Not from the handler itself: it may have interrupted whoever holds the lock.
+        threading.Thread(target=self.cut, daemon=True).start()
+
+    def _watch(self) -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1):
+                pass
+        self.cut()

@@ -1,0 +1,62 @@
+"""Ranks as child processes on this machine, with nothing between them and flatout."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+from flatout.engine.launch.job import Job, ending_code, loopback_variables, rank_variables
+from flatout.system.clock import elapsed_s, sleep_s
+
+_LOOPBACK = "127.0.0.1"
+_POLLED_EVERY_S = 0.05
+# After one rank has failed, the others notice by themselves, and rank 0 tells it.
+_GRACE_S = 20.0
+
+
+def launch(job: Job) -> int:
+    """Starts the ranks, waits until all have ended, and gives the launcher's exit code."""
+    place = _LOOPBACK, _free_port()
+    ranks = [_start(job, rank, place) for rank in range(job.num_ranks)]
+    try:
+        _wait(ranks)
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+    codes = {number: rank.wait() for number, rank in enumerate(ranks)}
+    for number, code in codes.items():
+        if code:
+            print(f"rank {number} of {job.num_ranks} ended with code {code}", file=sys.stderr)
+    return ending_code(codes)
+
+
+def _start(job: Job, rank: int, place: tuple[str, int]) -> subprocess.Popen[bytes]:
+    variables = rank_variables(
+        rank, job.num_ranks, local_rank=rank, num_local=job.num_ranks, place=place
+    )
+    # In this process's group: whoever ends it by its group ends them.
+    return subprocess.Popen(
+        job.command(),
+        env={**os.environ, **loopback_variables(), **variables},
+        stdin=job.lifeline.reading,
+    )
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Waits for all ranks; once one has failed, for the others only so long."""
+    failed_s: float | None = None
+    while any(rank.poll() is None for rank in ranks):
+        if failed_s is None and any(rank.poll() for rank in ranks):
+            failed_s = elapsed_s()
+        if failed_s is not None and elapsed_s() - failed_s > _GRACE_S:
+            return
+        sleep_s(_POLLED_EVERY_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind((_LOOPBACK, 0))
+        return int(one.getsockname()[1])

@@ -1,0 +1,91 @@
+"""Why a rank is missed: what it has left word of, or that it left none."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.system.clock import elapsed_s, sleep_s
+
+# How long the others have for saying why they left, once one of them is missed.
+_WORD_LIMIT_S = 5.0
+_POLLED_EVERY_S = 0.1
+
+
+class Notices:
+    """What ranks leave in the store of their rendezvous for whoever misses them.
+
+    Args:
+        store: torch.distributed's; lost together with the process that keeps it.
+        rank, size: this rank, of how many.
+        limit_s: how long a rank is waited for.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, limit_s: float) -> None:
+        self._store = store
+        self._rank = rank
+        self._others = [other for other in range(size) if other != rank]
+        self._size = size
+        self._limit_s = limit_s
+
+    def leave(self, error: BaseException) -> None:
+        """Leaves word why this rank has to go."""
+        known = error
+        if not isinstance(known, FlatoutError):
+            known = RunFailed(
+                "internal-error",
+                f"flatout itself failed: {type(error).__name__}: {error}",
+                fix=f"read its log, worker.rank{self._rank}.log",
+            )
+        word = {
+            "rule": known.rule,
+            "problem": known.problem,
+            "because": known.because,
+            "fix": known.fix,
+            "is_usage": isinstance(known, UsageError),
+        }
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"failed/{self._rank}", json.dumps(word))
+
+    def of_loss(self, error: RuntimeError) -> FlatoutError:
+        """What is to be said where the others cannot be reached any more.
+
+        Args:
+            error: what torch.distributed says.
+        """
+        # The store is rank 0's, as a rule: where it is gone, so is rank 0.
+        silent = [0]
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"here-still/{self._rank}", "1")
+            until_s = elapsed_s() + _WORD_LIMIT_S
+            while elapsed_s() < until_s:
+                for rank in self._others:
+                    if self._has(f"failed/{rank}"):
+                        return _told_by(rank, json.loads(self._store.get(f"failed/{rank}")))
+                if all(self._has(f"here-still/{rank}") for rank in self._others):
+                    break
+                sleep_s(_POLLED_EVERY_S)
+            silent = [rank for rank in self._others if not self._has(f"here-still/{rank}")]
+        return self._lost(silent, str(error).strip())
+
+    def _lost(self, silent: list[int], said: str) -> RunFailed:
+        is_late = "timed out" in said.lower()
+        how = f"has not answered for {self._limit_s:g} s" if is_late else "has gone without a word"
+        who = " and ".join(map(str, silent)) or "?"
+        return RunFailed(
+            "rank-lost",
+            f"rank {who} of {self._size} {how}.",
+            because=said.splitlines()[0] if said else None,
+            fix="nothing is lost: resume the run; `flatout train` does so by itself",
+        )
+
+    def _has(self, name: str) -> bool:
+        return bool(self._store.check([name]))
+
+
+def _told_by(rank: int, word: dict[str, Any]) -> FlatoutError:
+    kind = UsageError if word["is_usage"] else RunFailed
+    problem = f"rank {rank}: {word['problem']}"
+    return kind(word["rule"], problem, because=word["because"], fix=word["fix"])

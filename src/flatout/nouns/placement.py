@@ -1,0 +1,101 @@
+"""Over how many processes a training is spread, and who starts them: `--on local:4`."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from flatout.errors import UsageError, nearest
+from flatout.nouns.machine import Machine
+
+# What the process that starts the ranks ends with when one of them died without a word: flatout
+# starts them again.
+RANK_DIED = 10
+
+# Those that start their ranks on this machine.
+LOCAL = ("local", "torchrun")
+# A machine has no more sensible use for them; a mistyped number is not to start a thousand.
+_MOST_RANKS = 1024
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """Who starts the ranks of a training, and how many.
+
+    launcher: a module of `engine/launch`. num_ranks: processes that train together.
+    """
+
+    launcher: str
+    num_ranks: int
+
+    def __str__(self) -> str:
+        """As it is typed."""
+        return f"{self.launcher}:{self.num_ranks}"
+
+    def check(self, num_gpus: int, device: str) -> None:
+        """Refuses more ranks than GPUs, where each rank needs one of this machine's.
+
+        Args:
+            num_gpus: that torch can use here.
+            device: as asked for: `auto`, `cpu`, `cuda` or `cuda:N`.
+
+        Raises:
+            UsageError: ranks-share-a-gpu, ranks-do-not-fit.
+        """
+        if self.launcher not in LOCAL or self.num_ranks == 1:
+            return
+        if device.startswith("cuda:"):
+            raise UsageError(
+                "ranks-do-not-fit",
+                f"`--device {device}` names one GPU for {self.num_ranks} ranks.",
+                because="each rank takes the GPU of its own number",
+                fix="use --device cuda, and CUDA_VISIBLE_DEVICES to choose among the GPUs",
+            )
+        if device == "cpu" or num_gpus == 0 or num_gpus >= self.num_ranks:
+            return
+        gpus = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+        raise UsageError(
+            "ranks-share-a-gpu",
+            f"`--on {self}`: there are {self.num_ranks} ranks for {gpus}.",
+            because="NCCL, which carries gradients between GPUs, refuses two ranks on one of them; "
+            "one rank uses all of a GPU anyway",
+            fix=f"use --on {self.launcher}:{num_gpus}, or train on the CPU: --device cpu",
+        )
+
+
+def num_gpus_for(machine: Machine, chosen: str | None) -> int:
+    """GPUs of a machine that its torch can use, where CUDA_VISIBLE_DEVICES has that value."""
+    num_gpus, torch = len(machine.gpus), machine.framework("torch")
+    if torch is not None and torch.build == "cpu":
+        return 0
+    if chosen is None:
+        return num_gpus
+    names = [name.strip() for name in chosen.split(",")]
+    # CUDA stops at the first name that it cannot use.
+    end = next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))
+    return min(end, num_gpus)
+
+
+def parse_placement(text: str) -> Placement:
+    """What `--on` was given: `local:4`, `torchrun:2`.
+
+    Raises:
+        UsageError: bad-placement.
+    """
+    found = re.fullmatch(r"([a-z]+):([0-9]{1,9})", text.strip())
+    name = text.strip().partition(":")[0]
+    if name not in LOCAL:
+        raise UsageError(
+            "bad-placement",
+            f"`--on {text}`: nothing of that name starts ranks.",
+            fix=nearest(name, LOCAL) + "; such as --on local:2",
+        )
+    num_ranks = int(found[2]) if found else 0
+    if not 1 <= num_ranks <= _MOST_RANKS:
+        raise UsageError(
+            "bad-placement",
+            f"`--on {text}` does not say how many ranks there are to be.",
+            because=f"it takes a number from 1 to {_MOST_RANKS}",
+            fix=f"--on {name}:2",
+        )
+    return Placement(launcher=name, num_ranks=num_ranks)

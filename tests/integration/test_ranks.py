@@ -1,0 +1,169 @@
+"""Several ranks give what one gives; a lost one costs no more than the time since a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import safetensors.torch
+from ranks_runs import run_ranks
+from torch import Tensor
+
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.lines import EpochEnded, Event, Metric, Started, Validated
+from flatout.nouns.placement import Placement
+from flatout.nouns.run import Run, RunHeader
+from flatout.system import child, store
+from flatout.system.attendance import Attendance, conclude, follow
+from flatout.system.interrupts import Interrupts
+from flatout.system.runs import RunFolder, create_run, read_run
+from flatout.system.tail import Tail
+
+CASES = Path(__file__).parents[1] / "cases" / "ranks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+# A rank's share of the cores; torch takes a second to import in each.
+LIMIT_S = 300.0
+
+
+@pytest.fixture(autouse=True)
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+    _set_paths(monkeypatch.setenv)
+
+
+def _set_paths(setenv: Callable[[str, str], None]) -> None:
+    own = [str(CASES), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
+    setenv("PYTHONPATH", os.pathsep.join(filter(None, own)))
+
+
+def trained(folder: Path, num_ranks: int, mode: str) -> None:
+    """Runs the cases on so many ranks; one trains by itself."""
+    run_ranks(num_ranks, [str(CASES / "train_all.py"), str(folder), mode], folder, LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def by_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """All cases, trained on 1, 2 and 4 ranks."""
+    folders = {}
+    with pytest.MonkeyPatch.context() as patch:
+        _set_paths(patch.setenv)
+        for num_ranks in (1, 2, 4):
+            folders[num_ranks] = folder = tmp_path_factory.mktemp(f"ranks{num_ranks}")
+            patch.setenv("FLATOUT_STATE", str(folder / "state"))
+            trained(folder, num_ranks, "all")
+    return folders
+
+
+def curve(run: Path) -> list[float | None]:
+    """Validation losses and mean training losses in the order in which they were told."""
+    lines = store.read_lines(RunFolder(run).metrics, Metric)
+    return [
+        line.metrics["loss"] if isinstance(line, Validated) else line.loss
+        for line in lines
+        if isinstance(line, Validated | EpochEnded)
+    ]
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return safetensors.torch.load_file(RunFolder(run).weights)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", ["rows", "accumulated", "sentences", "stream", "frozen"])
+def test_ranks_give_what_one_gives(by_ranks: dict[int, Path], name: str, num_ranks: int) -> None:
+    one, several = curve(by_ranks[1] / name), curve(by_ranks[num_ranks] / name)
+    assert len(one) > 30
+    assert several == pytest.approx(one, rel=1e-9, abs=1e-9)
+    run = read_run(RunFolder(by_ranks[num_ranks] / name))
+    assert run.started is not None and run.started.num_ranks == num_ranks
+    alone = read_run(RunFolder(by_ranks[1] / name))
+    assert run.finished is not None and alone.finished is not None
+    assert run.finished.num_samples_seen == alone.finished.num_samples_seen
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_first_gradient_when_in_fp32(by_ranks: dict[int, Path], num_ranks: int) -> None:
+    one, several = (weights(by_ranks[n] / "first_gradient") for n in (1, num_ranks))
+    for name, value in one.items():
+        assert (several[name] - value).abs().max() <= 1e-6 * value.abs().max()
+
+
+def test_batch_norm_says_what_it_does(by_ranks: dict[int, Path]) -> None:
+    findings = {n: read_run(RunFolder(by_ranks[n] / "norm")).findings for n in (1, 2)}
+    assert [one.rule for one in findings[2]] == ["batch-norm-per-rank"]
+    assert findings[1] == ()
+    # Averaged over the ranks: a stretch of the data has much the same statistics as another.
+    means = {n: weights(by_ranks[n] / "norm")["1.running_mean"] for n in (1, 2)}
+    assert (means[2] - means[1]).abs().max() < 0.1
+    assert int(weights(by_ranks[2] / "norm")["1.num_batches_tracked"]) == 20
+
+
+def test_resume_at_another_number_of_ranks(tmp_path: Path) -> None:
+    trained(tmp_path / "one", 1, "begin")
+    trained(tmp_path / "one", 1, "5")
+    trained(tmp_path / "several", 2, "begin")
+    trained(tmp_path / "several", 3, "4")
+    trained(tmp_path / "several", 1, "5")
+    one, several = (curve(tmp_path / name / "moved") for name in ("one", "several"))
+    assert several == pytest.approx(one, rel=1e-9, abs=1e-9)
+    run = read_run(RunFolder(tmp_path / "several" / "moved"))
+    notes = [one.problem for one in run.findings]
+    assert notes == [
+        "the run goes on with 3 ranks instead of 2: every batch has the same samples in the same "
+        "order.",
+        "the run goes on with 1 rank instead of 3: every batch has the same samples in the same "
+        "order.",
+    ]
+
+
+def attend(tmp_path: Path, on: str, **spec: object) -> Attendance:
+    """A training of `mlp` on ranks of this machine, just started."""
+    launcher, _, num_ranks = on.partition(":")
+    placement = Placement(launcher=launcher, num_ranks=int(num_ranks))
+    fixed = {"num_threads": 1, "checkpoint_every": 20}
+    header = RunHeader(
+        id="mine", created_at=0.0, flatout_version="0.1.0", python=sys.executable,
+        spec=ExperimentSpec(name="digits", fixed=fixed, **spec),  # type: ignore[arg-type]
+    )  # fmt: skip
+    folder = create_run(header, tmp_path / "runs")
+    worker = child.start_worker(sys.executable, folder, change=None, is_attached=True, on=placement)
+    return Attendance(
+        folder=folder, machine=None, worker=worker, tail=Tail(folder),  # type: ignore[arg-type]
+        python=sys.executable, on=placement,
+    )  # fmt: skip
+
+
+def rank_processes(attendance: Attendance) -> dict[int, psutil.Process]:
+    """The ranks' processes by their numbers, as their variables say."""
+    found = {}
+    for process in psutil.Process(attendance.worker.pid).children(recursive=True):
+        if "--ranked" in process.cmdline():
+            found[int(process.environ()["RANK"])] = process
+    return found
+
+
+def followed(attendance: Attendance, at_step: int, act: Callable[[], None]) -> Run:
+    """Follows a training to its end; does something once it has come to that step."""
+    has_acted = False
+    for _ in follow(attendance, Interrupts()):
+        if not has_acted and any(step >= at_step for step in attendance.folder.checkpoint_steps()):
+            has_acted = True
+            act()
+    assert has_acted
+    return conclude(attendance).run
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills as Linux does")
+@pytest.mark.parametrize(("on", "lost"), [("local:2", 0), ("local:2", 1), ("torchrun:2", 1)])
+def test_lost_rank_is_started_again(tmp_path: Path, on: str, lost: int) -> None:
+    attendance = attend(tmp_path, on, epochs=6)
+    run = followed(attendance, 20, lambda: rank_processes(attendance)[lost].kill())
+    assert run.status == "finished", attendance.folder.log.read_text()[-3000:]
+    events = store.read_lines(attendance.folder.events, Event)
+    starts = [one for one in events if isinstance(one, Started)]
+    assert [one.resumed for one in starts] == [False, True]
+    assert run.step == 6 * 23

@@ -1,0 +1,125 @@
+"""Where ranks go: what `--on` means, what is refused before the start, what their ends mean."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.engine.launch.job import Job, Lifeline, ending_code, rank_variables, thread_variables
+from flatout.errors import UsageError
+from flatout.nouns.framework import Framework
+from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
+from flatout.nouns.placement import RANK_DIED, Placement, num_gpus_for, parse_placement
+from flatout.nouns.train_request import TrainRequest
+
+ONE_GPU = Machine(
+    read_at="", host=Host(os="linux"), cpu=Cpu(), memory=Memory(), gpus=(Gpu(index=0, name="RTX"),),
+    frameworks=(Framework(name="torch", version="2.13.0", build="cu130"),),
+)  # fmt: skip
+
+
+def test_parse_placement() -> None:
+    assert parse_placement(" local:4 ") == Placement(launcher="local", num_ranks=4)
+    assert str(parse_placement("torchrun:2")) == "torchrun:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("lokal:2", "did you mean `local`"),
+        ("", "local"),
+        ("local", "--on local:2"),
+        ("local:0", "--on local:2"),
+        ("local:-1", "--on local:2"),
+        ("torchrun:9999", "--on torchrun:2"),
+        ("local:two", "--on local:2"),
+    ],
+)
+def test_parse_placement_when_it_is_none(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_placement(text)
+    assert caught.value.rule == "bad-placement"
+    assert said in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("chosen", "num"), [(None, 2), ("0", 1), ("", 0), ("-1", 0), ("1,0", 2), ("0,1,2,3", 2)]
+)
+def test_num_gpus_when_some_are_hidden(chosen: str | None, num: int) -> None:
+    two = [Gpu(index=index, name="RTX") for index in (0, 1)]
+    machine = Machine(
+        read_at="", host=Host(os="linux"), cpu=Cpu(), memory=Memory(), gpus=tuple(two)
+    )
+    assert num_gpus_for(machine, chosen) == num
+
+
+def test_check_when_ranks_would_share_a_gpu() -> None:
+    pair = Placement(launcher="local", num_ranks=2)
+    with pytest.raises(UsageError) as caught:
+        pair.check(num_gpus_for(ONE_GPU, None), "auto")
+    assert caught.value.rule == "ranks-share-a-gpu"
+    assert "NCCL" in str(caught.value.because)
+    assert caught.value.fix == "use --on local:1, or train on the CPU: --device cpu"
+    with pytest.raises(UsageError):
+        pair.check(1, "cuda")
+    with pytest.raises(UsageError) as caught:
+        pair.check(2, "cuda:1")
+    assert caught.value.rule == "ranks-do-not-fit"
+
+
+def test_check_when_there_is_room() -> None:
+    Placement(launcher="local", num_ranks=1).check(1, "cuda:0")
+    pair = Placement(launcher="local", num_ranks=2)
+    pair.check(1, "cpu")
+    pair.check(0, "auto")
+    pair.check(2, "cuda")
+
+
+def test_request_when_ranks_are_to_search() -> None:
+    assert TrainRequest(experiment="mlp", on="local:2", tune="auto").wish.mode == "off"
+    with pytest.raises(UsageError) as caught:
+        TrainRequest(experiment="mlp", on="local:2", tune="full").check()
+    assert caught.value.rule == "search-needs-one-rank"
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ({0: 0, 1: 0}, 0),
+        ({0: 1, 1: 1}, 1),
+        ({0: 2, 1: -9}, 2),
+        ({0: 3, 1: 0}, 3),
+        # Rank 0 has told that another is lost: what it told is read, whatever the code.
+        ({0: 1, 1: -9}, 1),
+        ({0: -9, 1: 1}, RANK_DIED),
+        ({1: -9}, RANK_DIED),
+        ({0: 0, 1: -9}, RANK_DIED),
+        ({0: 130, 1: 0}, RANK_DIED),
+    ],
+)
+def test_ending_code(codes: dict[int, int], code: int) -> None:
+    assert ending_code(codes) == code
+
+
+def test_variables_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    own = rank_variables(3, 4, local_rank=1, num_local=2, place=("head", 5000))
+    assert own == {
+        "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "head", "MASTER_PORT": "5000", **thread_variables(2),
+    }  # fmt: skip
+    both, each = (int(thread_variables(num)["OMP_NUM_THREADS"]) for num in (1, 2))
+    assert each == max(1, both // 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    own = rank_variables(0, 1, local_rank=0, num_local=1, place=("head", 5000))
+    assert "OMP_NUM_THREADS" not in own
+
+
+def test_command_of_a_rank(tmp_path: Path) -> None:
+    lifeline = Lifeline(is_attached=False)
+    command = Job(folder=tmp_path, num_ranks=2, change="{}", lifeline=lifeline).command()
+    lifeline.cut()
+    assert command[0] == sys.executable
+    assert command[-5:] == [str(tmp_path), "--ranked", "--attached", "--change", "{}"]
