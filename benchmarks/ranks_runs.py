@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from flatout.engine import Experiment
 from flatout.engine.connection import Connection, place_here
 from flatout.engine.course import Task
@@ -34,7 +36,8 @@ class Together(Group):
 
     def leave(self, error: BaseException | None = None) -> None:
         """They stay, unless one of them fails."""
-        if error is not None:
+        # Want of memory for which there is no relief ends all of them alike.
+        if error is not None and getattr(error, "rule", "") != "out-of-memory":
             super().leave(error)
 
 
@@ -63,11 +66,11 @@ def new_run(folder: Path, ranks: Ranks, **fixed: Any) -> RunFolder:
 
 def train(
     folder: RunFolder, experiment: Experiment, ranks: Ranks, epochs: int | None = None
-) -> None:
-    """Trains a run to its end, or to so many epochs."""
+) -> nn.Module:
+    """Trains a run to its end, or to so many epochs; gives the model."""
     spec = read_run(folder).header.spec
     task = Task(folder, spec, Change(epochs=epochs), StopRequest(), ranks=ranks)
-    train_in(task, lambda: experiment)
+    return train_in(task, lambda: experiment)
 
 
 def start_ranks(

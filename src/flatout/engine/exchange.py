@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from flatout.engine.group import Ballot, Group
 from flatout.engine.ranks import Wishes
@@ -205,23 +206,30 @@ class _MovingBuffers:
         self._modules = list(model.modules())
         self._seen = self._now()
 
-    def _now(self) -> list[tuple[Tensor, int]]:
+    def _now(self) -> list[tuple[nn.Module, Tensor, int]]:
         return [
-            (buffer, buffer._version)
+            (module, buffer, buffer._version)
             for module in self._modules
             for buffer in module._buffers.values()
             if buffer is not None
         ]
 
     def moved(self) -> list[bool]:
-        """Which of them have changed since the last update."""
+        """Which of them have changed since the last update; of a module all or none.
+
+        BatchNorm's kernels move its averages without a trace, but not its count of batches.
+        """
         now = self._now()
         if len(now) != len(self._seen):
             return [True] * len(now)
-        return [
-            one is not before or version != seen
-            for (one, version), (before, seen) in zip(now, self._seen, strict=True)
-        ]
+        moved = {
+            id(module)
+            for (module, one, version), (_, before, seen) in zip(now, self._seen, strict=True)
+            if one is not before
+            or version != seen
+            or (isinstance(module, _NormBase) and module.training)
+        }
+        return [id(module) in moved for module, _, _ in now]
 
     @torch.no_grad()
     def packed(self, moved: list[bool], num_samples: int) -> list[Tensor]:
@@ -243,4 +251,4 @@ class _MovingBuffers:
         self._seen = self._now()
 
     def _those(self, moved: list[bool]) -> list[Tensor]:
-        return [one for (one, _), is_moved in zip(self._now(), moved, strict=True) if is_moved]
+        return [one for (_, one, _), is_moved in zip(self._now(), moved, strict=True) if is_moved]

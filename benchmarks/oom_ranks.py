@@ -1,0 +1,210 @@
+"""Lets memory run out on one of several ranks, a thousand times, and looks whether they go on.
+
+    python benchmarks/oom_ranks.py [--trials 1000] [--ranks 2] [--seed 0]
+
+In each trial the ranks train one of four small models on the CPU, and an operation of the third to
+fifth update raises what torch's allocator says, on one rank or on all of them: which model, ranks
+and operation is drawn from the seed. It may be any of forward, backward, the copy of gradients, the
+vote, clipping, optimizer, the averages of buffers, and the checkpoint between them; what travels
+between the ranks itself is left out, since nothing is allocated there.
+
+Counted: trials that came to their end on all ranks, those that had to go back to a checkpoint,
+those whose weights are the same on all ranks, and those whose weights are what a training without
+want of memory has, but for rounding (not asked of dropout, which draws other numbers for smaller
+parts). A trial in which the ranks wait for each other in vain ends the benchmark after a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import gc
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import dated
+import oom_models
+import ranks_runs
+import torch
+from oom_injection import Injection, between
+
+from flatout.engine import Experiment
+from flatout.engine.ranks import Ranks
+from flatout.errors import FlatoutError
+from flatout.nouns.measurement import Measurement
+from flatout.system.runs import read_run
+
+# Calls of the loss in training: from the third update into the fifth, in micro-batches of a share.
+_FIRST, _LAST = 3, 6
+_LIMIT_S = "60"
+_CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+class OfRank(Injection):
+    """Want of memory at one operation of this rank; what travels between ranks does not count."""
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if operation.namespace == "c10d":
+            return operation(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(operation, types, args, kwargs)
+
+
+def main() -> int:
+    """Runs all trials and writes the result; 1 if one did not come to its end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=1000)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument("--as-rank", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.as_rank is not None:
+        run_trials(options.as_rank, options.trials, options.seed)
+        return 0
+    began_s = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ |= {"FLATOUT_RANKS_LIMIT_S": _LIMIT_S, "FLATOUT_STATE": str(folder / "state")}
+        command = [__file__, "--as-rank", str(folder), "--trials", str(options.trials)]
+        command += ["--seed", str(options.seed)]
+        problem = None
+        try:
+            ranks_runs.run_ranks(options.ranks, command, folder, limit_s=4 * 3600.0)
+        except RuntimeError as error:
+            problem = str(error)
+        rows = _rows(folder / "rows.jsonl")
+    return _report(rows, problem, options, time.perf_counter() - began_s)
+
+
+def run_trials(folder: Path, num_trials: int, seed: int) -> None:
+    """What each rank does: all trials, one after the other."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    ranks = ranks_runs.ranks_here()
+    dice = random.Random(seed)
+    known = {name: _reference(folder, name, ranks) for name in oom_models.NAMES}
+    # Each want of memory looks through all objects: not through those of torch and its kind.
+    gc.collect()
+    gc.freeze()
+    for number in range(num_trials):
+        name = dice.choice(oom_models.NAMES)
+        weights, num_operations = known[name]
+        at = dice.randint(1, num_operations)
+        short = dice.choice([*range(ranks.size), None])
+        row = {"trial": number, "model": name, "at": at, "short": short}
+        row |= _trial(folder / f"trial{number}", name, ranks, at, short, weights)
+        if ranks.is_first:
+            with open(folder / "rows.jsonl", "a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def _experiment(name: str, injection: Injection | None) -> Experiment:
+    def watched(loss: Any) -> Any:
+        return loss if injection is None else between(loss, injection, _FIRST, _LAST)
+
+    experiment = oom_models.experiment(name, watched)
+    # So that a share of the last batch has two samples: BatchNorm takes no single one.
+    return dataclasses.replace(experiment, train_data=lambda: oom_models.points(44, seed=1))
+
+
+def _reference(folder: Path, name: str, ranks: Ranks) -> tuple[dict[str, torch.Tensor], int]:
+    """Weights without want of memory, and how many operations there are to fail."""
+    injection = OfRank()
+    model = _trained(folder / f"reference-{name}", name, ranks, injection)
+    return model, ranks.gathered(injection.num_operations)[0]
+
+
+def _trained(
+    folder: Path, name: str, ranks: Ranks, injection: Injection
+) -> dict[str, torch.Tensor]:
+    fixed = oom_models.USE.get(name, {}) | {"checkpoint_every": 2}
+    run = ranks_runs.new_run(folder, ranks, **fixed)
+    with injection:
+        model = ranks_runs.train(run, _experiment(name, injection), ranks)
+    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+
+
+def _trial(
+    folder: Path,
+    name: str,
+    ranks: Ranks,
+    at: int,
+    short: int | None,
+    known: dict[str, torch.Tensor],
+) -> dict[str, Any]:
+    injection = OfRank(at if short in (None, ranks.rank) else None)
+    try:
+        weights = _trained(folder, name, ranks, injection)
+    except FlatoutError as error:
+        return {"problem": f"{injection.failed}: {error}"}
+    digest = hashlib.sha256()
+    for value in weights.values():
+        digest.update(value.numpy().tobytes())
+    digests = ranks.gathered(digest.hexdigest())
+    failed = ranks.gathered(injection.failed)
+    is_close = all(torch.allclose(value, known[key], **_CLOSE) for key, value in weights.items())
+    adaptations = read_run(ranks_runs.RunFolder(folder)).adaptations if ranks.is_first else ()
+    if ranks.is_first:
+        shutil.rmtree(folder)
+    return {
+        "problem": None,
+        "failed": next(filter(None, failed), None),
+        "is_same_on_all": len(set(digests)) == 1,
+        "is_close": is_close or name == "dropout",
+        "is_in_place": all(one.is_in_place for one in adaptations),
+        "num_adaptations": len(adaptations),
+    }
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _report(
+    rows: list[dict[str, Any]], problem: str | None, options: argparse.Namespace, seconds: float
+) -> int:
+    machine = dated.read_machine()
+    went_on = [row for row in rows if row["problem"] is None]
+    counts = {
+        "trials": len(rows),
+        "short": sum(row["failed"] is not None for row in went_on),
+        "went on": len(went_on),
+        "in place": sum(row["failed"] is not None and row["is_in_place"] for row in went_on),
+        "same on all ranks": sum(row["is_same_on_all"] for row in went_on),
+        "as without want of memory": sum(row["is_close"] for row in went_on),
+    }
+    print(f"machine   {dated.machine_text(machine)}")
+    for name, count in counts.items():
+        print(f"{name:28}{count:6d}")
+    said = collections.Counter(row["problem"] for row in rows if row["problem"])
+    for text, count in said.most_common(5):
+        print(f"{count:6d}  {text}")
+    if problem:
+        print(problem)
+    measurements = [
+        *(Measurement(name=name, value=count, unit="1") for name, count in counts.items()),
+        Measurement(name="duration", value=seconds, unit="s"),
+    ]
+    bad = [row for row in rows if row["problem"] or not (row["is_same_on_all"] and row["is_close"])]
+    details = {"ranks": options.ranks, "seed": options.seed, "bad": bad[:20], "problem": problem}
+    path = dated.write_result("oom_ranks", machine, measurements, details, options.out)
+    print(f"written   {path}")
+    return 0 if not bad and problem is None and len(rows) == options.trials else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
