@@ -13,8 +13,9 @@ from flatout.system.runs import RunFolder
 
 folder, mode = Path(sys.argv[1]), sys.argv[2]
 ranks = ranks_here()
-if mode == "all":
-    for name, (make, fixed) in ALL.items():
+if mode in ("all", *ALL):
+    for name in ALL if mode == "all" else [mode]:
+        make, fixed = ALL[name]
         train(new_run(folder / name, ranks, **fixed), make(), ranks)
 else:
     experiment = dataclasses.replace(rows(), steps=None, epochs=2)
