@@ -72,6 +72,9 @@ class CapturedStep:
         num_steps: updates per launch.
     """
 
+    # Several ranks do not take it.
+    exchange = None
+
     def __init__(self, parts: StepParts, meter: Meter, graphs: Graphs, num_steps: int) -> None:
         self.problem: str | None = None
         self.num_replayed = self.num_eager = 0

@@ -40,7 +40,6 @@ def chosen_recipe(facts: Facts, fixed: dict[str, Any]) -> Recipe:
         clip_norm=Choice(value=facts.clip_norm, why="as the experiment says", origin="yours")
         if facts.clip_norm
         else Choice(value=None, why="the experiment asks for none"),
-        sync_batchnorm=Choice(value=False, why="for several ranks, where BatchNorm needs it"),
         nonfinite_loss=Choice(value="stop", why="a NaN spreads to every weight in one update"),
         out_of_memory=Choice(value="auto", why="goes on with less, where the same is computed"),
         checkpoint_every=Choice(

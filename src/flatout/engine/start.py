@@ -83,13 +83,6 @@ def check_ranks(ranks: Ranks, recipe: Recipe, built: Built) -> None:
             because="they say to each other that their gradients are there, which no graph records",
             fix="leave it out, or train without --on",
         )
-    if recipe.sync_batchnorm.value and built.device.type == "cpu":
-        raise UsageError(
-            "ranks-do-not-fit",
-            "`sync_batchnorm=true` needs GPUs.",
-            because="torch's SyncBatchNorm does not compute on a CPU",
-            fix="leave it out, or use a norm that looks at one sample, such as GroupNorm",
-        )
 
 
 def are_other_ranks(ranks: Ranks, held: Recipe | None, history: History) -> bool:
@@ -120,14 +113,16 @@ def of_ranks(session: Session, history: History) -> list[Finding]:
                 fixes=(Fix(text=f"use as many as before for an exact resume: {before}"),),
             )
         )
-    if now > 1 and session.facts.has_batch_norm and not session.recipe.sync_batchnorm.value:
+    if now > 1 and session.facts.has_batch_norm:
         findings.append(
             Finding(
                 rule="batch-norm-per-rank",
                 severity="note",
                 problem="BatchNorm sees each rank's share of a batch, as if it were a micro-batch.",
                 because="its running statistics are averaged over the ranks after every step",
-                fixes=(Fix(text="on GPUs, --use sync_batchnorm=true lets it see whole batches"),),
+                fixes=(
+                    Fix(text="use large enough shares; or GroupNorm, which looks at one sample"),
+                ),
             )
         )
     return findings

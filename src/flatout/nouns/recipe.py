@@ -66,7 +66,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     allocator: `system` leaves freed memory to the C library; `retain` keeps it in the process.
     deterministic: only algorithms that repeat bit for bit.
     nonfinite_loss: `stop` the run at a NaN or infinite loss, or `skip` that batch's update.
-    sync_batchnorm: BatchNorm sees the whole batch of all ranks, and not each rank its share.
     out_of_memory: `auto` goes on with less where the same is computed, `shrink` also where
         BatchNorm sees smaller micro-batches, `stop` ends the run.
     checkpoint_every: steps between checkpoints; None chooses by measured cost (<= 2 %).
@@ -97,9 +96,6 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         value="system", why="no such field when this recipe was chosen"
     )
     deterministic: Choice[bool]
-    sync_batchnorm: Choice[bool] = Choice(
-        value=False, why="no such field when this recipe was chosen"
-    )
     nonfinite_loss: Choice[NonfiniteLoss]
     out_of_memory: Choice[OutOfMemory] = Choice(
         value="auto", why="no such field when this recipe was chosen"
