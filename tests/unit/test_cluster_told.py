@@ -227,3 +227,18 @@ def test_waiting_has_a_limit(tmp_path: Path) -> None:
 
 def _ignore(found: Any) -> None:
     assert all(isinstance(one, Container) for one in found)
+
+
+def test_a_training_wants_a_cluster_that_is_up_and_of_one_version(tmp_path: Path) -> None:
+    running.require_well(folder(tmp_path), machine_with(tmp_path))
+    with pytest.raises(UsageError, match="is not up") as told_of:
+        running.require_well(folder(tmp_path), machine_with(tmp_path, {("docker", "ps"): told("")}))
+    assert told_of.value.rule == "cluster-not-up"
+    old = msgspec.structs.replace(REPORT, versions={**REPORT.versions, "flatout": "0.0.9"})
+    answer = told(msgspec.json.encode(old).decode())
+    with pytest.raises(UsageError, match="the nodes have flatout 0.0.9"):
+        running.require_well(folder(tmp_path), machine_with(tmp_path, {("docker", "exec"): answer}))
+    small = msgspec.structs.replace(REPORT, shared_bytes=2**20)
+    answer = told(msgspec.json.encode(small).decode())
+    with pytest.raises(UsageError, match="/dev/shm, is too small"):
+        running.require_well(folder(tmp_path), machine_with(tmp_path, {("docker", "exec"): answer}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from flatout import __version__
 from flatout.cluster.compose_file import HEADS, MEETING_PORT, PORTS
 from flatout.cluster.nodes import PACKAGES, judge_nodes
 from flatout.cluster.settings import address_in, engine_in, with_setting
@@ -141,6 +142,32 @@ def state(folder: Folder, system: System | None = None) -> ClusterState:
         findings=judge_nodes(nodes, engine),
         unread=unread,
     )
+
+
+def require_well(folder: Folder, system: System | None = None) -> None:
+    """Looks at all nodes before a training.
+
+    Raises:
+        UsageError: cluster-not-up, and whatever is wrong with the nodes.
+    """
+    now = state(folder, system)
+    away = [f"{one.name} is {one.health or one.state}" for one in now.containers if not one.is_well]
+    if not now.containers or away:
+        raise UsageError(
+            "cluster-not-up",
+            f"the cluster {folder.name} is not up.",
+            because="; ".join(away[:3]) or "it has no containers",
+            fix="flatout cluster up",
+        )
+    _refuse(now.findings)
+    others = sorted({str(one.versions.get("flatout")) for one in now.nodes} - {__version__})
+    if others:
+        raise UsageError(
+            "cluster-versions-differ",
+            f"the nodes have flatout {', '.join(others)}; here is {__version__}.",
+            because="a run is made here and trained there, which one version alone does alike",
+            fix="flatout cluster up puts this one into the image",
+        )
 
 
 def ask_nodes(

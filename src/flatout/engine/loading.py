@@ -58,6 +58,17 @@ def kept_spec(folder: RunFolder, spec: ExperimentSpec) -> ExperimentSpec:
     return msgspec.structs.replace(spec, file=str(folder.experiment))
 
 
+def spec_here(folder: RunFolder, spec: ExperimentSpec) -> ExperimentSpec:
+    """A run's spec as this machine can load it.
+
+    On another machine than the one where it was begun, the experiment's file is not there, and
+    the copy in the run's folder is used. Here it is: the command line refuses a run without it.
+    """
+    if spec.file is None or Path(spec.file).exists():
+        return spec
+    return kept_spec(folder, spec)
+
+
 def _has_sha256(path: Path, sha256: str | None) -> bool:
     if not path.is_file():
         return False

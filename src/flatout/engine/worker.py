@@ -19,7 +19,7 @@ from flatout.engine.course import Task
 from flatout.engine.datasets import downloads_told_to
 from flatout.engine.failures import bad_news
 from flatout.engine.group import Group
-from flatout.engine.loading import load_experiment
+from flatout.engine.loading import load_experiment, spec_here
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest, signals_as_requests, watch_pipe
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
             ranks = Group(Connection(place_here()))
             tell_apart(folder, ranks.rank)
         change = msgspec.json.decode(arguments.change, type=Change)
-        spec = store.read_json(folder.header, RunHeader).spec
+        spec = spec_here(folder, store.read_json(folder.header, RunHeader).spec)
         downloads = downloads_told_to(folder) if ranks.is_first else contextlib.nullcontext()
         with signals_as_requests(request), downloads:
             task = Task(folder, spec, change, request, is_alone=True, ranks=ranks)

@@ -15,6 +15,9 @@ RANK_DIED = 10
 
 # Those that start their ranks on this machine.
 LOCAL = ("local", "torchrun")
+LAUNCHERS = (*LOCAL, "ray")
+# Ray, to which the training is handed as a job: that of a cluster of containers.
+CLUSTER = "cluster"
 # A machine has no more sensible use for them; a mistyped number is not to start a thousand.
 _MOST_RANKS = 1024
 
@@ -22,15 +25,18 @@ _MOST_RANKS = 1024
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Who starts the ranks of a training, and how many.
 
-    launcher: a module of `engine/launch`. num_ranks: processes that train together.
+    launcher: a module of `engine/launch`. num_ranks: processes that train together; 0 for as many
+    as Ray has room for. place: to which Ray the training is handed as a job: `cluster`, or the
+    address of its dashboard; None starts the launcher here.
     """
 
     launcher: str
     num_ranks: int
+    place: str | None = None
 
     def __str__(self) -> str:
-        """As it is typed."""
-        return f"{self.launcher}:{self.num_ranks}"
+        """As the process that starts the ranks is told it."""
+        return f"{self.launcher}:{self.num_ranks}" if self.num_ranks else self.launcher
 
     def check(self, num_gpus: int, device: str) -> None:
         """Refuses more ranks than GPUs, where each rank needs one of this machine's.
@@ -77,25 +83,38 @@ def num_gpus_for(machine: Machine, chosen: str | None) -> int:
 
 
 def parse_placement(text: str) -> Placement:
-    """What `--on` was given: `local:4`, `torchrun:2`.
+    """What `--on` was given: `local:4`, `torchrun:2`, `ray`, `cluster:2`, `http://HOST:8265`.
 
     Raises:
         UsageError: bad-placement.
     """
-    found = re.fullmatch(r"([a-z]+):([0-9]{1,9})", text.strip())
-    name = text.strip().partition(":")[0]
-    if name not in LOCAL:
+    text = text.strip()
+    if text.startswith(("http://", "https://")):
+        place, _, number = text.partition("#")
+        return Placement(launcher="ray", num_ranks=_number(text, number or "0"), place=place)
+    name, colon, number = text.partition(":")
+    if name not in (*LAUNCHERS, CLUSTER):
         raise UsageError(
             "bad-placement",
             f"`--on {text}`: nothing of that name starts ranks.",
-            fix=nearest(name, LOCAL) + "; such as --on local:2",
+            fix=nearest(name, (*LAUNCHERS, CLUSTER)) + "; such as --on local:2",
         )
-    num_ranks = int(found[2]) if found else 0
-    if not 1 <= num_ranks <= _MOST_RANKS:
+    if name in LOCAL:
+        return Placement(launcher=name, num_ranks=_number(text, number, least=1))
+    num_ranks = _number(text, number, least=1) if colon else 0
+    return Placement(
+        launcher="ray", num_ranks=num_ranks, place=CLUSTER if name == CLUSTER else None
+    )
+
+
+def _number(text: str, number: str, *, least: int = 0) -> int:
+    num_ranks = int(number) if re.fullmatch("[0-9]{1,9}", number) else -1
+    if not least <= num_ranks <= _MOST_RANKS:
+        name = re.split("[:#]", text)[0]
         raise UsageError(
             "bad-placement",
             f"`--on {text}` does not say how many ranks there are to be.",
             because=f"it takes a number from 1 to {_MOST_RANKS}",
-            fix=f"--on {name}:2",
+            fix="--on http://HOST:8265#2" if name.startswith("http") else f"--on {name}:2",
         )
-    return Placement(launcher=name, num_ranks=num_ranks)
+    return num_ranks

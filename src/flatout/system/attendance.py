@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from flatout.nouns.change import Change
 from flatout.nouns.finding import finding_from
@@ -11,7 +12,7 @@ from flatout.nouns.lines import Failed, Fetched, Finished, Line, Started, Stoppe
 from flatout.nouns.machine import Machine
 from flatout.nouns.outcome import Outcome
 from flatout.nouns.placement import RANK_DIED, Placement
-from flatout.system.child import Worker, start_worker, was_memory_full, worker_died
+from flatout.system.child import start_worker, was_memory_full, worker_died
 from flatout.system.interrupts import Interrupts
 from flatout.system.kernel_kills import num_kernel_kills
 from flatout.system.runs import RunFolder, read_run, run_in_use
@@ -23,24 +24,42 @@ _MOST_STARTS_AGAIN = 3
 _LEFT_OVER_LIMIT_S = 30.0
 
 
+class Running(Protocol):
+    """Whatever trains in a run's folder: a process of this machine, or a job of a cluster."""
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        ...
+
+    def exit_code(self) -> int | None:
+        """How it ended; None while it has not."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it at once, and waits until it has ended."""
+        ...
+
+
 @dataclass(kw_only=True)
 class Attendance:
     """A worker that was started here, and what its run has told since.
 
     ending: the line that told its end, once it came. has_begun: it trains, or downloads its data.
     is_trained: it trains. python: the interpreter to start another one with, if this one dies for
-    want of memory; None starts none. on: its ranks, if it is spread over several.
+    want of memory; None starts none. on: its ranks, if it is spread over several. start: starts
+    another one, where it is no process of this machine.
     """
 
     folder: RunFolder
     machine: Machine
-    worker: Worker
+    worker: Running
     tail: Tail
     ending: Finished | Stopped | Failed | None = None
     has_begun: bool = False
     is_trained: bool = False
     python: str | None = None
     on: Placement | None = None
+    start: Callable[[Change], Running] | None = None
     num_kernel_kills: int | None = field(default_factory=num_kernel_kills)
 
 
@@ -60,7 +79,7 @@ def follow(attendance: Attendance, interrupts: Interrupts) -> Iterator[list[Line
 
 def _change_after(attendance: Attendance) -> Change | None:
     """What is different for a worker that goes on where this one ended; None if none is to."""
-    if not attendance.is_trained or attendance.python is None:
+    if not attendance.is_trained or (attendance.python is None and attendance.start is None):
         return None
     ending = attendance.ending
     if isinstance(ending, Failed) and ending.finding.rule == "gpu-state-lost":
@@ -77,7 +96,6 @@ def _change_after(attendance: Attendance) -> Change | None:
 
 
 def _start_again(attendance: Attendance, change: Change) -> bool:
-    assert attendance.python is not None
     folder = attendance.folder
     # A loader's processes may have outlived it.
     attendance.worker.kill()
@@ -85,11 +103,18 @@ def _start_again(attendance: Attendance, change: Change) -> bool:
         return False
     attendance.num_kernel_kills = num_kernel_kills()
     attendance.tail = Tail(folder, is_from_end=True)
-    attendance.worker = start_worker(
-        attendance.python, folder, change=change, is_attached=True, on=attendance.on
-    )
+    attendance.worker = _started(attendance, change)
     attendance.ending, attendance.is_trained = None, False
     return True
+
+
+def _started(attendance: Attendance, change: Change) -> Running:
+    if attendance.start is not None:
+        return attendance.start(change)
+    assert attendance.python is not None
+    return start_worker(
+        attendance.python, attendance.folder, change=change, is_attached=True, on=attendance.on
+    )
 
 
 def _follow_worker(attendance: Attendance, interrupts: Interrupts) -> Iterator[list[Line]]:

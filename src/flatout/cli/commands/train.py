@@ -57,7 +57,10 @@ import click
     type=click.Choice(["auto", "shrink", "stop"]),
     help="When memory runs out: go on with less, also with BatchNorm, or end.",
 )
-@click.option("--on", metavar="LAUNCHER:N", help="Train in N processes: local:N, torchrun:N.")
+@click.option(
+    "--on", metavar="LAUNCHER:N",
+    help="Train in N processes: local:N, torchrun:N, ray:N, cluster, http://HOST:8265.",
+)  # fmt: skip
 @click.option("--detach", is_flag=True, help="Let it train on when this command has ended.")
 @click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
 @click.option("--env", metavar="NAME", help="An environment of `flatout setup` that trains.")
@@ -79,7 +82,12 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     with flow.interrupts() as interrupts, screen as display:
         if flow.is_stopping(request):
             display.say(f"{request.resume} has been asked to stop: waiting for it, at most 30 s")
-        attendance = flow.begin(request, interrupts, is_attached=not detach)
+        begin = flow.begin
+        if request.placement and request.placement.place:
+            from flatout.clustering import training
+
+            begin = training.begin
+        attendance = begin(request, interrupts, is_attached=not detach)
         display.open(flow.read(str(attendance.folder.path)), attendance.machine)
         was_interrupted = False
         for lines in flow.follow(attendance, interrupts):

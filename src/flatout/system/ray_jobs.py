@@ -1,0 +1,198 @@
+"""A training as a job of a Ray cluster, by Ray's Jobs API over HTTP: no Ray is needed here.
+
+Source: docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.html.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flatout.errors import RunFailed, UsageError
+from flatout.system import clock
+from flatout.system.store import mapped_os_errors
+
+_LIMIT_S = 15.0
+_ASKED_EVERY_S = 1.0
+_STOP_LIMIT_S = 30.0
+_ALIVE = ("PENDING", "RUNNING")
+# How often a head that does not answer is asked before it counts as gone.
+_MOST_SILENCES = 10
+
+
+class RayNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as Ray's dashboard tells of it."""
+
+    is_alive: bool
+    address: str
+    num_cpus: float
+    num_gpus: float
+
+
+class _Details(msgspec.Struct):
+    status: str = ""
+    message: str | None = None
+    driver_exit_code: int | None = None
+
+
+class RayJob:
+    """A job that was handed to a Ray cluster, watched from here.
+
+    log: of the run; where the job failed, what Ray says of it is added.
+    """
+
+    def __init__(self, address: str, id: str, log: Path) -> None:
+        self.address = address
+        self.id = id
+        self.log = log
+        self._details = _Details(status="PENDING")
+        self._asked_s = 0.0
+        self._silences = 0
+
+    def is_running(self) -> bool:
+        """Whether it has not ended; asked once a second at most."""
+        if self._details.status in _ALIVE and clock.elapsed_s() - self._asked_s > _ASKED_EVERY_S:
+            self._asked_s = clock.elapsed_s()
+            self._ask()
+        return self._details.status in _ALIVE
+
+    def _ask(self) -> None:
+        try:
+            told = _call(self.address, f"/api/jobs/{self.id}")
+        except RunFailed:
+            self._silences += 1
+            if self._silences >= _MOST_SILENCES:
+                self._details = _Details(status="LOST", message="Ray's head does not answer")
+            return
+        self._silences = 0
+        self._details = msgspec.convert(told, _Details)
+        if self._details.status == "FAILED" and self._details.message:
+            with mapped_os_errors(self.log), open(self.log, "ab") as log:
+                log.write(f"Ray: {self._details.message.strip()}\n".encode())
+
+    def exit_code(self) -> int | None:
+        """How it ended; None while it has not. -15: it was stopped. 1: nobody knows."""
+        status = self._details.status
+        if status in _ALIVE:
+            return None
+        code = self._details.driver_exit_code
+        if code is not None:
+            return code
+        return {"SUCCEEDED": 0, "STOPPED": -15}.get(status, 1)
+
+    def kill(self) -> None:
+        """Has Ray stop it, and waits until it has, so long and no longer."""
+        if not self.is_running():
+            return
+        _call(self.address, f"/api/jobs/{self.id}/stop", {})
+        end = clock.elapsed_s() + _STOP_LIMIT_S
+        while self.is_running() and clock.elapsed_s() < end:
+            clock.sleep_s(0.2)
+
+
+def submit(address: str, command: Sequence[str], inside: str, log: Path) -> RayJob:
+    """Hands a command to a cluster; Ray runs it on the head, once.
+
+    Args:
+        address: of the cluster's dashboard.
+        command: the program and its arguments.
+        inside: the file, as the head sees it, that what it prints is added to.
+        log: the same file as it is seen here.
+
+    Raises:
+        RunFailed: ray-not-answering; UsageError: not-a-ray-address.
+    """
+    entrypoint = f"{shlex.join(command)} >> {shlex.quote(inside)} 2>&1"
+    told = _call(address, "/api/jobs/", {"entrypoint": entrypoint})
+    if "submission_id" not in told:
+        raise _no_address(address, "what answers there takes no jobs")
+    return RayJob(address, str(told["submission_id"]), log)
+
+
+def version(address: str) -> str:
+    """Which Ray answers there.
+
+    Raises:
+        RunFailed: ray-not-answering; UsageError: not-a-ray-address.
+    """
+    return str(_call(address, "/api/version").get("ray_version", "unknown"))
+
+
+def nodes(address: str) -> tuple[RayNode, ...]:
+    """The nodes of a cluster.
+
+    Raises:
+        RunFailed: ray-not-answering; UsageError: not-a-ray-address.
+    """
+    told = _call(address, "/api/v0/nodes?limit=10000&detail=true")
+    rows = told.get("data", {}).get("result", {}).get("result", [])
+    return tuple(
+        RayNode(
+            is_alive=row.get("state") == "ALIVE",
+            address=str(row.get("node_ip")),
+            num_cpus=float((row.get("resources_total") or {}).get("CPU", 0)),
+            num_gpus=float((row.get("resources_total") or {}).get("GPU", 0)),
+        )
+        for row in rows
+    )
+
+
+def check_address(text: str) -> str:
+    """An address of Ray's dashboard, without a slash at its end.
+
+    Raises:
+        UsageError: not-a-ray-address.
+    """
+    parts = urllib.parse.urlsplit(text)
+    try:
+        has_place = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # A port that is no number.
+        has_place = False
+    if parts.scheme not in ("http", "https") or not has_place:
+        raise _no_address(text, "it is no address like http://HOST:8265")
+    return text.rstrip("/")
+
+
+def _call(address: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    request = urllib.request.Request(
+        check_address(address) + path,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    # What a proxy is for lies outside; a cluster's head does not.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_LIMIT_S) as answer:
+            told = json.loads(answer.read() or b"{}")
+    except urllib.error.HTTPError as error:
+        said = error.read().decode(errors="replace").strip().splitlines()
+        because = f"it answers {error.code}: {said[-1] if said else error.reason}"
+        raise _no_address(address, because) from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise RunFailed(
+            "ray-not-answering",
+            f"no Ray answers at {address}.",
+            because=str(reason),
+            fix="flatout cluster up starts one here; for another machine's, a tunnel: "
+            "ssh -L 8265:127.0.0.1:8265 HOST",
+        ) from error
+    # Some answers are a bare `true`.
+    return told if isinstance(told, dict) else {}
+
+
+def _no_address(text: str, because: str) -> UsageError:
+    return UsageError(
+        "not-a-ray-address",
+        f"{text} is not the address of Ray's dashboard.",
+        because=because,
+        fix="give the address that flatout cluster status shows, like http://127.0.0.1:8265",
+    )

@@ -1,0 +1,58 @@
+"""Which Ray a training goes to, and whether its nodes see the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flatout.clustering import training
+from flatout.clustering.files import Folder
+from flatout.errors import UsageError
+from flatout.nouns.placement import parse_placement
+
+SETTINGS = (
+    "COMPOSE_PROJECT_NAME=flatout-lab\nCLUSTER_ENGINE={engine}\nCLUSTER_RUNS={runs}\n"
+    "CLUSTER_DASHBOARD_PORT=9265\n"
+)
+
+
+def cluster(folder: Path, engine: str = "ray") -> Path:
+    """A cluster's folder in this one, with its runs beside it."""
+    made = folder / "cluster"
+    made.mkdir()
+    (made / "compose.yaml").touch()
+    (made / ".env").write_text(SETTINGS.format(engine=engine, runs=folder / "runs"))
+    return made
+
+
+def test_a_run_is_found_by_the_nodes_where_they_have_it(tmp_path: Path) -> None:
+    where = training.Where(
+        address="http://127.0.0.1:9265",
+        folder=Folder(path=tmp_path, settings={"CLUSTER_RUNS": str(tmp_path / "runs")}),
+    )
+    assert where.inside(tmp_path / "runs" / "digits-0001") == "/flatout/runs/digits-0001"
+    with pytest.raises(UsageError, match="is not seen by the nodes") as told:
+        where.inside(tmp_path / "elsewhere" / "digits-0001")
+    assert told.value.rule == "run-not-shared"
+    # Machines with one shared disk see it at one path.
+    assert training.Where(address="http://head:8265").inside(tmp_path) == str(tmp_path)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_own_clusters_address_is_known(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = cluster(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = training._where(parse_placement(f"http://{host}:9265"))
+    assert found.folder is not None and found.folder.path == made
+    assert training._where(parse_placement("http://127.0.0.1:8265")).folder is None
+
+
+def test_a_cluster_without_ray_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster(tmp_path, engine="dask")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="is one of dask") as told:
+        training._where(parse_placement("cluster"))
+    assert told.value.rule == "cluster-without-ray"

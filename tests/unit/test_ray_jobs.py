@@ -1,0 +1,199 @@
+"""Training handed to Ray's Jobs API: a server that answers as Ray's does, and runs the job here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.errors import RunFailed, UsageError
+from flatout.nouns.placement import Placement, parse_placement
+from flatout.system import ray_jobs
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="jobs are lines of sh")
+
+
+class Head:
+    """What a head knows: jobs as processes. python: runs them in place of the cluster's."""
+
+    def __init__(self, python: str) -> None:
+        self.python = python
+        self.jobs: list[subprocess.Popen[bytes]] = []
+        self.entrypoints: list[str] = []
+        self.is_stopped = False
+
+    def submit(self, entrypoint: str) -> dict[str, Any]:
+        self.entrypoints.append(entrypoint)
+        words = re.sub(r" --on \S+", "", entrypoint.replace("engine.launch", "engine.worker"))
+        line = words.replace("python3", self.python, 1)
+        # The fake engine, not that of this checkout.
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        job = subprocess.Popen(["sh", "-c", f"exec {line}"], env=kept, start_new_session=True)
+        self.jobs.append(job)
+        return {"submission_id": f"job_{len(self.jobs)}"}
+
+    def details(self, id: str) -> dict[str, Any]:
+        code = self.jobs[int(id.partition("_")[2]) - 1].poll()
+        if code is None:
+            return {"status": "RUNNING", "driver_exit_code": None}
+        if self.is_stopped:
+            return {"status": "STOPPED", "driver_exit_code": None}
+        status = "SUCCEEDED" if code == 0 else "FAILED"
+        return {"status": status, "driver_exit_code": code, "message": f"exit code {code}"}
+
+    def stop(self, id: str) -> dict[str, Any]:
+        self.is_stopped = True
+        self.jobs[int(id.partition("_")[2]) - 1].kill()
+        return {"stopped": True}
+
+
+def handler_of(head: Head) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/api/version":
+                self.tell({"ray_version": "2.60.0"})
+            elif self.path.startswith("/api/v0/nodes"):
+                rows = [{"state": "ALIVE", "node_ip": "10.0.0.2", "resources_total": {"CPU": 2.0}}]
+                self.tell({"data": {"result": {"result": rows}}})
+            else:
+                self.tell(head.details(self.path.rsplit("/", 1)[-1]))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path.endswith("/stop"):
+                self.tell(head.stop(self.path.split("/")[-2]))
+            else:
+                self.tell(head.submit(body["entrypoint"]))
+
+        def tell(self, document: dict[str, Any]) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(document).encode())
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def head(fake_python: str) -> Iterator[tuple[Head, str]]:
+    """A head, and its address."""
+    head = Head(fake_python)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(head))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield head, f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        for job in head.jobs:
+            job.kill()
+            job.wait()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("ray", Placement(launcher="ray", num_ranks=0)),
+        ("ray:4", Placement(launcher="ray", num_ranks=4)),
+        ("cluster", Placement(launcher="ray", num_ranks=0, place="cluster")),
+        ("cluster:2", Placement(launcher="ray", num_ranks=2, place="cluster")),
+        ("http://head:8265", Placement(launcher="ray", num_ranks=0, place="http://head:8265")),
+        ("http://head:8265#2", Placement(launcher="ray", num_ranks=2, place="http://head:8265")),
+    ],
+)
+def test_places_are_read(text: str, wanted: Placement) -> None:
+    assert parse_placement(text) == wanted
+    # The process that starts the ranks reads what it is told back.
+    assert parse_placement(str(wanted)).num_ranks == wanted.num_ranks
+
+
+@pytest.mark.parametrize(
+    "text", ["rya", "ray:", "ray:0", "cluster:x", "local", "http://head:8265#two", "torchrun:0"]
+)
+def test_places_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(UsageError) as told:
+        parse_placement(text)
+    assert told.value.rule == "bad-placement"
+
+
+def test_train_by_a_job_tells_the_same_as_here(cli: Any, head: tuple[Head, str]) -> None:
+    ray, address = head
+    done = cli.run("train", cli.experiment, "--on", f"{address}#2", "--json")
+    assert done.returncode == 0, done.stderr
+    run = json.loads(done.stdout)["run"]
+    assert run["status"] == "finished"
+    (entrypoint,) = ray.entrypoints
+    assert "--on ray:2" in entrypoint and entrypoint.endswith("worker.log 2>&1"), entrypoint
+
+
+def test_a_job_is_stopped_and_resumed_through_the_runs_folder(
+    cli: Any, head: tuple[Head, str]
+) -> None:
+    ray, address = head
+    slow = ["-s", "steps=2000", "-s", "pause=0.02"]
+    process = cli.start("train", cli.experiment, "--on", address, *slow)
+    metrics = cli.runs / "mine-0001" / "metrics.jsonl"
+    end = time.monotonic() + 30
+    while not (metrics.exists() and '"step": 3' in metrics.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads(cli.run("show", "last", "--json").stdout)["run"]["status"] == "stopped"
+    assert not ray.is_stopped, "it was asked, not killed"
+    again = cli.run("train", "--resume", "last", "--on", address, "--epochs", "1", "--json")
+    assert len(ray.entrypoints) == 2 and "--change" in ray.entrypoints[1], again.stderr
+
+
+def test_a_job_that_fails_is_told_with_what_ray_says(
+    cli: Any, head: tuple[Head, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray, address = head
+    ray.python = "/no/such/python"
+    done = cli.run("train", cli.experiment, "--on", address)
+    assert done.returncode == 1, done.stderr
+    assert "worker-died" in done.stderr and "Ray: exit code 127" in done.stderr
+
+
+def test_a_job_is_killed_by_ray(head: tuple[Head, str], tmp_path: Path) -> None:
+    ray, address = head
+    ray.python = "sleep 60; echo"
+    log = tmp_path / "worker.log"
+    job = ray_jobs.submit(address, ["python3"], str(log), log)
+    assert job.is_running() and job.exit_code() is None
+    job.kill()
+    assert not job.is_running() and job.exit_code() == -15
+    (node,) = ray_jobs.nodes(address)
+    assert node.is_alive and node.num_cpus == 2.0
+
+
+def test_no_ray_is_told_with_the_way() -> None:
+    with pytest.raises(RunFailed, match="no Ray answers at http://127.0.0.1:1") as told:
+        ray_jobs.version("http://127.0.0.1:1")
+    assert "flatout cluster up" in told.value.fix
+
+
+@pytest.mark.parametrize("text", ["head:8265", "ftp://head", "http://", "http://head:port"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not the address of Ray's dashboard"):
+        ray_jobs.check_address(text)
+
+
+def test_cluster_that_is_not_there_is_told(cli: Any) -> None:
+    done = cli.run("train", cli.experiment, "--on", "cluster")
+    assert done.returncode == 2 and "flatout cluster init" in done.stderr
+    assert not cli.runs.exists() or not any(cli.runs.iterdir()), "nothing was made"
