@@ -146,8 +146,8 @@ def test_ray_comes_up_and_trains_as_one_process_does(ray: Cluster) -> None:
 def test_ray_goes_on_without_a_worker_that_was_killed(ray: Cluster, docker: Docker) -> None:
     process = ray.start("train", "digits", "--epochs", "400", "--tune", "off", "--on", "cluster",
                         "--name", "bereft", "--json")  # fmt: skip
-    metrics = ray.state / "runs" / "bereft" / "metrics.jsonl"
-    _wait_for(metrics, '"validated"', process)
+    folder = ray.state / "runs" / "bereft"
+    _wait_for(folder / "events.jsonl", '"checkpointed"', process)
     (worker,) = [one for one in ray.told("cluster", "status")["containers"]
                  if (one["service"], one["number"]) == ("worker", 2)]  # fmt: skip
     docker.must("kill", worker["name"])
@@ -156,8 +156,8 @@ def test_ray_goes_on_without_a_worker_that_was_killed(ray: Cluster, docker: Dock
     assert run["status"] == "finished", stderr[-3000:]
     assert run["started"]["resumed"] and run["started"]["num_ranks"] == 1
     # Every epoch once: nothing was lost, nothing done twice.
-    epochs = [json.loads(line)["epoch"] for line in metrics.read_text().splitlines()
-              if '"epoch_ended"' in line]  # fmt: skip
+    metrics = (folder / "metrics.jsonl").read_text().splitlines()
+    epochs = [json.loads(line)["epoch"] for line in metrics if '"epochended"' in line]
     assert epochs == list(range(400))
     assert ray.told("cluster", "up", "--limit", "300", limit_s=BUILD_LIMIT_S)["findings"] == []
 
