@@ -230,6 +230,8 @@ def _reaching(indexes: Indexes, **added: str) -> dict[str, str]:
         environment.setdefault(name, "1")
     if indexes.certificate:
         environment.setdefault("SSL_CERT_FILE", indexes.certificate)
+        # Older pips do not read that one.
+        environment.setdefault("PIP_CERT", indexes.certificate)
     if indexes.proxy:
         for name in ("HTTPS_PROXY", "HTTP_PROXY"):
             if not os.environ.get(name) and not os.environ.get(name.lower()):
