@@ -97,6 +97,37 @@ def test_repair_when_torchvision_is_of_another_torch(bench: Bench) -> None:
     assert bench.files() == before
 
 
+def test_repair_when_the_build_is_not_the_one_that_is_wanted(bench: Bench) -> None:
+    cuda = bench.home.folder / "whl" / "cu126"
+    write_wheel(cuda, "torch", "2.13.0+cu126", {"torch/__init__.py": ANSWER}, ("nvidia-part",))
+    write_wheel(cuda, "nvidia-part", "12.6", {"nvidia_part.py": "x = 1\n"})
+    bench.install(*(str(path) for path in sorted(cuda.glob("*/*.whl"))))
+    # pip has brought it for the sake of torch, as far as it can know.
+    next(bench.folder.rglob("nvidia_part-*/REQUESTED")).unlink()
+    # On a machine without a GPU it computes on the CPU, which is well.
+    assert "nothing to repair" in bench.repair().stdout
+    before = bench.files()
+    done = bench.repair("--cpu", "--json")
+    assert done.returncode == 0, done.stderr
+    assert changes_of(done) == [
+        ("nvidia-part", "12.6", None, "removed"),
+        ("torch", "2.13.0+cu126", TORCH, "changed"),
+    ]
+    assert bench.home.run("undo", "--yes").returncode == 0
+    assert bench.files() == before
+
+
+def test_repair_when_it_is_forbidden(bench: Bench) -> None:
+    bench.install(f"torch=={TORCH}", "torchvision==0.27.0+cpu", "plain==1.0")
+    before = bench.files()
+    site = bench.home.folder / "flatout.toml"
+    site.write_text("[forbidden]\ngoals = ['repair']\nreason = 'ask us'\n")
+    done = bench.repair(FLATOUT_SITE=str(site))
+    assert done.returncode == 1 and f"forbidden by {site}: ask us" in done.stderr
+    assert "0.28.0+cpu" in done.stdout
+    assert bench.files() == before
+
+
 def test_repair_when_all_is_well_changes_nothing(bench: Bench) -> None:
     bench.install(f"torch=={TORCH}", "torchvision==0.28.0+cpu", "plain==1.0")
     before = {path: path.stat().st_mtime_ns for path in bench.folder.rglob("*")}
