@@ -17,13 +17,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from flatout.engine.capture import NUM_WARM_UPS
 from flatout.engine.defaults import changed_recipe
 from flatout.engine.ema import WeightAverage
 from flatout.engine.measuring import RecipeLoop, stepped
 from flatout.engine.meter import Meter
 from flatout.engine.plain import PlainLoop, plain_loader
 from flatout.engine.session import Built, Session, process_settings
-from flatout.engine.step import Step
+from flatout.engine.steps import shared_step
 
 # The first update makes the optimizer's state and prepares what follows.
 _FIRST_UPDATES = 2
@@ -73,8 +74,9 @@ class Recipe:
         with process_settings(self._recipe):
             session = Session(built, self._recipe)
             meter = Meter(session.device)
-            self._loop = RecipeLoop(session, Step(session.step_parts(), meter), meter)
-            self._loop.run(_FIRST_UPDATES)
+            self._loop = RecipeLoop(session, shared_step(session, meter), meter)
+            is_captured = self._recipe.capture.value == "step"
+            self._loop.run(NUM_WARM_UPS + 1 if is_captured else _FIRST_UPDATES)
 
     def timed(self, num_updates: int) -> float:
         """See Contestant."""
@@ -134,10 +136,13 @@ class Lightning:
         self._built = built
         self._loader = plain_loader(built)
         self._begun_at: list[float] = []
+        # Where the clock is read, a GPU's work must be done.
+        self._waits_at: set[int] = set()
         self._module = self._as_module()
 
     def _as_module(self) -> Any:
         built, rest, begun_at = self._built, _Rest(self._built), self._begun_at
+        waits_at = self._waits_at
 
         class Module(self._lightning.LightningModule):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
@@ -145,6 +150,8 @@ class Lightning:
                 self.model = built.model
 
             def on_train_batch_start(self, batch: Any, index: int) -> None:
+                if len(begun_at) in waits_at:
+                    _wait()
                 begun_at.append(time.perf_counter())
 
             def training_step(self, batch: Any, index: int) -> Tensor:
@@ -161,6 +168,7 @@ class Lightning:
     def timed(self, num_updates: int) -> float:
         """See Contestant: from the beginning of one update to the beginning of a later one."""
         self._begun_at.clear()
+        self._waits_at |= {_FIRST_UPDATES, _FIRST_UPDATES + num_updates}
         trainer = self._lightning.Trainer(
             max_steps=_FIRST_UPDATES + num_updates + 1,
             accelerator="cpu" if self._built.device.type == "cpu" else "gpu",

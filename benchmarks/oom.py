@@ -11,6 +11,10 @@ less memory from that step on: weights, last checkpoint, losses and metrics.
 
 What others offer is given the same errors, in the same updates: Accelerate's
 `find_executable_batch_size`, as its documentation shows it, and Lightning's `BatchSizeFinder`.
+
+`--costs` measures instead what one recovery costs, in CPU time: a whole training in which a forward
+pass fails once, less the same one in which nothing does. A try of larger micro-batches that fails
+costs as much.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import argparse
 import collections
 import importlib.util
 import logging
+import statistics
 import sys
 import tempfile
 import time
@@ -33,6 +38,7 @@ from oom_runs import Made, Trials, quiet_state
 
 from flatout.nouns.measurement import Measurement
 
+_COST_ROUNDS = 9
 TOOLS = ("flatout", "accelerate", "lightning")
 
 
@@ -43,6 +49,11 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     rows: list[dict[str, Any]] = []
+    if options.costs:
+        with tempfile.TemporaryDirectory() as folder, quiet_state(Path(folder)):
+            for name in options.models:
+                print(costs_text(name, Trials(Path(folder) / "runs")), flush=True)
+        return 0
     with tempfile.TemporaryDirectory() as folder, quiet_state(Path(folder)):
         for tool in _installed(options.only):
             for name in options.models:
@@ -60,6 +71,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--models", type=lambda text: text.split(","), default=oom_models.NAMES, help="likewise"
     )
+    parser.add_argument("--costs", action="store_true", help="what one recovery costs")
     parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
     return parser.parse_args()
 
@@ -101,6 +113,16 @@ def flatout_trials(trials: Trials, name: str, every: int) -> Iterator[Made]:
             made = trials.made(name, part, at)
             if made is not None:
                 yield made
+
+
+def costs_text(name: str, trials: Trials) -> str:
+    """What one recovery costs, as the median of differences, with the lowest and the highest."""
+    differences = []
+    for number in range(_COST_ROUNDS):
+        times = {at: trials.cpu_s(name, at) for at in ((None, 1) if number % 2 else (1, None))}
+        differences.append(1e3 * (times[1] - times[None]))
+    low, middle, high = min(differences), statistics.median(differences), max(differences)
+    return f"{name:14} a recovery costs {middle:.1f} ms [{low:.1f}, {high:.1f}] of CPU time"
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import gc
 import itertools
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,13 @@ class Trials:
         if problem is None:
             shutil.rmtree(folder.path)
         return Made(operation=operation, problem=problem, adaptation=adaptation)
+
+    def cpu_s(self, name: str, at: int | None) -> float:
+        """CPU time of a training in which that operation fails; None lets none fail."""
+        folder = self._new(name, f"cost-{name}-{at}-{next(self.numbers)}")
+        begin_s = time.process_time()
+        self._trained(name, "updates", Injection(at), folder)
+        return time.process_time() - begin_s
 
     def _reference(self, name: str, adaptation: Adaptation | None) -> RunFolder:
         """A run that took less memory from that step on, because a person has said so.

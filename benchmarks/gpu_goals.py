@@ -1,0 +1,254 @@
+"""The goals that need a GPU: flatout's recipe beside what people use, in the same run.
+
+    python benchmarks/gpu_goals.py --device cuda [--only mlp,resnet50] [--rounds 3] [--quick]
+
+For each model, `flatout tune` finds a recipe first; then contestants take turns, each measurement
+in a fresh process: the plain eager loop in fp32, that loop in bf16 with torch.compile's
+`max-autotune`, Accelerate, Lightning, pytorch-autotune where it is installed, and flatout's loop
+under the recipe. Speeds are of steady steps: data, forward, backward, optimizer, the device's work
+included; compiling and searching are not. What does not fit or run is told. `--quick` takes tiny
+sizes, also on a CPU, where no goal is judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dated
+
+from flatout.nouns.measurement import Measurement
+
+CONTESTANTS = ("plain", "max-autotune", "accelerate", "lightning", "pytorch-autotune", "flatout")
+_PACKAGES = {
+    "accelerate": "accelerate", "lightning": "lightning", "pytorch-autotune": "pytorch_autotune",
+}  # fmt: skip
+# Each measurement makes about so many seconds of updates; a search takes at most so many.
+_MEASURED_S, _SEARCH_S = 3.0, 240
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What is asked of a model.
+
+    per_sample: units that a sample counts for, such as tokens. at_least: units per second.
+    times_plain: of the plain loop's speed. step_s: a step's longest time. run_samples, run_s: so
+    many samples at that speed, in at most so many seconds.
+    """
+
+    unit: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    numerics: str = "default"
+    per_sample: int = 1
+    at_least: float | None = None
+    times_plain: float | None = None
+    step_s: float | None = None
+    run_samples: int = 0
+    run_s: float | None = None
+
+    def missed(self, samples_per_s: float, plain_per_s: float | None, batch_size: int) -> list[str]:
+        """Which parts of it are not reached; none if it is."""
+        found = []
+        if self.at_least is not None and samples_per_s * self.per_sample < self.at_least:
+            found.append(f"at least {self.at_least:,.0f} {self.unit}/s")
+        if self.times_plain is not None and (
+            plain_per_s is None or samples_per_s < self.times_plain * plain_per_s
+        ):
+            found.append(f"{self.times_plain:g} x the plain loop")
+        if self.step_s is not None and batch_size / samples_per_s > self.step_s:
+            found.append(f"a step in {1e6 * self.step_s:.0f} us")
+        if self.run_s is not None and self.run_samples / samples_per_s > self.run_s:
+            found.append(f"{self.run_samples:,} samples in {self.run_s:g} s")
+        return found
+
+
+# From the project's goals; those of an H200 are named where they are judged.
+GOALS: dict[str, tuple[str, Goal]] = {
+    "mlp": ("mlp", Goal(unit="rows", times_plain=10, step_s=25e-6)),
+    "mnist-large, fp32": (
+        "mnist-large",
+        Goal(unit="images", numerics="strict", run_samples=14 * 60_000, run_s=45),
+    ),
+    "mnist-large": ("mnist-large", Goal(unit="images", run_samples=14 * 60_000, run_s=8)),
+    "gpt3-small": (
+        "gpt3-small",
+        Goal(
+            unit="tokens", settings={"batch_size": 16}, per_sample=1024,
+            at_least=468_000, times_plain=11,
+        ),
+    ),
+    "resnet50": (
+        "resnet50", Goal(unit="images", settings={"batch_size": 256}, at_least=5_000),
+    ),
+    "bert-large": (
+        "bert-large", Goal(unit="sequences", settings={"batch_size": 64}, at_least=500),
+    ),
+}  # fmt: skip
+
+
+def main() -> int:
+    """Measures, prints a table, writes the result; 1 if a goal that was judged is missed."""
+    options = _options()
+    if options.child:
+        print(json.dumps(_measured_here(json.loads(options.child))))
+        return 0
+    names = [name for name in GOALS if options.only is None or name in options.only]
+    contestants = [name for name in CONTESTANTS if _is_here(name, options)]
+    rows = []
+    for name in names:
+        rows.append(_row(name, contestants, options))
+        print(_text(rows[-1]), flush=True)
+    return _report(rows, options)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes for each")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="some of the models")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, and no goals")
+    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _is_here(name: str, options: argparse.Namespace) -> bool:
+    package = _PACKAGES.get(name)
+    if package is not None and not importlib.util.find_spec(package):
+        print(f"left out: {name}: not installed", file=sys.stderr)
+        return False
+    # Compiling takes minutes, and says nothing of a tiny network.
+    return not (options.quick and name == "max-autotune")
+
+
+def _settings(goal: Goal, model: str, options: argparse.Namespace) -> dict[str, Any]:
+    if not options.quick:
+        return goal.settings
+    return {} if model == "mlp" else {"size": "tiny", "samples": 64, "batch_size": 8}
+
+
+def _row(name: str, contestants: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    model, goal = GOALS[name]
+    settings = _settings(goal, model, options)
+    speeds: dict[str, list[float]] = {}
+    problems: dict[str, str] = {}
+    batch_size = 0
+    with tempfile.TemporaryDirectory() as folder:
+        fields = _searched(model, goal, settings, options, Path(folder))
+        for number in range(1 if options.quick else options.rounds):
+            # Each round begins with another one.
+            shift = number % len(contestants)
+            for who in contestants[shift:] + contestants[:shift]:
+                if who in problems:
+                    continue
+                request = {
+                    "model": model, "settings": settings, "who": who, "fields": fields,
+                    "device": options.device, "seconds": 0.2 if options.quick else _MEASURED_S,
+                }  # fmt: skip
+                answer = _asked(request)
+                if "problem" in answer:
+                    problems[who] = answer["problem"]
+                    continue
+                speeds.setdefault(who, []).append(answer["samples_per_s"])
+                batch_size = answer["batch_size"]
+    return {
+        "name": name, "model": model, "settings": settings, "fields": fields, "speeds": speeds,
+        "problems": problems, "batch_size": batch_size,
+        "missed": None if options.quick else _missed(goal, speeds, batch_size),
+    }  # fmt: skip
+
+
+def _missed(goal: Goal, speeds: dict[str, list[float]], batch_size: int) -> list[str]:
+    if "flatout" not in speeds:
+        return ["it did not run"]
+    plain = statistics.median(speeds["plain"]) if "plain" in speeds else None
+    return goal.missed(statistics.median(speeds["flatout"]), plain, batch_size)
+
+
+def _searched(
+    model: str, goal: Goal, settings: dict[str, Any], options: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
+    """The recipe fields that a search has found; each has its own folder of state."""
+    from flatout.system.recipes import fields_in
+
+    budget_s = 5 if options.quick else _SEARCH_S
+    argv = [
+        sys.executable, "-m", "flatout", "tune", model, "--json", "--device", options.device,
+        "--numerics", goal.numerics, "--budget", str(budget_s),
+    ]  # fmt: skip
+    for name, value in settings.items():
+        argv += ["-s", f"{name}={value}"]
+    env = {**os.environ, "FLATOUT_STATE": str(folder)}
+    done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"flatout tune {model} ended with {done.returncode}")
+    return fields_in(Path(json.loads(done.stdout)["folder"]) / "recipe.json")
+
+
+def _asked(request: dict[str, Any]) -> dict[str, Any]:
+    """What a fresh process measures."""
+    argv = [sys.executable, __file__, "--child", json.dumps(request)]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    lines = done.stdout.strip().splitlines()
+    if done.returncode or not lines:
+        return {"problem": f"its process ended with {done.returncode}"}
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return answer
+
+
+def _measured_here(request: dict[str, Any]) -> dict[str, Any]:
+    """Builds one contestant and times it."""
+    from gpu_goals_loops import contestant
+
+    from flatout.errors import FlatoutError
+
+    try:
+        timed, batch_size = contestant(request)
+        update_s = timed(4)
+        num_updates = max(4, round(request["seconds"] / update_s))
+        # From then on compiled kernels and caches are warm.
+        update_s = timed(num_updates)
+    except (RuntimeError, TypeError, ValueError, ImportError, FlatoutError) as error:
+        return {"problem": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+    return {"samples_per_s": batch_size / update_s, "batch_size": batch_size}
+
+
+def _text(row: dict[str, Any]) -> str:
+    parts = [f"{row['name']:20}"]
+    for who, speeds in row["speeds"].items():
+        low, high = min(speeds), max(speeds)
+        parts.append(f"{who} {statistics.median(speeds):,.0f}/s [{low:,.0f}, {high:,.0f}]")
+    parts += [f"{who}: {problem}" for who, problem in row["problems"].items()]
+    if row["missed"] is not None:
+        parts.append(f"missed: {'; '.join(row['missed'])}" if row["missed"] else "goal reached")
+    return "  ".join(parts)
+
+
+def _report(rows: list[dict[str, Any]], options: argparse.Namespace) -> int:
+    machine = dated.read_machine()
+    print(f"\nmachine   {dated.machine_text(machine)}")
+    measurements: list[Measurement] = [
+        dated.measurement(f"{row['name']}: {who}", "samples/s", tuple(speeds), row["settings"])
+        for row in rows
+        for who, speeds in row["speeds"].items()
+    ]
+    details = {"rows": rows, "rounds": options.rounds, "at": time.strftime("%H:%M")}
+    if options.quick:
+        return 0
+    path = dated.write_result("gpu-goals", machine, measurements, details, options.out)
+    print(f"written   {path}")
+    return int(any(row["missed"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
