@@ -56,7 +56,7 @@ def _measured(text: str | None) -> tuple[Run, MeasuredStep]:
         f"no run of {name} tells how long a step takes on one worker."
         if text
         else "no run tells how long a step takes on one worker.",
-        because="a run must have made some steps, over data of known length",
+        because="a run must have made some steps, on one rank, over data of known length",
         fix=f"measure it: flatout train {name} --epochs 1",
     )
 
@@ -73,11 +73,14 @@ def _runs_of(text: str | None) -> Iterator[Run]:
 
 
 def _step_of(run: Run) -> MeasuredStep | None:
-    """A run's step, where it tells one; None where its data has no length."""
+    """A run's step; None where its data has no length, nothing was timed, or ranks shared it."""
     started = run.started
     if started is None or not started.num_samples or not started.steps_per_epoch:
         return None
     split_s = split_of(run)
+    # A rank of several has only its share of the batch, and waits for the others.
+    if started.num_ranks > 1:
+        return None
     if not run.step or not split_s:
         return None
     return measured_step(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
-from flatout import flow
+import msgspec
+
+from flatout import __version__, flow
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.launch import (
     LaunchRequest,
@@ -15,14 +17,13 @@ from flatout.nouns.launch import (
     NodeSaid,
     NodesStarted,
     computing,
-    ports_needed,
     rendezvous,
 )
 from flatout.nouns.machine import Machine
 from flatout.nouns.units import seconds_text
-from flatout.system import environments, folders, made_environments
+from flatout.system import environments, folders, made_environments, nodes_on_ray
 from flatout.system.child import ending_text
-from flatout.system.nodes import Nodes, free_ports
+from flatout.system.nodes import Nodes, free_places
 from flatout.system.runs import free_id
 
 # Nodes here are processes of one machine, and nothing else is to reach them.
@@ -48,9 +49,13 @@ def launch(request: LaunchRequest) -> Generator[NodeEvent]:
     asked = made_environments.asked_python(request.python, request.env)
     python = environments.find_interpreter(asked)
     folder = _log_folder(request, script)
+    if request.on == "ray":
+        environments.check_interpreter(python, __version__)
+        on_ray = msgspec.structs.replace(request, script=str(script))
+        yield from _follow(request, nodes_on_ray.follow(python, on_ray, folder), folder)
+        return
     gpus, threads = _shares(flow.probe(python), request.nodes)
-    ports = free_ports(_HOST, ports_needed(request.framework, request.nodes))
-    told = rendezvous(request.framework, request.nodes, _HOST, ports)
+    told = rendezvous(request.framework, free_places(_HOST, request.nodes))
     own = [
         {**told[node], **computing(request.framework, gpus[node] if gpus else None, threads)}
         for node in range(request.nodes)
@@ -60,17 +65,19 @@ def launch(request: LaunchRequest) -> Generator[NodeEvent]:
         yield NodesStarted(
             num_nodes=request.nodes, folder=str(folder), gpus=tuple(gpus), threads=threads
         )
-        yield from _follow(request, nodes, folder)
+        yield from _follow(request, nodes.follow(request.limit_s), folder)
 
 
-def _follow(request: LaunchRequest, nodes: Nodes, folder: Path) -> Generator[NodeEvent]:
+def _follow(
+    request: LaunchRequest, events: Iterable[NodeEvent], folder: Path
+) -> Generator[NodeEvent]:
     last: dict[int, deque[str]] = {}
     failed: NodeEnded | None = None
     try:
-        for event in nodes.follow(request.limit_s):
+        for event in events:
             if isinstance(event, NodeSaid):
                 last.setdefault(event.node, deque(maxlen=_KEPT_LINES)).append(event.text)
-            elif event.exit_code != 0 and failed is None:
+            elif isinstance(event, NodeEnded) and event.exit_code and failed is None:
                 failed = event
             yield event
     except TimeoutError as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,3 +38,84 @@ def test_example_trains_on_two_nodes(
     assert done.returncode == 0, done.stdout + done.stderr
     told = re.findall(r"node (\d)  \w+ (\d) of 2: loss 0\.0000", done.stdout)
     assert sorted(told) == [("0", "0"), ("1", "1")]
+
+
+TOLD = "import os; print('I am', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+FAILS = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit('lost'); time.sleep(600)"
+
+
+@pytest.fixture
+def ray_head(
+    interpreter_with: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """An interpreter with Ray, whose cluster of this machine runs during the test."""
+    python = interpreter_with("ray")
+    ray = [python, "-m", "ray.scripts.scripts"]
+    begin = [*ray, "start", "--head", "--num-cpus=2", "--port=23790", "--include-dashboard=false"]
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run(begin, env=environment, check=True, timeout=120, capture_output=True)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:23790")
+    try:
+        yield python
+    finally:
+        # Ends what belongs to this head alone: its port names it.
+        for process in psutil.process_iter(["cmdline"]):
+            if "23790" in " ".join(process.info["cmdline"] or ()):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+
+
+def on_ray(python: str, script: Path, nodes: int) -> list[str]:
+    return [
+        sys.executable, "-m", "flatout", "launch", "--framework", "torch", "--nodes", str(nodes),
+        "--on", "ray", "--python", python, "--limit", "100", str(script),
+    ]  # fmt: skip
+
+
+def launch_on_ray(python: str, script: Path, nodes: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        on_ray(python, script, nodes),
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+
+
+def running(script: Path) -> list[psutil.Process]:
+    """The nodes that run it: those whose command begins with the interpreter and the script."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [])[1:2] == [str(script)]
+    ]
+
+
+def test_ray_places_all_nodes_or_none(ray_head: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TOLD)
+    done = launch_on_ray(ray_head, script, 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(done.stdout.splitlines()) == ["node 0  I am 0 of 2", "node 1  I am 1 of 2"]
+    script.write_text(FAILS)
+    done = launch_on_ray(ray_head, script, 2)
+    assert done.returncode == 1
+    assert "node 1 ended with exit code 1; the others were ended." in done.stderr
+    assert "because: lost" in done.stderr
+    assert not running(script)
+    # Whoever has started them is killed: so are they.
+    script.write_text("import time; time.sleep(600)")
+    process = subprocess.Popen(
+        on_ray(ray_head, script, 2),
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        stderr=subprocess.DEVNULL,
+    )
+    until_s = time.monotonic() + 90
+    while len(running(script)) < 2 and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert len(running(script)) == 2
+    process.kill()
+    process.wait()
+    until_s = time.monotonic() + 60
+    while running(script) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert not running(script)

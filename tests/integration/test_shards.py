@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from flatout.errors import FlatoutError
 from flatout.experiments._pictures import read_idx
 from flatout.experiments.mnist import experiment
 from flatout.nouns.ingestion import Ingested, IngestRequest
+from flatout.system import clock, store
 
 
 def ingested(source: Path, dest: Path, **options: Any) -> data.Shards:
@@ -170,3 +172,31 @@ def test_shards_can_be_read_by_anybody(tmp_path: Path) -> None:
         if shard.part == "train"
     ]
     assert pyarrow.concat_tables(tables).num_rows == 50
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGKILL")
+def test_killed_ingestion_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(30):
+        rows = [f"{row},{row % 7}" for row in range(number * 4000, number * 4000 + 4000)]
+        (tmp_path / f"in/{number:02}.csv").write_text("\n".join(["row,day", *rows, ""]))
+    command = [sys.executable, "-m", "flatout", "ingest", "in", "shards", "--workers", "2"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    state = tmp_path / "shards/.ingest"
+    until_s = clock.elapsed_s() + 120
+    while len(list(state.glob("*.json"))) < 3 and clock.elapsed_s() < until_s:
+        clock.sleep_s(0.01)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "shards/manifest.json").exists(), "killed too late to tell anything"
+    lock = store.Lock(state / "lock")
+    while lock.is_taken() and clock.elapsed_s() < until_s:
+        clock.sleep_s(0.05)
+    assert not lock.is_taken(), "the process that ingests has outlived its command line"
+    ingested(tmp_path / "in", tmp_path / "shards")
+    ingested(tmp_path / "in", tmp_path / "fresh")
+    names = ("manifest.json", "rejected.jsonl")
+    for name in names:
+        assert (tmp_path / "shards" / name).read_bytes() == (tmp_path / "fresh" / name).read_bytes()
+    left = {path.name for path in (tmp_path / "shards").rglob("*.part")}
+    assert not left

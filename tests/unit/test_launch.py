@@ -15,14 +15,16 @@ from flatout.nouns.launch import (
     LaunchRequest,
     NodeEnded,
     NodeEvent,
+    NodePlace,
     NodeSaid,
     NodesStarted,
     computing,
-    ports_needed,
     rendezvous,
 )
 from flatout.system import clock
-from flatout.system.nodes import Nodes, free_ports
+from flatout.system.nodes import Nodes, free_places
+
+PLACES = [NodePlace("one", (1001, 2001)), NodePlace("two", (1002, 2002))]
 
 TOLD = "import os; print('I am', os.environ['NODE_RANK'], 'of', os.environ['NNODES'])"
 # Node 1 fails once node 0 is there; node 0 would wait for ever.
@@ -137,10 +139,10 @@ def test_script_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_tensorflow_is_told_all_workers_and_its_own_place() -> None:
-    told = rendezvous("tensorflow", 2, "127.0.0.1", [1001, 1002])
+    told = rendezvous("tensorflow", PLACES)
     assert [json.loads(one["TF_CONFIG"]) for one in told] == [
         {
-            "cluster": {"worker": ["127.0.0.1:1001", "127.0.0.1:1002"]},
+            "cluster": {"worker": ["one:1001", "two:1002"]},
             "task": {"type": "worker", "index": node},
         }
         for node in range(2)
@@ -148,19 +150,19 @@ def test_tensorflow_is_told_all_workers_and_its_own_place() -> None:
 
 
 def test_paddle_is_told_its_endpoint_among_all() -> None:
-    told = rendezvous("paddle", 2, "h", [1, 2, 3])
+    told = rendezvous("paddle", PLACES)
     assert [one["PADDLE_TRAINER_ID"] for one in told] == ["0", "1"]
-    assert [one["PADDLE_CURRENT_ENDPOINT"] for one in told] == ["h:2", "h:3"]
+    assert [one["PADDLE_CURRENT_ENDPOINT"] for one in told] == ["one:2001", "two:2002"]
     for one in told:
-        assert one["PADDLE_MASTER"] == "h:1"
-        assert one["PADDLE_TRAINER_ENDPOINTS"] == "h:2,h:3"
+        assert one["PADDLE_MASTER"] == "one:1001"
+        assert one["PADDLE_TRAINER_ENDPOINTS"] == "one:2001,two:2002"
 
 
 def test_torch_is_told_ranks_as_torchrun_tells_them() -> None:
-    told = rendezvous("torch", 2, "127.0.0.1", [1001])
+    told = rendezvous("torch", PLACES)
     assert [one["RANK"] for one in told] == ["0", "1"]
     for one in told:
-        assert (one["MASTER_ADDR"], one["MASTER_PORT"]) == ("127.0.0.1", "1001")
+        assert (one["MASTER_ADDR"], one["MASTER_PORT"]) == ("one", "1001")
         assert (one["WORLD_SIZE"], one["NNODES"], one["LOCAL_RANK"]) == ("2", "2", "0")
 
 
@@ -172,9 +174,8 @@ def test_nodes_have_a_gpu_of_their_own_or_none() -> None:
 
 
 def test_ports_are_free_and_different() -> None:
-    ports = free_ports("127.0.0.1", 5)
-    assert len(set(ports)) == 5
-    assert [ports_needed(name, 3) for name in ("torch", "tensorflow", "paddle")] == [1, 3, 4]  # type: ignore[arg-type]
+    ports = [port for place in free_places("127.0.0.1", 3) for port in place.ports]
+    assert len(set(ports)) == 6
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals that end a process")

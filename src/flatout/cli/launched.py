@@ -38,4 +38,6 @@ def follow(events: Generator[NodeEvent], *, is_json: bool) -> int:
 
 def _started_text(event: NodesStarted) -> str:
     where = "a GPU each" if event.gpus else f"CPU, {event.threads} threads each"
+    if event.hosts:
+        where = f"Ray{DOT}{', '.join(event.hosts)}"
     return f"{event.num_nodes} nodes{DOT}{where}{DOT}logs in {home_text(event.folder)}"

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from flatout.nouns.question import Answer, Broken
+
 LaunchFramework = Literal["tensorflow", "paddle", "torch"]
 
 
@@ -21,32 +23,34 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     script: str
     arguments: tuple[str, ...] = ()
+    on: Literal["local", "ray"] = "local"
     limit_s: float | None = None
     logs: str | None = None
     python: str | None = None
     env: str | None = None
 
 
-class NodesStarted(msgspec.Struct, frozen=True, kw_only=True):
+class NodesStarted(Answer, frozen=True, kw_only=True):
     """All nodes run. gpus: the GPU of each; none where they compute on the CPU.
 
-    threads: that each may use.
+    threads: that each may use. hosts: where each runs; none if all run here.
     """
 
     num_nodes: int
     folder: str
     gpus: tuple[int, ...]
     threads: int
+    hosts: tuple[str, ...] = ()
 
 
-class NodeSaid(msgspec.Struct, frozen=True, kw_only=True):
+class NodeSaid(Answer, frozen=True, kw_only=True):
     """A line that a node has printed, to either of its outputs."""
 
     node: int
     text: str
 
 
-class NodeEnded(msgspec.Struct, frozen=True, kw_only=True):
+class NodeEnded(Answer, frozen=True, kw_only=True):
     """A node has ended. is_ours: it was ended because another one had failed."""
 
     node: int
@@ -56,16 +60,27 @@ class NodeEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NodeEvent = NodesStarted | NodeSaid | NodeEnded
+AnyNodeAnswer = NodeEvent | Broken
 
 
-def ports_needed(framework: LaunchFramework, num_nodes: int) -> int:
-    """How many free ports a rendezvous takes."""
-    return {"torch": 1, "tensorflow": num_nodes, "paddle": num_nodes + 1}[framework]
+class NodePlace(msgspec.Struct, frozen=True):
+    """Where the others reach a node. ports: two that nobody else listens on."""
+
+    host: str
+    ports: tuple[int, int]
+
+    @property
+    def address(self) -> str:
+        """The first."""
+        return f"{self.host}:{self.ports[0]}"
+
+    @property
+    def other_address(self) -> str:
+        """The second, for what needs a port beside its rendezvous."""
+        return f"{self.host}:{self.ports[1]}"
 
 
-def rendezvous(
-    framework: LaunchFramework, num_nodes: int, host: str, ports: Sequence[int]
-) -> list[dict[str, str]]:
+def rendezvous(framework: LaunchFramework, places: Sequence[NodePlace]) -> list[dict[str, str]]:
     """The variables by which the nodes find each other, for each of them.
 
     Source:
@@ -74,22 +89,23 @@ def rendezvous(
         tensorflow: https://www.tensorflow.org/guide/distributed_training (TF_CONFIG).
         paddle: `python/paddle/distributed/parallel.py` of PaddlePaddle (init_parallel_env).
     """
-    if framework == "tensorflow":
-        return _tensorflow([f"{host}:{port}" for port in ports])
-    if framework == "paddle":
-        return _paddle(f"{host}:{ports[0]}", [f"{host}:{port}" for port in ports[1:]])
+    return {"torch": _torch, "tensorflow": _tensorflow, "paddle": _paddle}[framework](places)
+
+
+def _torch(places: Sequence[NodePlace]) -> list[dict[str, str]]:
     return [
         {
-            "MASTER_ADDR": host, "MASTER_PORT": str(ports[0]),
-            "NNODES": str(num_nodes), "NODE_RANK": str(node), "GROUP_RANK": str(node),
-            "WORLD_SIZE": str(num_nodes), "RANK": str(node),
+            "MASTER_ADDR": places[0].host, "MASTER_PORT": str(places[0].ports[0]),
+            "NNODES": str(len(places)), "NODE_RANK": str(node), "GROUP_RANK": str(node),
+            "WORLD_SIZE": str(len(places)), "RANK": str(node),
             "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
         }
-        for node in range(num_nodes)
+        for node in range(len(places))
     ]  # fmt: skip
 
 
-def _tensorflow(workers: list[str]) -> list[dict[str, str]]:
+def _tensorflow(places: Sequence[NodePlace]) -> list[dict[str, str]]:
+    workers = [place.address for place in places]
     return [
         {
             "TF_CONFIG": msgspec.json.encode(
@@ -100,19 +116,19 @@ def _tensorflow(workers: list[str]) -> list[dict[str, str]]:
     ]
 
 
-def _paddle(master: str, endpoints: list[str]) -> list[dict[str, str]]:
-    host, _, port = master.rpartition(":")
+def _paddle(places: Sequence[NodePlace]) -> list[dict[str, str]]:
+    first, count = places[0], str(len(places))
     return [
         {
-            "PADDLE_MASTER": master, "MASTER_ADDR": host, "MASTER_PORT": port,
-            "PADDLE_TRAINERS_NUM": str(len(endpoints)), "PADDLE_TRAINER_ID": str(node),
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
-            "PADDLE_CURRENT_ENDPOINT": endpoint, "PADDLE_RANK_IN_NODE": "0",
-            "PADDLE_LOCAL_SIZE": "1", "PADDLE_GLOBAL_SIZE": str(len(endpoints)),
-            "PADDLE_LOCAL_RANK": "0", "PADDLE_GLOBAL_RANK": str(node),
-            "PADDLE_NNODES": str(len(endpoints)),
+            "PADDLE_MASTER": first.address,
+            "MASTER_ADDR": first.host, "MASTER_PORT": str(first.ports[0]),
+            "PADDLE_TRAINERS_NUM": count, "PADDLE_TRAINER_ID": str(node),
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(place.other_address for place in places),
+            "PADDLE_CURRENT_ENDPOINT": place.other_address, "PADDLE_RANK_IN_NODE": "0",
+            "PADDLE_LOCAL_SIZE": "1", "PADDLE_GLOBAL_SIZE": count, "PADDLE_LOCAL_RANK": "0",
+            "PADDLE_GLOBAL_RANK": str(node), "PADDLE_NNODES": count,
         }
-        for node, endpoint in enumerate(endpoints)
+        for node, place in enumerate(places)
     ]  # fmt: skip
 
 

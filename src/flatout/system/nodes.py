@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from flatout.errors import UsageError
-from flatout.nouns.launch import NodeEnded, NodeSaid
+from flatout.nouns.launch import NodeEnded, NodePlace, NodeSaid
 from flatout.system import clock
 from flatout.system.child import Worker, creation_flags
 from flatout.system.store import mapped_os_errors
@@ -27,15 +27,15 @@ _GRACE_S = 5.0
 _LAST_LINES_S = 2.0
 
 
-def free_ports(host: str, count: int) -> list[int]:
-    """Ports that nobody listens on now, all different."""
+def free_places(host: str, count: int) -> list[NodePlace]:
+    """Places on a machine for so many nodes: ports that nobody listens on now, all different."""
     with contextlib.ExitStack() as open_ones:
         ports = []
-        for _ in range(count):
+        for _ in range(2 * count):
             one = open_ones.enter_context(socket.socket())
             one.bind((host, 0))
             ports.append(int(one.getsockname()[1]))
-    return ports
+    return [NodePlace(host, (first, ports[count + at])) for at, first in enumerate(ports[:count])]
 
 
 def log_path(folder: Path, node: int) -> Path:

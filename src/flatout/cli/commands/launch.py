@@ -21,6 +21,13 @@ from flatout.cli.options import json_document
     "--nodes", type=click.IntRange(1, 512), required=True, metavar="N", help="How many there are."
 )
 @click.option(
+    "--on",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Processes here, or on the nodes of a Ray cluster.",
+)
+@click.option(
     "--limit",
     "limit_s",
     type=click.FloatRange(min=1),
@@ -34,7 +41,7 @@ from flatout.cli.options import json_document
 @click.argument("script")
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
 def command(is_json: bool, **options: Any) -> int:
-    """Start SCRIPT on several nodes at once, as processes of this machine.
+    """Start SCRIPT on several nodes at once: processes of this machine, or of Ray's nodes.
 
     Each finds the others as its framework expects. One fails, and all are ended.
     """
