@@ -89,6 +89,7 @@ class CapturedStep:
         self._form: Form | None = None
         self._prepared: list[MicroBatch] | None = None
         self._next_form: Form | None = None
+        self._next_tensors: list[Tensor] = []
         self._is_staging = False
         self._num_warm_ups = 0
         self._slots: list[_Slot] = []
@@ -116,7 +117,8 @@ class CapturedStep:
         other = next((said for batch, _ in update if (said := _first_other(batch))), None)
         if other is not None and self.problem is None:
             self.problem = f"its batches hold more than tensors: {other}"
-        self._next_form = _form_of(update) if other is None else None
+        self._next_tensors = _flat(update) if other is None else []
+        self._next_form = _form_of(update, self._next_tensors) if other is None else None
         is_recordable = self.problem is None and self._next_form == self._form is not None
         if is_recordable and self._num_warm_ups == NUM_WARM_UPS and not self._recorded:
             self._record()
@@ -146,7 +148,8 @@ class CapturedStep:
         if not self._staged:
             self._made = torch.empty_like(self._losses)
         loss = self._made[len(self._staged)]
-        self._staged.append(_Staged(_flat(placed), self._rates.now(), loss))
+        tensors = self._next_tensors if place is None else _flat(placed)
+        self._staged.append(_Staged(tensors, self._rates.now(), loss))
         if len(self._staged) == self._num_steps:
             staged, self._staged = self._staged, []
             self._launch(staged)
@@ -246,13 +249,10 @@ class CapturedStep:
                 self._losses[number].copy_(loss)
 
 
-def _form_of(update: list[MicroBatch]) -> Form:
+def _form_of(update: list[MicroBatch], tensors: list[Tensor]) -> Form:
     """What must be equal for a graph to be launched with it."""
-    form: list[Any] = []
-    for batch, size in update:
-        form.append(size)
-        form.extend((tensor.shape, tensor.dtype) for tensor in tensors_in(batch))
-    return tuple(form)
+    sizes = [size for _, size in update]
+    return (sizes, [tensor.shape for tensor in tensors], [tensor.dtype for tensor in tensors])
 
 
 class _Places:
