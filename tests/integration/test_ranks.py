@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -168,3 +169,13 @@ def test_lost_rank_is_started_again(tmp_path: Path, on: str, lost: int) -> None:
     starts = [one for one in events if isinstance(one, Started)]
     assert [one.resumed for one in starts] == [False, True]
     assert run.step == 6 * 23
+
+
+def test_memory_that_runs_out_on_one_rank(tmp_path: Path) -> None:
+    command = [str(BENCHMARKS / "oom_ranks.py"), "--as-rank", str(tmp_path), "--trials", "10"]
+    run_ranks(2, [*command, "--seed", "3"], tmp_path, LIMIT_S)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 10
+    assert [row for row in rows if row["problem"]] == []
+    assert all(row["is_same_on_all"] and row["is_close"] for row in rows)
+    assert sum(row["failed"] is not None for row in rows) > 4

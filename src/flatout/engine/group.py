@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections import deque
 from collections.abc import Callable
@@ -125,7 +126,11 @@ class Group:
         if not trouble.shortage.is_heard:
             # Wherever the others are, they meet next, and hear it there.
             self._met(_SHORT)
-        told = self.gathered(trouble)
+        told: list[Trouble] | None = None
+        while told is None:
+            # A rank that heard of it may come into want of memory itself before it is here.
+            with contextlib.suppress(PeerShort):
+                told = self.gathered(trouble)
         [first, *_] = [one for one in told if not one.shortage.is_heard]
         return Trouble(
             shortage=first.shortage,

@@ -160,7 +160,9 @@ class Loop:
         except GoBack:
             raise
         except Exception:
-            if self._maker.is_whole and self._session.feed.state() is None:
+            # Of several ranks the others know nothing of it, and a checkpoint is made by all.
+            is_alone = self._session.ranks.size == 1
+            if is_alone and self._maker.is_whole and self._session.feed.state() is None:
                 self._save(is_waiting=True)
             raise
 

@@ -175,7 +175,7 @@ class Progress(Line, frozen=True, kw_only=True):
     losses: the same for each loss that the experiment's own step names; `loss` is then their sum.
     learning_rate: of the first optimizer's first group; learning_rates: of each, if several.
     split_s: seconds since the run's beginning in data, copy, forward, backward, optimizer,
-    checkpoint, validation and other.
+    checkpoint, validation and other; with several ranks also exchange.
     """
 
     epoch: int
