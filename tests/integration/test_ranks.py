@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,14 +16,14 @@ from ranks_runs import run_ranks
 from torch import Tensor
 
 from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import EpochEnded, Event, Metric, Started, Validated
+from flatout.nouns.lines import EpochEnded, Event, Metric, Started, Stopped, Validated
 from flatout.nouns.placement import Placement
 from flatout.nouns.run import Run, RunHeader
 from flatout.system import child, store
 from flatout.system.attendance import Attendance, conclude, follow
 from flatout.system.interrupts import Interrupts
 from flatout.system.runs import RunFolder, create_run, read_run
-from flatout.system.tail import Tail
+from flatout.system.tail import Tail, wait_until_free
 
 CASES = Path(__file__).parents[1] / "cases" / "ranks"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -169,6 +170,18 @@ def test_lost_rank_is_started_again(tmp_path: Path, on: str, lost: int) -> None:
     starts = [one for one in events if isinstance(one, Started)]
     assert [one.resumed for one in starts] == [False, True]
     assert run.step == 6 * 23
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills as Linux does")
+def test_ranks_stop_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    attendance = attend(tmp_path, "local:2", epochs=400)
+    for _ in follow(attendance, Interrupts()):
+        if attendance.folder.checkpoint_steps() and attendance.worker.is_running():
+            os.kill(attendance.worker.pid, signal.SIGKILL)
+    assert wait_until_free(attendance.folder, 60.0)
+    last = store.read_lines(attendance.folder.events, Event)[-1]
+    assert isinstance(last, Stopped) and last.reason == "the command line has gone"
+    assert attendance.folder.checkpoint_steps()[-1] == last.step
 
 
 def test_memory_that_runs_out_on_one_rank(tmp_path: Path) -> None:

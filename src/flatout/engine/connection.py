@@ -71,6 +71,8 @@ def place_here() -> Place:
 class Connection:
     """The ranks of a training, connected.
 
+    num_met: how often all of them have exchanged numbers.
+
     Args:
         place: which rank this is.
     """
@@ -79,6 +81,9 @@ class Connection:
         self.place = place
         self._limit_s = float(os.environ.get(_LIMIT_NAME, _LIMIT_S))
         self._notices: Notices | None = None
+        self._table: _Table | None = None
+        # Every rank has been to as many meetings as the others.
+        self.num_met = 0
         # Once it has joined.
         self._store: Any = None
         self._data: Any = None
@@ -146,13 +151,15 @@ class Connection:
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 
-    def numbers(self, own: list[float]) -> list[list[float]]:
+    def numbers(self, own: list[float]) -> list[tuple[float, ...]]:
         """The same few numbers of every rank, by rank."""
-        mine = torch.tensor(own, dtype=torch.float64)
-        table = torch.empty(self.place.size, len(own), dtype=torch.float64)
-        self._call(lambda: dist.all_gather(list(table.unbind()), mine))
-        rows: list[list[float]] = table.tolist()
-        return rows
+        if self._table is None:
+            self._table = _Table(self.place.size, len(own))
+        table = self._table
+        table.write(own)
+        self._call(lambda: dist.all_gather(table.rows, table.own))
+        self.num_met += 1
+        return table.read()
 
     def put(self, name: str, value: bytes) -> None:
         """Lays down a value of this rank's, for the others to take after the next meeting."""
@@ -189,6 +196,30 @@ class Connection:
                 raise
             assert self._notices is not None
             raise self._notices.of_loss(error) from error
+
+
+class _Table:
+    """Numbers that travel, in memory that is made once and read without torch: between a vote and
+    what it allows, nothing may fail.
+    """
+
+    def __init__(self, num_rows: int, num_columns: int) -> None:
+        self._num_columns = num_columns
+        sent, got = (bytearray(8 * num_columns * rows) for rows in (1, num_rows))
+        self._sent, self._got = memoryview(sent).cast("d"), memoryview(got).cast("d")
+        self.own = torch.frombuffer(sent, dtype=torch.float64)
+        self.rows = list(torch.frombuffer(got, dtype=torch.float64).split(num_columns))
+
+    def write(self, own: list[float]) -> None:
+        """What this rank sends."""
+        for column, number in enumerate(own):
+            self._sent[column] = number
+
+    def read(self) -> list[tuple[float, ...]]:
+        """What all ranks have sent, by rank."""
+        numbers = self._got.tolist()
+        each = self._num_columns
+        return [tuple(numbers[at : at + each]) for at in range(0, len(numbers), each)]
 
 
 def _not_together(problem: str, because: str | None) -> RunFailed:

@@ -58,8 +58,6 @@ class Group:
         self.size = connection.place.size
         self.is_first = self.rank == 0
         self.share = Share(rank=self.rank, size=self.size)
-        # Every rank has been to as many meetings as the others.
-        self._num_met = 0
         self._laid: deque[str] = deque()
 
     def join(self) -> None:
@@ -142,7 +140,7 @@ class Group:
 
     def _laid_down(self, value: bytes | None) -> str:
         """Lays a value down under the name of the meeting that follows; gives the name."""
-        name = str(self._num_met)
+        name = str(self.connection.num_met)
         if value is not None:
             self.connection.put(name, value)
             self._laid.append(name)
@@ -153,14 +151,13 @@ class Group:
 
     def _met(self, place: float, ballot: Ballot | None = None) -> list[tuple[float, ...]]:
         rows = self.connection.numbers([place, *astuple(ballot or Ballot())])
-        self._num_met += 1
         places = {row[0] for row in rows}
         if _SHORT in places:
             if place != _SHORT:
                 raise PeerShort
         elif len(places) > 1:
             raise AssertionError(f"ranks met at different places: {sorted(places)}")
-        return [tuple(row[1:]) for row in rows]
+        return [row[1:] for row in rows]
 
 
 _FIELDS = tuple(Ballot.__dataclass_fields__)
