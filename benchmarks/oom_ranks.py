@@ -58,7 +58,19 @@ class OfRank(Injection):
     ) -> Any:
         if operation.namespace == "c10d":
             return operation(*args, **(kwargs or {}))
+        # safetensors says something else of an error within it: the next operation is taken.
+        if self._at == self.num_operations + 1 and _is_in_safetensors():
+            self._at += 1
         return super().__torch_dispatch__(operation, types, args, kwargs)
+
+
+def _is_in_safetensors() -> bool:
+    frame: Any = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("safetensors"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def main() -> int:
