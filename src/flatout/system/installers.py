@@ -18,6 +18,7 @@ from flatout.nouns.indexes import Indexes
 from flatout.nouns.made_environment import Installer
 from flatout.system.command import Completed, run
 from flatout.system.folders import cache_folder
+from flatout.system.store import mapped_os_errors
 from flatout.system.uv_program import own_cache
 from flatout.system.variables import setup_environment
 
@@ -199,9 +200,17 @@ class Conda:
         return self._inner.decide(deciding)
 
     def make(self, folder: Path, python: str, *, is_offline: bool) -> None:
-        """A prefix with Python from conda-forge. python: the version."""
+        """A prefix with Python from conda-forge. python: the version.
+
+        The folder holds a note already, and mamba 2 creates nothing in a folder that is not empty.
+        So it is made an empty prefix first, as conda and mamba mark one: by its history.
+        """
+        history = folder / "conda-meta" / "history"
+        with mapped_os_errors(folder):
+            history.parent.mkdir(parents=True, exist_ok=True)
+            history.touch()
         argv = [
-            self._path, "create", "--yes", "--quiet", "--prefix", str(folder),
+            self._path, "install", "--yes", "--quiet", "--prefix", str(folder),
             "--override-channels", "--channel", "conda-forge", f"python={python}",
         ]  # fmt: skip
         argv += ["--offline"] if is_offline else []
