@@ -152,11 +152,31 @@ function Get-FlatoutVersion([string]$Environment) {
 function Test-Installed {
     $found = Get-FlatoutVersion (Read-Receipt 'environment')
     if (-not $found) { return $false }
+    if ($From -and (Test-Path -LiteralPath $From -PathType Container)) {
+        return ((Read-Receipt 'source') -eq $From) -and ((Get-SourceVersion $From) -eq $found)
+    }
     if ($From) {
         $sum = Get-Sum $From
         return ($sum -and (Read-Receipt 'sha256') -eq $sum)
     }
     return (-not $Version) -or ($Version -eq $found)
+}
+
+# The version that a folder of sources has; nothing where it is none.
+function Get-SourceVersion([string]$Folder) {
+    $file = Join-Path $Folder 'src\flatout\__init__.py'
+    if (-not (Test-Path -LiteralPath $file -PathType Leaf)) { return '' }
+    foreach ($line in [IO.File]::ReadAllLines($file)) {
+        if ($line -match '^__version__ = "(.*)"') { return $Matches[1] }
+    }
+    return ''
+}
+
+# A script that lies in a checkout installs that one, where nothing else is asked for.
+function Use-Checkout {
+    # Nothing where the script was pasted and lies nowhere.
+    if ($Version -or $From -or -not $PSScriptRoot) { return }
+    if (Get-SourceVersion $PSScriptRoot) { $script:From = $PSScriptRoot }
 }
 
 # A Python of python.org or its like. What lies in WindowsApps may be a stub that opens the Store.
@@ -184,6 +204,27 @@ function Find-Uv {
     return ''
 }
 
+# Adds to a file what it lacks; gives whether something of it was there.
+function Receive-File([string]$Url, [string]$File) {
+    $isContinued = (Test-Path -LiteralPath $File) -and (Get-Item -LiteralPath $File).Length -gt 0
+    # Windows PowerShell offers what servers have long refused.
+    [Net.ServicePointManager]::SecurityProtocol =
+        [Net.ServicePointManager]::SecurityProtocol -bor [Net.SecurityProtocolType]::Tls12
+    $curl = Join-Path $env:SystemRoot 'System32\curl.exe'
+    if (-not (Test-Path -LiteralPath $curl)) {
+        Invoke-WebRequest -UseBasicParsing -Uri $Url -OutFile $File
+        return $false
+    }
+    $code = Invoke-Program $curl @(
+        '-fsSL', '--retry', '3', '--connect-timeout', '20', '-C', '-', '-o', $File, $Url
+    )
+    # 33: the server gives no ranges. 22: nothing lies behind what is there; the checksum decides.
+    if ($code -ne 0 -and -not ($isContinued -and @(22, 33) -contains $code)) {
+        throw "curl ended with $code"
+    }
+    return $isContinued
+}
+
 function Get-Uv {
     if ($Offline) {
         Fail 'there is no Python 3.11 or later that can make an environment.' `
@@ -199,16 +240,12 @@ function Get-Uv {
     $archive = Join-Path $App "uv-$UvVersion-$machine.zip"
     Say 'uv' "fetching $url (18 MB)"
     if ((Get-Sum $archive) -ne $UvSums[$machine]) {
-        # Windows PowerShell offers what servers have long refused.
-        [Net.ServicePointManager]::SecurityProtocol =
-            [Net.ServicePointManager]::SecurityProtocol -bor [Net.SecurityProtocolType]::Tls12
-        $curl = Join-Path $env:SystemRoot 'System32\curl.exe'
         try {
-            if (Test-Path -LiteralPath $curl) {
-                $code = Invoke-Program $curl @('-fsSL', '--retry', '3', '-C', '-', '-o', $archive, $url)
-                if ($code -ne 0) { throw "curl ended with $code" }
-            } else {
-                Invoke-WebRequest -UseBasicParsing -Uri $url -OutFile $archive
+            # What a broken download left is gone on with; if it was of something else, once more.
+            $isContinued = Receive-File $url $archive
+            if ($isContinued -and (Get-Sum $archive) -ne $UvSums[$machine]) {
+                Remove-Item -Force -LiteralPath $archive
+                $null = Receive-File $url $archive
             }
         } catch {
             Fail "could not download $url." "$_" `
@@ -232,6 +269,49 @@ function Get-Uv {
     return (Join-Path $folder 'uv.exe')
 }
 
+# Of pip's settings that one; what its variable says comes first.
+function Get-PipSetting([string]$Name, [string]$Value) {
+    if ($Value) { return $Value }
+    $files = @($env:PIP_CONFIG_FILE)
+    foreach ($folder in @($env:APPDATA, $env:USERPROFILE, $env:ProgramData)) {
+        if ($folder) { $files += Join-Path $folder 'pip\pip.ini' }
+    }
+    foreach ($file in $files) {
+        if (-not $file -or -not (Test-Path -LiteralPath $file -PathType Leaf)) { continue }
+        foreach ($line in [IO.File]::ReadAllLines($file)) {
+            if ($line -match "^\s*$Name\s*[=:]\s*(\S.*?)\s*$") { return $Matches[1] }
+        }
+    }
+    return ''
+}
+
+# uv reads none of pip's settings. Whoever has set an index for pip means it for both.
+function Copy-PipSettings {
+    if (-not ($env:UV_DEFAULT_INDEX -or $env:UV_INDEX_URL)) {
+        $index = Get-PipSetting 'index-url' $env:PIP_INDEX_URL
+        if ($index) { $env:UV_DEFAULT_INDEX = $index }
+    }
+    if (-not ($env:UV_INDEX -or $env:UV_EXTRA_INDEX_URL)) {
+        $extra = Get-PipSetting 'extra-index-url' $env:PIP_EXTRA_INDEX_URL
+        if ($extra) {
+            $env:UV_INDEX = $extra
+            $env:UV_INDEX_STRATEGY = 'unsafe-best-match'
+        }
+    }
+    if (-not $env:UV_INSECURE_HOST) {
+        $hosts = Get-PipSetting 'trusted-host' $env:PIP_TRUSTED_HOST
+        if ($hosts) { $env:UV_INSECURE_HOST = $hosts }
+    }
+    if (-not $env:SSL_CERT_FILE) {
+        $certificate = Get-PipSetting 'cert' $env:PIP_CERT
+        if ($certificate -and (Test-Path -LiteralPath $certificate -PathType Leaf)) {
+            $env:SSL_CERT_FILE = $certificate
+        }
+    }
+    # Companies' certificates lie in the system's store, where uv does not look by itself.
+    if (-not $env:UV_SYSTEM_CERTS) { $env:UV_SYSTEM_CERTS = '1' }
+}
+
 # Makes an environment under a name that no receipt bears yet: until one does, it is nobody's, and
 # the next run removes it.
 function New-Environment {
@@ -241,6 +321,9 @@ function New-Environment {
     $env:PIP_USER = '0'
     $env:PIP_DISABLE_PIP_VERSION_CHECK = '1'
     $env:PIP_NO_INPUT = '1'
+    # Of no use to anybody afterwards; what is broken off goes on with them.
+    if (-not $env:PIP_CACHE_DIR) { $env:PIP_CACHE_DIR = Join-Path $App 'cache' }
+    if (-not $env:UV_CACHE_DIR) { $env:UV_CACHE_DIR = Join-Path $App 'cache' }
     $stamp = [DateTime]::UtcNow.ToString('yyyyMMddTHHmmss')
     $environment = Join-Path $App "environment-$stamp-$PID"
     $python = Find-Python
@@ -259,6 +342,7 @@ function New-Environment {
     }
     $uv = Find-Uv
     if (-not $uv) { $uv = Get-Uv }
+    Copy-PipSettings
     # Beside flatout, so that it goes when flatout goes.
     $env:UV_PYTHON_INSTALL_DIR = Join-Path $App 'python'
     $arguments = @('venv', '--no-project', '--python', $python, $environment)
@@ -348,6 +432,7 @@ function Install {
             Say 'flatout' "$(Get-FlatoutVersion $environment) is installed in $environment"
             if (-not ($Version -or $From)) { Say 'newer' 'flatout self update' }
         } else {
+            Use-Checkout
             $made = New-Environment
             $environment = $made.Folder
             $found = Install-Flatout $made
@@ -365,6 +450,10 @@ function Install {
         }
         Copy-Launcher $environment
         Remove-LeftOvers
+        $cache = Join-Path $App 'cache'
+        if (Test-Path -LiteralPath $cache) {
+            Remove-Item -Recurse -Force -LiteralPath $cache -ErrorAction SilentlyContinue
+        }
     } finally {
         $lock.Dispose()
     }

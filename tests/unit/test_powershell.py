@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -68,3 +69,38 @@ def test_an_error_of_syntax_is_seen(faults: Callable[[str], list[str]], sign: st
     script = scripts()["install.ps1"]
     place = script.index(sign, script.index("function Open-Lock"))
     assert faults(script[:place] + script[place + 1 :])
+
+
+def functions_of(script: str) -> dict[str, str]:
+    """The bodies of a PowerShell script's functions, by name."""
+    found = re.findall(r"^function ([\w-]+)[^\n]*\{\n(.*?)^\}", script, re.DOTALL | re.MULTILINE)
+    return dict(found)
+
+
+def variables(script: str) -> set[str]:
+    """Settings of pip and uv that a script reads or sets."""
+    return set(re.findall(r"\b(?:UV|PIP)_[A-Z_]+\b|\bSSL_CERT_FILE\b", script))
+
+
+def test_both_install_scripts_know_the_same_settings() -> None:
+    shell = INSTALL.with_suffix(".sh").read_text(encoding="utf-8")
+    assert variables(INSTALL.read_text(encoding="utf-8")) == variables(shell)
+
+
+def test_install_on_windows_does_what_the_other_does() -> None:
+    functions = functions_of(INSTALL.read_text(encoding="utf-8"))
+    # A folder of sources that is installed already, in that version, is not installed again.
+    assert "Get-SourceVersion $From" in functions["Test-Installed"]
+    assert functions["Install"].index("Use-Checkout") < functions["Install"].index("$made =")
+    assert functions["New-Environment"].index("Copy-PipSettings") < functions[
+        "New-Environment"
+    ].index("Invoke-Program $uv")
+
+
+def test_a_download_that_cannot_go_on_begins_anew() -> None:
+    functions = functions_of(INSTALL.read_text(encoding="utf-8"))
+    codes = re.search(r"@\((\d+), (\d+)\) -contains \$code", functions["Receive-File"])
+    assert codes is not None and set(codes.groups()) == {"22", "33"}
+    body = functions["Get-Uv"]
+    removed = body.index("Remove-Item -Force -LiteralPath $archive")
+    assert body.index("Receive-File") < removed < body.rindex("Receive-File")
