@@ -144,7 +144,7 @@ def test_ray_comes_up_and_trains_as_one_process_does(ray: Cluster) -> None:
 
 
 def test_ray_goes_on_without_a_worker_that_was_killed(ray: Cluster, docker: Docker) -> None:
-    process = ray.start("train", "digits", "--epochs", "400", "--tune", "off", "--on", "cluster",
+    process = ray.start("train", "digits", "--epochs", "150", "--tune", "off", "--on", "cluster",
                         "--name", "bereft", "--json")  # fmt: skip
     folder = ray.state / "runs" / "bereft"
     _wait_for(folder / "events.jsonl", '"checkpointed"', process)
@@ -158,12 +158,12 @@ def test_ray_goes_on_without_a_worker_that_was_killed(ray: Cluster, docker: Dock
     # Every epoch once: nothing was lost, nothing done twice.
     metrics = (folder / "metrics.jsonl").read_text().splitlines()
     epochs = [json.loads(line)["epoch"] for line in metrics if '"epochended"' in line]
-    assert epochs == list(range(400))
+    assert epochs == list(range(150))
     assert ray.told("cluster", "up", "--limit", "300", limit_s=BUILD_LIMIT_S)["findings"] == []
 
 
 def test_ray_job_stops_with_a_checkpoint_and_goes_on(ray: Cluster) -> None:
-    words = ("--epochs", "400", "--tune", "off", "--on", "cluster:2")
+    words = ("--epochs", "150", "--tune", "off", "--on", "cluster:2")
     process = ray.start("train", "digits", "--name", "halted", *words)
     _wait_for(ray.state / "runs" / "halted" / "metrics.jsonl", '"validated"', process)
     process.send_signal(signal.SIGINT)

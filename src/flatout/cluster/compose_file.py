@@ -101,7 +101,7 @@ _HEALTH_URLS: Mapping[Engine, tuple[str, str]] = MappingProxyType({
 
 # Further roles, started when they are wanted: `docker compose run --rm ingestion flatout ...`.
 _ROLES: Mapping[str, tuple[str, str]] = MappingProxyType({
-    "ingestion": ("cleans and splits data into shards below /data", "flatout data"),
+    "ingestion": ("cleans and splits data into shards below /data", "flatout ingest --help"),
     "training": ("trains by itself, in a container of its own", "flatout train digits"),
     "inference": ("asks the kept weights of a run", "flatout runs"),
 })  # fmt: skip
@@ -219,6 +219,9 @@ def _environment(layout: Layout, gpu: int | None) -> str:
     values = {"CLUSTER_HEAD": HEADS[layout.engine]}
     if layout.engine == "ray":
         values |= {"RAY_USAGE_STATS_ENABLED": "0"}
+    if layout.engine == "dask":
+        # What `flatout ingest --on dask` looks for.
+        values |= {"DASK_SCHEDULER_ADDRESS": "scheduler:8786"}
     if gpu is not None and layout.is_by_variable:
         values["CUDA_VISIBLE_DEVICES"] = str(gpu)
     elif gpu is None and layout.gpus:

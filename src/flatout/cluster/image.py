@@ -17,6 +17,9 @@ ENGINE_REQUIREMENTS: Mapping[Engine, tuple[str, ...]] = MappingProxyType({
     "torchrun": (),
 })  # fmt: skip
 
+# Pictures and shards, for ingestion and for training from them.
+_DATA_REQUIREMENTS = ("pillow==13.0.0", "pyarrow==26.0.1")
+
 _DOCKERFILE = """\
 # {written}. Build arguments are set in .env, by way of compose.yaml.
 ARG BASE_IMAGE={base_image}
@@ -95,5 +98,5 @@ def requirements_text(layout: Layout) -> str:
     lines = [f"# {_WRITTEN}: {layout.engine}"]
     if layout.index:
         lines.append(f"--extra-index-url {layout.index}")
-    wanted = (*layout.requirements, *ENGINE_REQUIREMENTS[layout.engine])
+    wanted = (*layout.requirements, *ENGINE_REQUIREMENTS[layout.engine], *_DATA_REQUIREMENTS)
     return "\n".join([*lines, *dict.fromkeys(wanted)]) + "\n"
