@@ -105,11 +105,38 @@ def write_files(texts: dict[str, str], folder: Path, *, is_forced: bool = False)
     paths = {folder / name: text.encode() for name, text in texts.items()}
     for path, content in paths.items():
         if rewriting.content_of(path) not in (None, content) and not is_forced:
-            raise UsageError(
-                "file-exists",
-                f"{path} is there already, and is another.",
-                fix="--force overwrites it; or write into another folder: --in DIR",
-            )
+            raise _in_the_way(path, "--force overwrites it; or write")
+    return _write_all(paths)
+
+
+def write_script(texts: dict[str, str], folder: Path) -> list[Path]:
+    """Writes the files of `flatout setup --wsl`; earlier editions of them are overwritten.
+
+    Raises:
+        UsageError: file-exists, folder-not-writable.
+    """
+    paths = {folder / name: text.encode() for name, text in texts.items()}
+    for path, content in paths.items():
+        there = rewriting.content_of(path)
+        if there is not None and not _telling_lines(there) & _telling_lines(content):
+            raise _in_the_way(path, "move it away, or write")
+    return _write_all(paths)
+
+
+def _telling_lines(content: bytes) -> set[bytes]:
+    """What begins a file of flatout's, and no other."""
+    return {line.strip() for line in content.splitlines()[:3] if len(line.strip()) > 20}
+
+
+def _in_the_way(path: Path, instead: str) -> UsageError:
+    return UsageError(
+        "file-exists",
+        f"{path} is there already, and is another.",
+        fix=f"{instead} into another folder: --in DIR",
+    )
+
+
+def _write_all(paths: dict[Path, bytes]) -> list[Path]:
     for path, content in paths.items():
         with store.mapped_os_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.apply import undoing
-from flatout.errors import UsageError, nearest
+from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
 from flatout.nouns.disk_use import FREEABLE, DiskUse, Freed
 from flatout.nouns.installation import Installation, Part, Removal, Update
 from flatout.nouns.journal import Applied
@@ -113,17 +113,14 @@ def plan_removal(keep: Sequence[str], *, is_with_runs: bool) -> Removal:
     return Removal(installation=here, parts=tuple(parts), kept=tuple(kept))
 
 
-def remove_part(part: Part, here: Installation) -> None:
-    """Takes one part away.
+def remove_part(part: Part, here: Installation) -> tuple[str, ...]:
+    """Takes one part away; gives what stays of it, in words.
 
     Raises:
         UsageError: folder-not-writable.
-        RunFailed: command-failed.
+        RunFailed: command-failed, not-all-put-back.
     """
-    if part.name == "edits":
-        for applied in _changes():
-            for _ in undoing.undo(applied):
-                pass
+    left = _put_back(_changes()) if part.name == "edits" else ()
     if part.name == "flatout":
         for profile in here.profiles:
             if profile.startswith("HKCU"):
@@ -142,6 +139,29 @@ def remove_part(part: Part, here: Installation) -> None:
         usage.drop_empty(
             [folders.app_folder().parent, folders.cache_folder(), folders.state_folder()]
         )
+    return left
+
+
+def _put_back(changes: Sequence[Applied]) -> tuple[str, ...]:
+    """Puts back what can be, all of it before it tells what cannot; gives what nothing undoes.
+
+    Raises:
+        RunFailed: not-all-put-back; flatout is still there to do it.
+    """
+    left, failures = [], []
+    for applied in changes:
+        try:
+            left += [line for line in undoing.undo(applied) if line.startswith(undoing.LEFT)]
+        except FlatoutError as error:
+            failures.append(f"{applied.id} {applied.begun.plan.goal}: {error.problem}")
+    if failures:
+        raise RunFailed(
+            "not-all-put-back",
+            "some of what flatout has changed on this machine could not be put back.",
+            because="; ".join(failures),
+            fix="flatout undo ID does it one by one; or flatout self remove --keep edits",
+        )
+    return tuple(left)
 
 
 def _changes() -> list[Applied]:
@@ -171,13 +191,13 @@ def _runs_part(runs: DiskUse, checkpoints: DiskUse) -> Part:
 def _own_part(here: Installation, tools: DiskUse) -> Part:
     """flatout itself. Windows deletes no program that runs: there its removal is only told."""
     command = installation.remove_command(here)
+    commands = [command] if command else []
     paths = [folders.tools_folder()]
     if here.way == "script":
         paths = [Path(here.launcher or ""), *paths, folders.app_folder()]
     is_there = [str(path) for path in paths if path.exists() or path.is_symlink()]
     if sys.platform == "win32" and here.way == "script":
-        listed = ", ".join(f"'{path}'" for path in is_there)
-        command = ("powershell", "-Command", f"Remove-Item -Recurse -Force {listed}")
+        commands = [("Remove-Item", "-Recurse", "-Force", "-LiteralPath", one) for one in is_there]
     where = f"it runs from its sources in {here.checkout}, which stay"
     return Part(
         name="flatout",
@@ -185,7 +205,7 @@ def _own_part(here: Installation, tools: DiskUse) -> Part:
         cost="sh install.sh, or the tool it came with, brings it back",
         num_bytes=tools.num_bytes,
         paths=tuple(is_there),
-        commands=(command,) if command else (),
+        commands=tuple(commands),
         is_only_told=sys.platform == "win32" and here.way != "checkout",
     )
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from flatout.errors import UsageError
+from flatout.environments.places import distro_drive
+from flatout.errors import RunFailed, UsageError
 from flatout.nouns.environment_request import EnvironmentRequest
+from flatout.nouns.indexes import Indexes
 from flatout.nouns.made_environment import Pin
+from flatout.nouns.shells import powershell_line
 from flatout.setup.lock_file import Lock, lock_text, parse_lock
 from flatout.setup.requirement_files import from_conda, from_pyproject
 from flatout.setup.wheels import is_for_cpu, parse_pylock, parse_report, supported_tags
 from flatout.system.installers import told
+from flatout.system.opener import opener_for
 from flatout.system.pip_settings import read_indexes
+from flatout.system.wheel_store import fetch
 
 SHA = "a" * 64
 LOCK = Lock(
@@ -137,6 +143,56 @@ def test_pip_settings_hold_for_uv(tmp_path: Path) -> None:
         {"PIP_CONFIG_FILE": str(file), "PIP_INDEX_URL": "https://variable/simple"}
     )
     assert variable.default == "https://variable/simple"
+
+
+DISTROS = r"""
+HKEY_CURRENT_USER\Software\Microsoft\Windows\CurrentVersion\Lxss
+    DefaultDistribution    REG_SZ    {1f}
+
+HKEY_CURRENT_USER\Software\Microsoft\Windows\CurrentVersion\Lxss\{1f}
+    State    REG_DWORD    0x1
+    DistributionName    REG_SZ    Ubuntu-24.04
+    BasePath    REG_SZ    \\?\D:\wsl\ubuntu
+
+HKEY_CURRENT_USER\Software\Microsoft\Windows\CurrentVersion\Lxss\{2f}
+    DistributionName    REG_SZ    Debian
+    BasePath    REG_SZ    C:\Users\Jane Doe\AppData\Local\wsl
+"""
+
+
+@pytest.mark.parametrize(
+    ("distro", "drive"), [("Ubuntu-24.04", "D:"), ("debian", "C:"), ("Arch", None), ("", None)]
+)
+def test_disk_of_a_distro_lies_where_windows_says(distro: str, drive: str | None) -> None:
+    assert distro_drive(DISTROS, distro) == drive
+    assert distro_drive("", distro) is None
+
+
+def test_certificates_are_those_of_all_variables(tmp_path: Path) -> None:
+    files = {name: str(tmp_path / name) for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")}
+    for file in files.values():
+        Path(file).touch()
+    found = read_indexes({**files, "PIP_CONFIG_FILE": os.devnull, "CURL_CA_BUNDLE": "/not/there"})
+    assert found.certificates == tuple(files.values())
+
+
+def test_wheel_without_a_hash_is_refused_before_it_is_downloaded() -> None:
+    pin = Pin(name="a", version="1", url="http://127.0.0.1:9/a-1-py3-none-any.whl", sha256="")
+    with pytest.raises(RunFailed) as caught:
+        list(fetch([pin], opener_for(Indexes())))
+    assert caught.value.rule == "wheel-without-hash"
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (("uv", "tool", "uninstall", "flatout"), "uv tool uninstall flatout"),
+        ((r"C:\Users\J D\uv.exe", "x"), r"& 'C:\Users\J D\uv.exe' x"),
+        (("Remove-Item", r"C:\O'Hara\f"), r"Remove-Item 'C:\O''Hara\f'"),
+    ],
+)
+def test_command_is_written_as_powershell_takes_it(argv: tuple[str, ...], line: str) -> None:
+    assert powershell_line(argv) == line
 
 
 def test_requirements_of_with_are_split_at_their_commas() -> None:

@@ -77,6 +77,19 @@ def test_files_that_are_another_are_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "Dockerfile").read_text() == "FROM a\n"
 
 
+def test_setup_script_replaces_its_earlier_edition_and_nothing_else(tmp_path: Path) -> None:
+    script = "# Set up WSL\n#\n# Written by `flatout setup --wsl`; read it before you run it:\n"
+    groundwork.write_script({"setup.ps1": script}, tmp_path)
+    groundwork.write_script({"setup.ps1": script.replace("Set up", "Update")}, tmp_path)
+    assert (tmp_path / "setup.ps1").read_text().startswith("# Update")
+    (tmp_path / "install.sh").write_text("#!/bin/sh\n# Installs what this project needs.\n")
+    texts = {"setup.ps1": script, "install.sh": "#!/bin/sh\n# Installs flatout for one person.\n"}
+    with pytest.raises(UsageError) as told:
+        groundwork.write_script(texts, tmp_path)
+    assert told.value.rule == "file-exists" and "--force" not in (told.value.fix or "")
+    assert "project" in (tmp_path / "install.sh").read_text()
+
+
 def test_option_without_effect_is_named() -> None:
     options = {"is_dry": True, "cuda": "12.6", "packages": ("a",), "folder": None, "is_cpu": False}
     assert without_effect("toolkit", options) == ["--packages"]

@@ -47,11 +47,15 @@ class Pages(BaseHTTPRequestHandler):
 
     pages: dict[str, bytes] = {}
     asked: list[str] = []
+    refused: set[str] = set()
+    passwords: list[str] = []
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
+        self.passwords += [self.headers["Authorization"]] if "Authorization" in self.headers else []
         content = self.pages.get(self.path)
-        self.send_response(200 if content is not None else 404)
+        missing = 403 if self.path in self.refused else 404
+        self.send_response(200 if content is not None else missing)
         self.end_headers()
         self.wfile.write(content or b"")
 
@@ -66,7 +70,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "data"))
     for name in ("PIP_INDEX_URL", "UV_INDEX_URL", "UV_DEFAULT_INDEX", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    Pages.pages, Pages.asked = {}, []
+    Pages.pages, Pages.asked, Pages.refused, Pages.passwords = {}, [], set(), []
     server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -171,6 +175,23 @@ def test_read_page_when_the_address_holds_a_password(
     monkeypatch.setenv("PIP_INDEX_URL", "http://name:secret@127.0.0.1:9/simple")
     found = package_index.read_page(None, "torch")
     assert isinstance(found, Unread) and "secret" not in found.reason
+
+
+def test_read_page_when_a_proxy_lets_nobody_through(index: str) -> None:
+    Pages.refused.add("/torch/")
+    found = package_index.read_page(index, "torch")
+    assert isinstance(found, Unread) and "403" in found.reason
+
+
+def test_read_page_when_the_index_wants_a_password(
+    index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Pages.pages["/torch/"] = page(NAMES)
+    monkeypatch.setenv("PIP_INDEX_URL", index.replace("://", "://name:secret@"))
+    found = package_index.read_page(None, "torch")
+    assert isinstance(found, IndexPage) and found.names == tuple(NAMES)
+    # "name:secret" in base64.
+    assert Pages.passwords == ["Basic bmFtZTpzZWNyZXQ="]
 
 
 def test_read_page_when_the_certificates_are_none(

@@ -8,7 +8,7 @@ import pytest
 
 from flatout import upkeep
 from flatout.apply import applying
-from flatout.errors import UsageError
+from flatout.errors import RunFailed, UsageError
 from flatout.nouns.plan import Plan, Step, Write
 from flatout.system import journal
 
@@ -56,14 +56,16 @@ def test_removal_keeps_what_was_asked_to_stay(home: Path) -> None:
     assert "undo" in [use.kind for use in removal.kept]
 
 
-def test_removal_of_an_edit_stops_where_somebody_has_changed_it(home: Path) -> None:
-    file = home / "mine.conf"
+def test_removal_puts_back_all_but_what_somebody_has_changed_and_says_so(home: Path) -> None:
+    other, file = home / "other.conf", home / "mine.conf"
+    change(other, "flatout's")
     change(file, "flatout's")
     file.write_text("somebody's")
     removal = upkeep.plan_removal((), is_with_runs=False)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(RunFailed) as told:
         upkeep.remove_part(removal.parts[0], removal.installation)
-    assert told.value.rule == "changed-since" and file.read_text() == "somebody's"
+    assert told.value.rule == "not-all-put-back" and "mine.conf" in (told.value.because or "")
+    assert file.read_text() == "somebody's" and not other.exists()
 
 
 def test_removal_leaves_runs_and_recipes_that_are_kept(home: Path) -> None:

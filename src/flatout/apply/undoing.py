@@ -26,7 +26,8 @@ from flatout.system import clock, journal, rewriting, trees
 from flatout.system.journal import Journal
 
 _DIFF_LINES = 12
-_LEFT = "left as it is: "
+# Begins the line of what is not put back.
+LEFT = "left as it is: "
 
 
 class Obstacle(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,13 +55,13 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
         UsageError: undone-already, changed-since, changes-under-way.
         RunFailed: step-failed, where a command did not take its part back; it can be tried again.
     """
-    if applied.status == "undone":
-        raise UsageError(
-            "undone-already", f"{applied.id} is undone already.", fix="flatout undo --list"
-        )
+    _require_not_undone(applied)
     taken = journal.lock()
     kept = Journal(Path(applied.folder), taken)
     try:
+        # Whoever had the lock before may have put it back meanwhile.
+        applied = journal.entry(applied.id)
+        _require_not_undone(applied)
         changed = obstacles(applied)
         if changed and not is_forced:
             raise _changed_since(applied, changed)
@@ -77,7 +78,7 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
         if failures:
             # Not undone, so that it can be tried again.
             raise failures[0]
-        left = tuple(line for line in told if line.startswith(_LEFT))
+        left = tuple(line for line in told if line.startswith(LEFT))
         kept.append(Undone(at=clock.now_s(), left=left))
         for kept_line in applied.lines:
             if isinstance(kept_line, TreeKept):
@@ -85,6 +86,13 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
     finally:
         kept.close()
         taken.release()
+
+
+def _require_not_undone(applied: Applied) -> None:
+    if applied.status == "undone":
+        raise UsageError(
+            "undone-already", f"{applied.id} is undone already.", fix="flatout undo --list"
+        )
 
 
 def _changed_since(applied: Applied, changed: tuple[Obstacle, ...]) -> UsageError:
@@ -204,11 +212,11 @@ def _undo_step(applied: Applied, number: int, kept: Journal) -> Iterator[str]:
     for line in applied.lines:
         if isinstance(line, TreeKept) and line.step == number:
             if not Path(line.copy).exists():
-                yield f"{_LEFT}the packages of {line.path}: what was kept of them is gone"
+                yield f"{LEFT}the packages of {line.path}: what was kept of them is gone"
                 continue
             lost = trees.put_back_tree(Path(line.copy), Path(line.path))
             yield f"put back the packages of {line.path}"
-            yield from (f"{_LEFT}{path}: it was changed and is not kept" for path in lost)
+            yield from (f"{LEFT}{path}: it was changed and is not kept" for path in lost)
     if isinstance(action, Move):
         source, target = Path(action.source), Path(action.target)
         if target.exists() and not source.exists():
@@ -229,7 +237,7 @@ def _undo_step(applied: Applied, number: int, kept: Journal) -> Iterator[str]:
         else:
             yield f"ran {' '.join(step.undo)}"
     elif not step.can_be_undone:
-        yield f"{_LEFT}{step.text}, which nothing undoes"
+        yield f"{LEFT}{step.text}, which nothing undoes"
 
 
 def _has_failed(applied: Applied, number: int) -> bool:

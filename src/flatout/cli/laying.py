@@ -54,7 +54,7 @@ def _write(found: Groundwork, folder: str | None, *, is_agreed: bool, is_json: b
         show.print_note("nothing was written (--yes writes without asking)")
         return _tell(found, [], is_json=is_json, exit_code=1)
     texts = groundwork.with_installer(found.files)
-    paths = groundwork.write_files(texts, Path(folder or "."), is_forced=is_agreed)
+    paths = groundwork.write_script(texts, Path(folder or "."))
     show_groundwork.print_written(paths, f"read setup.ps1, then: {found.run_line}")
     return _tell(found, [], is_json=is_json)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -13,6 +12,7 @@ from flatout.cli.tables import plain_table
 from flatout.cli.wording import DOT, home_text
 from flatout.nouns.disk_use import FREEABLE, DiskUse, Freed
 from flatout.nouns.installation import Installation, Part, Removal, Update
+from flatout.nouns.shells import typed_here
 from flatout.nouns.units import bytes_text, count_text
 
 _WAYS = {
@@ -115,7 +115,7 @@ def last_words(removal: Removal, part: Part) -> str:
     lines = [f"removed {part.name}"]
     if part.is_only_told and part.commands:
         lines.append("this takes it away, once this program has ended:")
-        lines += [f"    {shlex.join(command)}" for command in part.commands]
+        lines += [f"    {typed_here(command)}" for command in part.commands]
     if removal.installation.way == "checkout":
         lines = [f"the sources stay: {removal.installation.checkout}"]
     return "\n".join(lines)
@@ -133,7 +133,7 @@ def _print_part(console: Console, part: Part) -> None:
 
 def _print_command(console: Console, command: Sequence[str]) -> None:
     # Never broken, so that it can be copied.
-    console.print(f"    {shlex.join(command)}", soft_wrap=True)
+    console.print(f"    {typed_here(command)}", soft_wrap=True)
 
 
 def _items(number: int) -> str:

@@ -11,9 +11,9 @@ from flatout.setup.listing import has_wheel, wheels
 from flatout.setup.rows import Build, Pair
 from flatout.setup.versions import pair_text
 from flatout.system import package_index
+from flatout.system.opener import without_password
 from flatout.system.simple_index import files_of
 from flatout.system.system import Unread
-from flatout.system.wheel_store import without_password
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
 

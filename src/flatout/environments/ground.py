@@ -17,11 +17,11 @@ from flatout.setting_up import tables_in_use
 from flatout.setup.rows import Tables
 from flatout.system import uv_program
 from flatout.system.installers import Conda, Pip, Program, Uv
+from flatout.system.opener import opener_for, without_password
 from flatout.system.pip_settings import read_indexes
 from flatout.system.programs import find_conda
 from flatout.system.site_file import read_site
 from flatout.system.system import LocalSystem
-from flatout.system.wheel_store import opener_for, without_password
 
 
 class Ground(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ def read_ground(
         machine=machine,
         tables=tables_in_use(),
         indexes=indexes,
-        opener=opener_for(indexes),
+        opener=opener_for(indexes, *([found["torch"]] if found["torch"] else [])),
         torch_mirror=found["torch"],
         notes=tuple(notes),
         programs=_programs(manager, indexes, may_get_uv=may_get_uv, held=held),

@@ -29,6 +29,7 @@ from flatout.system import (
     wheel_store,
 )
 from flatout.system.installers import Deciding, Program, interpreter_in
+from flatout.system.opener import without_password
 from flatout.system.store import mapped_os_errors
 
 
@@ -154,14 +155,11 @@ def _record(one: Prepared, python: str, proof: Proof) -> MadeEnvironment:
         python_version=one.python_version,
         version=one.version,
         cuda=one.cuda,
-        index=one.index and wheel_store.without_password(one.index),
+        index=one.index and without_password(one.index),
         installer=one.installer,
         wish=one.wish,
         machine=one.machine,
-        pins=tuple(
-            msgspec.structs.replace(pin, url=wheel_store.without_password(pin.url))
-            for pin in one.pins
-        ),
+        pins=tuple(msgspec.structs.replace(pin, url=without_password(pin.url)) for pin in one.pins),
         flatout=own_wheel.digest() if one.wish.framework == "torch" else None,
         variables=one.variables,
         size_bytes=made_environments.size_bytes(Path(one.folder)),
@@ -181,7 +179,7 @@ def lock_of(one: Prepared) -> Lock:
         python=one.python_version,
         platform=own_platform(),
         cuda=one.cuda,
-        index=one.index and wheel_store.without_password(one.index),
+        index=one.index and without_password(one.index),
         pins=one.pins,
     )
 

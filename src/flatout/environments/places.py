@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from flatout.errors import RunFailed
@@ -15,6 +16,12 @@ from flatout.system.wheel_store import wheels_folder
 
 # What a step of an installer may need beyond what is reckoned with.
 _SPARE_BYTES = 200_000_000
+
+_DISTROS_KEY = r"HKCU\Software\Microsoft\Windows\CurrentVersion\Lxss"
+_REGISTRY_LIMIT_S = 5.0
+# "    BasePath    REG_SZ    \\?\C:\Users\me\AppData\Local\wsl\{...}"
+_VALUE = re.compile(r"^ +(\w+) +REG_SZ +(.*)$", re.MULTILINE)
+_DRIVE = re.compile(r"(?:\\\\\?\\)?([A-Za-z]:)")
 
 
 def place_notes(folder: Path, machine: Machine) -> tuple[str, ...]:
@@ -38,10 +45,13 @@ def require_room(prepared: Prepared, machine: Machine) -> None:
         prepared.folder: (prepared.needed_bytes, prepared.free_bytes),
         str(wheels): (prepared.missing_bytes, free_bytes(wheels)),
     }
-    # df inside tells the size that the virtual disk may grow to, not what Windows has left.
-    windows = _windows_free_bytes(LocalSystem()) if machine.host.wsl is not None else None
+    windows = _windows_drive(LocalSystem()) if machine.host.wsl is not None else None
     if windows is not None:
-        needed["drive C: of Windows"] = (prepared.needed_bytes, windows)
+        # df inside tells the size that the virtual disk may grow to, not what Windows has left.
+        drive, free = windows
+        is_outside = bool(place_notes(Path(prepared.folder), machine))
+        grows = prepared.missing_bytes if is_outside else prepared.needed_bytes
+        needed[f"drive {drive} of Windows"] = (grows, free)
     for place, (wanted, free) in needed.items():
         if free < wanted + _SPARE_BYTES:
             raise RunFailed(
@@ -55,12 +65,33 @@ def require_room(prepared: Prepared, machine: Machine) -> None:
             )
 
 
-def _windows_free_bytes(system: System) -> int | None:
-    """Of Windows' own drive, which holds the distro's disk unless somebody has moved it."""
-    for mount in _mounts(system):
-        if is_windows_drive_mount(mount) and mount.source.upper().startswith("C:"):
-            space = system.space(mount.place)
-            return None if isinstance(space, Unread) else space.free_bytes
+def _windows_drive(system: System) -> tuple[str, int] | None:
+    """The drive with the virtual disk of this distro, and its free bytes; None where unknown."""
+    mounts = [one for one in _mounts(system) if is_windows_drive_mount(one)]
+    folder = next((one.place for one in mounts if one.source.upper().startswith("C:")), None)
+    if folder is None:
+        return None
+    told = system.run(
+        [f"{folder}/Windows/System32/reg.exe", "query", _DISTROS_KEY, "/s"], _REGISTRY_LIMIT_S
+    )
+    drive = distro_drive(told.stdout, system.environment.get("WSL_DISTRO_NAME", ""))
+    mount = next((one for one in mounts if drive and one.source.upper().startswith(drive)), None)
+    space = system.space(mount.place) if mount is not None else None
+    if drive is None or space is None or isinstance(space, Unread):
+        return None
+    return drive, space.free_bytes
+
+
+def distro_drive(told: str, distro: str) -> str | None:
+    """The drive, like "D:", with a distro's disk, of what reg.exe says of all distros.
+
+    Source: https://learn.microsoft.com/en-us/windows/wsl/disk-space
+    """
+    for entry in told.split("HKEY_CURRENT_USER")[1:]:
+        values = dict(_VALUE.findall(entry))
+        if values.get("DistributionName", "").strip().lower() == distro.lower():
+            found = _DRIVE.match(values.get("BasePath", "").strip())
+            return found[1].upper() if found else None
     return None
 
 

@@ -9,7 +9,8 @@ class Indexes(msgspec.Struct, frozen=True, kw_only=True):
     """The places where pip and uv look for packages, as a person's settings name them.
 
     default: instead of PyPI; None leaves it to the program. extra: searched as well.
-    find_links: folders or pages with wheels. certificate: file of a certificate authority.
+    find_links: folders or pages with wheels. certificates: files of
+    certificate authorities.
     trusted_hosts: hosts whose certificate is not looked at, as the person has set it.
     python_mirror: where uv gets interpreters.
     """
@@ -17,7 +18,7 @@ class Indexes(msgspec.Struct, frozen=True, kw_only=True):
     default: str | None = None
     extra: tuple[str, ...] = ()
     find_links: tuple[str, ...] = ()
-    certificate: str | None = None
+    certificates: tuple[str, ...] = ()
     proxy: str | None = None
     trusted_hosts: tuple[str, ...] = ()
     python_mirror: str | None = None

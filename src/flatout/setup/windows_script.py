@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from shlex import join
 
 from flatout.nouns.plan import Edit, Plan, Run, Step
+from flatout.nouns.shells import powershell_line
 from flatout.setup.goals.wsl import VIRTUALIZATION, WslPlan
 
 RUN_LINE = "powershell -ExecutionPolicy Bypass -File {}"
@@ -242,17 +243,8 @@ def commands(step: Step) -> tuple[str, ...]:
     if not isinstance(action, Run):
         return ()
     if step.where in ("windows", "powershell"):
-        line = " ".join(_quoted(word) for word in action.argv)
-        return (f"& {line}" if line.startswith("'") else line,)
+        return (powershell_line(action.argv),)
     return (("sudo " if step.needs_root else "") + join(action.argv),)
-
-
-def _quoted(word: str) -> str:
-    """A word as PowerShell takes it."""
-    if word and not set(word) - set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                    "0123456789-_./:\\="):  # fmt: skip
-        return word
-    return "'" + word.replace("'", "''") + "'"
 
 
 _REQUEST = """# Request: GPU computing inside WSL on this PC

@@ -94,11 +94,10 @@ class Uv:
 
     def decide(self, deciding: Deciding) -> str:
         """The text of `pylock.toml`."""
-        asked, found = deciding.folder / "requirements.in", deciding.folder / "pylock.toml"
-        asked.write_text("\n".join(deciding.lines) + "\n", encoding="utf-8")
+        found = deciding.folder / "pylock.toml"
         found.unlink(missing_ok=True)
         argv = [
-            self._path, "pip", "compile", str(asked), "--output-file", str(found), "--quiet",
+            self._path, "pip", "compile", *_asked(deciding), "--output-file", str(found), "--quiet",
             "--python-version", deciding.python_version, "--only-binary", ":all:", "--no-header",
             "--no-annotate", *_uv_places(deciding), *_constraints(deciding),
         ]  # fmt: skip
@@ -148,13 +147,13 @@ class Pip:
                 because="pip cannot fetch one; uv can",
                 fix="install it, or let uv do it: --manager uv",
             )
-        asked = deciding.folder / "requirements.in"
-        asked.write_text("\n".join(deciding.lines) + "\n", encoding="utf-8")
         argv = [
             self._python, "-m", "pip", "--python", deciding.python, "install", "--dry-run",
             "--ignore-installed", "--quiet", "--report", "-", "--only-binary", ":all:",
-            "-r", str(asked), *_pip_places(deciding), *_constraints(deciding),
+            *_pip_places(deciding), *_constraints(deciding),
         ]  # fmt: skip
+        for file in _asked(deciding):
+            argv += ["-r", file]
         argv += ["--pre"] if deciding.is_nightly else []
         argv += ["--no-deps"] if deciding.is_whole else []
         done = run(argv, _RESOLVE_S, self._environment)
@@ -237,15 +236,24 @@ def _reaching(indexes: Indexes, **added: str) -> dict[str, str]:
     # Companies' certificates lie in the system's store, where uv does not look by itself.
     for name in ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS"):  # The second until uv 0.12.
         environment.setdefault(name, "1")
-    if indexes.certificate:
-        environment.setdefault("SSL_CERT_FILE", indexes.certificate)
+    if indexes.certificates:
+        environment.setdefault("SSL_CERT_FILE", indexes.certificates[0])
         # Older pips do not read that one.
-        environment.setdefault("PIP_CERT", indexes.certificate)
+        environment.setdefault("PIP_CERT", indexes.certificates[0])
     if indexes.proxy:
         for name in ("HTTPS_PROXY", "HTTP_PROXY"):
             if not os.environ.get(name) and not os.environ.get(name.lower()):
                 environment[name] = indexes.proxy
     return environment
+
+
+def _asked(deciding: Deciding) -> list[str]:
+    """The files of requirements, a person's own among them: within a file pip would take a path
+    apart at its spaces, and drop Windows' backslashes."""
+    file = deciding.folder / "requirements.in"
+    lines = [line for line in deciding.lines if not line.startswith("-r ")]
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return [str(file), *(line[3:] for line in deciding.lines if line.startswith("-r "))]
 
 
 def _constraints(deciding: Deciding) -> list[str]:

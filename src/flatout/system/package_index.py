@@ -1,38 +1,21 @@
-"""Pages of package indexes: asked for politely, kept for a day, through a company's network too.
-
-Proxies are those of the environment (HTTPS_PROXY and its like). Certificates are trusted that the
-operating system, SSL_CERT_FILE, PIP_CERT, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE or pip's own settings
-name. Where pip or uv are told an index in place of the one that they know, that one is asked.
-"""
+"""Pages of package indexes, kept for a day: asked as the settings of pip and uv say."""
 
 from __future__ import annotations
 
-import configparser
 import hashlib
-import http.client
 import importlib
-import os
-import ssl
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
 from flatout.errors import FlatoutError
 from flatout.system import clock, folders, site_file, store
-from flatout.system.simple_index import HEADERS, file_names
+from flatout.system.opener import opener_for, without_password
+from flatout.system.pip_settings import read_indexes
+from flatout.system.simple_index import files_of
 from flatout.system.system import Unread
 
-_LIMIT_S = 5.0
 _KEPT_S = 24 * 3600.0
-_MOST_BYTES = 32 << 20
-_CHUNK_BYTES = 1 << 18
-_INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
-_BUNDLE_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
 class IndexPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,17 +44,12 @@ def read_page(
     kept = _kept_file(place, project)
     if is_kept_enough and (page := _read_kept(kept)):
         return page
-    address = f"{place.rstrip('/')}/{project}/"
     try:
-        names = tuple(file_names(_download(address)))
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code not in (403, 404):
-            return Unread(f"{_shown(address)}: HTTP {error.code} {error.reason}")
-        # PyTorch's index answers 403 for what it does not have.
-        names = ()
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        return Unread(f"{_shown(address)}: {_told(error)}")
+        names = files_of(project, place, opener_for(read_indexes()))
+    except FlatoutError as error:
+        names = Unread(error.problem)
+    if isinstance(names, Unread):
+        return Unread(f"{without_password(place).rstrip('/')}/{project}: {names.reason}")
     page = IndexPage(names=names, read_at=clock.now_s())
     try:
         with store.mapped_os_errors(kept):
@@ -82,40 +60,9 @@ def read_page(
     return page
 
 
-def _download(address: str) -> bytes:
-    request = urllib.request.Request(address, headers=HEADERS)
-    handler = urllib.request.HTTPSHandler(context=_trust())
-    opener = urllib.request.build_opener(handler)
-    started_s = clock.elapsed_s()
-    content = bytearray()
-    with opener.open(request, timeout=_LIMIT_S) as response:
-        while chunk := response.read(_CHUNK_BYTES):
-            content += chunk
-            if len(content) > _MOST_BYTES:
-                raise ValueError("its page is longer than any index's")
-            if clock.elapsed_s() - started_s > 4 * _LIMIT_S:
-                raise TimeoutError("it is too slow")
-    return bytes(content)
-
-
-def _trust() -> ssl.SSLContext:
-    # Windows' store, SSL_CERT_FILE and SSL_CERT_DIR are in it from the start.
-    context = ssl.create_default_context()
-    named = [os.environ.get(name, "") for name in _BUNDLE_VARIABLES]
-    for path in dict.fromkeys([*named, *_pip_settings("cert")]):
-        if path and Path(path).is_file():
-            try:
-                context.load_verify_locations(cafile=path)
-            except ssl.SSLError as error:
-                raise ValueError(f"{path} holds no certificates ({error.reason})") from error
-    return context
-
-
 def default_index() -> str | None:
     """The address of the index that pip asks: the person's, else the one that pip knows."""
-    named = [os.environ.get(name, "") for name in _INDEX_VARIABLES]
-    told = next((one for one in [*named, *_pip_settings("index-url")] if one), None)
-    return told or site_file.read_site().mirrors.packages or _pips_index()
+    return read_indexes().default or site_file.read_site().mirrors.packages or _pips_index()
 
 
 def _pips_index() -> str | None:
@@ -124,29 +71,6 @@ def _pips_index() -> str | None:
     except ImportError:
         return None
     return getattr(getattr(known, "PyPI", None), "simple_url", None)
-
-
-def _pip_settings(key: str) -> Iterator[str]:
-    """What pip's files say, the most particular one first."""
-    named = os.environ.get("PIP_CONFIG_FILE")
-    places = [Path(named)] if named else []
-    if sys.platform == "win32":
-        places.append(Path(sys.prefix) / "pip.ini")
-        folders_of_windows = [os.environ.get(name) for name in ("APPDATA", "ProgramData")]
-        places += [Path(folder) / "pip" / "pip.ini" for folder in folders_of_windows if folder]
-    else:
-        home = Path.home()
-        places += [Path(sys.prefix) / "pip.conf", home / ".config/pip/pip.conf"]
-        places += [home / ".pip/pip.conf", Path("/etc/pip.conf")]
-    for place in places:
-        parser = configparser.RawConfigParser()
-        try:
-            if parser.read(place, encoding="utf-8"):
-                value = parser.get("global", key, fallback="").strip()
-                if value:
-                    yield value
-        except (configparser.Error, UnicodeDecodeError, OSError):
-            continue  # pip itself says what is wrong with its file.
 
 
 def _kept_file(index: str, project: str) -> Path:
@@ -160,19 +84,3 @@ def _read_kept(path: Path) -> IndexPage | None:
     except FlatoutError:
         return None
     return page if page and 0 <= clock.now_s() - page.read_at < _KEPT_S else None
-
-
-def _shown(address: str) -> str:
-    """An address without the name and password that a company's index may have in it."""
-    parts = urlsplit(address)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-
-
-def _told(error: Exception) -> str:
-    reason = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return (
-            f"its certificate is not trusted ({reason.verify_message}); where a company's proxy is "
-            "between, set SSL_CERT_FILE to a file with its certificate"
-        )
-    return str(reason) or type(reason).__name__

@@ -15,6 +15,8 @@ from flatout.nouns.indexes import Indexes
 
 # Variables of uv by the place they name; where one is set, it wins over pip's.
 _UV_DEFAULTS = ("UV_DEFAULT_INDEX", "UV_INDEX_URL")
+# Files of authorities to trust, by whoever reads the variable.
+_CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _UV_EXTRAS = ("UV_INDEX", "UV_EXTRA_INDEX_URL")
 
 
@@ -28,12 +30,14 @@ def read_indexes(environment: Mapping[str, str] = os.environ) -> Indexes:
     defaults = [environment[name] for name in _UV_DEFAULTS if environment.get(name)]
     extras = [word for name in _UV_EXTRAS for word in environment.get(name, "").split()]
     links = environment.get("UV_FIND_LINKS", "").replace(",", " ").split()
-    certificate = environment.get("SSL_CERT_FILE") or pip.get("cert")
+    certificates = [*(environment.get(name) for name in _CERTIFICATES), pip.get("cert")]
     return Indexes(
         default=next((_address(one) for one in [*defaults, *words("index-url")]), None),
         extra=tuple(dict.fromkeys(_address(one) for one in [*extras, *words("extra-index-url")])),
         find_links=tuple(dict.fromkeys([*links, *words("find-links")])),
-        certificate=certificate if certificate and Path(certificate).is_file() else None,
+        certificates=tuple(
+            dict.fromkeys(one for one in certificates if one and Path(one).is_file())
+        ),
         proxy=pip.get("proxy"),
         trusted_hosts=tuple(words("trusted-host")),
         python_mirror=environment.get("UV_PYTHON_INSTALL_MIRROR"),

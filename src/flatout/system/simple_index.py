@@ -5,7 +5,9 @@ Sources: PEP 503 (pages of links), PEP 691 (the same as JSON).
 
 from __future__ import annotations
 
+import http.client
 import re
+import ssl
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,10 +16,15 @@ from urllib.request import OpenerDirector
 
 import msgspec
 
+from flatout.system import clock
+from flatout.system.opener import without_password
 from flatout.system.system import Unread
 
-_ASK_S = 15.0
-HEADERS = {
+_ASK_S = 10.0
+_LONGEST_S = 30.0
+_MOST_BYTES = 32 << 20
+_CHUNK_BYTES = 1 << 18
+_HEADERS = {
     "Accept": "application/vnd.pypi.simple.v1+json, text/html;q=0.5", "User-Agent": "flatout",
 }  # fmt: skip
 
@@ -51,19 +58,31 @@ def files_of(project: str, place: str, opener: OpenerDirector) -> tuple[str, ...
         if page is not None:
             content, url = page.read_bytes(), page.as_uri()
         else:
-            url = f"{place.rstrip('/')}/{project}/"
-            asked = urllib.request.Request(url, headers=HEADERS)
-            with opener.open(asked, timeout=_ASK_S) as response:
-                content = response.read()
+            url = f"{without_password(place).rstrip('/')}/{project}/"
+            content = _downloaded(url, opener)
     except urllib.error.HTTPError as error:
         error.close()
         return () if _lacks(error, url) else Unread(f"HTTP {error.code} {error.reason}")
-    except (OSError, ValueError) as error:
-        return Unread(str(getattr(error, "reason", None) or error))
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return Unread(_told(error))
     try:
         return tuple(file_names(content))
     except ValueError as error:
         return Unread(f"{url}: {error}")
+
+
+def _downloaded(url: str, opener: OpenerDirector) -> bytes:
+    asked = urllib.request.Request(url, headers=_HEADERS)
+    started_s = clock.elapsed_s()
+    content = bytearray()
+    with opener.open(asked, timeout=_ASK_S) as response:
+        while chunk := response.read(_CHUNK_BYTES):
+            content += chunk
+            if len(content) > _MOST_BYTES:
+                raise ValueError("its page is longer than any index's")
+            if clock.elapsed_s() - started_s > _LONGEST_S:
+                raise TimeoutError("it is too slow")
+    return bytes(content)
 
 
 def file_names(content: bytes) -> list[str]:
@@ -98,3 +117,13 @@ def _local_folder(place: str) -> Path | None:
     if parts.scheme == "file":
         return Path(urllib.request.url2pathname(parts.path))
     return None if "://" in place else Path(place)
+
+
+def _told(error: Exception) -> str:
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return (
+            f"its certificate is not trusted ({reason.verify_message}); where a company's proxy is "
+            "between, set SSL_CERT_FILE to a file with its certificate"
+        )
+    return str(reason) or type(reason).__name__

@@ -6,29 +6,28 @@ A download that was cut off goes on where it broke off, also in another process.
 from __future__ import annotations
 
 import hashlib
-import netrc
+import http.client
 import os
 import queue
 import shutil
-import ssl
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 from urllib.request import OpenerDirector
 
 import msgspec
 
-from flatout.errors import FlatoutError
-from flatout.nouns.indexes import Indexes
+from flatout.errors import FlatoutError, RunFailed
 from flatout.nouns.made_environment import Pin
 from flatout.system import store
 from flatout.system.download import download
 from flatout.system.folders import cache_folder
 from flatout.system.installers import untrusted
+from flatout.system.opener import without_password
 
 _AT_ONCE = 4
 _ASK_S = 20.0
@@ -63,32 +62,6 @@ def find_local(pin: Pin, folder: Path | None) -> Path | None:
     return None
 
 
-def opener_for(indexes: Indexes) -> OpenerDirector:
-    """What opens addresses as the person's settings say: proxies, authorities, passwords."""
-    context = ssl.create_default_context()
-    if indexes.certificate:
-        context.load_verify_locations(indexes.certificate)
-    passwords = urllib.request.HTTPPasswordMgrWithPriorAuth()
-    for url in indexes.urls:
-        parts = urlsplit(url)
-        if parts.username:
-            place = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
-            passwords.add_password(
-                None, place, unquote(parts.username), unquote(parts.password or ""),
-                is_authenticated=True,
-            )  # fmt: skip
-    for host, user, password in _netrc_entries(indexes):
-        passwords.add_password(None, f"https://{host}", user, password, is_authenticated=True)
-    handlers: list[urllib.request.BaseHandler] = [
-        urllib.request.HTTPSHandler(context=context),
-        urllib.request.HTTPBasicAuthHandler(passwords),
-    ]
-    if indexes.proxy and not urllib.request.getproxies():
-        proxies = {"http": indexes.proxy, "https": indexes.proxy}
-        handlers.append(urllib.request.ProxyHandler(proxies))
-    return urllib.request.build_opener(*handlers)
-
-
 def measured(pins: Sequence[Pin], opener: OpenerDirector) -> tuple[Pin, ...]:
     """The same pins, with the sizes that an index has not told, and the hashes of local wheels."""
     found: dict[str, Pin] = {}
@@ -109,8 +82,16 @@ def fetch(pins: Sequence[Pin], opener: OpenerDirector) -> Iterator[tuple[int, in
     """Downloads what is missing of these wheels; yields bytes done and bytes in all.
 
     Raises:
-        RunFailed: download-failed, certificate-not-trusted, disk-full.
+        RunFailed: wheel-without-hash, download-failed, certificate-not-trusted, disk-full.
     """
+    for pin in pins:
+        if not pin.sha256:
+            raise RunFailed(
+                "wheel-without-hash",
+                f"the index tells no SHA-256 of {pin.file}.",
+                because="without it nobody can tell whether what is downloaded is what was meant",
+                fix="an index or a mirror that tells hashes, as PEP 503 has it",
+            )
     missing: queue.SimpleQueue[Pin] = queue.SimpleQueue()
     wanted = [pin for pin in pins if not is_here(pin)]
     for pin in wanted:
@@ -186,7 +167,9 @@ class _Crew:
             found = digest_of(part)
             return None if found == pin.sha256 else f"its SHA-256 is {found}, not {pin.sha256}"
 
-        steps = download([pin.url], path, pin.size_bytes or 0, check, self._opener)
+        steps = download(
+            [without_password(pin.url)], path, pin.size_bytes or 0, check, self._opener
+        )
         for done_bytes, _ in steps:
             self._bytes[pin.name] = done_bytes
             if self.is_over or self.error:
@@ -211,29 +194,12 @@ def _measured(pin: Pin, opener: OpenerDirector) -> Pin:
         return msgspec.structs.replace(pin, size_bytes=size_bytes, sha256=sha256)
     if pin.size_bytes is not None:
         return pin
-    request = urllib.request.Request(pin.url, method="HEAD", headers={"User-Agent": "flatout"})
+    request = urllib.request.Request(
+        without_password(pin.url), method="HEAD", headers={"User-Agent": "flatout"}
+    )
     try:
         with opener.open(request, timeout=_ASK_S) as response:
             length = response.headers.get("Content-Length", "")
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return pin  # Only its size is not known; whether it can be had, the download will tell.
     return msgspec.structs.replace(pin, size_bytes=int(length)) if length.isdigit() else pin
-
-
-def _netrc_entries(indexes: Indexes) -> list[tuple[str, str, str]]:
-    try:
-        read = netrc.netrc(os.environ.get("NETRC"))
-    except (OSError, netrc.NetrcParseError):
-        return []
-    hosts = {urlsplit(url).hostname for url in indexes.urls} - {None}
-    entries = [(host, read.authenticators(host or "")) for host in hosts]
-    return [(host or "", found[0], found[2] or "") for host, found in entries if found]
-
-
-def without_password(url: str) -> str:
-    """An address as it may be shown and kept."""
-    parts = urlsplit(url)
-    if not parts.username:
-        return url
-    host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
-    return urlunsplit((parts.scheme, host, parts.path, parts.query, parts.fragment))

@@ -70,8 +70,8 @@ def remove(is_with_runs: bool, keep: tuple[str, ...], yes: bool, is_json: bool) 
         if yes or show.ask(show_upkeep.question(part)):
             # Said before: once its files are gone, nothing can be loaded that would say it.
             words = show_upkeep.last_words(removal, part)
-            upkeep.remove_part(part, removal.installation)
-            sys.stderr.write(f"{words}\n")
+            left = upkeep.remove_part(part, removal.installation)
+            sys.stderr.write("".join(f"{line}\n" for line in (*left, words)))
             removed.append(part.name)
     if not removed:
         show.print_note("nothing was removed (--yes removes without asking)")

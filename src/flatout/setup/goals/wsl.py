@@ -251,7 +251,12 @@ def _inside(frameworks: tuple[str, ...]) -> list[Step]:
             ),
             changes="environments in that distro; never a driver",
             where="powershell",
-            undo=(*inside, "sh", "-lc", "flatout setup --remove"),
+            undo=(
+                *inside,
+                "sh",
+                "-lc",
+                "; ".join(f"flatout setup --remove {name} --yes" for name in frameworks),
+            ),
         ),
     ]
 
