@@ -21,7 +21,7 @@ disk_use = usage.disk_use
 installed = installation.find_installation
 
 # In this order; runs only where they were asked for.
-_DELETED = ("environments", "data", "searches", "recipes", "caches")
+_DELETED = ("environments", "data", "searches", "recipes", "compiled", "caches")
 _KEEPABLE = ("edits", *_DELETED)
 
 

@@ -19,6 +19,7 @@ import torch
 from flatout import flow
 from flatout.engine import confusion
 from flatout.engine.allocator import why_not_retained
+from flatout.engine.compilation import why_not_compiled
 from flatout.engine.course import Task
 from flatout.engine.loading import load_experiment
 from flatout.engine.outline import outline
@@ -95,6 +96,13 @@ def epoch_losses(printed: str) -> list[float]:
 # Only glibc can be told so.
 KEPT = {} if why_not_retained() else {"allocator": "retain"}
 
+COMPILED: list[tuple[str, dict[str, Any]]] = [
+    ("tensors", {"compiled": "both", "micro_batch_size": 3}),
+    ("rows", {"compiled": "loss", "clip_norm": 0.5}),
+]
+if why_not_compiled(torch.device("cpu")):
+    COMPILED = []
+
 CASES = [
     ("tensors", {"micro_batch_size": 3}),
     ("tensors", {"optimizer_implementation": "for-loop", "nonfinite_loss": "skip"}),
@@ -110,6 +118,7 @@ CASES = [
     ("rows", KEPT),
     ("blocks", {"activation_checkpointing": True, "precision": "bf16", "attention": "math"}),
     ("broken", {"nonfinite_loss": "skip"}),
+    *COMPILED,
 ]
 
 

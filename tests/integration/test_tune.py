@@ -87,9 +87,9 @@ def test_what_you_have_set_need_not_be_seen_at_work() -> None:
 
 def test_micro_batches_are_seen_in_the_update() -> None:
     contest = Contest(Subject(experiment=experiment()))
-    contestant, effect = contest.contestant({"micro_batch_size": 16}, {"micro_batch_size": 16})
+    contestant, proof = contest.contestant({"micro_batch_size": 16}, {"micro_batch_size": 16})
     contestant.runner.close()
-    assert effect == "4 micro-batches of 16"
+    assert proof.effect == "4 micro-batches of 16"
 
 
 def test_a_search_leaves_a_warning_a_warning() -> None:

@@ -31,6 +31,7 @@ _RANKS = "variables say which rank a process is, as torchrun has it"
 WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/engine/trial.py: import subprocess": "a trial starts copies of its own process",
     "flatout/engine/nodes_on_ray.py: import subprocess": "starts the script where Ray has put it",
+    "flatout/engine/beside.py: import subprocess": "a trial starts a copy of its own process",
     "flatout/engine/aside.py: import subprocess": "asks what could take its process along",
     "flatout/engine/launch/local.py: import subprocess": "starts the ranks of a run",
     "flatout/engine/launch/local.py: os.environ": _RANKS,

@@ -14,8 +14,8 @@ from flatout.nouns.lines import EpochEnded, Event, Metric, Validated
 KINDS = [(kind, Event) for kind in get_args(Event)] + [(kind, Metric) for kind in get_args(Metric)]
 
 
-def example(kind: Any) -> Any:
-    """A value of that type: of a struct one with every field given."""
+def example(kind: Any, within: tuple[Any, ...] = ()) -> Any:
+    """A value of that type: of a struct one with every field, but those that hold it again."""
     plain = {bool: True, int: 3, float: 0.5, str: "text", Any: "anything", type(None): None}
     if kind in plain:
         return plain[kind]
@@ -24,13 +24,13 @@ def example(kind: Any) -> Any:
         return parts[0]
     # A Literal or None is of the older kind.
     if origin in (UnionType, Union):
-        return example(parts[0])
+        return None if parts[0] in within else example(parts[0], within)
     if origin is dict:
-        return {example(parts[0]): example(parts[1])}
+        return {example(parts[0], within): example(parts[1], within)}
     if origin is tuple:
-        return tuple(example(part) for part in parts if part is not Ellipsis)
+        return tuple(example(part, within) for part in parts if part is not Ellipsis)
     fields = msgspec.structs.fields(kind)
-    return kind(**{field.name: example(field.type) for field in fields})
+    return kind(**{field.name: example(field.type, (*within, kind)) for field in fields})
 
 
 @pytest.mark.parametrize(("kind", "family"), KINDS, ids=lambda item: getattr(item, "__name__", ""))

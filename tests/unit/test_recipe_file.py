@@ -21,7 +21,8 @@ VALUES: dict[str, Any] = {
     "memory_format": "channels_last", "micro_batch_size": 8, "clip_norm": None, "num_threads": 3,
     "deterministic": True, "nonfinite_loss": "skip", "checkpoint_every": None,
     "activation_checkpointing": False, "cpu_affinity": "all", "allocator": "system",
-    "out_of_memory": "auto", "capture": "step", "steps_per_launch": 8,
+    "out_of_memory": "auto", "capture": "step", "steps_per_launch": 8, "compiled": "off",
+    "compile_mode": "default",
 }  # fmt: skip
 
 

@@ -110,8 +110,7 @@ class Display:
                 ("tuned", wording.decision_text(line)), *why, *wording.unused_lines(line.decision)
             ])  # fmt: skip
         elif isinstance(line, RecipeSet) and line.adaptation is not None:
-            text = wording.adaptation_text(line.adaptation)
-            show.print_lines(self._console, [("memory", text)])
+            show.print_lines(self._console, [wording.adaptation_line(line.adaptation)])
         elif isinstance(line, RecipeSet):
             show.print_lines(self._console, [("recipe", wording.recipe_text(line.recipe))])
         elif isinstance(line, Started):

@@ -181,7 +181,7 @@ def print_run(
         ("kept in", wording.home_text(run.folder)),
         ("checkpoints", wording.checkpoints_text(checkpoints)),
         *([("", wording.cost_text(run.checkpointing))] if run.checkpointing else []),
-        *[("memory", wording.adaptation_text(one)) for one in run.adaptations],
+        *map(wording.adaptation_line, run.adaptations),
         *([("ended", run.ending_reason)] if run.ending_reason else []),
     ])  # fmt: skip
     if run.recipe:

@@ -12,7 +12,7 @@ from flatout.cli.wording import DOT, interval_text, unused_lines
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import Fetched, Line, Profiled, Tried, Trying, Warned
 from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.nouns.tuning import Check, Decision, Result, Rung
+from flatout.nouns.tuning import Check, Decision, Payback, Result, Rung
 from flatout.nouns.units import count_text, percent_text, rate_text, seconds_text
 
 _NAME_WIDTH = 38
@@ -120,6 +120,8 @@ def _closing_lines(decision: Decision, is_from_cache: bool) -> Iterable[tuple[st
         reasons_of.setdefault(skip.reason, []).append(skip.name)
     for reason, names in reasons_of.items():
         yield "not here", f"{', '.join(names)}: {reason}"
+    if decision.uncompiled is not None:
+        yield "compiled", "the first step of each run takes longer; what is compiled is kept"
     price = seconds_text(decision.search_s)
     if is_from_cache:
         # A plain loop that stays is not probed.
@@ -154,12 +156,25 @@ def _result_text(result: Result) -> str:
     refused = ""
     if result.verdict is not None and not result.verdict.is_passed:
         refused = f"{DOT}refused: {', '.join(_check_text(c) for c in result.verdict.failed)}"
-    return f"{name}{interval_text(result.speedup)}{seen}{refused}"
+    payback = f"{DOT}{payback_text(result.payback)}" if result.payback is not None else ""
+    return f"{name}{interval_text(result.speedup)}{seen}{refused}{payback}"
+
+
+def payback_text(payback: Payback) -> str:
+    """What compiling costs, and whether that pays, in words."""
+    took = f"compiling took {seconds_text(payback.compile_s)}"
+    if payback.after_steps is None:
+        return f"{took}; it is not sure to pay at all"
+    left = count_text(payback.num_steps)
+    return f"{took}; it pays after {count_text(payback.after_steps)} steps, {left} are left"
 
 
 def _lost_text(result: Result) -> str:
     name, gain = result.trial.candidate.name, result.speedup
-    return f"{name}: not measured" if gain is None else f"{name} x{gain.middle:.2f}"
+    if gain is None:
+        return f"{name}: not measured"
+    payback = f" ({payback_text(result.payback)})" if result.payback is not None else ""
+    return f"{name} x{gain.middle:.2f}{payback}"
 
 
 def _failed(result: Result) -> tuple[Check, ...]:

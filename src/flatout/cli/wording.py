@@ -26,6 +26,11 @@ from flatout.nouns.units import (
 
 DOT = " · "
 
+# What `compiled` says, in words.
+COMPILED_PARTS = {
+    "loss": "forward and loss", "optimizer": "optimizer", "both": "forward, loss and optimizer",
+}  # fmt: skip
+
 
 def time_text(at: float) -> str:
     """A time of day where the person is: "21 Nov 04:17", with the year if it is not this one."""
@@ -202,6 +207,8 @@ def recipe_text(recipe: Recipe) -> str:
     if share:
         of = "" if share == 1 else f" in {percent_text(share, 0)} of the blocks"
         parts.append(f"activations computed again{of}")
+    if recipe.compiled.value != "off":
+        parts.append(f"compiled {COMPILED_PARTS[recipe.compiled.value]}")
     if recipe.cpu_affinity.value != "all":
         parts.append(f"on {recipe.cpu_affinity.value.replace('-', ' ')}")
     if recipe.allocator.value == "retain":
@@ -220,8 +227,13 @@ def checkpoints_text(steps: Sequence[int]) -> str:
     return f"kept: step{'s' * (len(steps) > 1)} {', '.join(map(count_text, steps))}"
 
 
+def adaptation_line(one: Adaptation) -> tuple[str, str]:
+    """What a training has changed on the way, with what it is about."""
+    return "compiling" if one.kind == "uncompiled" else "memory", adaptation_text(one)
+
+
 def adaptation_text(one: Adaptation) -> str:
-    """What a training has changed because of memory, in a sentence."""
+    """What a training has changed because memory ran out or compiling failed, in a sentence."""
     parts = {
         "data": "while data was read for", "optimizer": "in the optimizer's part of",
         "capture": "while a graph was recorded for", "validation": "in the validation after",
@@ -230,6 +242,9 @@ def adaptation_text(one: Adaptation) -> str:
     # What comes after an update is told with the update before the first one it holds for.
     is_after = one.part in ("validation", "checkpoint", "other")
     step = f"step {count_text(one.step - is_after)}"
+    if one.kind == "uncompiled":
+        back = "" if one.is_in_place else ", from the last checkpoint"
+        return f"failed at {step} ({one.because}); from here on nothing is compiled{back}"
     if one.kind == "larger":
         return f"micro-batches of {one.after} instead of {one.before} are tried from {step} on"
     if one.part == "process":

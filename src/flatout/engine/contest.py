@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ import torch
 
 from flatout.engine.allocator import page_faults
 from flatout.engine.capture import NUM_WARM_UPS
+from flatout.engine.compilation import as_written, check_shapes, compilers
 from flatout.engine.contestants import Contestants, Subject
 from flatout.engine.effects import Seen, seen_effect
 from flatout.engine.failures import bad_news, is_out_of_memory
@@ -31,8 +33,22 @@ from flatout.tune.memory import accumulated, recomputing
 _PARTS = ("data", "copy", "forward", "backward", "optimizer")
 _PROFILED_UPDATES = 3
 
+# Updates in which something is compiled.
+_NUM_COMPILING = 2
+
 # A step that takes longer is looked at once, not several times.
 _LONG_STEP_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """In which way settings were seen to take effect, and what the first updates took.
+
+    first_s: of those in which what is compiled is compiled; None where nothing was proved.
+    """
+
+    effect: str | None = None
+    first_s: float | None = None
 
 
 class Contest:
@@ -53,9 +69,9 @@ class Contest:
         """
         begin_s = elapsed_s()
         comparison: Comparison | None = None
-        effect, problem = None, None
+        proof, problem = Proof(), None
         try:
-            comparison, effect = self._compared(trial, limit_s)
+            comparison, proof = self._compared(trial, limit_s)
         except Exception as error:
             news = bad_news(error)
             if news is None:
@@ -69,9 +85,12 @@ class Contest:
             speedup=comparison.speedup if comparison else None,
             samples_per_s=comparison.samples_per_s if comparison else None,
             incumbent_samples_per_s=comparison.incumbent_samples_per_s if comparison else None,
-            effect=effect,
+            effect=proof.effect,
             problem=problem,
             excess_bytes=comparison.excess_bytes if comparison else 0,
+            compile_s=_compile_s(comparison, proof, self.contestants.setting.batch_size)
+            if trial.candidate.is_compiled
+            else None,
         )
 
     def judged(self, changes: dict[str, Any]) -> Verdict:
@@ -102,7 +121,7 @@ class Contest:
         proved: dict[str, Any],
         *,
         is_of_part: bool = False,
-    ) -> tuple[Contestant, str | None]:
+    ) -> tuple[Contestant, Proof]:
         """Builds who is to be measured, and makes sure that it is what it says.
 
         Args:
@@ -111,7 +130,7 @@ class Contest:
             is_of_part: reads a part of the samples, as who keeps them does.
 
         Returns:
-            The contestant, and in which way the proved fields were seen; whoever calls closes it.
+            The contestant, and how the proved fields were seen; whoever calls closes it.
 
         Raises:
             UsageError: setting-without-effect, or the recipe cannot be carried out here.
@@ -119,7 +138,7 @@ class Contest:
         contestants = self.contestants
         watch = MemoryWatch(contestants.device)
         if changes is None:
-            return contestants.plain(is_of_part=is_of_part), None
+            return contestants.plain(is_of_part=is_of_part), Proof()
         session = contestants.session(changes, is_of_part=is_of_part)
         contestant = dataclasses.replace(contestants.contestant(session), watch=watch)
         # What the person has set holds; that it does nothing is a warning, and no reason to stop.
@@ -127,8 +146,9 @@ class Contest:
             name: value for name, value in proved.items() if name not in contestants.subject.fixed
         }
         if not proved:
-            return contestant, None
+            return contestant, Proof()
         try:
+            check_shapes(session)
             return contestant, _proved(proved, session, contestant)
         except Exception:
             contestant.runner.close()
@@ -257,17 +277,24 @@ class Contest:
         shares = {part: seconds / total for part, seconds in spent.items()}
         return shares, faults, host_share
 
-    def _compared(self, trial: Trial, limit_s: float) -> tuple[Comparison, str | None]:
+    def _compared(self, trial: Trial, limit_s: float) -> tuple[Comparison, Proof]:
         # Beside a cache of a part of the samples, the same part is read without it.
         is_of_part = trial.keeps_samples
         with contextlib.ExitStack() as stack:
             incumbent, _ = self.contestant(trial.incumbent, {}, is_of_part=is_of_part)
             stack.callback(incumbent.runner.close)
-            candidate, effect = self.contestant(
+            candidate, proof = self.contestant(
                 trial.changes, trial.candidate.changes, is_of_part=is_of_part
             )
             stack.callback(candidate.runner.close)
-            return compared(incumbent, candidate, limit_s=limit_s), effect
+            return compared(incumbent, candidate, limit_s=limit_s), proof
+
+
+def _compile_s(comparison: Comparison | None, proof: Proof, batch_size: int) -> float | None:
+    """What the first updates took longer than those that followed."""
+    if comparison is None or proof.first_s is None:
+        return None
+    return max(0.0, proof.first_s - _NUM_COMPILING * batch_size / comparison.samples_per_s)
 
 
 def _host_share(contestant: Contestant, num_updates: int) -> float | None:
@@ -299,15 +326,18 @@ def _fits_nowhere(verdict: Verdict | None, *, has_batch_norm: bool) -> RunFailed
     )
 
 
-def _proved(changes: dict[str, Any], session: Session, candidate: Contestant) -> str:
+def _proved(changes: dict[str, Any], session: Session, candidate: Contestant) -> Proof:
     """Makes sure that what is measured is what it says.
 
     Raises:
         UsageError: setting-without-effect.
     """
-    # The first update makes the optimizer's state in other operations than all that follow.
-    candidate.timed(1)
-    trace = traced(lambda: candidate.timed(1))
+    # The first update makes the optimizer's state in other operations than all that follow. The
+    # loss is compiled in it, and the optimizer's step in the second.
+    num_updates = _NUM_COMPILING if compilers(session) else 1
+    first_s = sum(candidate.timed(1).took_s for _ in range(num_updates))
+    with as_written(session):
+        trace = traced(lambda: candidate.timed(1))
     with candidate.settings():
         loop = candidate.runner
         assert isinstance(loop, RecipeLoop)
@@ -323,4 +353,4 @@ def _proved(changes: dict[str, Any], session: Session, candidate: Contestant) ->
             because="nothing of it was seen in a step made under it",
             fix="leave it out",
         )
-    return effect
+    return Proof(effect=effect, first_s=first_s)

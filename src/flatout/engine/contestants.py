@@ -17,6 +17,7 @@ import torch
 
 from flatout.engine.allocator import why_not_retained
 from flatout.engine.cached_feed import CachedFeed
+from flatout.engine.compilation import why_not_compiled
 from flatout.engine.defaults import changed_recipe, check_recipe, chosen_recipe
 from flatout.engine.experiment import Experiment
 from flatout.engine.identity import identity
@@ -34,7 +35,7 @@ from flatout.engine.session import (
     torch_settings_put_back,
 )  # fmt: skip
 from flatout.engine.steps import shared_step
-from flatout.nouns.recipe import Choice, Recipe, check_field
+from flatout.nouns.recipe import Choice, Compiled, Recipe, check_field
 from flatout.nouns.tuning import Numerics, Setting
 from flatout.tune.candidates import plain_changes
 from flatout.tune.memory import Room
@@ -157,7 +158,12 @@ class Contestants:
             for name, value in plain_changes(self.setting).items()
         }
         recipe = msgspec.structs.replace(chosen_recipe(self._facts, {}), **plain)
-        return changed_recipe(msgspec.structs.replace(recipe, **self._saving()), self.subject.fixed)
+        recipe = changed_recipe(
+            msgspec.structs.replace(recipe, **self._saving()), self.subject.fixed
+        )
+        # Also where the person wants it: compiling each candidate takes longer than measuring it.
+        off: Choice[Compiled] = Choice(value="off", why="as a plain loop has it")
+        return msgspec.structs.replace(recipe, compiled=off)
 
     def default_recipe(self) -> Recipe:
         """The recipe of a run that is not searched, with what it needs to fit into the memory."""
@@ -254,6 +260,8 @@ def _setting(built: Built, subject: Subject) -> Setting:
         pinning_problem=subject.pinning_problem,
         free_bytes=free_bytes(device, subject.limit_bytes) - (room.leave_bytes if room else 0),
         not_retained=why_not_retained(),
+        not_compiled=why_not_compiled(device),
+        is_deterministic=bool(subject.fixed.get("deterministic", device.type == "cpu")),
         topology=facts.topology,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from flatout.engine.allocator import why_not_retained
+from flatout.engine.compiling_findings import compiling_findings
 from flatout.engine.facts import Facts
 from flatout.errors import UsageError
 from flatout.nouns.finding import Finding, Fix
@@ -93,6 +94,8 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
             value="off", why="only a step that waits for its launches gains; a search measures it"
         ),
         "steps_per_launch": Choice(value=1, why="each step is launched by itself"),
+        "compiled": Choice(value="off", why="compiling takes time that only long runs gain back"),
+        "compile_mode": Choice(value="default", why="as torch.compile does it by itself"),
         "num_threads": threads(facts),
         "cpu_affinity": Choice(value="all", why="the system schedules threads as it likes"),
         "allocator": Choice(value="system", why="keeping what was freed takes memory"),
@@ -198,7 +201,7 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             f"{FLOAT8_MULTIPLE}, and only such layers multiply in 8 bits",
             fix="use bf16, or leave it out",
         )
-    findings = _process_findings(recipe, facts)
+    findings = [*_process_findings(recipe, facts), *compiling_findings(recipe, facts)]
     findings += _checkpointing_findings(recipe, facts)
     findings += _capture_findings(recipe, facts)
     findings += _loader_findings(recipe, facts)

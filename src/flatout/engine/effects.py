@@ -13,6 +13,7 @@ from flatout.engine.allocator import is_retaining
 from flatout.engine.batches import tensors_in
 from flatout.engine.cached_feed import CachedFeed
 from flatout.engine.capture import CapturedStep
+from flatout.engine.compilation import compilers
 from flatout.engine.feed import MicroBatch
 from flatout.engine.loader import LoaderFeed
 from flatout.engine.session import Session
@@ -169,6 +170,14 @@ def _capture(value: str, seen: Seen) -> str | None:
     return f"{count} updates replayed" if count else None
 
 
+def _compiled(value: str, seen: Seen) -> str | None:
+    found = compilers(seen.session)
+    if not found or any(compiler.num_calls == 0 for compiler in found):
+        return None
+    num_graphs = sum(compiler.num_graphs for compiler in found)
+    return f"{num_graphs} graph{'s' if num_graphs > 1 else ''} compiled and run"
+
+
 _Look = Callable[[Any, Seen], str | None]
 _LOOKS: dict[str, _Look] = {
     "precision": _precision,
@@ -185,4 +194,5 @@ _LOOKS: dict[str, _Look] = {
     "micro_batch_size": _micro_batch,
     "capture": _capture,
     "activation_checkpointing": _recomputed,
+    "compiled": _compiled,
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 import re
+import sys
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 
@@ -47,6 +49,9 @@ def bad_news(error: BaseException) -> FlatoutError | None:
             fix="accumulate smaller pieces of each batch: --use micro_batch_size=N; or keep fewer "
             "activations: --use activation_checkpointing=true",
         )
+    failed = compiling_failure(error)
+    if failed is not None:
+        return failed
     if "does not have a deterministic implementation" in text:
         return RunFailed(
             "nondeterministic-operation",
@@ -83,8 +88,42 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory was asked for that is not there, on the GPU or beside it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, Exception):
+        # While something was compiled.
+        return is_out_of_memory(inner)
     text = str(error)
     return isinstance(error, RuntimeError) and any(said in text for said in _OUT_OF_MEMORY)
+
+
+def compiling_failed(because: str) -> RunFailed:
+    """What was to be compiled could not be."""
+    return RunFailed(
+        "compiling-failed",
+        "torch could not compile the step.",
+        because=because,
+        fix="leave `compiled` out, or use --use compiled=off",
+    )
+
+
+def compiling_failure(error: BaseException) -> RunFailed | None:
+    """What an exception says of compiling; None if it says something else, such as of memory."""
+    if _is_of_compiling(error):
+        return error
+    # Where nothing was compiled it is not loaded, and takes a second to be.
+    kinds = sys.modules.get("torch._dynamo.exc")
+    if kinds is None or not isinstance(
+        error, kinds.TorchDynamoException | kinds.FailOnRecompileLimitHit
+    ):
+        return None
+    inner = getattr(error, "inner_exception", None) or error
+    if _is_of_compiling(inner):
+        return inner
+    return None if is_out_of_memory(inner) else compiling_failed(one_line(inner))
+
+
+def _is_of_compiling(error: BaseException) -> TypeGuard[RunFailed]:
+    return isinstance(error, RunFailed) and error.rule == "compiling-failed"
 
 
 def _of_the_experiment(error: BaseException) -> FlatoutError | None:

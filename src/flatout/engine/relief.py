@@ -1,4 +1,4 @@
-"""A training that takes less memory from here on, or tries more again; told before it is done."""
+"""A training that goes on with less memory, with more again or uncompiled; told before it does."""
 
 from __future__ import annotations
 
@@ -85,6 +85,27 @@ class Relief:
         adaptation = Adaptation(kind="larger", step=step + 1, before=before, after=after)
         why = f"tried once more at step {step + 1:,}: there may be memory again"
         return self._told(step, {"micro_batch_size": after}, adaptation, why)
+
+    def uncompiled(self, failure: RunFailed, step: int, *, is_in_place: bool) -> Recipe:
+        """The recipe with which nothing is compiled, from the step after `step` on.
+
+        Raises:
+            RunFailed: compiling-failed, where the person has asked for it.
+        """
+        recipe = self._recipe_at(step)
+        if recipe.compiled.origin == "yours":
+            raise failure
+        size = samples_in_micro_batch(recipe, self._means)
+        adaptation = Adaptation(
+            kind="uncompiled",
+            step=step + 1,
+            before=size,
+            after=size,
+            is_in_place=is_in_place,
+            because=failure.because,
+        )
+        why = f"it could not be compiled at step {step + 1:,}"
+        return self._told(step, {"compiled": "off"}, adaptation, why)
 
     def warn(self, step: int, error: FlatoutError) -> None:
         """Tells what does not end the training, such as that there is no relief."""

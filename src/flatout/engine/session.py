@@ -21,6 +21,8 @@ from flatout.engine.affinity import affinity_settings
 from flatout.engine.allocator import allocator_settings
 from flatout.engine.batches import placer, tensors_in
 from flatout.engine.caching import Caching, caching_of
+from flatout.engine.compilation import StepLoss
+from flatout.engine.compiled_optimizer import OptimizerSteps
 from flatout.engine.defaults import chosen_recipe
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
@@ -202,6 +204,9 @@ class Session:
         self.feed = reading.training_feed(built.train_data, self.device)
         self.validation_feed = reading.validation_feed(self.device)
         check_apart(self.feed, self.validation_feed)
+        loss = built.experiment.loss
+        self.loss = StepLoss(loss, recipe) if loss is not None else None
+        self.optimizer_steps = OptimizerSteps(recipe, lambda: self.position)
         self.place = placer(self.device, is_channels_last)
         self.autocast = precision.forward_settings(
             recipe.precision.value, recipe.attention.value, self.device
@@ -225,12 +230,15 @@ class Session:
         return ActivationCheckpointing(self.model, kernel, share)
 
     def adapt(self, recipe: Recipe) -> None:
-        """Goes on under a recipe that differs in what takes memory in a step, and in nothing else:
-        in the size of micro-batches, in whether activations are computed again, and in whether
-        the step is made in graphs.
+        """Goes on under a recipe that differs in what takes memory in a step, or in how it is made:
+        in the size of micro-batches, in whether activations are computed again, in whether the
+        step is made in graphs, and in what is compiled.
         """
         self.recipe = recipe
         self._set_optimizers()
+        if self.loss is not None:
+            self.loss.adapt(recipe)
+        self.optimizer_steps.adapt(recipe)
         share = float(recipe.activation_checkpointing.value)
         if share != (self.activations.share if self.activations is not None else 0.0):
             if self.activations is not None:
@@ -244,6 +252,8 @@ class Session:
         """What updates are made of."""
         return StepParts(
             experiment=self.experiment,
+            loss=self.loss,
+            step_of=self.optimizer_steps.step_of,
             model=self.model,
             optimizers=self.optimizers,
             position=self.position,

@@ -83,6 +83,13 @@ def check_ranks(ranks: Ranks, recipe: Recipe, built: Built) -> None:
             because="they say to each other that their gradients are there, which no graph records",
             fix="leave it out, or train without --on",
         )
+    if recipe.compiled.value != "off":
+        raise UsageError(
+            "ranks-do-not-fit",
+            f"`compiled={recipe.compiled.value}` does not go with several ranks.",
+            because="where one of them could not compile, the others would wait for it in vain",
+            fix="leave it out, or train without --on",
+        )
 
 
 def are_other_ranks(ranks: Ranks, held: Recipe | None, history: History) -> bool:

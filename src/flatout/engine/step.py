@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from flatout.engine.compilation import StepLoss
 from flatout.engine.ema import WeightAverage
 from flatout.engine.exchange import Exchange, Part
 from flatout.engine.experiment import Experiment
@@ -32,10 +34,13 @@ Place = Callable[[Any], Any]
 class StepParts:
     """What an update is made of; see the recipe's fields for those that are choices.
 
-    position: of the training; followed, not changed. ranks: those that make the update together.
+    position: of the training; followed, not changed. loss: the experiment's; None with a step of
+        its own. step_of: makes an optimizer's steps. ranks: those that make the update together.
     """
 
     experiment: Experiment
+    loss: StepLoss | None
+    step_of: Callable[[Optimizer], Callable[[], None]]
     model: nn.Module
     optimizers: Optimizers
     position: Position
@@ -59,11 +64,11 @@ class Step:
     """
 
     def __init__(self, parts: StepParts, meter: Meter) -> None:
-        assert parts.experiment.loss is not None
+        assert parts.loss is not None
         self._parts = parts
-        self._loss = parts.experiment.loss
+        self._loss = parts.loss
         self._meter = meter
-        self._weights = WeightUpdate(parts.optimizers, parts.scaler, parts.clip_norm)
+        self._weights = WeightUpdate(parts.optimizers, parts.scaler, parts.clip_norm, parts.step_of)
         # The forward pass of a batch that is skipped has moved BatchNorm's averages, too.
         self._buffers = list(parts.model.buffers()) if parts.skips_nonfinite else []
         self.exchange: Exchange | None = None
@@ -113,8 +118,7 @@ class Step:
 
     def _accumulate(self, update: list[MicroBatch]) -> Tensor:
         if len(update) == 1:
-            batch, _ = update[0]
-            value, count = self._forward(batch)
+            value, count = self._forward(*update[0])
             if count is not None:
                 value = value / or_one(count)
             self._backward(value)
@@ -146,7 +150,7 @@ class Step:
         total: Tensor | None = None
         total_count: Any = None
         for batch, size in update:
-            value, count = self._forward(batch)
+            value, count = self._forward(batch, size)
             # Sums are divided by the number of samples here, only to stay in a format's range,
             # and put right later, when the whole batch's count is known.
             value = value * (size / num_samples) if count is None else value / num_samples
@@ -158,13 +162,13 @@ class Step:
         own = sum(size for _, size in update)
         return Part(loss=total, count=total_count, num_samples=own)
 
-    def _forward(self, batch: Any) -> tuple[Tensor, Any]:
+    def _forward(self, batch: Any, size: int) -> tuple[Tensor, Any]:
         parts = self._parts
         if parts.place is not None:
             batch = parts.place(batch)
             self._meter.mark("copy")
         with parts.autocast():
-            result = self._loss(parts.model, batch)
+            result = self._loss(parts.model, batch, size)
         value, count = result if isinstance(result, tuple) else (result, None)
         if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
             raise bad_loss(value, "`loss(model, batch)` returned")

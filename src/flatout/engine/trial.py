@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -34,6 +34,10 @@ from flatout.system.runs import RunFolder
 from flatout.system.variables import plain_environment
 from flatout.tune.memory import Room
 from flatout.tune.statistics import speedup_over_processes
+
+if TYPE_CHECKING:
+    # It brings torch, which takes seconds.
+    from flatout.engine.contestants import Subject
 
 # A process that has taken so many times what is usual, but at least so long, is given up.
 _PATIENCE = 5
@@ -289,12 +293,20 @@ def main(argv: list[str]) -> int:
 def _built(request: Request, folder: RunFolder) -> tuple[Contestant, str | None]:
     """The contestant that is asked for, and the effect that its settings were seen to have."""
     from flatout.engine.contest import Contest
+
+    contest = Contest(subject_of(folder, request.terms))
+    is_of_part = request.terms.part_size is not None
+    contestant, proof = contest.contestant(request.changes, request.proved, is_of_part=is_of_part)
+    return contestant, proof.effect
+
+
+def subject_of(folder: RunFolder, terms: Terms) -> Subject:
+    """What is tuned in this process, with the memory that it may take."""
     from flatout.engine.contestants import Subject
     from flatout.engine.facts import chosen_device
     from flatout.engine.loading import load_experiment
     from flatout.engine.memory import MemoryCap
 
-    terms = request.terms
     spec = store.read_json(folder.header, RunHeader).spec
     subject = Subject(
         experiment=load_experiment(spec),
@@ -306,8 +318,7 @@ def _built(request: Request, folder: RunFolder) -> tuple[Contestant, str | None]
     )
     if terms.room is not None and terms.room.is_capped:
         MemoryCap(chosen_device(terms.device_name), terms.room.leave_bytes)
-    is_of_part = terms.part_size is not None
-    return Contest(subject).contestant(request.changes, request.proved, is_of_part=is_of_part)
+    return subject
 
 
 if __name__ == "__main__":

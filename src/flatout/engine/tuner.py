@@ -15,8 +15,10 @@ import msgspec
 import psutil
 
 from flatout.engine import randomness
+from flatout.engine.beside import measured_beside
 from flatout.engine.contest import Contest
 from flatout.engine.contestants import Subject
+from flatout.engine.defaults import changed_recipe
 from flatout.engine.facts import chosen_device
 from flatout.engine.memory import release_memory
 from flatout.engine.trial import Surroundings, Terms, measured_apart
@@ -30,6 +32,8 @@ from flatout.system.clock import elapsed_s, now_s
 from flatout.system.free_memory import free_memory_bytes
 from flatout.tune.cache import cache_key, is_of_use, still_holds
 from flatout.tune.candidates import base_candidate, candidates
+from flatout.tune.compiling import FIELDS as COMPILED_FIELDS
+from flatout.tune.compiling import for_steps, uncompiled
 from flatout.tune.data_paths import LEAST_SHARE
 from flatout.tune.memory import loop_name, unless_moved
 from flatout.tune.problem import Problem
@@ -103,7 +107,8 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     key = cache_key(identity)
     known = recipes.recall(key)
     if known is not None and is_of_use(known, search.wish) and _holds(contest, known):
-        decision = priced(known.decision, elapsed_s() - began_s, batch_size)
+        held = for_steps(known.decision, search.num_steps)
+        decision = priced(held, elapsed_s() - began_s, batch_size)
         _tell_end(search, decision, is_from_cache=True)
         return _recipe(contest, decision)
     if _is_too_few(search):
@@ -124,7 +129,7 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     if not decision.has_measured:
         _tell_end(search, decision, is_from_cache=False)
         return contest.contestants.default_recipe()
-    probe = None if decision.is_plain else seen or _probe(contest, decision)
+    probe = None if uncompiled(decision).is_plain else seen or _probe(contest, decision)
     decision = priced(decision, elapsed_s() - began_s, batch_size)
     known = Known(
         identity=identity,
@@ -179,7 +184,7 @@ def _full_s(step_s: float) -> float:
 def _holds(contest: Contest, known: Known) -> bool:
     """Whether what was found before agrees with a short probe; a plain loop needs none."""
     contest.take_as_plain(known.decision.rungs[0].changes)
-    if known.decision.is_plain:
+    if uncompiled(known.decision).is_plain:
         return True
     # Somebody else may have had the cores for a moment: then a second look decides.
     for _ in range(_PROBES if known.probe is not None else 0):
@@ -194,8 +199,10 @@ def _probe(contest: Contest, decision: Decision) -> Interval | None:
 
     It is not what fresh processes have found: settings of the process are here those of both.
     """
-    whole = Candidate(name="probe", axis="probe", changes=decision.changes, why="found before")
-    trial = Trial(stage="final", candidate=whole, incumbent=None, changes=decision.changes)
+    # Compiling would take longer than all else of it.
+    changes = uncompiled(decision).changes
+    whole = Candidate(name="probe", axis="probe", changes=changes, why="found before")
+    trial = Trial(stage="final", candidate=whole, incumbent=None, changes=changes)
     return contest.measured(trial, _PROBE_S).speedup
 
 
@@ -208,7 +215,9 @@ def _decision(
     """
     budget_s, spent_s = time_s
     can_start = search.folder is not None and _has_memory_for_pairs()
-    setting = msgspec.structs.replace(contest.contestants.setting, has_processes=can_start)
+    setting = msgspec.structs.replace(
+        contest.contestants.setting, has_processes=can_start, num_steps=search.num_steps
+    )
     keeping = contest.contestants.keeping
     if keeping is not None and profile.shares.get("data", 0.0) >= LEAST_SHARE:
         # Some samples are read for it.
@@ -227,6 +236,7 @@ def _decision(
         can_start=can_start,
         plain_name=loop_name(setting.baseline, setting.batch_size),
         baseline=setting.baseline,
+        num_steps=search.num_steps,
     )
     search.tell(
         Profiled(
@@ -245,7 +255,7 @@ def _decision(
         result = _carried_out(move, contest, search, problem)
         search.tell(Tried(at=now_s(), step=0, result=result))
         history.append(result)
-    return move, _seen_here(move, history)
+    return move, _seen_here(uncompiled(move), history)
 
 
 def _seen_here(decision: Decision, history: Sequence[Result]) -> Interval | None:
@@ -260,7 +270,7 @@ def _seen_here(decision: Decision, history: Sequence[Result]) -> Interval | None
 
 def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Problem) -> Result:
     limit_s = trial.effort * problem.limit_s
-    if trial.num_processes == 0 or search.folder is None:
+    if search.folder is None or (trial.num_processes == 0 and trial.deadline_s is None):
         result = contest.measured(trial, limit_s)
     else:
         keeping = contest.contestants.keeping
@@ -279,10 +289,12 @@ def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Proble
         )
         # What this process keeps of the GPU's memory for later, the others need now.
         release_memory()
-        result = measured_apart(trial, limit_s, surroundings)
+        is_beside = trial.deadline_s is not None
+        measure = measured_beside if is_beside else measured_apart
+        result = measure(trial, limit_s, surroundings)
     result = unless_moved(result, contest.contestants.setting)
     # What came out on top was judged as the last rung: the same changes.
-    if trial.stage == "final" or not is_faster(result):
+    if trial.stage == "final" or not is_faster(result) or result.verdict is not None:
         return result
     begin_s = elapsed_s()
     verdict = contest.judged(trial.changes)
@@ -295,6 +307,8 @@ def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Proble
 def _recipe(contest: Contest, decision: Decision) -> Recipe:
     """The recipe that a search has decided on: each field says what it gained."""
     recipe, setting = contest.contestants.plain_recipe(), contest.contestants.setting
+    held = {name: value for name, value in setting.fixed.items() if name in COMPILED_FIELDS}
+    recipe = changed_recipe(recipe, held)
     if decision.is_plain and "precision" not in setting.fixed:
         why = f"the plain loop's: {decision.why}"
         choice: dict[str, Choice[Any]] = {

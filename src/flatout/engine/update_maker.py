@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
+from flatout.engine.failures import compiling_failure
 from flatout.engine.feed import MicroBatch
 from flatout.engine.kept import Kept
 from flatout.engine.memory import release_memory
@@ -77,7 +78,7 @@ class UpdateMaker:
 
         Raises:
             GoBack: what was being done cannot be repeated here.
-            RunFailed: out-of-memory, gpu-state-lost.
+            RunFailed: out-of-memory, gpu-state-lost, compiling-failed.
         """
         if self._step.problem is not None and not self._has_told_problem:
             self._has_told_problem = True
@@ -87,11 +88,21 @@ class UpdateMaker:
         try:
             return self._made()
         except Exception as error:
-            shortage = shortage_of(error)
-            if shortage is None:
+            shortage, failure = shortage_of(error), compiling_failure(error)
+            if shortage is None and failure is None:
                 raise
         # Outside of `except`: nothing holds the tensors of what has failed any more.
-        return self._put_back(shortage)
+        if failure is None:
+            assert shortage is not None
+            can_repeat = self._put_back(shortage)
+            return agreed(self._session, self._relief, shortage, "update", can_repeat=can_repeat)
+        is_in_place = self._put_back()
+        step = self._session.position.step
+        recipe = self._relief.uncompiled(failure, step, is_in_place=is_in_place)
+        if not is_in_place:
+            raise GoBack
+        self._go_on_under(recipe)
+        return self.make()
 
     def _made(self) -> Made | None:
         update = next(self._updates, None)
@@ -119,23 +130,23 @@ class UpdateMaker:
             return self._step.exchange.heard
         return self._wishes(self._session.position.step)
 
-    def _put_back(self, shortage: Shortage) -> Shortage:
-        """Brings everything to where it was before the update that was broken off; gives what all
-        ranks take it for.
+    def _put_back(self, shortage: Shortage | None = None) -> bool:
+        """Brings everything to where it was before the update that was broken off.
 
-        Raises:
-            GoBack: that is not known, or the data cannot be had again.
+        Returns:
+            False where that is not known, or the data cannot be had again.
         """
         session, position = self._session, self._session.position
         is_untouched = self.is_whole or not self._step.has_begun
         can_repeat = is_untouched and session.feed.can_go_on(position.update)
-        await_device(self._session, self._relief, shortage)
+        if shortage is not None:
+            await_device(self._session, self._relief, shortage)
         if not self.is_whole:
             self._step.forget()
         release_memory()
         if can_repeat and not self.is_whole:
             self.is_whole = can_repeat = self._kept.put_back()
-        return agreed(session, self._relief, shortage, "update", can_repeat=can_repeat)
+        return can_repeat
 
     def take_less(self, shortage: Shortage) -> None:
         """Takes less memory from the next update on.

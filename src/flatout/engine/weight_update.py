@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ class WeightUpdate:
         optimizers: the optimizers.
         scaler: of fp16, else None.
         clip_norm: largest 2-norm of all their gradients together; None does not clip.
+        step_of: makes an optimizer's steps.
     """
 
     def __init__(
@@ -28,12 +29,13 @@ class WeightUpdate:
         optimizers: Iterable[Optimizer],
         scaler: torch.amp.GradScaler | None,
         clip_norm: float | None,
+        step_of: Callable[[Optimizer], Callable[[], None]] = QuickStep,
     ) -> None:
         self._optimizers = list(optimizers)
         self._scaler = scaler
         self._clip_norm = clip_norm
         self.has_begun = False
-        self._steps = [QuickStep(optimizer) for optimizer in self._optimizers]
+        self._steps = [step_of(optimizer) for optimizer in self._optimizers]
         self.parameters: list[Tensor] = [
             parameter
             for optimizer in self._optimizers

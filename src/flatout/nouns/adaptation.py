@@ -1,4 +1,4 @@
-"""What a training has changed of its recipe on the way, because memory ran out."""
+"""What a training has changed of its recipe on the way: memory ran out, or compiling failed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["smaller", "larger", "recomputed", "uncaptured"]
+Kind = Literal["smaller", "larger", "recomputed", "uncaptured", "uncompiled"]
 Part = Literal[
     "data", "forward", "backward", "optimizer", "capture", "validation", "checkpoint", "other",
     "pace", "process",
@@ -16,11 +16,14 @@ Part = Literal[
 class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     """Why a recipe was set in the midst of a training.
 
-    kind: `smaller` or `larger` micro-batches, activations `recomputed` in the backward pass, or the
-        step `uncaptured`: made without a CUDA graph, which needs memory of its own.
-    step: the update that memory did not suffice for, counted from 1; of what is larger, the first.
+    kind: `smaller` or `larger` micro-batches, activations `recomputed` in the backward pass, the
+        step `uncaptured`, made without a CUDA graph, which needs memory of its own, or
+        `uncompiled`, since compiling failed.
+    step: the update that memory did not suffice for, or that could not be compiled, counted from 1;
+        of what is larger, the first.
     part: what was being done. `pace`: nothing was refused, but the driver has moved memory, and
-        training has become slow; `process`: the kernel ended the process. None of what is larger.
+        training has become slow; `process`: the kernel ended the process. None of what is larger or
+        uncompiled.
     before, after: samples in a micro-batch.
     is_in_place: the same batch was repeated; otherwise the run went back to its last checkpoint.
     because: what was said or seen.

@@ -7,11 +7,12 @@ from typing import Literal
 import msgspec
 
 Kind = Literal[
-    "runs", "checkpoints", "searches", "recipes", "data", "environments", "caches", "tools", "undo"
-]
+    "runs", "checkpoints", "searches", "recipes", "data", "environments", "compiled", "caches",
+    "tools", "undo",
+]  # fmt: skip
 # What can be freed at once; the others have a command of their own.
 FREEABLE: tuple[Kind, ...] = (
-    "checkpoints", "searches", "recipes", "data", "environments", "caches",
+    "checkpoints", "searches", "recipes", "data", "environments", "compiled", "caches",
 )  # fmt: skip
 
 

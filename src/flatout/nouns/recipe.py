@@ -23,6 +23,8 @@ OptimizerImplementation = Literal["own", "for-loop", "foreach", "fused"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 Attention = Literal["auto", "math", "flash", "efficient", "cudnn"]
 Allocator = Literal["system", "retain"]
+Compiled = Literal["off", "loss", "optimizer", "both"]
+CompileMode = Literal["default", "max-autotune-no-cudagraphs", "dynamic"]
 CpuAffinity = Literal["all", "one-per-core", "performance-cores"]
 NonfiniteLoss = Literal["stop", "skip"]
 OutOfMemory = Literal["auto", "shrink", "stop"]
@@ -59,6 +61,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         activations again in the backward pass: none, all, or this share of them.
     capture: `step` records whole updates as CUDA graphs, and launches them without Python.
     steps_per_launch: updates in a graph.
+    compiled: what torch.compile turns into code: the forward pass with its `loss`, the step of the
+        `optimizer`, both, or nothing.
+    compile_mode: how; `dynamic` makes one code for all shapes.
     clip_norm: largest gradient norm (2-norm over all parameters), None for no clipping.
     num_threads: intra-op threads of the CPU.
     cpu_affinity: the CPUs that threads run on: `all` that the process may use, one of each core,
@@ -87,6 +92,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     )
     capture: Choice[Capture] = Choice(value="off", why="no such field when this recipe was chosen")
     steps_per_launch: Choice[int] = Choice(value=1, why="no such field when this recipe was chosen")
+    compiled: Choice[Compiled] = Choice(
+        value="off", why="no such field when this recipe was chosen"
+    )
+    compile_mode: Choice[CompileMode] = Choice(
+        value="default", why="no such field when this recipe was chosen"
+    )
     clip_norm: Choice[float | None]
     num_threads: Choice[int]
     cpu_affinity: Choice[CpuAffinity] = Choice(

@@ -79,6 +79,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     changes: recipe fields with their values. why: what it could gain.
     is_process_wide: changes what a process has only once, so it is measured in one of its own.
     is_usual: it gains on most models, so it is part of the one jump for which a slow step has time.
+    is_compiled: it is compiled first, so it must pay for that within the run.
     needs: a recipe field that must have been won or set before; without it this does nothing.
     """
 
@@ -88,6 +89,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     is_process_wide: bool = False
     is_usual: bool = False
+    is_compiled: bool = False
     needs: str | None = None
 
 
@@ -106,6 +108,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     changes: all recipe fields of the candidate, those it takes over from the incumbent included.
     num_processes: in how many pairs of fresh processes; 0 measures in the one that is there.
     effort: how many times as long as others it may be measured.
+    deadline_s: of what is compiled, what all of it may take in one fresh process, which measures
+        both and asks the gate; None for all others.
     """
 
     stage: Stage
@@ -114,12 +118,30 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     changes: dict[str, Any]
     num_processes: int = 0
     effort: int = 1
+    deadline_s: float | None = None
 
     @property
     def keeps_samples(self) -> bool:
         """Whether one of the two keeps samples in memory."""
         paths = [changes.get("data_path") for changes in (self.changes, self.incumbent or {})]
         return "cached" in paths
+
+
+class Payback(msgspec.Struct, frozen=True, kw_only=True):
+    """What compiling costs, and after how many steps it has gained that.
+
+    compile_s: what the first step took beyond others, with empty caches or not.
+    after_steps: None where it never does. num_steps: that the run has left.
+    """
+
+    compile_s: float
+    after_steps: int | None
+    num_steps: int
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether it pays, with something to spare: estimates of time are rarely too long."""
+        return self.after_steps is not None and 2 * self.after_steps <= self.num_steps
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +153,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     effect: how it was seen that the setting took effect; None where nothing was seen.
     cost_s: what the trial took. gate_s: of it, the gate.
     excess_bytes: what the candidate took of its GPU beyond what was free there.
+    compile_s: what its first step took longer than others, of what is compiled.
+    payback: whether that pays within the run; None where nothing was compiled, or gained.
     """
 
     trial: Trial
@@ -144,6 +168,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     problem: Finding | None = None
     effect: str | None = None
     excess_bytes: int = 0
+    compile_s: float | None = None
+    payback: Payback | None = None
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +198,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     has_processes: candidates can be measured in processes of their own. not_retained: why freed
     memory cannot be kept, None if it can. topology: of the CPUs that the process may use.
     forms_to_capture: implementations of the optimizer whose whole update is the device's work.
+    not_compiled: why nothing can be compiled here, None if it can. num_steps: of the run that is to
+    be made faster, None if nobody knows. is_deterministic: it must repeat bit for bit.
     cache: of map-style data, where reading it takes a share of the step that is worth saving.
     """
 
@@ -196,6 +224,9 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     data_bytes: int | None = None
     free_bytes: int | None = None
     pinning_problem: str | None = None
+    not_compiled: str | None = None
+    num_steps: int | None = None
+    is_deterministic: bool = True
     cache: Cache | None = None
 
 
@@ -236,6 +267,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     changes: recipe fields of what came out on top.
     speedup: of the winner over the plain loop, None where that is the plain loop itself.
     has_measured: False where there was no time for a single trial.
+    uncompiled: what was decided before something was compiled on top of it; None where nothing is.
     why: one sentence. search_s: the price. pays_back_after_steps: None where it never does.
     """
 
@@ -250,6 +282,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     search_s: float
     pays_back_after_steps: int | None = None
     has_measured: bool = True
+    uncompiled: Decision | None = None
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):

@@ -61,6 +61,11 @@ def cache_folder() -> Path:
     return _named("FLATOUT_CACHE") or own or _base("XDG_CACHE_HOME", ".cache") / "flatout"
 
 
+def compiled_folder() -> Path:
+    """What torch has compiled, for the next run of the same model."""
+    return cache_folder() / "compiled"
+
+
 def app_folder() -> Path:
     """Folder into which an install script puts flatout itself."""
     return _own_data() / "app"

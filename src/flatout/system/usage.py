@@ -162,7 +162,7 @@ def _piles() -> Iterator[_Pile]:
     state, tunes = folders.state_folder(), folders.tunes_folder()
     searches = run_paths(tunes)
     taken = {path: _TRAINED.format(path.name) for path in searches if _is_taken(path)}
-    running = [*running_runs()]
+    running = running_runs()
     yield _Pile(
         kind="searches",
         text="searches for a recipe: what was tried, and what it gave",
@@ -188,7 +188,7 @@ def _piles() -> Iterator[_Pile]:
         cost="they are downloaded again when they are needed",
         in_use=dict.fromkeys(data_sets, f"{running[0]} may read it") if running else {},
     )
-    yield _environments()
+    yield from (_environments(), _compiled(running))
     cache = folders.cache_folder()
     asked = folders.compat_update_file()
     yield _Pile(
@@ -196,7 +196,7 @@ def _piles() -> Iterator[_Pile]:
         text="answers of package indexes, reports of crashes, what a broken removal left",
         folder=cache,
         paths=[
-            *_below(cache, "*"),
+            *[path for path in _below(cache, "*") if path != folders.compiled_folder()],
             *_below(asked.parent, asked.name),
             *_below(state / "crashes", "*"),
             *_left_overs(),
@@ -243,6 +243,19 @@ def _run_piles(runs: Sequence[Run | DamagedRun]) -> Iterator[_Pile]:
         paths=[Path(run.folder) for run in runs],
         left_out="checkpoints",
         cost="flatout runs rm RUN",
+    )
+
+
+def _compiled(running: Sequence[str]) -> _Pile:
+    folder = folders.compiled_folder()
+    paths = _below(folder, "*")
+    return _Pile(
+        kind="compiled",
+        text="training steps that torch has compiled",
+        folder=folder,
+        paths=paths,
+        cost="runs that compile take longer to start, once",
+        in_use=dict.fromkeys(paths, f"{running[0]} may read it") if running else {},
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from flatout.system import folders
+
 _ADDED = {
     # So that cuda:1 is the second GPU as nvidia-smi and flatout's probe count them.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -14,6 +16,9 @@ _ADDED = {
     # little, they fall asleep between the operations of small models (LOG.md, 2026-11-21).
     "GOMP_SPINCOUNT": "20000",
 }
+
+# Where torch keeps what it has compiled. By itself it would be a folder that a restart empties.
+_COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 # Names the variables that were added, with commas between.
 _NAMES = "FLATOUT_ADDED"
@@ -27,7 +32,8 @@ def worker_environment() -> dict[str, str]:
 
     The names of what was added go along: a plain loop that is measured has none of it.
     """
-    added = {name: value for name, value in _ADDED.items() if name not in os.environ}
+    wanted = {**_ADDED, _COMPILED: str(folders.compiled_folder())}
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
     return {**os.environ, **added, _NAMES: ",".join(added)}
 
 

@@ -15,6 +15,7 @@ from flatout.nouns.recipe import CpuAffinity
 from flatout.nouns.tuning import Candidate, Numerics, Profile, Setting, Skip
 from flatout.nouns.units import percent_text, seconds_text
 from flatout.tune import captures
+from flatout.tune.compiling import compiled_candidates
 from flatout.tune.data_paths import AXES, LEAST_SHARE, data_paths
 from flatout.tune.memory import larger_parts
 
@@ -43,6 +44,8 @@ def plain_changes(setting: Setting) -> dict[str, Any]:
         "allocator": "system",
         "capture": "off",
         "steps_per_launch": 1,
+        "compiled": "off",
+        "compile_mode": "default",
         **setting.baseline,
     }
 
@@ -120,6 +123,7 @@ def _all(
     yield from _threads(setting, profile)
     yield from _micro_batches(setting)
     yield from ((candidate, None) for candidate in larger_parts(setting))
+    yield from compiled_candidates(setting, profile)
 
 
 def _precisions(

@@ -45,6 +45,8 @@ _SECTIONS = (
     ("float8", code_float8.FLOAT8),
     ("pinned", code_loop.KEEP_ON),
     ("retained", code_loop.RETAIN),
+    ("compiled_loss", code_loop.COMPILED),
+    ("compiled_step", code_loop.COMPILED_STEP),
     ("", code_loop.BUILD),
     ("", code_loop.MEAN),
     ("skip", code_loop.IS_FINITE),
@@ -60,8 +62,8 @@ _TEXTS = {
     "validation": code_loop.VALIDATION,
 }
 _MODULES = (
-    "contextlib", "copy", "ctypes", "functools", "hashlib", "importlib", "itertools", "math",
-    "operator", "os", "random", "sys", "types",
+    "contextlib", "copy", "ctypes", "functools", "hashlib", "importlib", "inspect", "itertools",
+    "math", "operator", "os", "random", "sys", "types",
 )  # fmt: skip
 _BACKENDS = {
     "math": "MATH", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION",
@@ -160,6 +162,10 @@ def _flags_of_step(recipe: Recipe, outline: Outline) -> dict[str, bool]:
         "deterministic": recipe.deterministic.value,
         "pinned": recipe.cpu_affinity.value in outline.cpus,
         "retained": recipe.allocator.value == "retain",
+        "compiled": recipe.compiled.value != "off",
+        "compiled_loss": recipe.compiled.value in ("loss", "both"),
+        "compiled_step": recipe.compiled.value in ("optimizer", "both"),
+        "autotuned": recipe.compile_mode.value == "max-autotune-no-cudagraphs",
         "clip": is_clipping,
         "skip": is_skipping,
         "recomputed": is_recomputing,
@@ -218,6 +224,9 @@ def _values(plan: _Plan) -> dict[str, str]:
         "dtype": "torch.float16" if recipe.precision.value == "fp16" else "torch.bfloat16",
         "backend": _BACKENDS.get(recipe.attention.value, ""),
         "micro_batch_size": f"{recipe.micro_batch_size.value:_}",
+        "is_dynamic": str(recipe.compile_mode.value == "dynamic"),
+        "has_code": _has_code(recipe),
+        "compile_options": _compile_options(recipe),
         "clip_norm": _literal(recipe.clip_norm.value),
         "blocks": _names(outline.blocks[: math.ceil(share * len(outline.blocks))]),
         "self_checkpointing": _names(outline.self_checkpointing),
@@ -242,6 +251,19 @@ def _values(plan: _Plan) -> dict[str, str]:
         "arguments": _arguments(spec.parameters),
         "weights_file": _literal(f"{spec.name}.pt"),
     }
+
+
+def _has_code(recipe: Recipe) -> str:
+    """Which micro-batches there is code for."""
+    if recipe.compile_mode.value == "dynamic":
+        return "True"
+    return f"size == {recipe.micro_batch_size.value:_}"
+
+
+def _compile_options(recipe: Recipe) -> str:
+    """What the compiler is told: draws are torch's own, and choices repeat."""
+    is_deterministic = recipe.deterministic.value
+    return f'{{"fallback_random": True, "deterministic": {is_deterministic}}}'
 
 
 def _arguments(parameters: dict[str, Any]) -> str:

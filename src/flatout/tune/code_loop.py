@@ -48,6 +48,59 @@ def retain_freed_memory() -> None:
     libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: the end of the heap is never given back.
 '''
 
+COMPILED = '''
+def compiled(loss: Any) -> Any:
+    """The loss of a batch and its size: compiled for whole micro-batches, else as it is written."""
+    options = $compile_options
+    options |= torch._inductor.list_mode_options("max-autotune-no-cudagraphs")  #? autotuned
+    fast = torch.compile(loss, fullgraph=True, dynamic=$is_dynamic, options=options)
+
+    def compute(model: Any, batch: Any, size: int) -> Any:
+        return (fast if $has_code else loss)(model, batch)
+
+    return compute
+'''
+
+COMPILED_STEP = '''
+def compiled_step(optimizer: Any) -> Any:
+    """The optimizer's step, compiled; rates and counts are fp64 tensors while its code runs."""
+    own: Any = inspect.unwrap(type(optimizer).step)
+    groups, states = optimizer.param_groups, optimizer.state
+    rates = [torch.zeros((), dtype=torch.float64) for _ in groups]
+
+    def bare() -> None:
+        with torch.no_grad():
+            own(optimizer)
+
+    options = $compile_options
+    options |= torch._inductor.list_mode_options("max-autotune-no-cudagraphs")  #? autotuned
+    fast = torch.compile(bare, fullgraph=True, dynamic=False, options=options)
+    num_made = 0
+
+    def step() -> None:
+        nonlocal num_made
+        num_made += 1
+        if num_made == 1:
+            # It makes the optimizer's state.
+            optimizer.step()
+            return
+        kept = [dict(group) for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            if isinstance(group.get("lr"), float):
+                group["lr"] = rate.fill_(group["lr"])
+            group.update({name: False for name in ("foreach", "fused") if name in group})
+        counts = [(state, state["step"]) for state in states.values() if "step" in state]
+        for state, count in counts:
+            state["step"] = count.double()
+        fast()
+        for state, count in counts:
+            state["step"] = count.copy_(state["step"])
+        for group, before in zip(groups, kept, strict=True):
+            group.update(before)
+
+    return step
+'''
+
 BUILD = '''
 def build(experiment: Any, seed: int) -> tuple[Any, Any, Any]:
     """Model, optimizer and training data; built in this order, the weights are flatout's."""
@@ -172,8 +225,10 @@ batch = each(batch, place)  #? place
 #= attention  #? attention
 with torch.autocast(DEVICE.type, dtype=$dtype):  #| autocast
     with sdpa_kernel(SDPBackend.$backend):  #| attention
-        loss = experiment.loss(model, batch)  #? !counted
-        total, counted = experiment.loss(model, batch)  #? counted
+        loss = experiment.loss(model, batch)  #? !counted !compiled_loss
+        loss = loss_of(model, batch, size)  #? !counted compiled_loss
+        total, counted = experiment.loss(model, batch)  #? counted !compiled_loss
+        total, counted = loss_of(model, batch, size)  #? counted compiled_loss
 # Where nothing was counted the sum is 0: 0 / 1, not 0 / 0.  #? counted
 loss = total / (counted + (counted == 0))  #? counted
 loss.backward()  #? !fp16
@@ -186,14 +241,17 @@ loss: Any = 0.0
 size = sum(num for _, num in parts)
 num_counted = 0  #? counted
 for batch, num in parts:  #? !counted
-for batch, _ in parts:  #? counted
+for batch, _ in parts:  #? counted !compiled_loss
+for batch, num in parts:  #? counted compiled_loss
     batch = each(batch, place)  #? place
     #= precision  #? autocast
     #= attention  #? attention
     with torch.autocast(DEVICE.type, dtype=$dtype):  #| autocast
         with sdpa_kernel(SDPBackend.$backend):  #| attention
-            part = experiment.loss(model, batch)  #? !counted
-            total, counted = experiment.loss(model, batch)  #? counted
+            part = experiment.loss(model, batch)  #? !counted !compiled_loss
+            part = loss_of(model, batch, num)  #? !counted compiled_loss
+            total, counted = experiment.loss(model, batch)  #? counted !compiled_loss
+            total, counted = loss_of(model, batch, num)  #? counted compiled_loss
     part = part * (num / size)  #? !counted
     # Divided by the samples to stay in range, and put right once all is counted.  #? counted
     divisor = size if len(parts) > 1 else counted + (counted == 0)  #? counted
@@ -218,7 +276,8 @@ if is_finite(loss, parameters):  #| skip
     scaler.unscale_(optimizer)  #? clip fp16
     #= clip_norm  #? clip
     torch.nn.utils.clip_grad_norm_(parameters, $clip_norm)  #? clip
-    optimizer.step()  #? !fp16
+    optimizer.step()  #? !fp16 !compiled_step
+    make_step()  #? compiled_step
     scaler.step(optimizer)  #? fp16
     scaler.update()  #? fp16
     with torch.no_grad():  #? ema
@@ -240,6 +299,9 @@ def train(experiment: Any, seed: int = $seed) -> Any:
     model, optimizer, data = build(experiment, seed)
     parameters = [one for group in optimizer.param_groups for one in group["params"]]  #? parameters
     schedule = experiment.schedule(optimizer)  #? schedule
+    #= compiled  #? compiled
+    loss_of = compiled(experiment.loss)  #? compiled_loss
+    make_step = compiled_step(optimizer)  #? compiled_step
     scaler = torch.amp.GradScaler(DEVICE.type)  #? fp16
     weights = [one for one in model.parameters() if one.is_floating_point()]  #? ema
     averages = [weight.detach().clone() for weight in weights]  #? ema

@@ -44,6 +44,9 @@ _CONCERNED: dict[str, frozenset[Question]] = {
     "loader_pin_memory": _OF_THE_DATA,
     "loader_persistent": _OF_THE_DATA,
     "checkpoint_every": frozenset(),
+    # Compiled code is compared with the same step uncompiled: engine/gate/compiled.py.
+    "compiled": frozenset(),
+    "compile_mode": frozenset(),
 }
 
 # A candidate's error, compared with that of the eager step at the same precision.

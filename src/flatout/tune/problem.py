@@ -47,6 +47,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     is_bound: it may take no longer, not even for the first trial.
     can_start: other processes can load the experiment; a notebook's exists only there.
     plain_name, baseline: of the plain loop, and what it needs to fit into the memory.
+    num_steps: of the run that is to be made faster; None where nobody knows.
     """
 
     base: Candidate
@@ -60,6 +61,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     is_bound: bool = False
     plain_name: str = "plain loop"
     baseline: dict[str, Any] = {}
+    num_steps: int | None = None
 
     @property
     def limit_s(self) -> float:

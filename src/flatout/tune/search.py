@@ -22,6 +22,7 @@ from flatout.nouns.tuning import (
     Trial,
 )  # fmt: skip
 from flatout.tune.candidates import jump
+from flatout.tune.compiled_trials import compiled_moves
 from flatout.tune.ladder import Ladder
 from flatout.tune.problem import Problem, plain_rung, unmeasured
 from flatout.tune.statistics import speedup_over_processes
@@ -55,7 +56,7 @@ def next_move(problem: Problem, history: Sequence[Result]) -> Trial | Decision:
         problem: what is to be decided.
         history: the results of all trials asked for so far, in their order.
     """
-    moves = _Search(problem).moves()
+    moves = _moves(problem)
     try:
         move = next(moves)
         for result in history:
@@ -66,15 +67,28 @@ def next_move(problem: Problem, history: Sequence[Result]) -> Trial | Decision:
     return move
 
 
+def _moves(problem: Problem) -> Generator[Trial, Result, Decision]:
+    """Every trial in turn; the decision is what is returned at the end."""
+    decision: Decision = yield from _Search(problem).moves()
+    if decision.has_measured:
+        # Last, for it takes longer than all else together; and on top of what is known by then.
+        decision = yield from compiled_moves(problem, decision)
+        decision = priced(decision, decision.search_s, problem.batch_size)
+    return decision
+
+
 # A part of a search: asks for trials, is sent their results.
 _Moves = Generator[Trial, Result, Any]
 
 
 class _Search:
-    """A search under way; it is begun anew and replayed whenever something is asked of it."""
+    """A search under way among what need not be compiled; it is begun anew and replayed whenever
+    something is asked of it.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
+        self._candidates = [one for one in problem.candidates if not one.is_compiled]
         self._ladder = Ladder()
         self._lost: list[Result] = []
         self._refused: list[Result] = []
@@ -88,17 +102,17 @@ class _Search:
         problem = self._problem
         if problem.is_bound and problem.budget_s < problem.trial_s:
             return unmeasured(problem)
-        together = jump(problem.candidates)
+        together = jump(self._candidates)
         if problem.num_trials < _FEWEST_TRIALS:
             alone: Decision = yield from self._jump_alone(together)
             return alone
         base = yield from self._try_base()
         if base.speedup is None:
             return self._decision(None, _problem_of(base))
-        if together is not None and problem.num_trials < len(problem.candidates):
+        if together is not None and problem.num_trials < len(self._candidates):
             yield from self._try_axis([together])
-        for axis in dict.fromkeys(candidate.axis for candidate in problem.candidates):
-            yield from self._try_axis([c for c in problem.candidates if c.axis == axis])
+        for axis in dict.fromkeys(candidate.axis for candidate in self._candidates):
+            yield from self._try_axis([c for c in self._candidates if c.axis == axis])
         yield from self._try_losers_again()
         decision: Decision = yield from self._finish()
         return decision
@@ -111,7 +125,7 @@ class _Search:
         reason = f"no time in a search of {problem.budget_s:.0f} s"
         self._skipped += [
             Skip(name=other.name, axis=other.axis, reason=reason)
-            for other in problem.candidates
+            for other in self._candidates
             if not other.changes.items() <= changes.items()
         ]
         result = yield Trial(stage="screen", candidate=candidate, incumbent=None, changes=changes)

@@ -6,6 +6,7 @@
     curve         a few whole updates from the same weights, with the plain step's
     masks         what is drawn differs from step to step, and repeats from the same state
     data          each sample once, in the plain order, with the plain augmentation
+    compiled      code beside the same step as it is written, on whole batches
 
 Only what the changed fields of the recipe concern is asked (tune/gate.py). Few samples are used, so
 that it takes no longer than a few steps; and everything is left as it was.

@@ -306,6 +306,16 @@ def _buffer_error(one: Tensor | None, other: Tensor | None) -> float:
     return _error(one[finite].double(), other[finite].double(), 1e-6)
 
 
+def inputs_check(found: list[Tensor], written: list[Tensor]) -> Check:
+    """Whether what a step changes of its batch, if anything, is what it should change."""
+    name = "inputs"
+    if len(found) != len(written):
+        return Check(name=name, is_passed=False, note="a batch has other tensors afterwards")
+    errors = [_buffer_error(one, other) for one, other in zip(found, written, strict=True)]
+    what = "relative difference of a batch after the step"
+    return _check(name, max(errors, default=0.0), BANDS["bf16"].buffer, what)
+
+
 def masks_check(found: list[Gradients], plain: list[Gradients]) -> Check:
     """Whether draws differ between steps and repeat when the generators are put back.
 

@@ -1,16 +1,24 @@
-"""Asks a candidate the questions that its changed fields concern, and collects the answers."""
+"""Asks a candidate the questions that its changed fields concern, and collects the answers.
+
+What is compiled is asked about twice: as it is written, like any other, and then its code.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
 
 import torch
 
 from flatout.engine import randomness
+from flatout.engine.gate.compiled import as_written, compiled_checks
 from flatout.engine.gate.material import Material, PlainStepFailed, Subject
 from flatout.engine.gate.questions import QUESTIONS
 from flatout.errors import FlatoutError
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.tuning import Check, Verdict
-from flatout.tune.gate import Question, questions
+from flatout.tune.gate import questions
 
 
 def judge(subject: Subject, candidate: Recipe, plain: Recipe) -> Verdict:
@@ -31,27 +39,40 @@ class Gate:
     """
 
     def __init__(self, subject: Subject, plain: Recipe) -> None:
+        self._subject = subject
         self._material = Material(subject, plain)
 
     def judge(self, candidate: Recipe) -> Verdict:
         """See the function of this name."""
         material = self._material
+        written = as_written(candidate)
         changed = [
             name
-            for name in candidate.__struct_fields__
-            if getattr(candidate, name).value != getattr(material.plain, name).value
+            for name in written.__struct_fields__
+            if getattr(written, name).value != getattr(material.plain, name).value
         ]
         asked = questions(changed)
         checks: list[Check] = []
         with randomness.untouched_generators(material.device), torch.enable_grad():
             for question in QUESTIONS:
                 if question in asked:
-                    checks += self._answers(question, candidate)
+                    checks += self._answers(
+                        question, partial(QUESTIONS[question], material, written)
+                    )
+            if candidate.compiled.value != "off":
+                ask = partial(compiled_checks, material, self._whole, candidate)
+                checks += self._answers("compiled", ask)
         return Verdict(checks=tuple(checks))
 
-    def _answers(self, question: Question, candidate: Recipe) -> list[Check]:
+    @cached_property
+    def _whole(self) -> Material:
+        """The subject on batches as large as in the training."""
+        size = self._subject.experiment.batch_size
+        return Material(replace(self._subject, num_samples=size), self._material.plain)
+
+    def _answers(self, question: str, ask: Callable[[], list[Check]]) -> list[Check]:
         try:
-            return QUESTIONS[question](self._material, candidate)
+            return ask()
         except PlainStepFailed as failed:
             note = f"the plain step fails on batches of {self._material.size}: {failed}"
             return [Check(name=question, is_passed=False, note=note)]

@@ -52,7 +52,7 @@ from flatout.engine.gate.stand_ins import (
 from flatout.engine.optimizers import Optimizers
 from flatout.nouns.recipe import Precision, Recipe
 from flatout.nouns.tuning import Check
-from flatout.tune.gate import Question, coarser, gradient_check
+from flatout.tune.gate import Errors, Question, coarser, gradient_check
 
 _NUM_GRADIENTS, _NUM_CURVE = 2, 3
 # Learning rates of four updates: what freezes the first one, or its double, is seen.
@@ -117,6 +117,15 @@ def _reference(material: Material, draws: DrawsKind) -> tuple[Gradients, bool]:
     return result
 
 
+def rounding_errors(material: Material, precision: Precision) -> Errors:
+    """How far the plain step at a precision is from the reference, by rounding alone."""
+    eager = _eager(material, "keyed", precision)
+    reference, is_double = _reference(material, "keyed")
+    names = [name for name, _ in material.model.named_parameters()]
+    errors = gradient_errors(names, eager, eager, reference)
+    return msgspec.structs.replace(errors, is_double=is_double)
+
+
 def _double_gradients(case: Case) -> Gradients:
     with running(case) as (session, _):
         updates = first_updates(session, _NUM_GRADIENTS)
@@ -152,11 +161,15 @@ def optimizer(material: Material, candidate: Recipe) -> list[Check]:
 
     def run(recipe: Recipe, *, is_plain: bool) -> BagRun:
         small = material.small(recipe, clip_norm=None)
-        return run_bag(material.case(experiment, small, is_plain=is_plain), _RATES)
+        # Nothing is drawn here, and under a mode for draws nothing would be compiled.
+        return run_bag(material.case(experiment, small, is_plain=is_plain, draws="own"), _RATES)
 
     plain: BagRun = material.once("plain bag", lambda: run(material.plain, is_plain=True))
     exact: BagRun = material.once("fp64 bag", lambda: _exact_bag(bag, experiment, plain))
-    return optimizer_checks(bag, run(candidate, is_plain=False), plain, exact)
+    found = run(candidate, is_plain=False)
+    if candidate.compiled.value != "off" and not found.num_compiled:
+        return [Check(name="optimizer", is_passed=False, note="compiled code was not run")]
+    return optimizer_checks(bag, found, plain, exact)
 
 
 def _bag(material: Material) -> Bag:
@@ -178,9 +191,7 @@ def _exact_bag(bag: Bag, experiment: Experiment, plain: BagRun) -> BagRun:
 def curve(material: Material, candidate: Recipe) -> list[Check]:
     """Whole updates from the same weights, compared with the plain step's."""
     draws: DrawsKind = "expected" if material.splits_otherwise(candidate) else "keyed"
-    experiment = material.experiment
-    if experiment.ema is not None:
-        experiment = replace(experiment, ema=_EMA)
+    experiment = averaging_soon(material.experiment)
 
     def eager(precision: Precision) -> Curve:
         recipe = material.small(material.plain, precision=precision)
@@ -196,6 +207,11 @@ def curve(material: Material, candidate: Recipe) -> list[Check]:
     found = run_curve(case, _NUM_CURVE)
     band = coarser(precision, material.plain.precision.value)
     return curve_checks(found, plain, band, lambda: eager(precision))
+
+
+def averaging_soon(experiment: Experiment) -> Experiment:
+    """The experiment with a moving average, if it has one, that moves in a few updates."""
+    return experiment if experiment.ema is None else replace(experiment, ema=_EMA)
 
 
 def masks(material: Material, candidate: Recipe) -> list[Check]:

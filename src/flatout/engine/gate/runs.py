@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flatout.engine import randomness
 from flatout.engine.batches import tensors_in
+from flatout.engine.compilation import compilers
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import MicroBatch
@@ -131,24 +132,29 @@ def run_repeatedly(case: Case) -> list[Gradients]:
                     randomness.restore_generators(states, session.device)
                 step.run(update)
                 sums = remembered(session.optimizers.only)
-                found.append(_differences(sums, before or [None] * len(sums)))
+                found.append(gradients_since(sums, before))
                 before = sums
     return found
 
 
-def _differences(sums: Gradients, before: Gradients) -> Gradients:
+def gradients_since(sums: Gradients, before: Gradients) -> Gradients:
+    """What was added to sums of gradients; before: those of earlier, empty if there were none."""
     return [
         one if one is None or earlier is None else one - earlier
-        for one, earlier in zip(sums, before, strict=True)
+        for one, earlier in zip(sums, before or [None] * len(sums), strict=True)
     ]
 
 
 @dataclass(kw_only=True)
 class BagRun:
-    """What updates with made-up gradients left: weights and states in fp64 on the CPU."""
+    """What updates with made-up gradients left: weights and states in fp64 on the CPU.
+
+    num_compiled: updates that compiled code has made.
+    """
 
     weights: list[Tensor]
     states: list[dict[str, Any]]
+    num_compiled: int = 0
 
 
 def run_bag(case: Case, rates: list[float]) -> BagRun:
@@ -162,7 +168,11 @@ def run_bag(case: Case, rates: list[float]) -> BagRun:
         bag: Any = session.model
         assert isinstance(bag, Bag)
         weights = [member.detach().to("cpu", torch.float64) for member in bag.members]
-        return BagRun(weights=weights, states=optimizer_states(session.optimizers.only, bag))
+        return BagRun(
+            weights=weights,
+            states=optimizer_states(session.optimizers.only, bag),
+            num_compiled=sum(compiler.num_calls for compiler in compilers(session)),
+        )
 
 
 @dataclass(kw_only=True)

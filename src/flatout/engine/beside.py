@@ -1,0 +1,139 @@
+"""A compiled candidate beside its incumbent: `python -m flatout.engine.beside RUN_DIR`.
+
+One fresh process for both: they take turns, and compiling is paid once. The gate is asked there,
+too, so that the process that trains is not the one that finds out what a compiler can do.
+
+The process reads a Request as a line of JSON from stdin, and answers with a Result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from flatout.engine.trial import Surroundings, Terms, subject_of
+from flatout.errors import RunFailed
+from flatout.nouns.finding import finding_from
+from flatout.nouns.tuning import Result, Trial
+from flatout.nouns.units import seconds_text
+from flatout.system.clock import elapsed_s
+from flatout.system.runs import RunFolder
+
+# How often it is looked whether somebody asks to stop.
+_LOOK_EVERY_S = 0.2
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be measured, for how long, on which terms."""
+
+    trial: Trial
+    limit_s: float
+    terms: Terms
+
+
+def measured_beside(trial: Trial, limit_s: float, surroundings: Surroundings) -> Result:
+    """Carries out a trial in one fresh process, which is ended at the trial's deadline.
+
+    Args:
+        trial: what is compared.
+        limit_s: for the measurement itself.
+        surroundings: where the process finds the experiment.
+
+    Raises:
+        KeyboardInterrupt: somebody asked to stop.
+    """
+    assert trial.deadline_s is not None
+    begin_s = elapsed_s()
+    request = Request(trial=trial, limit_s=limit_s, terms=surroundings.terms)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flatout.engine.beside", str(surroundings.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+    except OSError as error:
+        return _died(trial, begin_s, f"it could not be started: {error}")
+    line: bytes | None = msgspec.json.encode(request) + b"\n"
+    while True:
+        try:
+            answer, _ = process.communicate(line, timeout=_LOOK_EVERY_S)
+            break
+        except subprocess.TimeoutExpired:
+            # It has been given the line: the next call goes on waiting.
+            line = None
+        is_over = elapsed_s() - begin_s > trial.deadline_s
+        if is_over or surroundings.request.reason is not None:
+            _end(process)
+            if not is_over:
+                raise KeyboardInterrupt
+            return _too_late(trial, begin_s)
+    try:
+        result = msgspec.json.decode(answer, type=Result)
+    except msgspec.DecodeError:
+        return _died(trial, begin_s, f"it ended with exit code {process.returncode}")
+    return msgspec.structs.replace(result, cost_s=elapsed_s() - begin_s)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends it, and the compilers that it has started."""
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+    process.kill()
+    process.communicate()
+
+
+def _too_late(trial: Trial, begin_s: float) -> Result:
+    assert trial.deadline_s is not None
+    return _failed(trial, begin_s, RunFailed(
+        "trial-died",
+        f"it was not compiled, measured and judged within {seconds_text(trial.deadline_s)}, all "
+        "that was left of the search.",
+        fix="give the search more time: --budget",
+    ))  # fmt: skip
+
+
+def _died(trial: Trial, begin_s: float, because: str) -> Result:
+    return _failed(trial, begin_s, RunFailed(
+        "trial-died",
+        f"the process that measured `{trial.candidate.name}` broke off.",
+        because=because,
+        fix="see what it printed: worker.log",
+    ))  # fmt: skip
+
+
+def _failed(trial: Trial, begin_s: float, error: RunFailed) -> Result:
+    return Result(trial=trial, cost_s=elapsed_s() - begin_s, problem=finding_from(error, "note"))
+
+
+def main(argv: list[str]) -> int:
+    """Measures what stdin asks for, and judges it if it was faster."""
+    # What the experiment prints must not get into the answer, and no program that it starts may
+    # read what is asked.
+    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    from flatout.engine.contest import Contest
+    from flatout.tune.search import is_faster
+
+    request = msgspec.json.decode(questions.readline(), type=Request)
+    contest = Contest(subject_of(RunFolder(Path(argv[0])), request.terms))
+    result = contest.measured(request.trial, request.limit_s)
+    if is_faster(result):
+        begin_s = elapsed_s()
+        verdict = contest.judged(request.trial.changes)
+        result = msgspec.structs.replace(result, verdict=verdict, gate_s=elapsed_s() - begin_s)
+    answers.write(msgspec.json.encode(result) + b"\n")
+    answers.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

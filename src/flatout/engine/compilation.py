@@ -1,0 +1,194 @@
+"""The forward pass with its loss as one compiled function, by torch.compile; see docs/recipe.md.
+
+Compiled as a whole or not at all: what torch would silently leave uncompiled is an error here. What
+is drawn is drawn by torch's own generators, so dropout has the masks of the uncompiled step.
+
+Codes of one function are kept by torch for its code object, at most eight of them; each compiled
+loss has one of its own, so that those of a search take no place from each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.batches import tensors_in
+from flatout.engine.failures import compiling_failed
+from flatout.errors import UsageError
+from flatout.nouns.recipe import Recipe
+from flatout.system.compilers import missing_compiler
+
+if TYPE_CHECKING:
+    from flatout.engine.session import Session
+
+Compute = Callable[[nn.Module, Any], Any]
+
+# Micro-batches of one size need one code. A second one comes of a module that sets something up
+# when it is first called; more of them are a storm.
+_MOST_GRAPHS = 3
+
+_LEAST_CAPABILITY = (7, 0)
+
+# Batches whose shapes are looked at before anything is compiled for a trial.
+_NUM_SEEN = 4
+
+
+def why_not_compiled(device: torch.device) -> str | None:
+    """Why torch could not compile for this device; None where nothing speaks against it.
+
+    torch itself finds out when it has traced the model.
+    """
+    if device.type == "cuda":
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed, with which torch compiles for GPUs"
+        if torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+            return "Triton compiles for GPUs of compute capability 7.0 and higher"
+        return None
+    missing = missing_compiler()
+    return f"there is no C++ compiler: `{missing}` is not found" if missing else None
+
+
+class Compiler:
+    """Hands what torch has traced to its compiler, and counts.
+
+    num_graphs: compiled so far. num_calls: of their forward code.
+
+    Args:
+        recipe: says how.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.num_graphs = 0
+        self.num_calls = 0
+        self._mode = recipe.compile_mode.value
+        self._is_deterministic = recipe.deterministic.value
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, compiled when it is called."""
+        compiled: Callable[..., Any] = torch.compile(
+            _with_code_of_its_own(function),
+            backend=self._compile,
+            fullgraph=True,
+            # Never as torch does by itself, first for one size and then for all: what was compiled
+            # would depend on the batches seen, and a resumed run has seen others.
+            dynamic=self._mode == "dynamic",
+        )
+        return compiled
+
+    def _compile(self, graph: Any, inputs: list[Any]) -> Callable[..., Any]:
+        from torch._inductor.compile_fx import compile_fx
+
+        self.num_graphs += 1
+        if self.num_graphs > _MOST_GRAPHS:
+            raise compiling_failed(
+                f"it was compiled {_MOST_GRAPHS} times and would be again: shapes, or what the "
+                "model remembers, change from step to step"
+            )
+        options: dict[str, Any] = {
+            # The draws of torch's own operators, not those of the compiler.
+            "fallback_random": True,
+            # No choice between kernels by timing them, where their results may differ.
+            "deterministic": self._is_deterministic,
+        }
+        if self._mode == "max-autotune-no-cudagraphs":
+            options |= torch._inductor.list_mode_options(self._mode)
+        code: Any = compile_fx(graph, inputs, config_patches=options)
+
+        def counted(*arguments: Any) -> Any:
+            self.num_calls += 1
+            return code(*arguments)
+
+        return counted
+
+
+def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    assert isinstance(call, FunctionType)
+    call.__code__ = call.__code__.replace()
+    return call
+
+
+class StepLoss:
+    """The loss as a step computes it: compiled for whole micro-batches, if the recipe says so.
+
+    What is left over at the end of an epoch is of another size: to compile for that, too, would
+    take as long again. It is computed as it is written.
+
+    compiler: of the forward pass and the loss; None where they are not compiled.
+
+    Args:
+        loss: the experiment's.
+        recipe: says whether, and how.
+    """
+
+    def __init__(self, loss: Compute, recipe: Recipe) -> None:
+        self._loss = loss
+        self.adapt(recipe)
+
+    def adapt(self, recipe: Recipe) -> None:
+        """Goes on with micro-batches of another size, or uncompiled."""
+        self.compiler = Compiler(recipe) if recipe.compiled.value in ("loss", "both") else None
+        self._compiled = self.compiler.compiled(self._loss) if self.compiler is not None else None
+        has_any_size = recipe.compile_mode.value == "dynamic"
+        self._size = None if has_any_size else recipe.micro_batch_size.value
+
+    def __call__(self, model: nn.Module, batch: Any, size: int) -> Tensor | tuple[Tensor, Any]:
+        """The loss of a micro-batch of so many samples."""
+        compute = self._loss
+        if self._compiled is not None and self._size in (None, size):
+            compute = self._compiled
+        result: Tensor | tuple[Tensor, Any] = compute(model, batch)
+        return result
+
+    @contextlib.contextmanager
+    def as_written(self) -> Iterator[None]:
+        """Nothing of it is compiled: for who looks at its operators, which cannot be seen else."""
+        compiled, self._compiled = self._compiled, None
+        try:
+            yield
+        finally:
+            self._compiled = compiled
+
+
+def compilers(session: Session) -> list[Compiler]:
+    """Of what is compiled under a session's recipe."""
+    of_loss = session.loss.compiler if session.loss is not None else None
+    return [one for one in (of_loss, session.optimizer_steps.compiler) if one is not None]
+
+
+def as_written(session: Session) -> AbstractContextManager[None]:
+    """In it a session's loss is not compiled, so that its operators can be seen."""
+    return session.loss.as_written() if session.loss is not None else contextlib.nullcontext()
+
+
+def check_shapes(session: Session) -> None:
+    """Looks at some batches: code for one shape is compiled anew for each other one.
+
+    Raises:
+        UsageError: recipe-does-not-fit.
+    """
+    recipe = session.recipe
+    if recipe.compiled.value not in ("loss", "both") or recipe.compile_mode.value == "dynamic":
+        return
+    shapes = {
+        tuple(tuple(tensor.shape) for tensor in tensors_in(batch))
+        for update in itertools.islice(session.feed.updates(0, 0), _NUM_SEEN)
+        for batch, size in update
+        if size == recipe.micro_batch_size.value
+    }
+    if len(shapes) > 1:
+        raise UsageError(
+            "recipe-does-not-fit",
+            "batches have other shapes from step to step, and each would be compiled anew.",
+            fix="pad them to one shape in `collate`, or use compile_mode=dynamic",
+        )

@@ -1,0 +1,55 @@
+"""What speaks against compiling a step, before anything is compiled."""
+
+from __future__ import annotations
+
+from flatout.engine.compilation import why_not_compiled
+from flatout.engine.facts import Facts
+from flatout.errors import UsageError
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.recipe import Recipe
+
+_UNUSED_MODE = Finding(
+    rule="setting-without-effect",
+    severity="warning",
+    problem="`compile_mode` has no effect here.",
+    because="nothing is compiled",
+    fixes=(Fix(text="leave --use compile_mode out, or set compiled"),),
+)
+
+
+def compiling_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
+    """Settings of the compiler that do nothing, or keep a run from repeating bit for bit.
+
+    Raises:
+        UsageError: recipe-does-not-fit, where nothing can be compiled.
+    """
+    compiled, mode = recipe.compiled.value, recipe.compile_mode.value
+    if compiled == "off":
+        is_asked = recipe.compile_mode.origin == "yours" and mode != "default"
+        return [_UNUSED_MODE] if is_asked else []
+    reason = why_not_compiled(facts.device)
+    if facts.has_own_step:
+        reason = "the experiment's own step makes its updates itself, with whatever it calls"
+    if recipe.capture.value == "step":
+        reason = "a step is either compiled or made in CUDA graphs, and `capture=step` is set"
+    if compiled in ("optimizer", "both") and recipe.precision.value == "fp16":
+        reason = "with fp16 it is the loss scaler that makes the optimizer's step"
+    if reason is not None:
+        raise UsageError(
+            "recipe-does-not-fit",
+            f"`compiled={compiled}` does not go here.",
+            because=reason,
+            fix="leave it out, or use off",
+        )
+    if mode == "default" or not recipe.deterministic.value:
+        return []
+    return [
+        Finding(
+            rule="compiled-otherwise-each-time",
+            severity="warning",
+            problem=f"`compile_mode={mode}` may make other code in another process.",
+            because="it depends on timings, or on the shapes that come first; so a resumed run may "
+            "differ in the last bits",
+            fixes=(Fix(text="use compile_mode=default, or deterministic=false"),),
+        )
+    ]

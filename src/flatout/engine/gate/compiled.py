@@ -1,0 +1,181 @@
+"""Compiled code beside the same step as it is written: same weights, same batches, same draws.
+
+The step as it is written is judged as any other is. What is compiled is compared with that, on
+batches as large as in the training: code is made for one size, so that of the training is judged.
+torch traces nothing under the modes with which the gate makes draws comparable, and would silently
+compute what is written; so the draws are torch's own here, which must be the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine import randomness
+from flatout.engine.batches import tensors_in
+from flatout.engine.experiment import Experiment
+from flatout.engine.feed import MicroBatch
+from flatout.engine.gate import questions
+from flatout.engine.gate.comparison import (
+    curve_checks,
+    gradient_errors,
+    inputs_check,
+    masks_check,
+)
+from flatout.engine.gate.material import Material, changed
+from flatout.engine.gate.reference import Gradients, halve
+from flatout.engine.gate.runs import (
+    Case,
+    drawing,
+    first_updates,
+    gradients_since,
+    run_curve,
+    running,
+)
+from flatout.engine.gate.stand_ins import remembered
+from flatout.engine.session import Session
+from flatout.nouns.recipe import Recipe
+from flatout.nouns.tuning import Check
+from flatout.tune.gate import Errors, Part, gradient_check
+
+_NUM_CURVE = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What a step hands to its optimizer for the same two batches, compiled or not.
+
+    gradients: of the first batch, of the second at halved weights, of the first again with the same
+    draws, and with others. inputs: the first batch after that. was_compiled: its code was run.
+    """
+
+    gradients: list[Gradients]
+    inputs: list[Tensor]
+    was_compiled: bool
+
+
+def as_written(recipe: Recipe) -> Recipe:
+    """The recipe with nothing compiled."""
+    return changed(recipe, compiled="off")
+
+
+def compiled_checks(small: Material, whole: Material, candidate: Recipe) -> list[Check]:
+    """Whether what is compiled computes what is written.
+
+    Args:
+        small: the subject on few samples.
+        whole: the same on whole batches.
+        candidate: a recipe that compiles something.
+    """
+    compiled = candidate.compiled.value
+    checks: list[Check] = []
+    if compiled in ("loss", "both"):
+        checks += _loss_checks(small, whole, candidate)
+    if compiled in ("optimizer", "both"):
+        alone = changed(candidate, compiled="optimizer")
+        checks += questions.optimizer(small, alone)
+    return checks + _curve_checks(whole, candidate)
+
+
+def _loss_checks(small: Material, whole: Material, candidate: Recipe) -> list[Check]:
+    alone = changed(candidate, compiled="loss")
+    found = _probed(_case(whole, alone, is_plain=False))
+    written = _probed(_case(whole, as_written(candidate), is_plain=True))
+    if not found.was_compiled:
+        return [Check(name="compiled", is_passed=False, note="its code was not run")]
+    return [
+        _gradients_check(small, candidate, found, written),
+        masks_check(_draws(found), _draws(written)),
+        inputs_check(found.inputs, written.inputs),
+    ]
+
+
+def _draws(probe: Probe) -> list[Gradients]:
+    first, _, again, later = probe.gradients
+    return [first, later, again]
+
+
+def _gradients_check(small: Material, candidate: Recipe, found: Probe, written: Probe) -> Check:
+    """How far from what is written; as much is allowed as that may be from fp64."""
+    precision = candidate.precision.value
+    rounding = questions.rounding_errors(small, precision)
+    names = [part.name for part in rounding.parts]
+    checks = []
+    for one, other in zip(found.gradients, written.gradients, strict=True):
+        errors = gradient_errors(names, one, other, other)
+        parts = tuple(
+            Part(name=part.name, error=part.error, eager=eager.eager)
+            for part, eager in zip(errors.parts, rounding.parts, strict=True)
+        )
+        whole = Errors(
+            error=errors.error, eager=rounding.error, parts=parts, is_double=rounding.is_double
+        )
+        checks.append(gradient_check(whole, precision, "compared with the step as it is written"))
+    return max(checks, key=lambda check: (not check.is_passed, check.measured))
+
+
+def _curve_checks(whole: Material, candidate: Recipe) -> list[Check]:
+    experiment = questions.averaging_soon(whole.experiment)
+    found = run_curve(_case(whole, candidate, is_plain=False, of=experiment), _NUM_CURVE)
+    written = run_curve(
+        _case(whole, as_written(candidate), is_plain=True, of=experiment), _NUM_CURVE
+    )
+    return curve_checks(found, written, candidate.precision.value, lambda: written)
+
+
+def _case(
+    material: Material, recipe: Recipe, *, is_plain: bool, of: Experiment | None = None
+) -> Case:
+    """Batches are cut as in the training, and read in this process."""
+    alone: dict[str, object] = {"loader_workers": 0, "loader_persistent": False}
+    if recipe.data_path.value == "cached":
+        alone["data_path"] = "loader"
+    if of is None:
+        of, alone["clip_norm"] = material.remembering, None
+    return material.case(of, changed(recipe, **alone), is_plain=is_plain, draws="own")
+
+
+def _probed(case: Case) -> Probe:
+    found: list[Gradients] = []
+    with running(case) as (session, step):
+        updates = first_updates(session, 2)
+        first, second = updates[0], updates[-1]
+        sums: Gradients = []
+
+        def made(update: list[MicroBatch]) -> None:
+            nonlocal sums
+            step.run(update)
+            before, sums = sums, remembered(session.optimizers.only)
+            found.append(gradients_since(sums, before))
+
+        with drawing(case, session.device):
+            states = randomness.generator_states(session.device)
+            made(first)
+            # What computes with the weights that it was traced with is seen now.
+            halve(session.model)
+            made(second)
+            _double(session.model)
+            randomness.restore_generators(states, session.device)
+            made(first)
+            made(first)
+        inputs = [
+            tensor.detach().to("cpu", copy=True)
+            for batch, _ in first
+            for tensor in tensors_in(batch)
+        ]
+        return Probe(gradients=found, inputs=inputs, was_compiled=_was_compiled(session))
+
+
+def _was_compiled(session: Session) -> bool:
+    compiler = session.loss.compiler if session.loss is not None else None
+    return compiler is not None and compiler.num_calls > 0
+
+
+@torch.no_grad()
+def _double(model: nn.Module) -> None:
+    """Takes back what `halve` has done, which is exact."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.mul_(2.0)

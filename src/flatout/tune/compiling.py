@@ -1,0 +1,181 @@
+"""Which compiled candidates there are, and whether compiling pays: arithmetic, without tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from flatout.nouns.recipe import Compiled, CompileMode
+from flatout.nouns.tuning import (
+    Candidate,
+    Decision,
+    Interval,
+    Payback,
+    Profile,
+    Result,
+    Rung,
+    Setting,
+)  # fmt: skip
+from flatout.nouns.units import count_text, seconds_text
+from flatout.tune.data_paths import LEAST_SHARE
+
+FIELDS = ("compiled", "compile_mode")
+AXIS = "compiling"
+
+# What compiled code must gain, with 95 % confidence, over the recipe that it is put on top of.
+LEAST_GAIN = 1.03
+
+# The least that compiling was seen to take, of a model of two layers (LOG.md, 2026-11-22); and no
+# step became more than this much shorter.
+_LEAST_COMPILE_S = 4.0
+_MOST_SAVED = 0.5
+
+# About what compiling takes, by the operators of a plain step.
+_COMPILE_S, _COMPILE_S_PER_OPERATION = 8.0, 0.06
+# And the gate after it, which compiles once more, out of the cache.
+_WITH_GATE = 1.5
+_UPDATES_OF_GATE = 16
+
+
+def compiled_candidates(
+    setting: Setting, profile: Profile
+) -> Iterator[tuple[Candidate, str | None]]:
+    """What can be compiled, each with the reason why it is not worth trying here, if any."""
+    reason = _why_not(setting, profile)
+    share = profile.shares.get("optimizer", 0.0)
+    little = None if share >= LEAST_SHARE else "the optimizer takes too little of the step"
+    parts: tuple[tuple[Compiled, str, str | None], ...] = (
+        ("loss", "compiled forward and loss", None),
+        ("both", "compiled step", little),
+    )
+    for value, name, own_reason in parts:
+        yield _candidate(name, value, "default"), reason or own_reason
+    autotuned = _candidate("compiled, kernels timed", "loss", "max-autotune-no-cudagraphs")
+    is_cpu = "on a CPU it takes minutes" if setting.device == "cpu" else None
+    depends = "deterministic: what it makes depends on {}" if setting.is_deterministic else None
+    yield autotuned, reason or (depends and depends.format("timings")) or is_cpu
+    any_size = _candidate("compiled for any shape", "loss", "dynamic")
+    yield any_size, reason or (depends and depends.format("the shapes that come first"))
+
+
+def _candidate(name: str, value: Compiled, mode: CompileMode) -> Candidate:
+    changes: dict[str, Any] = {"compiled": value, "compile_mode": mode}
+    return Candidate(
+        name=name,
+        axis=AXIS,
+        changes=changes,
+        why="operators in one loop read and write memory once",
+        is_compiled=True,
+    )
+
+
+def _why_not(setting: Setting, profile: Profile) -> str | None:
+    if setting.not_compiled is not None:
+        return setting.not_compiled
+    if not setting.has_processes:
+        return "only in a process of its own: `flatout tune FILE` tries it"
+    if setting.num_steps is None:
+        return "nobody knows how many steps are to pay for compiling"
+    run_s = setting.num_steps * profile.step_s
+    if _MOST_SAVED * run_s < 2 * _LEAST_COMPILE_S:
+        steps = count_text(setting.num_steps)
+        return f"{steps} steps of {seconds_text(profile.step_s)} are too few to pay for compiling"
+    return None
+
+
+def trial_s(profile: Profile) -> float:
+    """About what the trial of a compiled candidate takes, its judgement included."""
+    compile_s = _COMPILE_S + _COMPILE_S_PER_OPERATION * profile.num_operations
+    return profile.start_s + _WITH_GATE * compile_s + 2 * _UPDATES_OF_GATE * profile.step_s
+
+
+def with_payback(result: Result, batch_size: int, num_steps: int | None) -> Result:
+    """The result with whether compiling pays; as it is where nothing was compiled or gained."""
+    gain, before = result.speedup, result.incumbent_samples_per_s
+    if result.compile_s is None or gain is None or before is None or gain.middle <= 1.0:
+        return result
+    # What is saved in each step for sure.
+    saved_s = batch_size / before * (1.0 - 1.0 / max(gain.low, 1e-9))
+    after_steps = math.ceil(result.compile_s / saved_s) if saved_s > 0 else None
+    payback = Payback(compile_s=result.compile_s, after_steps=after_steps, num_steps=num_steps or 0)
+    return msgspec.structs.replace(result, payback=payback)
+
+
+def is_won(result: Result) -> bool:
+    """Whether something compiled is enough faster, right, and pays within the run."""
+    gain, verdict, payback = result.speedup, result.verdict, result.payback
+    return (
+        gain is not None
+        and gain.low >= LEAST_GAIN
+        and verdict is not None
+        and verdict.is_passed
+        and payback is not None
+        and payback.is_worth_it
+    )
+
+
+def on_top(decision: Decision, result: Result) -> Decision:
+    """The decision with what was compiled on top of it.
+
+    Where the plain loop had stayed, it was the plain loop that it was compared with.
+    """
+    gain, trial = result.speedup, result.trial
+    assert gain is not None
+    before = decision.speedup
+    speedup = gain
+    if before is not None:
+        # As wide as if both were wrong in the same direction.
+        speedup = Interval(
+            middle=before.middle * gain.middle, low=before.low * gain.low,
+            high=before.high * gain.high,
+        )  # fmt: skip
+    below = decision.rungs[:1] if decision.is_plain else decision.rungs
+    rung = Rung(
+        name=trial.candidate.name,
+        changes=trial.changes if decision.is_plain else trial.candidate.changes,
+        samples_per_s=below[-1].samples_per_s * gain.middle,
+        gain=gain,
+    )
+    return msgspec.structs.replace(
+        decision,
+        is_plain=False,
+        changes=trial.changes,
+        rungs=(*below, rung),
+        lost=tuple(one for one in decision.lost if one.trial != trial),
+        speedup=speedup,
+        why="faster than the plain loop, and still right",
+        uncompiled=decision,
+    )
+
+
+def uncompiled(decision: Decision) -> Decision:
+    """What was decided before anything was compiled."""
+    return decision.uncompiled or decision
+
+
+def for_steps(decision: Decision, num_steps: int | None) -> Decision:
+    """A decision of before, for a run of so many steps: compiled only where that pays in it."""
+    before = uncompiled(decision)
+    lost = tuple(_for_steps(result, num_steps or 0) for result in before.lost)
+    return with_best(msgspec.structs.replace(before, lost=lost))
+
+
+def _for_steps(result: Result, num_steps: int) -> Result:
+    if result.payback is None:
+        return result
+    payback = msgspec.structs.replace(result.payback, num_steps=num_steps)
+    return msgspec.structs.replace(result, payback=payback)
+
+
+def with_best(decision: Decision) -> Decision:
+    """The decision with the fastest of its compiled candidates on top, if one has won."""
+    won = [result for result in decision.lost if is_won(result)]
+    best = max(won, key=_gain, default=None)
+    return on_top(decision, best) if best is not None else decision
+
+
+def _gain(result: Result) -> float:
+    return result.speedup.middle if result.speedup is not None else 0.0
