@@ -117,9 +117,12 @@ def remove_part(part: Part, here: Installation) -> tuple[str, ...]:
     """Takes one part away; gives what stays of it, in words.
 
     Raises:
-        UsageError: folder-not-writable.
+        UsageError: folder-not-writable, setup-in-progress.
         RunFailed: command-failed, not-all-put-back.
     """
+    if part.name == "environments":
+        usage.delete_environments([Path(path) for path in part.paths])
+        return ()
     left = _put_back(_changes()) if part.name == "edits" else ()
     if part.name == "flatout":
         for profile in here.profiles:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from flatout.errors import UsageError
 from flatout.nouns.disk_use import DiskUse
-from flatout.system import usage
+from flatout.nouns.made_environment import EnvironmentWish, MadeEnvironment, Proof
+from flatout.system import made_environments, store, usage
 
 
 @pytest.fixture
@@ -79,6 +81,40 @@ def test_data_of_the_person_is_never_freed(home: Path, monkeypatch: pytest.Monke
     assert kept(home, "data").num_items == 0
     usage.free(usage.disk_use())
     assert mine.exists()
+
+
+def test_environments_made_elsewhere_are_counted_and_forgotten(home: Path) -> None:
+    top, elsewhere = home / "environments", home / "elsewhere/mine"
+    here = write(top / "torch/lib/file", 50_000)
+    write(elsewhere / "bin/python", 100_000)
+    proof = Proof(device="cpu", version="2.13.0", losses=(1.0, 0.5), deviation=0.0,
+                  tolerance=0.1, at="2026-01-01T00:00:00Z")  # fmt: skip
+    made = MadeEnvironment(
+        name="mine", folder=str(elsewhere), python=str(elsewhere / "bin/python"),
+        python_version="3.12", version="2.13.0", cuda="cpu", index=None, installer="pip",
+        wish=EnvironmentWish(framework="torch"), machine="", pins=(), size_bytes=1,
+        made_at="2026-01-01T00:00:00Z", proof=proof,
+    )  # fmt: skip
+    store.write_json(elsewhere / "flatout-environment.json", made)
+    pointer = top / "mine.json"
+    pointer.write_text(json.dumps({"folder": str(elsewhere)}))
+    found = kept(home, "environments")
+    assert set(found.freeable) == {str(top / "torch"), str(elsewhere)}
+    assert usage.free([found]) >= 150_000
+    assert not here.exists() and not elsewhere.exists() and not pointer.exists()
+
+
+def test_environments_are_not_freed_while_one_is_made(home: Path) -> None:
+    file = write(home / "environments/torch/lib/file", 1000)
+    with made_environments.locked(), pytest.raises(UsageError, match="setup-in-progress"):
+        usage.free([kept(home, "environments")])
+    assert file.exists()
+
+
+def test_caches_hold_wheels_and_pages_of_indexes(home: Path) -> None:
+    page = write(home / "state/indexes/torch-1.json", 1000)
+    caches = kept(home, "caches")
+    assert str(page) in caches.freeable and "wheels" in caches.text + caches.cost
 
 
 def test_delete_when_files_may_only_be_read(tmp_path: Path) -> None:

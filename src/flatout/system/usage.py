@@ -16,7 +16,7 @@ import msgspec
 
 from flatout.nouns.disk_use import FREEABLE, DiskUse, Kind
 from flatout.nouns.run import DamagedRun, Run
-from flatout.system import folders, store
+from flatout.system import folders, made_environments, store
 from flatout.system.reading import list_runs
 from flatout.system.recipes import recipes_folder
 from flatout.system.runs import RunFolder, run_paths
@@ -47,9 +47,16 @@ def disk_use() -> list[DiskUse]:
 
 
 def free(uses: Iterable[DiskUse]) -> int:
-    """Deletes what can be freed of these; gives the bytes that they took."""
+    """Deletes what can be freed of these; gives the bytes that they took.
+
+    Raises:
+        UsageError: folder-not-writable, setup-in-progress.
+    """
     num_bytes = 0
     for use in uses:
+        if use.kind == "environments" and use.freeable:
+            num_bytes += delete_environments([Path(text) for text in use.freeable])
+            continue
         for text in use.freeable:
             path = Path(text)
             # Somebody may have begun to train in it since it was looked at.
@@ -59,6 +66,28 @@ def free(uses: Iterable[DiskUse]) -> int:
             size_bytes = size_of(path, set())
             delete(path)
             num_bytes += size_bytes
+    return num_bytes
+
+
+def delete_environments(wanted: Sequence[Path]) -> int:
+    """Deletes environments, and forgets where those lay; gives the bytes that they took.
+
+    One in which somebody has begun to train since it was looked at stays.
+
+    Raises:
+        UsageError: folder-not-writable, setup-in-progress.
+    """
+    num_bytes = 0
+    with made_environments.locked():
+        in_use = _environments().in_use
+        for path in wanted:
+            if path in in_use:
+                continue
+            size_bytes = size_of(path, set())
+            delete(path)
+            num_bytes += size_bytes
+        made_environments.sweep()
+    made_environments.forget_lock()
     return num_bytes
 
 
@@ -193,15 +222,17 @@ def _piles() -> Iterator[_Pile]:
     asked = folders.compat_update_file()
     yield _Pile(
         kind="caches",
-        text="answers of package indexes, reports of crashes, what a broken removal left",
+        text="downloaded wheels, answers of package indexes, reports of crashes, what a broken "
+        "removal left",
         folder=cache,
         paths=[
             *[path for path in _below(cache, "*") if path != folders.compiled_folder()],
             *_below(asked.parent, asked.name),
+            *_below(state / "indexes", "*"),
             *_below(state / "crashes", "*"),
             *_left_overs(),
         ],
-        cost="package indexes are asked again",
+        cost="the next flatout setup downloads its wheels again, and asks the indexes again",
     )
     yield _Pile(
         kind="tools",
@@ -262,6 +293,9 @@ def _compiled(running: Sequence[str]) -> _Pile:
 def _environments() -> _Pile:
     folder = folders.environments_folder()
     paths = [path for path in _below(folder, "*") if path.is_dir()]
+    # Those that were made elsewhere, with --in.
+    made = [Path(one.folder) for one in made_environments.list_environments()]
+    paths += [path for path in made if path not in paths]
     in_use: dict[Path, str] = {}
     for run in list_runs():
         if isinstance(run, Run) and run.status == "running":
