@@ -38,8 +38,9 @@ def test_setup_when_all_goes_well(home: Home) -> None:
     # Nothing but the environment is left in it.
     assert not [path for path in folder.iterdir() if path.name.startswith(".wheels")]
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
-    again = home.set_up()
+    again = home.set_up("jax", "--cuda", "12.6")
     assert again.returncode == 0 and "is there, whole" in again.stdout
+    assert "note        --cuda has no effect with --cpu" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     gone = home.run("setup", "--remove", "jax", "--yes")
     assert gone.returncode == 0, gone.stderr
@@ -50,8 +51,11 @@ def test_setup_when_nothing_is_agreed_to(home: Home) -> None:
     settings = [word for word in SETTINGS if word != "--yes"]
     done = home.run("setup", "jax", *settings)
     assert done.returncode == 1 and "nothing was changed" in done.stderr
-    shown = home.run("setup", "jax", *settings, "--dry-run", "--json")
+    file = home.folder / "environment.yml"
+    file.write_text("dependencies: [cudatoolkit=11.8]\n")
+    shown = home.run("setup", "jax", *settings, "-r", str(file), "--dry-run", "--json")
     (plan,) = json.loads(shown.stdout)["plans"]
+    assert plan["notes"][0] == "left out, since conda alone has it: cudatoolkit=11.8"
     assert plan["choice"]["version"] == jax_version()
     assert [step["needs_root"] for step in plan["steps"]] == [False] * 4
     assert not home.environments.exists() or not list(home.environments.iterdir())

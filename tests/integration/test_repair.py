@@ -168,6 +168,25 @@ def test_repair_when_files_are_damaged(bench: Bench) -> None:
     assert place.read_text() == ANSWER
 
 
+def test_repair_when_a_library_of_the_framework_is_damaged(bench: Bench) -> None:
+    cut = "from torch_library import lib\n" + ANSWER
+    bench.torch("torch-library", "1.0", {"torch_library/__init__.py": "lib = 1\n"})
+    for path in bench.torch_index.glob("torch/*.whl"):
+        path.unlink()
+    bench.torch("torch", TORCH, {"torch/__init__.py": cut}, ("torch_library",))
+    bench.install(f"torch=={TORCH}", "torch-library", "plain==1.0")
+    place = bench.folder / _module(bench, "torch_library/__init__.py")
+    place.write_text("")
+    done = bench.repair("--json")
+    assert done.returncode == 0, done.stderr
+    # plain is no part of it.
+    assert changes_of(done) == [
+        ("torch", TORCH, TORCH, "again"),
+        ("torch-library", "1.0", "1.0", "again"),
+    ]
+    assert place.read_text() == "lib = 1\n"
+
+
 def test_repair_when_the_index_of_torch_cannot_be_reached(bench: Bench) -> None:
     bench.install(f"torch=={TORCH}", "torchvision==0.27.0+cpu", "plain==1.0")
     # What everybody's index has under that number was made for another torch.
@@ -200,8 +219,10 @@ def test_repair_when_it_was_made_by_flatout(bench: Bench) -> None:
         [sys.executable, "-m", "pip", "--python", made["python"], "install", "--quiet", "--no-deps",
          "jaxlib==0.0.1"], check=True, env=bench.home.environment(),
     )  # fmt: skip
-    done = bench.repair("jax", "--json")
+    # By its folder it is the same one as by its name.
+    done = bench.repair(made["folder"], "--json")
     assert done.returncode == 0, done.stderr
+    assert "`jax` was made with jaxlib" in json.loads(done.stdout)["troubles"][0]["problem"]
     ((name, before, _, how),) = changes_of(done)
     assert (name, before, how) == ("jaxlib", "0.0.1", "changed")
     assert "nothing to repair" in bench.repair("jax").stdout

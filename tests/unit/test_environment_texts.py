@@ -76,6 +76,7 @@ def test_conda_file_gives_what_pip_can_install() -> None:
     assert found.lines[:4] == ("numpy==1.26.*", "scipy>=1.11,<2", "torch", "pandas==2.2.1")
     assert found.lines[4:] == ("einops", "x @ file:///y")
     assert found.left_out == ("cudatoolkit=11.8",)
+    assert found.notes == ("left out, since conda alone has it: cudatoolkit=11.8",)
     with pytest.raises(UsageError):
         from_conda(["a"], "e")
 

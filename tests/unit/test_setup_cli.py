@@ -90,6 +90,10 @@ def test_setup_when_the_input_is_bad(
     [
         (["--for", "cpu", "--driver", "580"], "--driver has no effect"),
         (["--for", "rtx 3060", "--cpu", "--cuda", "12.6"], "--cuda has no effect"),
+        (["--for", "cpu", "--with", "einops"], "--with has no effect with --for"),
+        (["--for", "cpu", "--in", "here"], "--in has no effect with --for"),
+        (["--for", "cpu", "-r", "x.txt"], "-r has no effect with --for"),
+        (["--for", "cpu", "--manager", "pip"], "--manager has no effect with --for"),
         (["--nightly", "torch==2.9.*", "--for", "cpu"], "a version has no effect"),
     ],
 )

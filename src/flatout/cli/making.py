@@ -35,6 +35,8 @@ def run(options: dict[str, Any], *, is_json: bool) -> int:
     )
     request = SetupRequest(**options)
     if request.cards or request.driver or request.os:
+        for option in how.given:
+            show.print_note(f"warning: {option} has no effect with --for")
         return _answer(request, is_json=is_json)
     return _set_up(request, how, is_dry=is_dry, is_agreed=is_agreed, is_json=is_json)
 

@@ -28,7 +28,10 @@ def print_prepared(prepared: Iterable[Prepared]) -> None:
         console = make_console()
         console.print(Text.assemble((one.name, "bold"), f"  {one.framework}"), soft_wrap=True)
         if one.state == "ready" and one.environment:
-            print_lines(console, [("", f"is there, whole, proved {_proved_text(one.environment)}")])
+            print_lines(console, [
+                ("", f"is there, whole, proved {_proved_text(one.environment)}"),
+                *_numbered("note", one.notes),
+            ])  # fmt: skip
             continue
         place = f"from {one.index}" if one.index else "from pip's own index"
         parts = [f"Python {one.python_version}", f"with {one.installer}", place]

@@ -145,7 +145,8 @@ def _difference(
     named = {*wrong.wanted, *wrong.free}
     changed = [
         pin for pin in pins
-        if pin.name in again or not (_is_there(pin, inside) or _is_kept(pin, inside, named))
+        if plain_name(pin.name) in again
+        or not (_is_there(pin, inside) or _is_kept(pin, inside, named))
     ]  # fmt: skip
     measured = wheel_store.measured(changed, ground.opener)
     gone = wrong.removed | _orphans(inside, pins, {pin.name for pin in changed})

@@ -24,7 +24,7 @@ from flatout.setup.fit import Wish
 from flatout.setup.requirement_files import Requirements
 from flatout.setup.target import target_from
 from flatout.setup.versions import pair
-from flatout.setup.wishes import wishes_from
+from flatout.setup.wishes import wishes_from, without_effect
 from flatout.system import made_environments, own_wheel, wheel_store
 
 
@@ -50,6 +50,7 @@ def prepare(
     how.check(len(wishes))
     machine = read_machine()
     asked = read_files(how.files)
+    told = (*without_effect(request), *asked.notes)
     ground: Ground | None = None
     for wish in wishes:
         kept = _kept_wish(wish, how, asked)
@@ -57,13 +58,14 @@ def prepare(
         folder = made_environments.folder_for(name, how.folder)
         there = made_environments.read_environment(name)
         if there is not None and (is_ready := _as_it_is(there, kept, machine, folder)):
-            yield is_ready
+            yield _with_notes(is_ready, told)
             continue
         yield Progress(name=name, text="deciding which packages")
         ground = ground or read_ground(how, machine, may_get_uv=not (is_dry or how.is_offline))
         decided = decide(ground, target_from(machine, ground.tables, platform.machine()),
                          _with_python(wish, asked), _extra(kept, how, asked))  # fmt: skip
-        yield settled(decided, kept, Place(name, folder, there), ground, how)
+        place = Place(name, folder, there)
+        yield _with_notes(settled(decided, kept, place, ground, how), told)
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -112,6 +114,10 @@ def settled(
     )
     require_room(prepared, ground.machine)
     return prepared
+
+
+def _with_notes(prepared: Prepared, told: tuple[str, ...]) -> Prepared:
+    return msgspec.structs.replace(prepared, notes=(*told, *prepared.notes))
 
 
 def _why(decided: Decided, wish: EnvironmentWish) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from flatout.nouns.made_environment import FrameworkName, MadeEnvironment, Pin, 
 from flatout.nouns.plan import Packages, Plan, Step
 from flatout.nouns.setup_request import SetupRequest
 from flatout.probes.environments import read_environment
+from flatout.setup.conflicts import closure, plain_name
 from flatout.setup.fit import Target, Wish
 from flatout.setup.installed_fit import FRAMEWORKS
 from flatout.setup.lock_file import requirement_lines
@@ -75,7 +76,7 @@ def prepare_repair(
         find_inside(name), machine, request, how, may_get_uv=not (is_dry or how.is_offline)
     )
     yield Progress(name=name, text="deciding which packages")
-    made = made_environments.read_environment(name)
+    made = _made_in(scene.inside.folder)
     found = _as_locked(scene, made, machine) if made else _as_solved(scene)
     tried: tuple[Proof, ...] = ()
     if not found.troubles:
@@ -133,6 +134,13 @@ def carry_out(
                 error.rule, error.problem, because=error.because, printed=error.printed,
                 fix=f"{undo} puts back what was there; {error.fix}",
             ) from error  # fmt: skip
+
+
+def _made_in(folder: str) -> MadeEnvironment | None:
+    """The environment of flatout's that lies in a folder, however a person has named that."""
+    real = Path(folder).resolve()
+    made = made_environments.list_environments()
+    return next((one for one in made if Path(one.folder).resolve() == real), None)
 
 
 class _Scene(msgspec.Struct, frozen=True):
@@ -252,13 +260,12 @@ def _computes(python: str, framework: FrameworkName) -> bool:
 
 
 def _as_damaged(scene: _Scene, held: Framework, made: MadeEnvironment | None) -> _Found:
-    """The framework itself once more, in the version that is there."""
-    names = [one for one in (held.name, f"{held.name}-gpu", f"{held.name}-cpu")
-             if one in scene.inside.packages]  # fmt: skip
+    """The framework once more, and what it stands on: libraries lie in packages of their own."""
+    names = _standing_on(held, scene.inside)
     text = f"a training step with {held.name} {held.version} does not run, on the CPU either"
     trouble = Trouble(problem=text, packages=tuple(names))
     if made is not None:
-        pins = tuple(pin for pin in made.pins if pin.name in names)
+        pins = tuple(pin for pin in made.pins if plain_name(pin.name) in names)
         again = tuple(Change(name=pin.name, before=pin.version, after=pin.version,
                              size_bytes=pin.size_bytes) for pin in pins)  # fmt: skip
         return _Found(troubles=(trouble,), difference=Difference(changes=again, pins=pins))
@@ -267,6 +274,21 @@ def _as_damaged(scene: _Scene, held: Framework, made: MadeEnvironment | None) ->
     wanted = {name: f"{name}=={scene.inside.packages[name].version}" for name in names}
     wrong = msgspec.structs.replace(wrong, troubles=(trouble,), wanted=wanted)
     return _decided(scene, wrong, frozenset(names))
+
+
+def _standing_on(held: Framework, inside: Inside) -> list[str]:
+    """The packages of a framework, and all that they need; not what is another's to install."""
+    own = {f"{held.name}{ending}" for ending in ("", "-gpu", "-cpu")}
+    # JAX and Paddle name these in extras, and metadata do not tell which extras were asked for.
+    more = (f"{held.name}-cuda", "nvidia-")
+    roots = [name for name in inside.packages if name in own or name.startswith(more)]
+    needed = closure(roots, inside.packages, inside.markers)
+    others = {
+        name
+        for name in needed - own
+        if inside.packages[name].installer == "conda" or inside.packages[name].is_local
+    }
+    return sorted(needed - others)
 
 
 def _repair(scene: _Scene, found: _Found, tried: tuple[Proof, ...]) -> EnvironmentRepair:

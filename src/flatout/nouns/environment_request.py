@@ -61,6 +61,16 @@ class EnvironmentRequest(msgspec.Struct, frozen=True, kw_only=True):
                     else f"write KIND=URL, KIND one of {', '.join(_MIRRORS)}",
                 )
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The options that were given, as they are typed; `--offline` aside."""
+        options = {
+            "--name": self.name, "--in": self.folder, "--with": self.packages, "-r": self.files,
+            "--manager": self.manager, "--from": self.lock, "--bundle": self.bundle,
+            "--mirror": self.mirrors,
+        }  # fmt: skip
+        return tuple(name for name, value in options.items() if value)
+
     def mirror(self, kind: str) -> str | None:
         """The address given for a kind of mirror."""
         return dict(text.split("=", 1) for text in self.mirrors).get(kind)

@@ -27,6 +27,13 @@ class Requirements(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...] = ()
     sha256: str | None = None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of how they were read."""
+        if not self.left_out:
+            return ()
+        return (f"left out, since conda alone has it: {', '.join(self.left_out)}",)
+
 
 class _Project(msgspec.Struct):
     dependencies: tuple[str, ...] = ()
