@@ -23,7 +23,7 @@ def run(options: dict[str, Any], *, is_json: bool) -> int:
     is_agreed, is_dry = options.pop("is_agreed"), options.pop("is_dry")
     removed, repaired = options.pop("remove"), options.pop("repair")
     if removed is not None:
-        return _remove(removed, is_agreed=is_agreed, is_json=is_json)
+        return _remove(removed, is_agreed=is_agreed, is_dry=is_dry, is_json=is_json)
     if repaired is not None:
         from flatout.cli import repairing
 
@@ -81,7 +81,8 @@ def _set_up(
     todo = [one for one in prepared if one.state != "ready" or how.bundle]
     exit_code = 0
     if todo and not is_dry:
-        if is_agreed or show.ask("Do it?"):
+        # With --json no plan was shown that a person could agree to.
+        if is_agreed or (not is_json and show.ask("Do it?")):
             made = _make(prepared, how, is_json=is_json)
         else:
             show.print_note("nothing was changed. To do it: the same with --yes")
@@ -94,17 +95,24 @@ def _set_up(
     return exit_code
 
 
-def _remove(name: str, *, is_agreed: bool, is_json: bool) -> int:
+def _remove(name: str, *, is_agreed: bool, is_dry: bool, is_json: bool) -> int:
     from flatout.environments import keep
 
-    if not is_agreed and not show.ask(f"Remove the environment {name}?"):
-        show.print_note("nothing was changed. To remove it: the same with --yes")
-        return 1
-    removed = keep.remove(name)
-    show.print_note(f"removed {removed.name}: {removed.folder}")
+    found = keep.find(name)
+    if not is_json:
+        show_environments.print_environments([found])
+    is_removed = not is_dry and (is_agreed or (not is_json and show.ask(f"Remove {name}?")))
+    if is_removed:
+        keep.remove(name)
+        show.print_note(f"removed {name}: {found.folder}")
+    else:
+        show.print_note("nothing was changed. To remove it: --yes, without --dry-run")
     if is_json:
-        show.print_json({"removed": removed.name, "folder": removed.folder})
-    return 0
+        show.print_json({
+            "removed": name if is_removed else None, "folder": found.folder,
+            "size_bytes": found.size_bytes,
+        })  # fmt: skip
+    return int(not is_removed and not is_dry)
 
 
 def _make(

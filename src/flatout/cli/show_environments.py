@@ -50,10 +50,8 @@ def print_prepared(prepared: Iterable[Prepared]) -> None:
 
 def _costs(one: Prepared) -> list[tuple[str, str]]:
     takes = f"{bytes_text(one.needed_bytes)} of {bytes_text(one.free_bytes)} free"
-    return [
-        ("takes", f"{takes}{wording.DOT}no root"),
-        ("undo", f"flatout setup --remove {one.name}"),
-    ]
+    undo = "delete the folder" if one.state == "bundle" else f"flatout setup --remove {one.name}"
+    return [("takes", f"{takes}{wording.DOT}no root"), ("undo", undo)]
 
 
 def print_made(made: MadeEnvironment) -> None:

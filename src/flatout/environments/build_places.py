@@ -39,8 +39,12 @@ class BuildPlaces:
 
     def mirrored(self, index: str) -> str:
         """The address to ask for what lies in an index."""
-        mirror = self._ground.torch_mirror
-        return index.replace(TORCH_INDEX, mirror.rstrip("/")) if mirror else index
+        mirror = (self._ground.torch_mirror or "").rstrip("/")
+        # A lock that was made with this mirror names it, without its password.
+        for place in (TORCH_INDEX, without_password(mirror)) if mirror else ():
+            if index == place or index.startswith(f"{place}/"):
+                return mirror + index.removeprefix(place)
+        return index
 
     def usual(self) -> tuple[str, ...]:
         """pip's own places: its index, further ones, and folders of wheels."""

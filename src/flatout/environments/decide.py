@@ -112,13 +112,19 @@ def choices(
     if is_found:
         return
     if ground.program.name == "pip" or (is_offline and ground.program.name != "conda"):
-        raise UsageError(
-            "python-version-not-found",
-            f"there is no Python {usual.choice.python} here.",
-            because="pip cannot get one" if ground.program.name == "pip" else "--offline was given",
-            fix="install it, or let uv get it: pip install uv; or choose another --python",
-        )
+        because = "pip cannot get one" if ground.program.name == "pip" else "--offline was given"
+        raise no_python(usual.choice.python, because)
     yield usual, None
+
+
+def no_python(version: str, because: str) -> UsageError:
+    """Bad news: the Python that is needed is not here, and nobody gets it."""
+    return UsageError(
+        "python-version-not-found",
+        f"there is no Python {version} here.",
+        because=because,
+        fix="install it, or let uv get it: pip install uv; or choose another --python",
+    )
 
 
 def nothing_fits(framework: str, answer: Answer) -> RunFailed:

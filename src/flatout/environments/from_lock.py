@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.environments.decide import decide_on_wheels
+from flatout.environments.build_places import BuildPlaces
+from flatout.environments.decide import decide_on_wheels, no_python
+from flatout.environments.existing import as_it_is
 from flatout.environments.ground import Ground, machine_text, read_ground, read_machine
 from flatout.environments.make import own_platform
-from flatout.environments.places import require_room
+from flatout.environments.places import place_of, require_room
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.environment_request import EnvironmentRequest
 from flatout.nouns.made_environment import EnvironmentWish, Pin, Progress
@@ -25,7 +27,8 @@ def prepare_from_lock(how: EnvironmentRequest, *, is_dry: bool) -> Iterator[Prog
     """The same packages as those of the lock, byte for byte.
 
     Raises:
-        UsageError: not-a-lock, lock-for-another-system, environment-differs.
+        UsageError: not-a-lock, lock-for-another-system, environment-differs,
+            python-version-not-found.
         RunFailed: lock-differs, wheels-not-here, index-not-reachable.
     """
     path = Path(how.lock or "").expanduser().absolute()
@@ -47,17 +50,23 @@ def prepare_from_lock(how: EnvironmentRequest, *, is_dry: bool) -> Iterator[Prog
         files_sha256=hashlib.sha256(text.encode()).hexdigest(),
         installer=how.manager,
     )
-    name = made_environments.check_name(how.name or lock.framework)
-    folder = made_environments.folder_for(name, how.folder)
+    place = place_of(how, lock.framework)
+    name, folder, there = place.name, place.folder, place.there
     machine = read_machine()
-    there = made_environments.read_environment(name)
     if there is not None:
-        _require_same(there.wish, wish, name)
-        yield ready(there)
+        found = as_it_is(there, wish, machine, folder)
+        # Another machine, or another flatout, has the packages of the lock too: it is proved again.
+        again = msgspec.structs.replace(
+            ready(there), state="same-packages", machine=machine_text(machine)
+        )
+        yield found or again
         return
     yield Progress(name=name, text="looking for the wheels of the lock")
     _take_uv(bundle if not is_dry else None)
     ground = read_ground(how, machine, may_get_uv=not (is_dry or how.is_offline))
+    python = pythons.find_python(lock.python)
+    if python is None and ground.program.name == "pip" and not place.is_bundle:
+        raise no_python(lock.python, "pip cannot get one")
     pins = _located(lock, bundle, how, ground)
     missing = [pin for pin in pins if not wheel_store.is_here(pin)]
     version = next((pin.version for pin in pins if pin.name in _PROJECTS[lock.framework]), "")
@@ -65,11 +74,11 @@ def prepare_from_lock(how: EnvironmentRequest, *, is_dry: bool) -> Iterator[Prog
         name=name,
         folder=str(folder),
         wish=wish,
-        state="new",
+        state="bundle" if place.is_bundle else "new",
         version=version,
         cuda=lock.cuda,
         index=lock.index,
-        python=pythons.find_python(lock.python),
+        python=python,
         python_version=lock.python,
         installer=ground.program.name,
         pins=tuple(pins),
@@ -96,16 +105,6 @@ def _take_uv(bundle: Path | None) -> None:
     """Takes uv out of a bundle where there is none."""
     if bundle is not None and uv_program.find_uv() is None:
         uv_program.unpack_bundled(bundle)
-
-
-def _require_same(there: EnvironmentWish, wish: EnvironmentWish, name: str) -> None:
-    if there != wish:
-        raise UsageError(
-            "environment-differs",
-            f"there is an environment `{name}` already, which was not made from this lock.",
-            fix=f"give the new one another name: --name {name}-2; or remove that one: "
-            f"flatout setup --remove {name}",
-        )
 
 
 def _located(
@@ -143,12 +142,13 @@ def _local(pin: Pin, bundle: Path | None) -> Pin | None:
 
 
 def _from_index(lock: Lock, ground: Ground) -> Sequence[Pin]:
+    places = BuildPlaces(ground, is_offline=False)
     deciding = Deciding(
         lines=tuple(f"{pin.name}=={pin.version}" for pin in lock.pins),
         python_version=lock.python,
         python=pythons.find_python(lock.python),
         indexes=ground.indexes,
-        index=lock.index,
+        index=places.mirrored(lock.index) if lock.index else None,
         is_nightly=True,
         is_whole=True,
         folder=Path(),

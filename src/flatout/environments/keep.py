@@ -1,7 +1,8 @@
-"""Environments that are there: listed, proved once more, removed."""
+"""Environments that are there: listed, removed, and not changed under a run that trains in them."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from flatout.errors import UsageError
@@ -16,28 +17,48 @@ def list_environments() -> list[MadeEnvironment]:
     return made_environments.list_environments()
 
 
+def find(name: str) -> MadeEnvironment:
+    """An environment by its name.
+
+    Raises:
+        UsageError: unknown-environment.
+    """
+    return made_environments.find_environment(name)
+
+
 def remove(name: str) -> MadeEnvironment:
     """Removes an environment; what was downloaded for it stays in flatout's cache.
 
     Raises:
         UsageError: unknown-environment, environment-in-use, setup-in-progress.
     """
-    found = made_environments.find_environment(name)
-    users = [run.id for run in list_runs() if _trains_in(run, found)]
-    if users:
-        raise UsageError(
-            "environment-in-use",
-            f"`{name}` cannot be removed now.",
-            because=f"{', '.join(users)} is being trained in it",
-            fix=f"stop it first: flatout runs stop {users[0]}",
-        )
     with made_environments.locked():
+        require_unused(name, made_environments.find_environment(name).folder)
         return made_environments.remove(name)
 
 
-def _trains_in(run: object, environment: MadeEnvironment) -> bool:
-    return (
-        isinstance(run, Run)
-        and run.status == "running"
-        and Path(run.header.python).is_relative_to(environment.folder)
-    )
+def require_unused(name: str, folder: str) -> None:
+    """Refuses to change an environment in which a run is being trained.
+
+    Args:
+        name: how a person calls it.
+        folder: where it lies.
+
+    Raises:
+        UsageError: environment-in-use.
+    """
+    runs = [run for run in list_runs() if isinstance(run, Run) and run.status == "running"]
+    users = [run.id for run in runs if _trains_in(run, folder)]
+    if users:
+        raise UsageError(
+            "environment-in-use",
+            f"`{name}` cannot be changed or removed now.",
+            because=f"{', '.join(users)} is being trained in it",
+            fix=f"wait for it, or stop it: flatout runs stop {users[0]}",
+        )
+
+
+def _trains_in(run: Run, folder: str) -> bool:
+    # The interpreter itself is a link to the one that the environment was made from.
+    programs = os.path.realpath(Path(run.header.python).parent)
+    return Path(programs).is_relative_to(os.path.realpath(folder))

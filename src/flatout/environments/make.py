@@ -11,7 +11,9 @@ from typing import Literal
 import msgspec
 
 from flatout.environments.decide import decide_on_wheels
+from flatout.environments.existing import require_same
 from flatout.environments.ground import Ground, read_ground, read_machine
+from flatout.environments.keep import require_unused
 from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.environment_request import EnvironmentRequest
 from flatout.nouns.made_environment import MadeEnvironment, Pin, Progress, Proof
@@ -19,7 +21,9 @@ from flatout.nouns.prepared_environment import Prepared
 from flatout.setup.lock_file import Lock, lock_text, requirement_lines
 from flatout.setup.proving import judge, problem
 from flatout.system import (
+    bundles,
     clock,
+    environment_folder,
     made_environments,
     own_wheel,
     proofs,
@@ -30,7 +34,6 @@ from flatout.system import (
 )
 from flatout.system.installers import Deciding, Program, interpreter_in
 from flatout.system.opener import without_password
-from flatout.system.store import mapped_os_errors
 
 
 def make(
@@ -38,11 +41,12 @@ def make(
 ) -> Iterator[Progress | MadeEnvironment]:
     """Tells what is being done, and gives each environment when it is whole.
 
-    What fails is taken away again; what was made before it stays. A process that is killed leaves a
-    half-made folder, which the next one removes.
+    What fails is taken away again; what was there before it stays. A process that is killed leaves
+    a half-made folder, which the next one removes.
 
     Raises:
-        UsageError: setup-in-progress, python-version-not-found.
+        UsageError: setup-in-progress, environment-in-use, environment-differs, folder-not-empty,
+            python-version-not-found.
         RunFailed: what stands in the way.
     """
     if made_environments.is_busy():
@@ -51,15 +55,17 @@ def make(
         made_environments.sweep()
         ground = read_ground(how, read_machine(), may_get_uv=not how.is_offline, held=(lock,))
         for one in prepared:
-            if one.state == "ready" and one.environment:
-                yield one.environment
-            elif one.state == "flatout" and one.environment:
-                yield from _renew_flatout(one.environment, ground)
-            elif (there := made_environments.read_environment(one.name)) and there.wish == one.wish:
-                # Somebody else has made it while this one was shown and asked about.
-                yield there
+            # What was shown and asked about may have been made, changed or removed meanwhile.
+            there = made_environments.read_environment(one.name)
+            if there is None and one.environment is not None:
+                there = made_environments.find_environment(one.name)  # It says that it is gone.
+            if there is None or one.state in ("other-machine", "other-packages"):
+                yield from _make(one, there, ground, is_offline=how.is_offline)
+            elif there == one.environment and one.state in ("flatout", "same-packages"):
+                yield from _renew(there, one, ground)
             else:
-                yield from _make(one, ground)
+                require_same(there, one.wish, Path(one.folder))
+                yield there
 
 
 def prove(made: MadeEnvironment) -> Proof:
@@ -73,25 +79,32 @@ def prove(made: MadeEnvironment) -> Proof:
     return judge(told, device, clock.now_text())
 
 
-def _make(one: Prepared, ground: Ground) -> Iterator[Progress | MadeEnvironment]:
+def _make(
+    one: Prepared, there: MadeEnvironment | None, ground: Ground, *, is_offline: bool
+) -> Iterator[Progress | MadeEnvironment]:
     folder = Path(one.folder)
     program = _program(one, ground)
-    made_environments.begin(one.name, folder, made_environments.note(one.name))
+    if there is not None:
+        require_same(there, one.wish, folder)
+    require_unused(one.name, one.folder)
+    # First what may fail without anything being touched.
+    pins = (*one.pins, *((own_wheel.build(),) if one.wish.framework == "torch" else ()))
+    yield from _fetch(one, pins, ground)
+    require_unused(one.name, one.folder)
+    made_environments.begin(one.name, folder)
     try:
-        pins = (*one.pins, *((own_wheel.build(),) if one.wish.framework == "torch" else ()))
         yield Progress(name=one.name, text="making the environment")
-        python = _empty_environment(one, program)
+        python = _empty_environment(one, program, is_offline=is_offline)
         yield Progress(name=one.name, text=f"Python {one.python_version}", is_over=True)
-        yield from _fetch(one, pins, ground)
         yield Progress(name=one.name, text=f"installing {len(pins)} packages")
         _install(pins, python, folder, program)
         yield Progress(name=one.name, text=f"{len(pins)} packages", is_over=True)
         yield Progress(name=one.name, text=f"training steps on the {one.device.upper()}")
         made = _record(one, python, _prove(one, python))
-        made_environments.finish(made, _lock_text(one))
+        made_environments.finish(made, lock_text(lock_of(one)))
     # Ctrl-C and a program that goes away too: a process that can still clean up does.
     except BaseException:
-        made_environments.discard(folder)
+        environment_folder.put_back(folder)
         raise
     yield made
 
@@ -100,11 +113,11 @@ def _program(one: Prepared, ground: Ground) -> Program:
     return next((each for each in ground.programs if each.name == one.installer), ground.program)
 
 
-def _empty_environment(one: Prepared, program: Program) -> str:
+def _empty_environment(one: Prepared, program: Program, *, is_offline: bool) -> str:
     folder = Path(one.folder)
     wanted = one.python if one.python and program.name != "conda" else one.python_version
     try:
-        program.make(folder, wanted, is_offline=False)
+        program.make(folder, wanted, is_offline=is_offline)
     except FlatoutError as error:
         if one.python is None and error.rule != "disk-full":
             raise UsageError(
@@ -168,10 +181,6 @@ def _record(one: Prepared, python: str, proof: Proof) -> MadeEnvironment:
     )
 
 
-def _lock_text(one: Prepared) -> str:
-    return lock_text(lock_of(one))
-
-
 def lock_of(one: Prepared) -> Lock:
     """The lock of what was prepared."""
     return Lock(
@@ -189,14 +198,26 @@ def own_platform() -> str:
     return f"{sys.platform} {platform.machine()}"
 
 
-def _renew_flatout(made: MadeEnvironment, ground: Ground) -> Iterator[Progress | MadeEnvironment]:
-    """Puts the flatout that is running in the place of another."""
-    yield Progress(name=made.name, text="putting this flatout into it")
-    program = next((one for one in ground.programs if one.name == made.installer), ground.program)
-    _install([own_wheel.build()], made.python, Path(made.folder), program, is_again=True)
-    renewed = msgspec.structs.replace(made, flatout=own_wheel.digest())
-    made_environments.rename_record(renewed)
-    yield renewed
+def _renew(
+    there: MadeEnvironment, one: Prepared, ground: Ground
+) -> Iterator[Progress | MadeEnvironment]:
+    """Puts the flatout that is running in the place of another; proves it for another machine."""
+    if there.flatout not in (None, own_wheel.digest()):
+        require_unused(there.name, there.folder)
+        yield Progress(name=there.name, text="putting this flatout into it")
+        program = next((each for each in ground.programs if each.name == there.installer),
+                       ground.program)  # fmt: skip
+        _install([own_wheel.build()], there.python, Path(there.folder), program, is_again=True)
+        there = msgspec.structs.replace(there, flatout=own_wheel.digest())
+        made_environments.rename_record(there)
+    if one.state == "same-packages":
+        yield Progress(name=there.name, text=f"training steps on the {one.device.upper()}")
+        proof = _prove(one, there.python)
+        there = msgspec.structs.replace(
+            there, machine=one.machine, variables=one.variables, proof=proof
+        )
+        made_environments.rename_record(there)
+    yield there
 
 
 def fetch_only(one: Prepared, how: EnvironmentRequest) -> Iterator[Progress | Path]:
@@ -206,29 +227,12 @@ def fetch_only(one: Prepared, how: EnvironmentRequest) -> Iterator[Progress | Pa
         UsageError: folder-not-empty.
         RunFailed: what a download may say.
     """
-    folder = Path(how.bundle or "").expanduser().absolute()
-    with mapped_os_errors(folder):
-        if (
-            folder.exists()
-            and any(folder.iterdir())
-            and not (folder / made_environments.LOCK_FILE).exists()
-        ):
-            raise UsageError(
-                "folder-not-empty",
-                f"{folder} cannot become a bundle.",
-                because="files are in it that are not flatout's",
-                fix="choose an empty or a new folder",
-            )
+    folder = bundles.bundle_folder(how.bundle or "")
     ground = read_ground(how, read_machine(), may_get_uv=False)
     yield from _fetch(one, one.pins, ground)
-    wheels = folder / "wheels"
-    part = folder / "wheels.part"
-    wheel_store.link_into(one.pins, part)
-    with mapped_os_errors(folder):
-        wheel_store.forget(wheels)
-        part.rename(wheels)
+    bundles.put_wheels(folder, one.name, one.pins)
     yield from _with_uv(folder, one, ground)
-    texts.write(folder / made_environments.LOCK_FILE, _lock_text(one))
+    bundles.finish(folder, lock_text(lock_of(one)))
     yield folder
 
 

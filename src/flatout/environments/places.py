@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
+from flatout.environments.existing import state_of
 from flatout.errors import RunFailed
+from flatout.nouns.environment_request import EnvironmentRequest
 from flatout.nouns.machine import Machine
-from flatout.nouns.prepared_environment import Prepared
+from flatout.nouns.made_environment import MadeEnvironment, Pin
+from flatout.nouns.prepared_environment import Prepared, State
 from flatout.nouns.units import bytes_text
 from flatout.probes.disks import Mount, is_windows_drive_mount, mount_of, parse_mountinfo
+from flatout.system import bundles, made_environments
 from flatout.system.made_environments import free_bytes
 from flatout.system.system import LocalSystem, System, Unread
 from flatout.system.wheel_store import wheels_folder
@@ -22,6 +29,35 @@ _REGISTRY_LIMIT_S = 5.0
 # "    BasePath    REG_SZ    \\?\C:\Users\me\AppData\Local\wsl\{...}"
 _VALUE = re.compile(r"^ +(\w+) +REG_SZ +(.*)$", re.MULTILINE)
 _DRIVE = re.compile(r"(?:\\\\\?\\)?([A-Za-z]:)")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A name, its folder, and the environment that is there already.
+
+    is_bundle: only wheels are to go into the folder.
+    """
+
+    name: str
+    folder: Path
+    there: MadeEnvironment | None
+    is_bundle: bool = False
+
+    def state(self, pins: Iterable[Pin], python_version: str, machine: Machine) -> State:
+        """What is to be done here, by what was decided on."""
+        return "bundle" if self.is_bundle else state_of(self.there, pins, python_version, machine)
+
+
+def place_of(how: EnvironmentRequest, framework: str) -> Place:
+    """Where what was asked for is to lie.
+
+    Raises:
+        UsageError: bad-environment-name, folder-not-empty, folder-not-writable.
+    """
+    name = made_environments.check_name(how.name or framework)
+    if how.bundle:
+        return Place(name, bundles.bundle_folder(how.bundle), None, is_bundle=True)
+    folder = made_environments.folder_for(name, how.folder)
+    return Place(name, folder, made_environments.read_environment(name))
 
 
 def place_notes(folder: Path, machine: Machine) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from flatout.environments.build_places import BuildPlaces
 from flatout.environments.decide import not_here
 from flatout.environments.difference import Difference, decide_difference, pinned_difference
 from flatout.environments.ground import Ground, machine_text, read_ground, read_machine
+from flatout.environments.keep import require_unused
 from flatout.environments.troubles import Wrong, asked_by, find_wrong
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.environment_repair import Change, EnvironmentRepair, Trouble
@@ -40,7 +42,15 @@ from flatout.setup.lock_file import requirement_lines
 from flatout.setup.proving import judge, problem
 from flatout.setup.target import target_from
 from flatout.setup.wishes import wishes_from
-from flatout.system import clock, folders, made_environments, proofs, texts, wheel_store
+from flatout.system import (
+    clock,
+    environment_folder,
+    folders,
+    made_environments,
+    proofs,
+    texts,
+    wheel_store,
+)
 from flatout.system.installed_packages import Isolated, find_inside, read_inside
 from flatout.system.site_file import read_site
 
@@ -93,9 +103,19 @@ def carry_out(
     """Downloads, changes the packages, and proves what is there then by training steps.
 
     Raises:
-        UsageError: environment-changed, changes-under-way.
+        UsageError: environment-changed, environment-in-use, setup-in-progress, changes-under-way.
         RunFailed: what a download may say; training-step-failed, wrong-result.
     """
+    folder = Path(repair.inside.folder)
+    is_made = environment_folder.read_holder(folder) is not None
+    with made_environments.locked() if is_made else nullcontext():
+        require_unused(repair.inside.name, repair.inside.folder)
+        yield from _carried_out(repair, how)
+
+
+def _carried_out(
+    repair: EnvironmentRepair, how: EnvironmentRequest
+) -> Iterator[Progress | StepOutcome | Proof]:
     inside, plan = repair.inside, repair.plan
     assert plan is not None
     now = read_inside(inside.name, Path(inside.folder), inside.kind, inside.python)

@@ -14,6 +14,10 @@ RATE_BYTES_S = 12_500_000
 # Installed files take about twice their wheels' room.
 _UNPACKED = 2
 
+State = Literal[
+    "ready", "flatout", "same-packages", "new", "other-machine", "other-packages", "bundle"
+]
+
 
 class SetupStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step, for people and for programs. changes: what is different afterwards.
@@ -32,8 +36,10 @@ class SetupStep(msgspec.Struct, frozen=True, kw_only=True):
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be done for one framework.
 
-    state: `ready` needs nothing; `flatout` gets this flatout in place of another; `new` is made;
-        `other-machine` is made again, since driver or GPUs are others than it was made for.
+    state: `ready` needs nothing; `flatout` gets this flatout in place of another; `same-packages`
+        is only proved: for another driver or GPU its packages are right, too; `new` is made;
+        `other-machine` is made again, since driver or GPUs need other packages; `other-packages`,
+        since this flatout does; of a `bundle` only the wheels are had, and folder is theirs.
     version, cuda, index: of the framework. python: an interpreter; None: uv gets one.
     pins: everything that will be in it; missing_bytes: of them, what is still to be downloaded.
     free_bytes: what the disk has left. notes: what a person should know before saying yes.
@@ -43,7 +49,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     folder: str
     wish: EnvironmentWish
-    state: Literal["ready", "flatout", "new", "other-machine"]
+    state: State
     version: str
     cuda: str
     index: str | None
@@ -74,46 +80,72 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needed_bytes(self) -> int:
-        """What it takes of the disk in the end, the kept wheels included."""
+        """What it takes of the disk in the end; of an environment's, the kept wheels included."""
+        if self.state == "bundle":
+            return self.total_bytes
         return self.missing_bytes + _UNPACKED * self.total_bytes
 
     @property
     def steps(self) -> tuple[SetupStep, ...]:
         """What will be done, in this order."""
-        if self.state == "ready":
-            return ()
-        if self.state == "flatout":
-            text = "put this flatout into it, in place of another"
-            return (SetupStep(text=text, changes=f"the package flatout in {self.folder}"),)
+        text = "put this flatout into it, in place of another"
+        renewed = SetupStep(text=text, changes=f"the package flatout in {self.folder}")
+        match self.state:
+            case "ready":
+                return ()
+            case "flatout":
+                return (renewed,)
+            case "same-packages":
+                has_flatout = self.environment is not None and self.environment.flatout is not None
+                text = f"prove it here, its packages are the right ones: {self._proof_text}"
+                changed = "its record and the package flatout" if has_flatout else "its record"
+                return (SetupStep(text=text, changes=f"{changed} in {self.folder}"),)
+            case "bundle":
+                text = "put the wheels, a lock and uv into the folder"
+                return (
+                    self._download,
+                    SetupStep(text=text, changes=self.folder, size_bytes=self.total_bytes),
+                )
+            case "new":
+                return (self._download, *self._making)
+        reasons = {
+            "other-machine": "made for another driver or GPU",
+            "other-packages": "with other packages than this flatout needs",
+        }
+        aside = SetupStep(
+            text=f"set the environment of that name aside, {reasons[self.state]}",
+            changes=f"{self.folder}; if this fails it is put back, else removed",
+        )
+        return (self._download, aside, *self._making)
+
+    @property
+    def _making(self) -> tuple[SetupStep, ...]:
         undo = f"flatout setup --remove {self.name}"
-        again = () if self.state == "new" else (
-            SetupStep(
-                text="remove the environment of that name, made for another driver or GPU",
-                changes=f"{self.folder} is emptied",
-            ),
-        )  # fmt: skip
         python = self.python or f"Python {self.python_version}, which {self.installer} gets"
         return (
-            *again,
             SetupStep(text=f"make an environment with {python}", changes=self.folder, undo=undo),
-            SetupStep(
-                text=f"download {self._download_text}",
-                changes="wheels in flatout's cache",
-                undo="they can be deleted at any time",
-                size_bytes=self.missing_bytes,
-                time_s=self.missing_bytes / RATE_BYTES_S,
-            ),
             SetupStep(
                 text=f"install {count_text(len(self.pins))} packages with {self.installer}",
                 changes=f"about {bytes_text(_UNPACKED * self.total_bytes)} in {self.folder}",
                 undo=undo,
                 size_bytes=_UNPACKED * self.total_bytes,
             ),
-            SetupStep(
-                text=f"prove it: training steps on the {self.device.upper()}, compared with "
-                + ("what must come out" if self.device == "cpu" else "the CPU's"),
-                changes="nothing",
-            ),
+            SetupStep(text=f"prove it: {self._proof_text}", changes="nothing"),
+        )
+
+    @property
+    def _proof_text(self) -> str:
+        right = "what must come out" if self.device == "cpu" else "the CPU's"
+        return f"training steps on the {self.device.upper()}, compared with {right}"
+
+    @property
+    def _download(self) -> SetupStep:
+        return SetupStep(
+            text=f"download {self._download_text}",
+            changes="wheels in flatout's cache",
+            undo="they can be deleted at any time",
+            size_bytes=self.missing_bytes,
+            time_s=self.missing_bytes / RATE_BYTES_S,
         )
 
     @property

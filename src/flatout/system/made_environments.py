@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,18 +18,16 @@ from typing import TypeVar
 
 import msgspec
 
-from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
+from flatout.errors import FlatoutError, UsageError, nearest
 from flatout.nouns.ingestion import IngestRequest
-from flatout.nouns.made_environment import MadeEnvironment, Making
+from flatout.nouns.made_environment import MadeEnvironment
 from flatout.nouns.question import InferenceRequest
 from flatout.nouns.train_request import TrainRequest
-from flatout.system import clock, store
+from flatout.system import clock, environment_folder, store
+from flatout.system.environment_folder import RECORD
 from flatout.system.folders import environments_folder
 
-RECORD = "flatout-environment.json"
 LOCK_FILE = "requirements.lock"
-_NOTE = "flatout-half-made.json"
-_NOTE_TEXT = "flatout was making or removing this. Run the same command again to end it."
 # An installer that a killed flatout has started goes on to its end.
 _ORPHAN_S = 1800.0
 _PAUSE_S = 0.2
@@ -67,12 +64,15 @@ def folder_for(name: str, asked: str | None) -> Path:
     Raises:
         UsageError: folder-not-empty, folder-not-writable.
     """
+    folder = _folder_of(name) if asked is None else Path(asked).expanduser().absolute()
+    _require_own(name, folder)
     if asked is None:
-        return _folder_of(name)
-    folder = Path(asked).expanduser().absolute()
+        return folder
     if folder.exists() and not folder.is_dir():
         raise _not_empty(folder, "it is a file")
-    is_ours = (folder / RECORD).exists() or (folder / _NOTE).exists()
+    holder = environment_folder.read_holder(folder)
+    is_known = holder is not None or folder == _folder_of(name)
+    is_ours = is_known or (folder / environment_folder.NOTE).exists()
     with store.mapped_os_errors(folder):
         if folder.exists() and not is_ours and any(folder.iterdir()):
             raise _not_empty(folder, "files are in it that are not flatout's")
@@ -99,12 +99,16 @@ def read_environment(name: str) -> MadeEnvironment | None:
     """An environment by its name; None where there is no whole one."""
     if not _NAME.fullmatch(name):
         return None
-    record = _folder_of(name) / RECORD
+    folder = _folder_of(name)
+    record = folder / RECORD
     try:
         found = store.read_json(record, MadeEnvironment) if record.is_file() else None
     except FlatoutError:
         return None  # From another version, or damaged: made again, like a half-made one.
-    return found if found and Path(found.python).exists() else None
+    # A record in a folder that was copied or moved tells of the one that it was copied from.
+    if found is None or found.name != name or not environment_folder.is_same(found.folder, folder):
+        return None
+    return found if Path(found.python).exists() else None
 
 
 def find_environment(name: str) -> MadeEnvironment:
@@ -206,12 +210,23 @@ def _is_orphaned(path: Path) -> bool:
     return text.isdigit() and not psutil.pid_exists(int(text))
 
 
-def begin(name: str, folder: Path, making: Making) -> None:
-    """Takes away what is half-made in a folder, and says in it that it is being made."""
-    discard(folder)
+def begin(name: str, folder: Path) -> None:
+    """Says in a folder that an environment is being made in it.
+
+    What is half-made there is taken away; a whole one is set aside until its successor is whole.
+    An empty folder stays: it may be the place of a disk, or lie where nothing else can be written.
+
+    Raises:
+        UsageError: folder-not-empty, environment-in-use.
+    """
+    _require_own(name, folder)
     with store.mapped_os_errors(folder):
+        if (folder / RECORD).exists():
+            environment_folder.set_aside(folder)
+        elif folder.exists() and any(folder.iterdir()):
+            environment_folder.discard(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        store.write_json(folder / _NOTE, making)
+        store.write_json(folder / environment_folder.NOTE, environment_folder.note(name))
         if folder != environments_folder() / name:
             store.write_json(_pointer(name), _Place(str(folder)))
 
@@ -221,37 +236,13 @@ def finish(made: MadeEnvironment, lock: str) -> None:
     folder = Path(made.folder)
     store.write_atomically(folder / LOCK_FILE, lock.encode())
     store.write_json(folder / RECORD, made)
-    (folder / _NOTE).unlink(missing_ok=True)
+    (folder / environment_folder.NOTE).unlink(missing_ok=True)
+    environment_folder.forget_aside(folder)
 
 
 def rename_record(made: MadeEnvironment) -> None:
     """Writes an environment's record again: something in it has changed."""
     store.write_json(Path(made.folder) / RECORD, made)
-
-
-def discard(folder: Path) -> None:
-    """Takes a folder away that is no environment yet, or is to be none any more.
-
-    It loses its name first, so that nobody finds half of it, wherever this is cut off.
-    """
-    if not folder.exists():
-        return
-    gone = folder.with_name(f".{folder.name}.removed-{os.getpid()}")
-    with store.mapped_os_errors(folder):
-        try:
-            note = Making(name=folder.name, note=_NOTE_TEXT, is_removed=True)
-            store.write_json(folder / _NOTE, note)
-        except RunFailed as error:
-            # A full disk has no room for it, and gets some by what follows.
-            if error.rule != "disk-full":
-                raise
-        try:
-            folder.rename(gone)
-        except OSError as error:
-            if sys.platform == "win32" or (folder / RECORD).exists():
-                raise _in_use(folder, error) from error
-            raise
-        _remove_tree(gone)
 
 
 def remove(name: str) -> MadeEnvironment:
@@ -261,7 +252,7 @@ def remove(name: str) -> MadeEnvironment:
         UsageError: unknown-environment, environment-in-use.
     """
     found = find_environment(name)
-    discard(Path(found.folder))
+    environment_folder.discard(_folder_of(name))
     _pointer(name).unlink(missing_ok=True)
     return found
 
@@ -269,24 +260,17 @@ def remove(name: str) -> MadeEnvironment:
 def sweep() -> None:
     """Ends what an earlier flatout has left: removals and half-made environments."""
     top = environments_folder()
+    there = [path for path in top.iterdir() if path.is_dir() and not path.name.startswith(".")]
     pointed = [_folder_of(path.stem) for path in top.glob("*.json")]
-    for folder in [*(path for path in top.iterdir() if path.is_dir()), *pointed]:
-        for gone in folder.parent.glob(f".{folder.name}.removed-*"):
-            _remove_tree(gone)
-        if folder.name.startswith(".") and ".removed-" in folder.name:
-            _remove_tree(folder)
-        elif (folder / _NOTE).exists() and not (folder / RECORD).exists():
-            discard(folder)
-        elif (folder / RECORD).exists():
-            (folder / _NOTE).unlink(missing_ok=True)
+    for folder in dict.fromkeys([*there, *environment_folder.folders_set_aside(top), *pointed]):
+        environment_folder.settle(folder)
+    for gone in top.glob(".*.removed-*"):
+        environment_folder.remove_tree(gone)
     for path in top.glob("*.json"):
-        if not _folder_of(path.stem).exists():
+        folder = _folder_of(path.stem)
+        # Without the folder above it lies on a disk that is not here now.
+        if folder.parent.exists() and not folder.exists():
             path.unlink(missing_ok=True)
-
-
-def note(name: str) -> Making:
-    """What a folder holds until it is an environment."""
-    return Making(name=name, note=_NOTE_TEXT)
 
 
 def size_bytes(folder: Path) -> int:
@@ -327,9 +311,21 @@ def _pointer(name: str) -> Path:
     return environments_folder() / f"{name}.json"
 
 
-def _remove_tree(folder: Path) -> None:
-    # What another program holds open under Windows stays until the next sweep.
-    shutil.rmtree(folder, ignore_errors=True)
+def _require_own(name: str, folder: Path) -> None:
+    """Refuses a folder that holds another environment, or a copy of one.
+
+    Raises:
+        UsageError: folder-not-empty.
+    """
+    holder = environment_folder.read_holder(folder)
+    if holder is None:
+        return
+    if holder.name != name:
+        raise _not_empty(folder, f"the environment `{holder.name}` is in it")
+    # In flatout's own place under its own name nobody keeps a copy: it came along with the place.
+    is_in_place = folder == environments_folder() / name
+    if not is_in_place and not environment_folder.is_same(holder.folder, folder):
+        raise _not_empty(folder, f"a copy of the environment `{name}` is in it")
 
 
 def _not_empty(folder: Path, why: str) -> UsageError:
@@ -338,13 +334,4 @@ def _not_empty(folder: Path, why: str) -> UsageError:
         f"{folder} cannot become an environment.",
         because=why,
         fix="choose an empty or a new folder",
-    )
-
-
-def _in_use(folder: Path, error: OSError) -> UsageError:
-    return UsageError(
-        "environment-in-use",
-        f"{folder} cannot be taken away.",
-        because=error.strerror or str(error),
-        fix="close the programs that run in it, then try again",
     )

@@ -1,0 +1,219 @@
+"""Environments by their records: whose a folder is, and none lost where its making fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flatout.cli.main import run
+from flatout.environments import keep
+from flatout.environments.existing import lacking, state_of
+from flatout.environments.places import place_of
+from flatout.errors import UsageError
+from flatout.nouns.environment_request import EnvironmentRequest
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.machine import Machine
+from flatout.nouns.made_environment import EnvironmentWish, MadeEnvironment, Pin, Proof
+from flatout.nouns.run import RunHeader
+from flatout.probes.machine import probe
+from flatout.system import bundles, environment_folder, made_environments, runs
+from flatout.system.folders import environments_folder, runs_folder
+from flatout.system.system import LocalSystem
+
+PIN = Pin(name="jax", version="0.9.0", url="", sha256="a" * 64)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FLATOUT_ENVIRONMENTS", str(tmp_path / "environments"))
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path / "cache"))
+    environments_folder().mkdir()
+    return tmp_path
+
+
+def put(name: str, folder: Path | None = None) -> MadeEnvironment:
+    """An environment that is whole, as far as its record goes."""
+    folder = folder or environments_folder() / name
+    made = MadeEnvironment(
+        name=name, folder=str(folder), python=sys.executable, python_version="3.12",
+        version="0.9.0", cuda="cpu", index=None, installer="pip", machine="driver none",
+        wish=EnvironmentWish(framework="jax"), pins=(PIN,), size_bytes=5, made_at="2026-01-01",
+        proof=Proof(device="cpu", version="0.9.0", losses=(1.0,), deviation=0, tolerance=1, at=""),
+    )  # fmt: skip
+    made_environments.begin(name, folder)
+    (folder / "file").write_text(name)
+    made_environments.finish(made, "")
+    return made
+
+
+def refused(name: str, folder: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        made_environments.folder_for(name, str(folder))
+    with pytest.raises(UsageError):
+        made_environments.begin(name, folder)
+    assert caught.value.rule == "folder-not-empty"
+    return caught.value.because or ""
+
+
+def test_folder_of_another_environment_is_not_taken(home: Path) -> None:
+    put("torch", home / "e")
+    assert "`torch` is in it" in refused("jax", home / "e")
+    (home / "e").rename(home / "moved")
+    assert "a copy" in refused("torch", home / "moved")
+    assert (home / "moved/file").read_text() == "torch"
+
+
+def test_record_in_a_copied_folder_is_not_believed(home: Path) -> None:
+    made = put("torch")
+    copied = environments_folder() / "backup"
+    copied.mkdir()
+    record = Path(made.folder, environment_folder.RECORD)
+    (copied / record.name).write_bytes(record.read_bytes())
+    assert [one.name for one in keep.list_environments()] == ["torch"]
+    with pytest.raises(UsageError) as caught:
+        keep.remove("backup")
+    assert caught.value.rule == "unknown-environment" and (record.parent / "file").exists()
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_making_again_when_it_fails_leaves_the_one_before(home: Path, is_killed: bool) -> None:
+    made = put("jax")
+    folder = Path(made.folder)
+    made_environments.begin("jax", folder)
+    (folder / "half").write_text("")
+    assert made_environments.read_environment("jax") is None
+    if is_killed:
+        made_environments.sweep()
+    else:
+        environment_folder.put_back(folder)
+    assert made_environments.read_environment("jax") == made
+    assert {path.name for path in folder.iterdir()} == {
+        "file", "requirements.lock", environment_folder.RECORD}  # fmt: skip
+    assert [path.name for path in environments_folder().iterdir()] == ["jax"]
+
+
+def test_making_again_when_killed_before_the_folder_is_there(home: Path) -> None:
+    made = put("jax")
+    environment_folder.set_aside(Path(made.folder))
+    made_environments.sweep()
+    assert made_environments.read_environment("jax") == made
+
+
+def test_making_again_when_it_is_whole_forgets_the_one_before(home: Path) -> None:
+    put("jax")
+    put("jax")
+    assert [path.name for path in environments_folder().iterdir()] == ["jax"]
+
+
+def test_folder_that_is_empty_stays_in_its_place(home: Path) -> None:
+    folder = home / "disk"
+    folder.mkdir()
+    number = folder.stat().st_ino
+    made_environments.begin("jax", folder)
+    assert folder.stat().st_ino == number
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="permissions of POSIX")
+def test_folder_that_must_keep_its_name_is_emptied(home: Path) -> None:
+    folder = home / "above" / "disk"
+    put("jax", folder)
+    folder.parent.chmod(0o555)
+    try:
+        if folder.parent.stat().st_uid == 0:
+            environment_folder._empty(folder)  # Permissions do not hold for root.
+        else:
+            keep.remove("jax")
+        assert list(folder.iterdir()) == []
+    finally:
+        folder.parent.chmod(0o755)
+
+
+def test_sweep_when_a_disk_is_not_there_keeps_what_leads_to_it(home: Path) -> None:
+    put("jax", home / "disk" / "jax")
+    (home / "disk").rename(home / "away")
+    made_environments.sweep()
+    (home / "away").rename(home / "disk")
+    assert made_environments.read_environment("jax") is not None
+
+
+def test_environment_in_which_a_run_is_trained_is_left(home: Path) -> None:
+    made = put("jax")
+    header = RunHeader(
+        id="digits-0001", created_at=0.0, flatout_version="0.1.0", spec=ExperimentSpec(name="digits"),
+        python=str(Path(made.folder, "bin", "python")),
+    )  # fmt: skip
+    lock = runs.create_run(header, runs_folder()).lock()
+    assert lock.acquire()
+    try:
+        with pytest.raises(UsageError) as caught:
+            keep.remove("jax")
+        assert caught.value.rule == "environment-in-use"
+        assert "digits-0001" in (caught.value.because or "")
+        keep.require_unused("other", str(environments_folder() / "other"))
+    finally:
+        lock.release()
+    keep.remove("jax")
+
+
+def test_remove_when_dry_removes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put("jax")
+    assert run(["setup", "--remove", "jax", "--dry-run", "--yes"]) == 0
+    assert "0.9.0" in capsys.readouterr().out
+    assert run(["setup", "--remove", "jax", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["removed"] is None
+    assert made_environments.read_environment("jax") is not None
+    assert run(["setup", "--remove", "jax", "--json", "--yes"]) == 0
+    assert json.loads(capsys.readouterr().out)["removed"] == "jax"
+    assert made_environments.read_environment("jax") is None
+
+
+def test_bundle_when_it_was_cut_off_is_gone_on_with(home: Path) -> None:
+    folder = bundles.bundle_folder(str(home / "bundle"))
+    bundles.put_wheels(folder, "jax", ())
+    assert bundles.bundle_folder(str(folder)) == folder
+    bundles.finish(folder, "lock")
+    assert {path.name for path in folder.iterdir()} == {"wheels", "requirements.lock"}
+    # While wheels are replaced, no lock says that they are those of before.
+    bundles.put_wheels(folder, "jax", ())
+    assert not (folder / "requirements.lock").exists()
+    with pytest.raises(UsageError):
+        bundles.bundle_folder(str(Path(put("jax", home / "e").folder)))
+
+
+def test_bundle_is_no_matter_of_an_environment_of_that_name(home: Path) -> None:
+    put("jax")
+    place = place_of(EnvironmentRequest(bundle=str(home / "bundle")), "jax")
+    assert (place.folder, place.there) == (home / "bundle", None)
+    assert place.state((PIN,), "3.12", machine()) == "bundle"
+
+
+def test_state_by_what_is_there_and_what_was_decided(home: Path) -> None:
+    there, here = put("jax"), machine()
+    newer = msgspec.structs.replace(PIN, version="0.9.1")
+    assert state_of(None, (PIN,), "3.12", here) == "new"
+    # An address with a password is kept without it: the hash is what counts.
+    moved = msgspec.structs.replace(PIN, url="https://me:secret@example.org/jax.whl")
+    assert state_of(there, (moved,), "3.12", here) == "same-packages"
+    assert state_of(there, (newer,), "3.12", here) == "other-machine"
+    same = msgspec.structs.replace(there, machine=machine_words(here))
+    assert state_of(same, (newer,), "3.12", here) == "other-packages"
+
+
+def test_packages_that_are_lacking_by_name_or_version() -> None:
+    asked = ("jax>=0.9.1", "jax>=0.8", "numpy", "pywin32; sys_platform == 'none'")
+    assert lacking(asked, (PIN,)) == ["jax>=0.9.1", "numpy"]
+
+
+def machine() -> Machine:
+    return probe(LocalSystem(), sys.executable)
+
+
+def machine_words(here: Machine) -> str:
+    from flatout.environments.ground import machine_text
+
+    return machine_text(here)
