@@ -184,6 +184,31 @@ def test_setup_when_the_steps_do_not_run(home: Home) -> None:
     assert not (home.environments / "jax").exists()
 
 
+def test_setup_when_the_driver_is_another(home: Home) -> None:
+    assert home.set_up().returncode == 0
+    record = Path(home.listed()[0]["folder"], "flatout-environment.json")
+
+    def move_elsewhere() -> None:
+        told = json.loads(record.read_text())
+        record.write_text(json.dumps({**told, "machine": "driver 1"}))
+
+    move_elsewhere()
+    number = record.parent.stat().st_ino
+    again = home.set_up()
+    assert "prove it here" in again.stdout and "download" not in again.stdout, again.stderr
+    assert record.parent.stat().st_ino == number
+    assert json.loads(record.read_text())["machine"] != "driver 1"
+    # Other packages, which do not run: the one that was proved is there as before.
+    move_elsewhere()
+    broken = {"jax/__init__.py": "raise ImportError('libcuda.so.1 is gone')"}
+    write_wheel(home.folder / "simple", "jax", jax_version(), broken, ("jaxlib",))
+    done = home.set_up()
+    assert (done.returncode, rule_of(done)) == (1, "training-step-failed")
+    assert "aside, made for another driver" in done.stdout
+    assert record.parent.stat().st_ino == number and len(home.listed()) == 1
+    assert {path.name for path in home.environments.iterdir()} == {".lock", "jax"}
+
+
 def test_setup_when_another_is_under_way(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLATOUT_ENVIRONMENTS", str(home.environments))
     with made_environments.locked():

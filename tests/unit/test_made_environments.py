@@ -144,8 +144,8 @@ def test_sweep_when_a_disk_is_not_there_keeps_what_leads_to_it(home: Path) -> No
 def test_environment_in_which_a_run_is_trained_is_left(home: Path) -> None:
     made = put("jax")
     header = RunHeader(
-        id="digits-0001", created_at=0.0, flatout_version="0.1.0", spec=ExperimentSpec(name="digits"),
-        python=str(Path(made.folder, "bin", "python")),
+        id="digits-0001", created_at=0.0, flatout_version="0.1.0",
+        spec=ExperimentSpec(name="digits"), python=str(Path(made.folder, "bin", "python")),
     )  # fmt: skip
     lock = runs.create_run(header, runs_folder()).lock()
     assert lock.acquire()
