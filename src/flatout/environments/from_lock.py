@@ -34,15 +34,7 @@ def prepare_from_lock(how: EnvironmentRequest, *, is_dry: bool) -> Iterator[Prog
     path = Path(how.lock or "").expanduser().absolute()
     bundle = path if path.is_dir() else None
     file = path / made_environments.LOCK_FILE if bundle else path
-    text = b"".join(texts.pieces_of(file)).decode(errors="replace") if file.is_file() else ""
-    lock = parse_lock(text, str(file) if file.is_file() else f"{how.lock} (no such file)")
-    if lock.platform != own_platform():
-        raise UsageError(
-            "lock-for-another-system",
-            f"{file} is for {lock.platform}, this is {own_platform()}.",
-            because="wheels are made for one system and one processor",
-            fix=f"make it anew: flatout setup {lock.framework}",
-        )
+    lock, text = _read_lock(file)
     wish = EnvironmentWish(
         framework=lock.framework,
         python=lock.python,
@@ -90,6 +82,20 @@ def prepare_from_lock(how: EnvironmentRequest, *, is_dry: bool) -> Iterator[Prog
     )
     require_room(prepared, machine)
     yield prepared
+
+
+def _read_lock(file: Path) -> tuple[Lock, str]:
+    """A lock for this system, and its text."""
+    text = b"".join(texts.pieces_of(file)).decode(errors="replace") if file.is_file() else ""
+    lock = parse_lock(text, str(file) if file.is_file() else f"{file} (no such file)")
+    if lock.platform != own_platform():
+        raise UsageError(
+            "lock-for-another-system",
+            f"{file} is for {lock.platform}, this is {own_platform()}.",
+            because="wheels are made for one system and one processor",
+            fix=f"make it anew: flatout setup {lock.framework}",
+        )
+    return lock, text
 
 
 # Distributions that hold a framework.
