@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from flatout.errors import UsageError
 from flatout.nouns.made_environment import MadeEnvironment
 from flatout.nouns.run import Run
-from flatout.system import made_environments
+from flatout.system import environment_folder, made_environments
 from flatout.system.reading import list_runs
 
 
@@ -56,6 +58,19 @@ def require_unused(name: str, folder: str) -> None:
             because=f"{', '.join(users)} is being trained in it",
             fix=f"wait for it, or stop it: flatout runs stop {users[0]}",
         )
+
+
+@contextmanager
+def unused(name: str, folder: str) -> Iterator[None]:
+    """Keeps others from changing an environment that may be flatout's own; as `require_unused`.
+
+    Raises:
+        UsageError: environment-in-use, setup-in-progress.
+    """
+    is_made = environment_folder.read_holder(Path(folder)) is not None
+    with made_environments.locked() if is_made else nullcontext():
+        require_unused(name, folder)
+        yield
 
 
 def _trains_in(run: Run, folder: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +20,7 @@ from flatout.environments.build_places import BuildPlaces
 from flatout.environments.decide import not_here
 from flatout.environments.difference import Difference, decide_difference, pinned_difference
 from flatout.environments.ground import Ground, machine_text, read_ground, read_machine
-from flatout.environments.keep import require_unused
+from flatout.environments.keep import unused
 from flatout.environments.troubles import Wrong, asked_by, find_wrong
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.environment_repair import Change, EnvironmentRepair, Trouble
@@ -42,15 +41,7 @@ from flatout.setup.lock_file import requirement_lines
 from flatout.setup.proving import judge, problem
 from flatout.setup.target import target_from
 from flatout.setup.wishes import wishes_from
-from flatout.system import (
-    clock,
-    environment_folder,
-    folders,
-    made_environments,
-    proofs,
-    texts,
-    wheel_store,
-)
+from flatout.system import clock, folders, made_environments, proofs, texts, wheel_store
 from flatout.system.installed_packages import Isolated, find_inside, read_inside
 from flatout.system.site_file import read_site
 
@@ -106,10 +97,7 @@ def carry_out(
         UsageError: environment-changed, environment-in-use, setup-in-progress, changes-under-way.
         RunFailed: what a download may say; training-step-failed, wrong-result.
     """
-    folder = Path(repair.inside.folder)
-    is_made = environment_folder.read_holder(folder) is not None
-    with made_environments.locked() if is_made else nullcontext():
-        require_unused(repair.inside.name, repair.inside.folder)
+    with unused(repair.inside.name, repair.inside.folder):
         yield from _carried_out(repair, how)
 
 
@@ -129,9 +117,8 @@ def _carried_out(
     ground = read_ground(how, read_machine(), may_get_uv=False)
     began_s = clock.elapsed_s()
     for done, total in wheel_store.fetch(repair.pins, ground.opener):
-        rate = done / max(clock.elapsed_s() - began_s, 0.1)
         yield Progress(name=inside.name, text="downloading", done_bytes=done, total_bytes=total,
-                       bytes_per_s=rate)  # fmt: skip
+                       bytes_per_s=done / max(clock.elapsed_s() - began_s, 0.1))  # fmt: skip
     folder = _wheels_folder(repair.pins)
     try:
         wheel_store.link_into(repair.pins, folder / "wheels")
