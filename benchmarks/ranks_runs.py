@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from flatout.engine.connection import Connection, place_here
 from flatout.engine.course import Task
 from flatout.engine.group import Group
 from flatout.engine.launch.job import loopback_variables, rank_variables
-from flatout.engine.ranks import ALONE, Ranks
+from flatout.engine.ranks import ALONE, Ranks, Trouble
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest
 from flatout.nouns.change import Change
@@ -29,16 +30,25 @@ from flatout.system.runs import RunFolder, create_run, read_run
 
 
 class Together(Group):
-    """Ranks that stay together from run to run."""
+    """Ranks that stay together from run to run.
+
+    settling: called when they report want of memory to each other.
+    """
+
+    settling: Callable[[], None] = staticmethod(lambda: None)
 
     def join(self) -> None:
         """They have met already."""
 
     def leave(self, error: BaseException | None = None) -> None:
         """They stay, unless one of them fails."""
-        # Want of memory for which there is no relief ends all of them alike.
-        if error is not None and getattr(error, "rule", "") != "out-of-memory":
+        if error is not None:
             super().leave(error)
+
+    def settle(self, trouble: Trouble) -> Trouble:
+        """See Ranks."""
+        self.settling()
+        return super().settle(trouble)
 
 
 def ranks_here() -> Ranks:
