@@ -217,23 +217,7 @@ def _piles() -> Iterator[_Pile]:
         cost="they are downloaded again when they are needed",
         in_use=dict.fromkeys(data_sets, f"{running[0]} may read it") if running else {},
     )
-    yield from (_environments(), _compiled(running))
-    cache = folders.cache_folder()
-    asked = folders.compat_update_file()
-    yield _Pile(
-        kind="caches",
-        text="downloaded wheels, answers of package indexes, reports of crashes, what a broken "
-        "removal left",
-        folder=cache,
-        paths=[
-            *[path for path in _below(cache, "*") if path != folders.compiled_folder()],
-            *_below(asked.parent, asked.name),
-            *_below(state / "indexes", "*"),
-            *_below(state / "crashes", "*"),
-            *_left_overs(),
-        ],
-        cost="the next flatout setup downloads its wheels again, and asks the indexes again",
-    )
+    yield from (_environments(), _compiled(running), _caches(state))
     yield _Pile(
         kind="tools",
         text="flatout itself and uv, where an install script or a setup put them",
@@ -247,6 +231,25 @@ def _piles() -> Iterator[_Pile]:
         folder=state / "changes",
         paths=_below(state / "changes", "*"),
         cost="flatout undo needs them",
+    )
+
+
+def _caches(state: Path) -> _Pile:
+    cache = folders.cache_folder()
+    asked = folders.compat_update_file()
+    return _Pile(
+        kind="caches",
+        text="downloaded wheels, answers of package indexes, reports of crashes, what a broken "
+        "removal left",
+        folder=cache,
+        paths=[
+            *[path for path in _below(cache, "*") if path != folders.compiled_folder()],
+            *_below(asked.parent, asked.name),
+            *_below(state / "indexes", "*"),
+            *_below(state / "crashes", "*"),
+            *_left_overs(),
+        ],
+        cost="the next flatout setup downloads its wheels again, and asks the indexes again",
     )
 
 
