@@ -115,6 +115,8 @@ began() {
 # is stands in it.
 lock() {
     if ! mkdir "$app/lock" 2>/dev/null; then
+        # Whoever has just made it is about to say who it is.
+        [ -e "$app/lock/pid" ] || sleep 1
         owner=$(head -n 1 "$app/lock/pid" 2>/dev/null || echo 0)
         if [ "$owner" -gt 0 ] 2>/dev/null && kill -0 "$owner" 2>/dev/null &&
             [ "$(sed -n 2p "$app/lock/pid")" = "$(began "$owner")" ]; then
@@ -122,7 +124,8 @@ lock() {
                 "wait for it, or end it"
         fi
     fi
-    { echo $$ && began $$; } >"$app/lock/pid" ||
+    # By another name first: nobody reads half of it.
+    { echo $$ && began $$; } >"$app/lock/pid.$$" && mv -f "$app/lock/pid.$$" "$app/lock/pid" ||
         fail "cannot write $app." "no permission, or no space" "free some"
     trap 'rm -rf "$app/lock"' EXIT
     trap 'exit 130' INT TERM HUP

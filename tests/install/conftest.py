@@ -16,7 +16,7 @@ LIMIT_S = 300
 # What install.sh may count on: what every Linux has.
 PROGRAMS = (
     "sh", "basename", "cat", "cut", "date", "dirname", "grep", "gzip", "head", "ln", "mkdir", "mv",
-    "readlink", "rm", "sed", "sha256sum", "tail", "tar", "uname",
+    "readlink", "rm", "sed", "sha256sum", "sleep", "tail", "tar", "uname",
 )  # fmt: skip
 
 

@@ -191,7 +191,9 @@ if (-not (Test-Program 'wsl.exe' ($inside + @('sh', '-lc', 'command -v flatout')
 }}
 
 Write-Host '{next}. {frameworks}, inside WSL'
-exit (Start-Program 'wsl.exe' ($inside + @('sh', '-lc', 'flatout setup {frameworks}')))
+$line = 'flatout setup {frameworks}'
+if ($Yes) {{ $line += ' --yes' }}
+exit (Start-Program 'wsl.exe' ($inside + @('sh', '-lc', $line)))
 """
 
 
