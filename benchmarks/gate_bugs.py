@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from gate_compiled_flaws import flawed_code, flawed_optimizer_code
 from gate_flawed_step import flawed_step
 from gate_flaws import (
     add_scaler,
@@ -125,6 +126,7 @@ FAST = {"optimizer_implementation": "foreach"}
 BF16 = {"precision": "bf16"}
 LAYOUT = {"memory_format": "channels_last"}
 WORKERS = {"loader_workers": 2}
+CODE_OF_OPTIMIZER = {"compiled": "optimizer"}
 GRAPH = {"capture": "step", "steps_per_launch": 2}
 SPLIT_GRAPH = {**GRAPH, **SPLIT}
 DENSE, DROPOUT = "dense", "dense with dropout"
@@ -149,6 +151,10 @@ def _graph(name: str, hazard: int | None, kind: str, changes: Any = GRAPH, **fie
 
 def _scaled_graph(name: str) -> Bug:
     return Bug(name, 6, DENSE, GRAPH, lambda: captured(name, add_scaler))
+
+
+def _code(name: str, hazard: int | None, kind: str, flaw: str) -> Bug:
+    return Bug(name, hazard, kind, {"compiled": "loss"}, lambda: flawed_code(flaw))
 
 
 def _feed(name: str, hazard: int | None, changes: dict[str, Any], kind: str = DENSE) -> Bug:
@@ -232,11 +238,23 @@ BUGS = [
     _graph("average left out of the graph", None, DENSE),
     _graph("not clipped in the graph", None, DENSE, clip_norm=0.01),
     _graph("gradients not set to zero in the graph", None, DENSE),
+    _code("compiled code not run", 7, DENSE, "not run"),
+    _code("a seed compiled in", 5, DROPOUT, "same masks"),
+    _code("draws of the compiler's own", 5, DROPOUT, "own draws"),
+    _code("weights compiled in", 10, DENSE, "first weights"),
+    _code("BatchNorm's averages lost by the code", 10, NORMS, "buffers stand still"),
+    _code("inputs changed by the code", 10, DENSE, "changed inputs"),
+    _code("LayerNorm by another variance", 10, READER, "narrow norms"),
+    _code("rounded between operators", 10, DENSE, "rounded"),
+    Bug("learning rate compiled in", 3, DENSE, CODE_OF_OPTIMIZER,
+        lambda: flawed_optimizer_code("lr")),
+    Bug("step count compiled in", 3, DENSE, CODE_OF_OPTIMIZER,
+        lambda: flawed_optimizer_code("step")),
 ]  # fmt: skip
 
 # Hazards that cannot occur in an eager step on a CPU, and who looks for them.
 NOT_HERE = {
-    7: "recompiling until torch gives up: compiled candidates",
+    7: "recompiling until torch gives up: the trial, which compiles as a whole or not at all",
     8: "pinning while a graph is captured: captured candidates",
     9: "memory that captured graphs hold: the measurement of memory",
     13: "tensors kept alive after out-of-memory: the search",
