@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from flatout.engine import Experiment
 from flatout.engine.capture import NUM_WARM_UPS, CapturedStep
+from flatout.engine.compilation import StepLoss
 from flatout.engine.gate.material import changed
 from flatout.engine.meter import Meter
 from flatout.engine.session import Session, build
@@ -212,10 +213,8 @@ def test_batches_that_hold_more_than_tensors_are_not_captured(plain: Plain) -> N
     named = [((batch[0][0], batch[0][1], "a name"), batch[1])]
     loss = parts.experiment.loss
     assert loss is not None
-    taking = replace(parts.experiment, loss=lambda model, three: loss(model, three[:2]))
-    step = CapturedStep(
-        replace(parts, experiment=taking), Meter(session.device), RecordedGraphs(), 1
-    )
+    taking = StepLoss(lambda model, three: loss(model, three[:2]), session.recipe)
+    step = CapturedStep(replace(parts, loss=taking), Meter(session.device), RecordedGraphs(), 1)
     step.run(named)
     assert step.problem is not None and "a str" in step.problem
 

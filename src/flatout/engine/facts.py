@@ -146,5 +146,8 @@ def experiment_facts(
         num_threads=torch.get_num_threads(),
         topology=read_topology(),
         num_float8_layers=len(list(float8_layers(model))),
-        forms_to_capture=forms_to_capture(optimizers.only) if experiment.step is None else (),
+        # Of several optimizers none is in a graph.
+        forms_to_capture=forms_to_capture(optimizers.only)
+        if experiment.step is None and len(optimizers.by_name) == 1
+        else (),
     )
