@@ -58,9 +58,9 @@ def bootstrap(folder: Path) -> Path:
     """
     if shutil.which("debootstrap") is None:
         _apt_install("debootstrap")
-    mirror = _archive()
     root = folder / "root"
-    words = ["--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root), mirror]
+    words = ["--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root)]
+    words += _archive()
     done = run(["debootstrap", *words], 1200.0)
     if done.returncode != 0:
         raise Problem(
@@ -120,11 +120,14 @@ def _apt_install(*packages: str) -> None:
     must(argv, _INSTALL_S, quiet)
 
 
-def _archive() -> str:
-    """The archive that this machine's own packages come from, where it is one of Debian."""
+def _archive() -> list[str]:
+    """The archive that this machine's own packages come from, where it is one of Debian.
+
+    debootstrap knows another itself.
+    """
     told = run(["apt-cache", "policy", "base-files"], 60.0).stdout.split()
     found = [word for word in told if word.startswith("http") and word.endswith("/debian")]
-    return found[0] if found else "http://deb.debian.org/debian"
+    return found[:1]
 
 
 def _apt_settings() -> str:

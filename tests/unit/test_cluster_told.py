@@ -131,9 +131,12 @@ def test_sizes_are_read(text: Any, num_bytes: int | None) -> None:
 ))  # fmt: skip
 def test_whatever_a_file_says_is_read_or_refused(document: Any) -> None:
     try:
-        parse_services(document)
+        found = parse_services(document)
     except ValueError:
-        pass
+        return
+    # Each has the name that it has in the file, once.
+    assert {one.name for one in found} <= set(document["services"])
+    assert len({one.name for one in found}) == len(found)
 
 
 def test_state_is_of_all_nodes(tmp_path: Path) -> None:
