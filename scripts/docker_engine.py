@@ -66,7 +66,7 @@ def bootstrap(folder: Path) -> Path:
         raise Problem(
             "debootstrap failed.",
             because="\n".join(done.stdout.strip().splitlines()[-3:]),
-            fix=f"see that {mirror} can be reached; or docker pull debian:{SUITE}-slim",
+            fix=f"see that Debian's archive can be reached; or docker pull debian:{SUITE}-slim",
         )
     (root / "etc/apt/apt.conf.d/99host").write_text(_apt_settings(), encoding="utf-8")
     archive = folder / "root.tar"
