@@ -3,100 +3,35 @@
 from __future__ import annotations
 
 import json
-import os
+import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from container_cluster import ContainerCluster, wait_until
 from containers import Docker
 
-ROOT = Path(__file__).resolve().parents[2]
-CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
-# An image takes minutes where nothing of it is there yet; the next run finds its layers.
-BUILD_LIMIT_S = 1800
-WHEEL_LIMIT_S = 600
 
-
-class Cluster:
-    """A cluster in a folder, by the command line of this checkout."""
-
-    def __init__(self, folder: Path, engine: str) -> None:
-        self.folder = folder
-        self.engine = engine
-        self.state = folder / "state"
-        self.project = f"flatout-test-{engine}"
-
-    def flatout(self, *words: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
-        """Runs the command line in the folder above the cluster's."""
-        return subprocess.run(
-            [sys.executable, "-m", "flatout", *words], cwd=self.folder, timeout=limit_s,
-            env=self.environment(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        """Starts the command line."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "flatout", *words], cwd=self.folder, env=self.environment(),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def environment(self) -> dict[str, str]:
-        """What the command line sees."""
-        own = {"PYTHONPATH": str(ROOT / "src"), "FLATOUT_STATE": str(self.state)}
-        return {**os.environ, **own}
-
-    def told(self, *words: str, limit_s: float = 300) -> Any:
-        """What a command that goes well tells as JSON."""
-        done = self.flatout(*words, "--json", limit_s=limit_s)
-        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"[-4000:]
-        return json.loads(done.stdout)
-
-    def make(self, base_image: str) -> None:
-        """Writes the files, for an image that can be built on this machine, and starts all."""
-        version = metadata.version("torch").partition("+")[0]
-        self.told("cluster", "init", "--engine", self.engine, "--gpus", "none",
-                  "--base-image", base_image, "--with", f"torch=={version}+cpu")  # fmt: skip
-        place = self.folder / "cluster"
-        changes = {
-            "COMPOSE_PROJECT_NAME": self.project,
-            "CLUSTER_SYSTEM_PACKAGES": "",
-            "CLUSTER_BUILD_NETWORK": "host",
-            "CLUSTER_WORKER_MEMORY": "2560m",
-            "CLUSTER_SHARED_MEMORY": "512m",
-            "CLUSTER_OBJECT_STORE_BYTES": str(400 * 2**20),
-        }
-        if CERTIFICATES.exists():
-            shutil.copy(CERTIFICATES, place / "certificates" / "ca.pem")
-            changes["CLUSTER_CA_BUNDLE"] = "ca.pem"
-        settings = place / ".env"
-        lines = settings.read_text().splitlines()
-        kept = [line for line in lines if line.partition("=")[0] not in changes]
-        own = [f"{name}={value}" for name, value in changes.items()]
-        settings.write_text("\n".join([*kept, *own]) + "\n")
-        subprocess.run(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest",
-             str(place / "wheels"), f"torch=={version}+cpu"], timeout=WHEEL_LIMIT_S, check=True,
-        )  # fmt: skip
-        self.told("cluster", "up", "--limit", "300", limit_s=BUILD_LIMIT_S)
-
-
-def _cluster(engine: str, folder: Path, docker: Docker, base_image: str) -> Iterator[Cluster]:
+def _cluster(
+    engine: str, folder: Path, docker: Docker, base_image: str
+) -> Iterator[ContainerCluster]:
     has_v1 = shutil.which("docker-compose") is not None
     if not has_v1 and docker.ask("compose", "version").returncode != 0:
         pytest.skip("needs Docker Compose, v2 or v1")
     if find_spec("torch") is None:
         pytest.skip("needs torch: its version goes into the image")
-    made = Cluster(folder, engine)
+    made = ContainerCluster(folder, engine, f"flatout-test-{engine}")
     try:
         made.make(base_image)
+        made.up()
         yield made
     finally:
         made.flatout("cluster", "down", "--volumes")
@@ -105,7 +40,7 @@ def _cluster(engine: str, folder: Path, docker: Docker, base_image: str) -> Iter
 @pytest.fixture(scope="module")
 def ray(
     tmp_path_factory: pytest.TempPathFactory, docker: Docker, base_image: str
-) -> Iterator[Cluster]:
+) -> Iterator[ContainerCluster]:
     """Three containers of Ray."""
     yield from _cluster("ray", tmp_path_factory.mktemp("ray"), docker, base_image)
 
@@ -113,12 +48,17 @@ def ray(
 @pytest.fixture(scope="module")
 def dask(
     tmp_path_factory: pytest.TempPathFactory, docker: Docker, base_image: str
-) -> Iterator[Cluster]:
+) -> Iterator[ContainerCluster]:
     """Three containers of Dask."""
     yield from _cluster("dask", tmp_path_factory.mktemp("dask"), docker, base_image)
 
 
-def _assert_sound(cluster: Cluster) -> dict[str, Any]:
+def has(path: Path, text: str) -> Callable[[], bool]:
+    """Whether a file has a text, once it is there."""
+    return lambda: path.exists() and text in path.read_text()
+
+
+def _assert_sound(cluster: ContainerCluster) -> dict[str, Any]:
     state = cluster.told("cluster", "status")
     assert len(state["containers"]) == len(state["nodes"]) == 3
     assert state["findings"] == [] and state["unread"] == {}
@@ -130,7 +70,7 @@ def _assert_sound(cluster: Cluster) -> dict[str, Any]:
     return state
 
 
-def test_ray_comes_up_and_trains_as_one_process_does(ray: Cluster) -> None:
+def test_ray_comes_up_and_trains_as_one_process_does(ray: ContainerCluster) -> None:
     state = _assert_sound(ray)
     assert state["dashboards"][0]["address"] == "http://127.0.0.1:8265"
     asked = ("train", "digits", "--epochs", "5", "--seed", "3", "--tune", "off")
@@ -143,14 +83,50 @@ def test_ray_comes_up_and_trains_as_one_process_does(ray: Cluster) -> None:
     assert (Path(both["folder"]) / "worker.rank1.log").exists()
 
 
-def test_ray_goes_on_without_a_worker_that_was_killed(ray: Cluster, docker: Docker) -> None:
+def test_ray_makes_shards_and_trains_on_them(ray: ContainerCluster) -> None:
+    _assert_shards_are_trained_on(ray)
+
+
+def _assert_shards_are_trained_on(cluster: ContainerCluster) -> None:
+    """The nodes make shards of data of this machine; one path leads both to them."""
+    write_stripes(cluster.data / "stripes")
+    words = ("ingest", "stripes", str(cluster.data / "shards"), "--validation", "0")
+    made = cluster.told(*words, "--on", "cluster")
+    assert made["counts"] == {"train": 400, "validation": 0, "test": 100}
+    assert made["on_nodes"] == "/data/shards" and made["num_made"] == made["num_pieces"]
+    assert cluster.told(*words, "--on", "cluster")["num_made"] == 0
+    asked = ("train", "mnist", "-s", "shards=shards", "-s", "batch_size=40", "--epochs", "2",
+             "--tune", "off")  # fmt: skip
+    runs = [cluster.told(*asked)["run"], cluster.told(*asked, "--on", "cluster:2")["run"]]
+    assert runs[1]["started"]["num_ranks"] == 2
+    accuracy = [run["validations"][-1]["metrics"]["accuracy"] for run in runs]
+    assert min(accuracy) > 0.9, accuracy
+
+
+def write_stripes(folder: Path) -> None:
+    """IDX files as MNIST has them, of noise with a bright stripe whose height is the class."""
+    folder.mkdir()
+    dice = random.Random(7)
+    for part, count in (("train", 400), ("t10k", 100)):
+        labels = bytes(index % 10 for index in range(count))
+        pixels = b"".join(
+            dice.randbytes(56 * label) + b"\xff" * 56 + dice.randbytes(56 * (13 - label))
+            for label in labels
+        )
+        images = struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28) + pixels
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(images)
+        head = struct.pack(">4BI", 0, 0, 8, 1, count)
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(head + labels)
+
+
+def test_ray_goes_on_without_a_worker_that_was_killed(
+    ray: ContainerCluster, docker: Docker
+) -> None:
     process = ray.start("train", "digits", "--epochs", "150", "--tune", "off", "--on", "cluster",
                         "--name", "bereft", "--json")  # fmt: skip
     folder = ray.state / "runs" / "bereft"
-    _wait_for(folder / "events.jsonl", '"checkpointed"', process)
-    (worker,) = [one for one in ray.told("cluster", "status")["containers"]
-                 if (one["service"], one["number"]) == ("worker", 2)]  # fmt: skip
-    docker.must("kill", worker["name"])
+    wait_until(has(folder / "events.jsonl", '"checkpointed"'), process)
+    docker.must("kill", ray.container("worker", 2))
     stdout, stderr = process.communicate(timeout=420)
     run = json.loads(stdout)["run"]
     assert run["status"] == "finished", stderr[-3000:]
@@ -159,13 +135,13 @@ def test_ray_goes_on_without_a_worker_that_was_killed(ray: Cluster, docker: Dock
     metrics = (folder / "metrics.jsonl").read_text().splitlines()
     epochs = [json.loads(line)["epoch"] for line in metrics if '"epochended"' in line]
     assert epochs == list(range(150))
-    assert ray.told("cluster", "up", "--limit", "300", limit_s=BUILD_LIMIT_S)["findings"] == []
+    assert ray.up()["findings"] == []
 
 
-def test_ray_job_stops_with_a_checkpoint_and_goes_on(ray: Cluster) -> None:
+def test_ray_job_stops_with_a_checkpoint_and_goes_on(ray: ContainerCluster) -> None:
     words = ("--epochs", "150", "--tune", "off", "--on", "cluster:2")
     process = ray.start("train", "digits", "--name", "halted", *words)
-    _wait_for(ray.state / "runs" / "halted" / "metrics.jsonl", '"validated"', process)
+    wait_until(has(ray.state / "runs" / "halted" / "metrics.jsonl", '"validated"'), process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
     run = ray.told("show", "halted")["run"]
@@ -174,7 +150,7 @@ def test_ray_job_stops_with_a_checkpoint_and_goes_on(ray: Cluster) -> None:
     assert again["status"] == "finished" and again["started"]["resumed"]
 
 
-def test_a_cluster_grows_shrinks_and_keeps_its_runs(ray: Cluster) -> None:
+def test_a_cluster_grows_shrinks_and_keeps_its_runs(ray: ContainerCluster) -> None:
     assert len(ray.told("cluster", "scale", "1", "--limit", "300")["containers"]) == 2
     assert len(ray.told("cluster", "scale", "2", "--limit", "300")["containers"]) == 3
     ray.flatout("cluster", "stop")
@@ -185,7 +161,7 @@ def test_a_cluster_grows_shrinks_and_keeps_its_runs(ray: Cluster) -> None:
     assert ray.flatout("train", "digits", "--on", "cluster").returncode == 2
 
 
-def test_dask_comes_up_and_is_reached_on_loopback(dask: Cluster) -> None:
+def test_dask_comes_up_and_is_reached_on_loopback(dask: ContainerCluster) -> None:
     state = _assert_sound(dask)
     addresses = [one["address"] for one in state["dashboards"]]
     assert addresses == ["tcp://127.0.0.1:8786", "http://127.0.0.1:8787"]
@@ -207,11 +183,3 @@ def test_dask_comes_up_and_is_reached_on_loopback(dask: Cluster) -> None:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                               timeout=120, check=False)  # fmt: skip
         assert done.stdout.split() == ["14", "2"], done.stderr
-
-
-def _wait_for(path: Path, text: str, process: subprocess.Popen[str], limit_s: float = 180) -> None:
-    end = time.monotonic() + limit_s
-    while not (path.exists() and text in path.read_text()):
-        assert process.poll() is None, process.communicate()[1][-3000:]
-        assert time.monotonic() < end, f"no {text} in {path}"
-        time.sleep(0.2)

@@ -90,6 +90,7 @@ def _print_ingested(line: Ingested) -> None:
         ("shards", f"{count_text(len(manifest.shards))}{DOT}{size}{DOT}SHA-256 in manifest.json"),
         ("made", _made_text(line)),
         ("kept in", home_text(line.folder)),
+        *([("on nodes", line.on_nodes)] if line.on_nodes else []),
     ]
     show.print_lines(show.make_console(), rows)
 
@@ -118,6 +119,7 @@ def _document(line: Ingested) -> dict[str, object]:
     manifest = line.manifest
     return {
         "folder": line.folder,
+        "on_nodes": line.on_nodes,
         "counts": manifest.counts,
         "num_rejected": manifest.num_rejected,
         "num_shards": len(manifest.shards),

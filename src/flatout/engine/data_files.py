@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import UsageError, nearest
+from flatout.system.folders import data_folders
 
 
 def library(name: str, *, package: str, extra: str = "data") -> Any:
@@ -34,12 +35,17 @@ def library(name: str, *, package: str, extra: str = "data") -> Any:
 def existing(path: str | Path) -> Path:
     """The path with `~` resolved, absolute.
 
+    One that is not absolute is looked up from the current folder, then in the folders of data,
+    which the nodes of a cluster have elsewhere than this machine.
+
     Raises:
         UsageError: data-path-not-found.
     """
-    found = Path(path).expanduser().absolute()
-    if found.exists():
-        return found
+    given = Path(path).expanduser()
+    for place in (Path.cwd(), *data_folders()):
+        if (place / given).exists():
+            return place / given
+    found = given.absolute()
     above = found.parent
     if not above.is_dir():
         fix = f"check the path; there is no folder {above} either"
@@ -49,11 +55,14 @@ def existing(path: str | Path) -> Path:
     raise UsageError(
         "data-path-not-found",
         f"there is no {found}.",
-        because=f"a path that is not absolute is looked up from {Path.cwd()}"
-        if not Path(path).expanduser().is_absolute()
-        else None,
+        because=None if given.is_absolute() else _looked_up(),
         fix=fix,
     )
+
+
+def _looked_up() -> str:
+    folders = " and ".join(str(folder) for folder in data_folders())
+    return f"a path that is not absolute is looked up from {Path.cwd()}, then in {folders}"
 
 
 def files_in(path: str | Path, ending: str) -> list[Path]:

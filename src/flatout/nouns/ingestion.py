@@ -205,13 +205,18 @@ class Advanced(Answer, frozen=True, kw_only=True):
 
 
 class Ingested(Answer, frozen=True, kw_only=True):
-    """The folder is whole. num_made: pieces that were carried out for it, this time."""
+    """The folder is whole.
+
+    num_made: pieces that were carried out for it, this time. on_nodes: the same folder as the nodes
+    of a cluster see it.
+    """
 
     folder: str
     manifest: Manifest
     num_pieces: int
     num_made: int
     num_removed: int
+    on_nodes: str | None = None
 
 
 AnyIngestAnswer = Listed | Advanced | Noted | Ingested | Broken

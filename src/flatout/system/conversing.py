@@ -8,7 +8,7 @@ import queue
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import msgspec
@@ -29,15 +29,16 @@ class Conversation:
     """A process, started with the conversation and ended with it, whatever it is doing then.
 
     Args:
-        python: the interpreter.
+        python: the interpreter; several words where something leads to it, as `docker exec` does.
         module: what it runs; its standard input stays open, and its end means that nobody waits.
     """
 
-    def __init__(self, python: str, module: str) -> None:
+    def __init__(self, python: str | Sequence[str], module: str) -> None:
         self._printed = tempfile.TemporaryFile()
+        words = [python] if isinstance(python, str) else python
         # -P: a file `queue.py` in the current folder must not be taken for Python's own.
         self._process = subprocess.Popen(
-            [python, "-P", "-X", "faulthandler", "-m", module],
+            [*words, "-P", "-X", "faulthandler", "-m", module],
             env=worker_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

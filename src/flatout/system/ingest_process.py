@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -14,10 +14,14 @@ from flatout.system.child import ending_text
 from flatout.system.conversing import Conversation
 
 
-def ask(python: str, request: IngestRequest) -> Iterator[AnyIngestAnswer]:
+def ask(python: str | Sequence[str], request: IngestRequest) -> Iterator[AnyIngestAnswer]:
     """Ingests in a process of its own, which ends when nobody reads on.
 
     The last line is `Broken` if it failed, with what the process has printed.
+
+    Args:
+        python: as for `Conversation`.
+        request: with paths as that process sees them.
     """
     with Conversation(python, "flatout.engine.ingest") as process:
         is_told = False

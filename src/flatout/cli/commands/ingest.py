@@ -13,12 +13,9 @@ from flatout.cli.options import json_document
 @click.argument("source")
 @click.argument("dest")
 @click.option(
-    "--on",
-    type=click.Choice(["local", "ray", "dask"]),
-    default="local",
-    show_default=True,
-    help="Who does the work; the shards are the same.",
-)
+    "--on", type=click.Choice(["local", "ray", "dask", "cluster"]), default="local",
+    show_default=True, help="Who does the work; the shards are the same.",
+)  # fmt: skip
 @click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes; one for each CPU.")
 @click.option("--address", metavar="ADDRESS", help="Ray's or Dask's head; without it one is begun.")
 @click.option(
@@ -41,7 +38,7 @@ from flatout.cli.options import json_document
 @click.option("--python", metavar="PATH", help="The interpreter that works.")
 @click.option("--env", metavar="NAME", help="An environment of `flatout setup` that works.")
 @json_document
-def command(is_json: bool, **options: Any) -> int:
+def command(on: Any, is_json: bool, **options: Any) -> int:
     """Make shards of SOURCE in the folder DEST, to train on.
 
     SOURCE is a folder with a folder of images for each class, IDX files, CSV or Parquet files, or
@@ -51,4 +48,10 @@ def command(is_json: bool, **options: Any) -> int:
     from flatout.cli import ingestion
     from flatout.nouns.ingestion import IngestRequest
 
-    return ingestion.follow(ingesting.ingest(IngestRequest(**options)), is_json=is_json)
+    if on == "cluster":
+        from flatout.clustering import ingestion as over_cluster
+
+        answers = over_cluster.ingest(IngestRequest(**options))
+    else:
+        answers = ingesting.ingest(IngestRequest(on=on, **options))
+    return ingestion.follow(answers, is_json=is_json)

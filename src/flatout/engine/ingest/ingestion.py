@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from flatout.engine.data_files import existing
 from flatout.engine.ingest.crews import carry_out_all
 from flatout.engine.ingest.listing import Source, look_through
 from flatout.engine.ingest.work import Failure, versions_for
@@ -39,7 +40,7 @@ def ingest(request: IngestRequest) -> Iterator[AnyIngestAnswer]:
         RunFailed: too-many-bad-records, disk-full, ingest-worker-died, scheduler-not-reachable.
     """
     request.check()
-    source_path = Path(request.source).expanduser().absolute()
+    source_path = existing(request.source)
     folder = ShardFolder(Path(request.dest).expanduser().absolute())
     _check_apart(source_path, folder.path)
     source = look_through(request)

@@ -1,0 +1,254 @@
+"""MNIST over three containers, of Ray and of Dask: ingested, trained, and a worker killed.
+
+    python benchmarks/cluster_mnist.py [--engines ray,dask] [--epochs 2] [--seeds 3]
+
+For each engine, by the command line alone: a head and two workers come up, the workers make shards
+of MNIST, two ranks train `mnist` on them, and in the midst the container of one is killed. What is
+left goes on from the last checkpoint, by itself. The accuracy is compared with that of one process
+on this machine, on the same shards, for as many epochs; other seeds tell how far it varies anyway.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import dated
+import msgspec
+from container_cluster import ContainerCluster, read_told, wait_until
+from containers import Docker, find_docker
+
+from flatout.clustering.files import open_folder
+from flatout.errors import UsageError
+from flatout.nouns.lines import Checkpointed, EpochEnded, Event, Metric, Progress, Started
+from flatout.nouns.measurement import Measurement
+from flatout.system import cluster_folder, compose, datasets, store
+from flatout.system.runs import RunFolder
+from flatout.system.system import LocalSystem
+
+# Beside other clusters on this machine.
+PORTS = {
+    "ray": {"CLUSTER_DASHBOARD_PORT": "18265"},
+    "dask": {"CLUSTER_SCHEDULER_PORT": "18786", "CLUSTER_DASHBOARD_PORT": "18787"},
+}
+HEADS = {"ray": "head", "dask": "scheduler"}
+# Ranks round otherwise than one process, and BatchNorm sees half a batch: as another seed would be.
+TOLERANCE = 0.003
+TRAIN_LIMIT_S = 1800.0
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one engine's cluster.
+
+    up_s: from the command until all containers are well, the image being there. killed_step,
+    lost_s: where the training was when the worker died, and how long it took to be there again.
+    repeated_steps: from the last checkpoint to there. ranks: before and after.
+    """
+
+    engine: str
+    up_s: float
+    ingest_s: float
+    num_records: int
+    shards: dict[str, str]
+    train_s: float
+    num_steps: int
+    killed_step: int
+    repeated_steps: int
+    lost_s: float
+    ranks: tuple[int, int]
+    epochs: tuple[int, ...]
+    accuracy: float
+
+
+def main() -> int:
+    """Measures, prints a table, writes the result; 1 if something is not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engines", type=lambda text: text.split(","), default=["ray", "dask"])
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=3, help="trainings by one process")
+    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    options = parser.parse_args()
+    docker = find_docker()
+    rows, alone = [], []
+    with tempfile.TemporaryDirectory(prefix="flatout-mnist-") as folder:
+        for engine in options.engines:
+            place = Path(folder, engine)
+            place.mkdir()
+            cluster = ContainerCluster(place, engine, f"flatout-mnist-{engine}", PORTS[engine])
+            try:
+                rows.append(measure(cluster, docker, options.epochs))
+            finally:
+                cluster.flatout("cluster", "down", "--volumes")
+            alone = alone or [one_process(cluster, options.epochs, seed)
+                              for seed in range(options.seeds)]  # fmt: skip
+    return report(rows, alone, options)
+
+
+def measure(cluster: ContainerCluster, docker: Docker, num_epochs: int) -> Row:
+    """From the files of a cluster to the end of its training."""
+    cluster.make(docker.base_image())
+    _build(cluster)
+    put_mnist(cluster.data)
+    say(cluster, "comes up")
+    began = time.monotonic()
+    cluster.up()
+    up_s = time.monotonic() - began
+    say(cluster, f"is up after {up_s:.1f} s; ingests")
+    began = time.monotonic()
+    ingested = cluster.told("ingest", "mnist", str(cluster.data / "shards"), "--validation", "0",
+                            "--on", "cluster", limit_s=600)  # fmt: skip
+    ingest_s = time.monotonic() - began
+    manifest = msgspec.json.decode((cluster.data / "shards/manifest.json").read_bytes())
+    say(cluster, f"has ingested {ingested['counts']} in {ingest_s:.1f} s; trains")
+    began = time.monotonic()
+    words = ("--epochs", str(num_epochs), "--tune", "off", "--on", "cluster", "--name", "mnist")
+    process = cluster.start("train", "mnist", "-s", "shards=shards", *words, "--json")
+    folder = RunFolder(cluster.state / "runs/mnist")
+    killed_step, killed_at = kill_midway(cluster, docker, folder, process)
+    stdout, stderr = process.communicate(timeout=TRAIN_LIMIT_S)
+    train_s = time.monotonic() - began
+    done = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    run = read_told(done)["run"]
+    starts = [line for line in store.read_lines(folder.events, Event) if isinstance(line, Started)]
+    metrics = store.read_lines(folder.metrics, Metric)
+    again = next(line for line in metrics if isinstance(line, Progress) and line.at > killed_at
+                 and line.step >= killed_step)  # fmt: skip
+    return Row(
+        engine=cluster.engine,
+        up_s=up_s,
+        ingest_s=ingest_s,
+        num_records=sum(ingested["counts"].values()),
+        shards={shard["file"]: shard["sha256"] for shard in manifest["shards"]},
+        train_s=train_s,
+        num_steps=run["step"],
+        killed_step=killed_step,
+        repeated_steps=killed_step - starts[-1].step,
+        lost_s=again.at - killed_at,
+        ranks=(starts[0].num_ranks, starts[-1].num_ranks),
+        epochs=tuple(line.epoch for line in metrics if isinstance(line, EpochEnded)),
+        accuracy=run["validations"][-1]["metrics"]["accuracy"],
+    )
+
+
+def kill_midway(
+    cluster: ContainerCluster, docker: Docker, folder: RunFolder, process: subprocess.Popen[str]
+) -> tuple[int, float]:
+    """Kills the second worker when half of the steps are done; the step, and when it was."""
+    name = cluster.container("worker", 2)
+
+    def is_midway() -> bool:
+        if not folder.events.exists() or not folder.metrics.exists():
+            return False
+        events = store.read_lines(folder.events, Event)
+        total = next((one.num_steps or 0 for one in events if isinstance(one, Started)), 0)
+        is_kept = any(isinstance(one, Checkpointed) and one.step for one in events)
+        return is_kept and last_step(folder) >= total // 2 > 0
+
+    wait_until(is_midway, process, limit_s=TRAIN_LIMIT_S)
+    killed_at = time.time()
+    docker.must("kill", name)
+    killed_step = last_step(folder)
+    say(cluster, f"lost {name} at step {killed_step}")
+    return killed_step, killed_at
+
+
+def last_step(folder: RunFolder) -> int:
+    """How far a training has told to be."""
+    told = store.read_lines(folder.metrics, Metric)
+    return max((line.step for line in told if isinstance(line, Progress)), default=0)
+
+
+def one_process(cluster: ContainerCluster, num_epochs: int, seed: int) -> float:
+    """The accuracy of a training by one process of this machine, on the same shards."""
+    words = ("train", "mnist", "-s", "shards=shards", "--epochs", str(num_epochs), "--tune", "off",
+             "--seed", str(seed), "--name", f"alone-{seed}")  # fmt: skip
+    run = cluster.told(*words, limit_s=TRAIN_LIMIT_S)["run"]
+    accuracy = float(run["validations"][-1]["metrics"]["accuracy"])
+    print(f"one process, seed {seed}: {accuracy:.2%}", file=sys.stderr, flush=True)
+    return accuracy
+
+
+def put_mnist(data: Path) -> None:
+    """MNIST's own files in a folder of data that containers may write into."""
+    found = datasets.find("mnist")
+    if found is None:
+        raise UsageError("data-missing", "MNIST is not here.", fix="flatout data get mnist")
+    (data / "mnist").mkdir()
+    for file in found.iterdir():
+        shutil.copyfile(file, data / "mnist" / file.name)
+
+
+def _build(cluster: ContainerCluster) -> None:
+    """Builds the image first, so that coming up is measured alone."""
+    folder = open_folder(str(cluster.folder / "cluster"))
+    cluster_folder.refresh_wheel(folder.path)
+    program = compose.find_compose(LocalSystem())
+    compose.run_shown(program.argv(folder.path, "build", "--quiet", HEADS[cluster.engine]))
+
+
+def say(cluster: ContainerCluster, text: str) -> None:
+    """How far it is."""
+    print(f"{cluster.engine} {text}", file=sys.stderr, flush=True)
+
+
+def report(rows: list[Row], alone: list[float], options: argparse.Namespace) -> int:
+    """Prints and writes what was found; 1 if something is not as it should be."""
+    machine = dated.read_machine()
+    print(f"machine   {dated.machine_text(machine)}")
+    print(f"{'':6}{'up':>7}{'ingest':>9}{'records':>9}{'train':>9}{'killed at':>12}{'lost':>8}"
+          f"{'ranks':>8}{'accuracy':>11}")  # fmt: skip
+    for row in rows:
+        print(f"{row.engine:6}{row.up_s:5.1f} s{row.ingest_s:7.1f} s{row.num_records:9,}"
+              f"{row.train_s:7.0f} s{row.killed_step:6} of {row.num_steps}{row.lost_s:6.1f} s"
+              f"{row.ranks[0]:5} > {row.ranks[1]}{row.accuracy:10.2%}")  # fmt: skip
+    spread = f"{min(alone):.2%} to {max(alone):.2%} with other seeds" if len(alone) > 1 else ""
+    print(f"one process: {alone[0]:.2%}   {spread}")
+    wrong = [line for row in rows for line in faults(row, rows[0], alone[0], options.epochs)]
+    for line in wrong:
+        print(f"wrong     {line}")
+    details: dict[str, Any] = {"rows": [msgspec.to_builtins(row) for row in rows],
+                               "alone": alone, "tolerance": TOLERANCE, "wrong": wrong}  # fmt: skip
+    path = dated.write_result(
+        "cluster-mnist", machine, measurements(rows, alone, options), details, options.out
+    )
+    print(f"written   {path}")
+    return 1 if wrong else 0
+
+
+def faults(row: Row, first: Row, alone: float, num_epochs: int) -> list[str]:
+    """What is not as it should be with one engine."""
+    found = {
+        f"accuracy {row.accuracy:.2%} beside {alone:.2%}": abs(row.accuracy - alone) > TOLERANCE,
+        f"epochs {row.epochs}": row.epochs != tuple(range(num_epochs)),
+        f"other shards than {first.engine}": row.shards != first.shards,
+        f"it trained with {row.ranks} ranks": row.ranks[0] != 2,
+    }
+    return [f"{row.engine}: {text}" for text, is_so in found.items() if is_so]
+
+
+def measurements(
+    rows: list[Row], alone: list[float], options: argparse.Namespace
+) -> list[Measurement]:
+    """The table as numbers."""
+    conditions = {"epochs": options.epochs, "workers": 2}
+    found = [dated.measurement("one process: accuracy", "1", tuple(alone), conditions)]
+    for row in rows:
+        values = {
+            "up": (row.up_s, "s"), "ingest": (row.ingest_s, "s"), "train": (row.train_s, "s"),
+            "lost": (row.lost_s, "s"), "accuracy": (row.accuracy, "1"),
+        }  # fmt: skip
+        found += [
+            dated.measurement(f"{row.engine}: {name}", unit, (value,), conditions)
+            for name, (value, unit) in values.items()
+        ]
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""A cluster of containers as a person makes it, by the command line of this checkout.
+
+For benchmarks and tests: its image is built where no public image and no index of torch's builds
+can be reached, from a Debian with Python alone and a wheel of the torch that is here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+# An image takes minutes where nothing of it is there yet; the next run finds its layers.
+BUILD_LIMIT_S = 1800
+WHEEL_LIMIT_S = 600
+
+
+class ContainerCluster:
+    """A head and two workers, with runs and data below one folder.
+
+    Args:
+        folder: in which the cluster's folder, runs and data lie.
+        engine: `ray`, `dask` or `torchrun`.
+        project: of Compose; no two clusters of one machine have the same.
+        settings: of `.env`, beside those that such an image needs.
+    """
+
+    def __init__(
+        self, folder: Path, engine: str, project: str, settings: dict[str, str] | None = None
+    ) -> None:
+        self.folder = folder
+        self.engine = engine
+        self.project = project
+        self.state = folder / "state"
+        self.data = folder / "data"
+        self._settings = settings or {}
+
+    def flatout(self, *words: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
+        """Runs the command line in the folder above the cluster's."""
+        return subprocess.run(
+            [sys.executable, "-m", "flatout", *words], cwd=self.folder, timeout=limit_s,
+            env=self.environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Starts the command line."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "flatout", *words], cwd=self.folder, env=self.environment(),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """What the command line sees."""
+        return {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "src"),
+            "FLATOUT_STATE": str(self.state),
+            "FLATOUT_DATA": str(self.data),
+        }
+
+    def told(self, *words: str, limit_s: float = 300) -> Any:
+        """What a command that goes well tells as JSON."""
+        return read_told(self.flatout(*words, "--json", limit_s=limit_s))
+
+    def make(self, base_image: str) -> None:
+        """Writes the files, for an image that can be built on this machine."""
+        version = metadata.version("torch").partition("+")[0]
+        self.data.mkdir(exist_ok=True)
+        self.told("cluster", "init", "--engine", self.engine, "--gpus", "none",
+                  "--base-image", base_image, "--with", f"torch=={version}+cpu")  # fmt: skip
+        place = self.folder / "cluster"
+        changes = {
+            "COMPOSE_PROJECT_NAME": self.project,
+            "CLUSTER_SYSTEM_PACKAGES": "",
+            "CLUSTER_BUILD_NETWORK": "host",
+            "CLUSTER_WORKER_MEMORY": "2560m",
+            "CLUSTER_SHARED_MEMORY": "512m",
+            "CLUSTER_OBJECT_STORE_BYTES": str(400 * 2**20),
+            **self._settings,
+        }
+        if CERTIFICATES.exists():
+            shutil.copy(CERTIFICATES, place / "certificates" / "ca.pem")
+            changes["CLUSTER_CA_BUNDLE"] = "ca.pem"
+        settings = place / ".env"
+        lines = settings.read_text().splitlines()
+        kept = [line for line in lines if line.partition("=")[0] not in changes]
+        own = [f"{name}={value}" for name, value in changes.items()]
+        settings.write_text("\n".join([*kept, *own]) + "\n")
+        subprocess.run(
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest",
+             str(place / "wheels"), f"torch=={version}+cpu"], timeout=WHEEL_LIMIT_S, check=True,
+        )  # fmt: skip
+
+    def up(self) -> Any:
+        """Starts all that does not run; the state of it."""
+        return self.told("cluster", "up", "--limit", "300", limit_s=BUILD_LIMIT_S)
+
+    def container(self, service: str, number: int = 1) -> str:
+        """The name of a container."""
+        found = self.told("cluster", "status")["containers"]
+        (one,) = [each for each in found if (each["service"], each["number"]) == (service, number)]
+        return str(one["name"])
+
+
+def read_told(done: subprocess.CompletedProcess[str]) -> Any:
+    """What a command that has gone well told as JSON."""
+    if done.returncode != 0:
+        raise AssertionError(f"{done.args}\n{done.stdout}\n{done.stderr}"[-4000:])
+    return json.loads(done.stdout)
+
+
+def wait_until(
+    is_so: Callable[[], bool], process: subprocess.Popen[str], *, limit_s: float = 180
+) -> None:
+    """Waits for something that happens while a command runs."""
+    end = time.monotonic() + limit_s
+    while not is_so():
+        if process.poll() is not None:
+            raise AssertionError(f"the command has ended\n{process.communicate()[1]}"[-4000:])
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {limit_s:.0f} s")
+        time.sleep(0.1)

@@ -1,0 +1,115 @@
+"""Shards made by the nodes of a cluster: the process that ingests runs on its head, not here."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from flatout import flow
+from flatout.cluster.compose_file import HEADS, MEETING_PORT
+from flatout.cluster.settings import engine_in
+from flatout.clustering.files import Folder, containers, open_folder
+from flatout.clustering.running import require_well
+from flatout.errors import UsageError
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.ingestion import AnyIngestAnswer, Ingested, IngestRequest
+from flatout.nouns.question import Broken, Noted
+from flatout.system import ingest_process
+from flatout.system.system import LocalSystem
+
+# Where the image of a cluster has the folder of data.
+_DATA_INSIDE = PurePosixPath("/data")
+
+
+def ingest(request: IngestRequest) -> Generator[AnyIngestAnswer]:
+    """Makes shards as `ingesting.ingest` does, by the nodes of the cluster whose folder is here.
+
+    Args:
+        request: with paths of this machine, below the folder of data that the nodes share.
+
+    Raises:
+        UsageError: bad-share, no-cluster-here, cluster-cannot-ingest, data-not-shared,
+            cluster-not-up, and what else is wrong with the nodes.
+    """
+    request.check()
+    folder = open_folder(None)
+    asked = request_inside(request, folder)
+    system = LocalSystem()
+    require_well(folder, system)
+    head = HEADS[engine_in(folder.settings)]
+    (container,) = [one for one in containers(folder, system) if one.service == head]
+    yield from _without_effect(request)
+    for line in ingest_process.ask(("docker", "exec", "-i", container.id, "python3"), asked):
+        if isinstance(line, Broken) and line.has_traceback:
+            line = line.kept_in(str(flow.record_crash(line.printed)))
+        if isinstance(line, Ingested):
+            here = str(Path(request.dest).expanduser().absolute())
+            line = msgspec.structs.replace(line, folder=here, on_nodes=line.folder)
+        yield line
+
+
+def request_inside(request: IngestRequest, folder: Folder) -> IngestRequest:
+    """The request as the cluster's head is asked it.
+
+    Raises:
+        UsageError: cluster-cannot-ingest, data-not-shared.
+    """
+    engine = engine_in(folder.settings)
+    if engine == "torchrun":
+        raise UsageError(
+            "cluster-cannot-ingest",
+            f"the cluster in {folder.path} is one of torchrun.",
+            because="pieces of data are handed out by Ray or Dask",
+            fix="leave --on out: this machine makes the same shards",
+        )
+    return msgspec.structs.replace(
+        request,
+        source=_source_inside(folder, request.source),
+        dest=_inside(folder, request.dest),
+        on=engine,
+        address=f"{HEADS[engine]}:{MEETING_PORT[engine]}",
+        python=None,
+        env=None,
+    )
+
+
+def _source_inside(folder: Folder, text: str) -> str:
+    """A relative path that leads nowhere here is looked up by the head in the folder of data."""
+    given = Path(text).expanduser()
+    return _inside(folder, text) if given.is_absolute() or given.exists() else text
+
+
+def _inside(folder: Folder, text: str) -> str:
+    """A path of this machine as the nodes see it.
+
+    Raises:
+        UsageError: data-not-shared.
+    """
+    shared = (folder.path / folder.settings.get("CLUSTER_DATA", "")).resolve()
+    path = Path(text).expanduser().resolve()
+    try:
+        return str(_DATA_INSIDE / path.relative_to(shared).as_posix())
+    except ValueError as error:
+        raise UsageError(
+            "data-not-shared",
+            f"{path} is not seen by the nodes of the cluster.",
+            because=f"they see {shared}, as CLUSTER_DATA in .env says",
+            fix=f"use folders below {shared}, or name another in .env; then: flatout cluster up",
+        ) from error
+
+
+def _without_effect(request: IngestRequest) -> Iterator[Noted]:
+    given = {"--address": request.address, "--python": request.python, "--env": request.env}
+    for option, value in given.items():
+        if value is not None:
+            yield Noted(
+                finding=Finding(
+                    rule="setting-without-effect",
+                    severity="warning",
+                    problem=f"`{option}` has no effect here.",
+                    because="the nodes of the cluster do the work, with what is in their image",
+                    fixes=(Fix(text=f"leave {option} out"),),
+                )
+            )
