@@ -1,11 +1,13 @@
 """Does `flatout tune` ever make a training slower, and how near does it come to the best recipe?
 
     python benchmarks/no_regret.py [--models wide_mlp,charlm] [--quick] [--numerics strict]
+    python benchmarks/no_regret.py --models unet-denoise,unet_cells --epochs 2000 --budget 300
 
 For each model of a declared list: the plain loop, what `flatout tune` chooses when it knows nothing
 yet, the best of a declared grid of at most 48 recipes (all looked at briefly, the best five
 measured again), Lightning and Accelerate. All are measured in turns, in several fresh processes.
-A run that was ended goes on with the next model.
+A run that was ended goes on with the next model. What has to pay within a run, as compiling has,
+needs `--epochs` for a long one, and time: `--budget`.
 """
 
 from __future__ import annotations
@@ -74,6 +76,8 @@ def _options() -> argparse.Namespace:
         "--recipe", action="append", metavar="FIELD=VALUE",
         help="measures this instead of what a search chooses",
     )  # fmt: skip
+    parser.add_argument("--epochs", type=int, help="of the run that is to be made faster")
+    parser.add_argument("--budget", type=int, help="seconds that each search may take")
     parser.add_argument("--processes", type=int, default=3, help="fresh ones for each model")
     parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
     parser.add_argument("--work", type=Path, default=Path("no_regret.jsonl"),
@@ -91,7 +95,8 @@ def _options() -> argparse.Namespace:
 
 def _key(name: str, options: argparse.Namespace) -> str:
     """What must be equal for a result to be taken over."""
-    return f"{name} {options.numerics} {options.recipe} {options.processes} {options.block_s}"
+    asked = (options.numerics, options.recipe, options.epochs, options.budget)
+    return " ".join(map(str, (name, *asked, options.processes, options.block_s)))
 
 
 def _read(work: Path, key: str) -> Measured | None:
@@ -146,6 +151,9 @@ def search(model: Model, options: argparse.Namespace) -> Searched:
         return Searched(fields=fields, search_s=0.0, why="given")
     argv = [sys.executable, "-m", "flatout", "tune", *model.arguments(), "--json"]
     argv += ["--numerics", options.numerics]
+    for name in ("epochs", "budget"):
+        if (value := getattr(options, name)) is not None:
+            argv += [f"--{name}", str(value)]
     with tempfile.TemporaryDirectory() as folder:
         begin_s = time.perf_counter()
         done = subprocess.run(

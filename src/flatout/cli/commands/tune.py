@@ -19,6 +19,9 @@ from flatout.cli.options import json_document
 )
 @click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:N", show_default=True)
 @click.option("--numerics", default="default", type=click.Choice(["strict", "default", "fast"]))
+@click.option(
+    "--epochs", type=click.IntRange(1), metavar="N", help="Of the run that is to be made faster."
+)
 @click.option("--budget", type=click.FloatRange(1), metavar="SECONDS", help="What it may take.")
 @click.option("--leave-free", metavar="SIZE", help="Memory that other programs are to have.")
 @click.option("--emit", type=click.Choice(["code"]), help="Print a plain PyTorch program with it.")
