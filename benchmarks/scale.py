@@ -71,13 +71,13 @@ def measure(name: str, num_ranks: int, num_steps: int, folder: Path) -> dict[str
     if name == "ddp":
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
         command += [str(num_ranks), str(HERE / "scale_ddp.py"), str(num_steps), str(first)]
-        told = json.loads(_output(command, environment).strip().splitlines()[-1])
+        told = json.loads(output_of(command, environment).strip().splitlines()[-1])
         return {"step_s": told["step_s"], "startup_s": told["first_at"] - began_at}
     run_id = f"scale-{name}"
     command = [sys.executable, "-m", "flatout", "train", str(HERE / "scale_model.py")]
     command += ["-s", f"steps={num_steps}", "--on", f"{name}:{num_ranks}", "--name", run_id]
     command += ["--use", "num_threads=1", "--device", "cpu"]
-    _output(command, environment)
+    output_of(command, environment)
     lines = store.read_lines(RunFolder(folder / "runs" / run_id).metrics, Metric)
     told_of = [line for line in lines if isinstance(line, Progress)]
     begin = next(line for line in told_of if line.step >= first)
@@ -89,7 +89,8 @@ def measure(name: str, num_ranks: int, num_steps: int, folder: Path) -> dict[str
     }
 
 
-def _output(command: list[str], environment: dict[str, str]) -> str:
+def output_of(command: list[str], environment: dict[str, str]) -> str:
+    """What a command prints on standard output; where it fails, all of it as an error."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")

@@ -19,6 +19,11 @@ def model() -> nn.Module:
     )  # fmt: skip
 
 
+def num_gradient_bytes() -> int:
+    """Bytes that a step's gradients have in fp32."""
+    return 4 * sum(one.numel() for one in model().parameters())
+
+
 def rows() -> tuple[Tensor, Tensor]:
     """10,240 rows (10240, 256) and their classes (10240,)."""
     dice = torch.Generator().manual_seed(1)
