@@ -83,6 +83,5 @@ def _step_of(run: Run) -> MeasuredStep | None:
         return None
     if not run.step or not split_s:
         return None
-    return measured_step(
-        split_s, run.step, started.num_samples, started.steps_per_epoch, started.num_parameters
-    )
+    num_sent = started.num_parameters if started.num_trained is None else started.num_trained
+    return measured_step(split_s, run.step, started.num_samples, started.steps_per_epoch, num_sent)

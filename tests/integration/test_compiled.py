@@ -287,13 +287,14 @@ def test_a_run_with_a_compiled_optimizer_is_resumed_exactly(lab: Lab, tell: Tell
 
 def test_a_trial_says_what_compiling_took() -> None:
     contest = Contest(Subject(experiment=experiment(), device_name="cpu"))
+    changes = {"compiled": "both"}
     candidate = Candidate(
-        name="compiled", axis="compiling", changes={"compiled": "loss"}, why="", is_compiled=True
+        name="compiled", axis="compiling", changes=changes, why="", is_compiled=True
     )
-    trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes={"compiled": "loss"})
+    trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes=changes)
     result = contest.measured(trial, 0.2)
     assert result.problem is None
-    assert result.effect == "1 graph compiled and run"
+    assert result.effect == "2 graphs compiled and run"
     assert result.compile_s is not None and result.compile_s > 0.1
 
 

@@ -128,7 +128,7 @@ def test_worker_trains_to_the_end(begin: Begin, make: Make, tell: Tell) -> None:
     [started] = [line for line in events if isinstance(line, Started)]
     assert started.pid == worker.process.pid
     assert (started.num_steps, started.steps_per_epoch, started.num_epochs) == (18, 6, 3)
-    assert (started.num_samples, started.num_parameters) == (48, 3)
+    assert (started.num_samples, started.num_parameters, started.num_trained) == (48, 3, 3)
     assert {"torch", "python", "flatout", "cpu"} <= set(started.versions)
     assert isinstance(events[-1], Finished) and events[-1].num_samples_seen == 144
     assert (events[-1].peak_memory_bytes or 0) > 10**7

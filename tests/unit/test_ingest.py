@@ -16,8 +16,9 @@ from PIL import Image
 
 from flatout.engine.ingest import listing
 from flatout.engine.ingest.ingestion import ingest
+from flatout.engine.ingest.readers import _passages
 from flatout.errors import FlatoutError, RunFailed
-from flatout.nouns.ingestion import Ingested, IngestRequest, Manifest, Settings
+from flatout.nouns.ingestion import Ingested, IngestRequest, Job, Manifest, Settings
 from flatout.nouns.question import Noted
 from flatout.system.shard_folder import verify
 
@@ -87,6 +88,13 @@ def test_images_keep_their_bytes_and_their_class(tmp_path: Path) -> None:
     verify(tmp_path / "shards", done.manifest.shards)
 
 
+def test_images_in_no_class_are_told(tmp_path: Path) -> None:
+    write_images(tmp_path / "stones")
+    Image.new("RGB", (12, 10)).save(tmp_path / "stones/loose.png")
+    source = listing.look_through(IngestRequest(source=str(tmp_path / "stones"), dest=""))
+    assert source.num_ignored == 1
+
+
 def test_bad_images_are_kept_aside_with_the_reason(tmp_path: Path) -> None:
     write_images(tmp_path / "stones")
     whole = (tmp_path / "stones/basalt/0.png").read_bytes()
@@ -124,6 +132,22 @@ def test_idx_files_have_a_test_part_of_their_own(tmp_path: Path) -> None:
     assert done.manifest.settings.classes == ("0", "1", "2", "3")
     first = rows_of(tmp_path / "shards", done.manifest, "test")[1]
     assert first == {"image": bytes(31 + place for place in range(6)), "label": 1}
+
+
+@pytest.mark.parametrize(
+    ("training", "testing"),
+    [("emnist-letters-train", "emnist-letters-test"), ("digits", "Digits-Test"), ("mine", None)],
+)
+def test_idx_files_are_for_tests_if_their_last_word_says_so(
+    training: str, testing: str | None, tmp_path: Path
+) -> None:
+    write_idx(tmp_path / "digits", training, 40)
+    if testing is not None:
+        write_idx(tmp_path / "digits", testing, 10)
+    done = carried_out(tmp_path / "digits", tmp_path / "shards", validation=0.0)
+    assert done.manifest.counts["train"] > 20
+    assert sum(done.manifest.counts.values()) == (40 if testing is None else 50)
+    assert testing is None or done.manifest.counts["test"] == 10
 
 
 def test_idx_files_keep_their_order_where_nothing_is_split_off(tmp_path: Path) -> None:
@@ -247,6 +271,24 @@ def test_text_passages_are_in_one_piece_each(
         dest = tmp_path / f"shards{piece_bytes}"
         done = carried_out(source, dest, test=0.0, validation=0.0)
         assert [row["text"] for row in rows_of(dest, done.manifest)] == whole
+
+
+@pytest.mark.parametrize("piece_bytes", [2**20, 10**8])
+def test_passage_that_is_too_long_is_left_out_once(
+    piece_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many pieces it goes over, and whether or not it is a single line."""
+    monkeypatch.setattr(listing, "PIECE_BYTES", piece_bytes)
+    long = b"word " * 700_000 + b"\n" + b"a line of it\n" * 200_000
+    source = tmp_path / "t.txt"
+    source.write_bytes(b"before\n\n" + long + b"\nafter\n")
+    held = []
+    for piece in listing.look_through(IngestRequest(source=str(source), dest="")).pieces:
+        job = Job(source=str(source), dest="", settings=Settings(kind="text"), versions={})
+        held += [(place, len(passage)) for place, passage in _passages(job, piece)]
+    assert [place for place, _ in held] == [0, 8, len(long) + 9]
+    # No more of it is held than shows that it is too long.
+    assert 2**20 < held[1][1] <= 2**21
 
 
 def test_text_that_is_none_is_left_out(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import contextlib
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -166,9 +165,14 @@ def compilers(session: Session) -> list[Compiler]:
     return [one for one in (of_loss, session.optimizer_steps.compiler) if one is not None]
 
 
-def as_written(session: Session) -> AbstractContextManager[None]:
-    """In it a session's loss is not compiled, so that its operators can be seen."""
-    return session.loss.as_written() if session.loss is not None else contextlib.nullcontext()
+@contextlib.contextmanager
+def as_written(session: Session) -> Iterator[None]:
+    """In it nothing of a session is compiled, so that its operators can be seen."""
+    with contextlib.ExitStack() as stack:
+        if session.loss is not None:
+            stack.enter_context(session.loss.as_written())
+        stack.enter_context(session.optimizer_steps.as_written())
+        yield
 
 
 def check_shapes(session: Session) -> None:

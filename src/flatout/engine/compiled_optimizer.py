@@ -7,8 +7,9 @@ in Python; before and after, the optimizer is as torch knows it, for schedules a
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,6 +42,15 @@ class OptimizerSteps:
         """Goes on uncompiled, if the recipe says so."""
         if recipe.compiled.value not in ("optimizer", "both"):
             self.compiler = None
+
+    @contextlib.contextmanager
+    def as_written(self) -> Iterator[None]:
+        """Nothing of it is compiled: where operators are looked at, torch refuses compiled code."""
+        compiler, self.compiler = self.compiler, None
+        try:
+            yield
+        finally:
+            self.compiler = compiler
 
     def step_of(self, optimizer: Optimizer) -> Callable[[], None]:
         """What makes an optimizer's steps."""

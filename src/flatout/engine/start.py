@@ -38,6 +38,7 @@ def started(session: Session, *, epochs: int | None, steps: int | None, resumed:
         num_epochs=epochs,
         steps_per_epoch=per_epoch,
         num_parameters=sum(p.numel() for p in session.model.parameters()),
+        num_trained=sum(p.numel() for p in session.model.parameters() if p.requires_grad),
         num_samples=session.feed.num_samples,
         unit=session.experiment.unit,
         resumed=resumed,

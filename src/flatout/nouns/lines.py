@@ -28,6 +28,7 @@ class Started(Line, frozen=True, kw_only=True):
     """A worker has taken up the run, from step 0 or from a checkpoint.
 
     num_steps, num_epochs, steps_per_epoch, num_samples: None where the data does not tell.
+    num_trained: of the parameters, those that are not frozen; None in runs of an older flatout.
     unit: what a sample is, for rates. num_ranks: processes that train it together.
     versions: what must be equal for a bit-exact repetition (libraries, processor, device).
     """
@@ -38,6 +39,7 @@ class Started(Line, frozen=True, kw_only=True):
     steps_per_epoch: int | None
     num_parameters: int
     num_samples: int | None
+    num_trained: int | None = None
     unit: str = "samples"
     resumed: bool = False
     versions: dict[str, str] = {}

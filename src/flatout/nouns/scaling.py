@@ -46,7 +46,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
     shared_s: what becomes less with fewer samples; backward_s: the part of it that the all-reduce
     can hide behind. optimizer_s: what every worker does in full.
-    samples: of one step; samples_per_epoch: of the training data.
+    samples: of one step; samples_per_epoch: of the training data. num_parameters: that are trained.
     """
 
     shared_s: float

@@ -12,6 +12,9 @@ import msgspec
 
 from flatout.system.store import mapped_os_errors
 
+# No more of a line is held at once: a file may be a single one.
+_LONGEST_PART_BYTES = 2**20
+
 
 class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file below a source. name: with `/`, whatever the system; modified_ns: its time."""
@@ -63,10 +66,10 @@ def content(path: Path) -> bytes:
 
 
 def lines_from(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin at this byte or behind it, with their places."""
+    """The lines that begin at this byte or behind it, with their places; long ones in parts."""
     with mapped_os_errors(path), open(path, "rb") as file:
         place = _next_line(file, begin)
-        for line in file:
+        while line := file.readline(_LONGEST_PART_BYTES):
             yield place, line
             place += len(line)
 
@@ -74,7 +77,8 @@ def lines_from(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
 def _next_line(file: BinaryIO, begin: int) -> int:
     if begin:
         file.seek(begin - 1)
-        file.readline()
+        while (line := file.readline(_LONGEST_PART_BYTES)) and not line.endswith(b"\n"):
+            continue
     return file.tell()
 
 

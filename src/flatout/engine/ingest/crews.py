@@ -16,12 +16,16 @@ from flatout.engine.data_files import library
 from flatout.engine.ingest.work import Failure, carry_out
 from flatout.errors import RunFailed
 from flatout.nouns.ingestion import Crew, Job, Piece, PieceDone
+from flatout.system.clock import elapsed_s, sleep_s
 from flatout.system.variables import head_address
 
 Done = PieceDone | Failure
 
 # How long a scheduler may take to answer.
 _CONNECT_LIMIT_S = 20
+_ASKED_EVERY_S = 0.5
+# And for a worker to come that the work can be given to.
+_WORKER_LIMIT_S = 60
 
 
 def carry_out_all(
@@ -31,7 +35,7 @@ def carry_out_all(
 
     Raises:
         UsageError: data-package-not-installed.
-        RunFailed: scheduler-not-reachable, ingest-worker-died.
+        RunFailed: scheduler-not-reachable, ingest-workers-missing, ingest-worker-died.
     """
     count = max(1, min(workers or os.cpu_count() or 1, len(pieces)))
     if on == "ray":
@@ -60,11 +64,13 @@ def _here(job: Job, pieces: Sequence[Piece], count: int) -> Iterator[Done]:
 def _on_ray(job: Job, pieces: Sequence[Piece], count: int, address: str | None) -> Iterator[Done]:
     ray = library("ray", package="Ray", extra="ray")
     where = address or head_address("ray")
-    given: dict[str, Any] = {"address": where} if where else {"num_cpus": count}
+    given: dict[str, Any] = {"address": where or "local"}
     if not where:
-        given["include_dashboard"] = False
+        # A Ray of its own, whether or not another one runs on this machine.
+        given |= {"num_cpus": count, "include_dashboard": False}
     _connect("Ray", where, lambda: ray.init(log_to_driver=False, logging_level="error", **given))
     try:
+        _await_worker("Ray", lambda: ray.cluster_resources().get("CPU", 0) >= 1)
         task = ray.remote(num_cpus=1)(carry_out)
         told = ray.put(job)
         waiting = [task.remote(told, piece) for piece in pieces]
@@ -91,6 +97,7 @@ def _on_dask(job: Job, pieces: Sequence[Piece], count: int, address: str | None)
             n_workers=count, threads_per_worker=1, dashboard_address=None, silence_logs=40
         )
     with client:
+        _await_worker("Dask", lambda: bool(client.scheduler_info()["workers"]))
         (told,) = client.scatter([job], broadcast=True)
         futures = [client.submit(carry_out, told, piece, pure=False) for piece in pieces]
         for future in distributed.as_completed(futures):
@@ -114,6 +121,20 @@ def _connect(name: str, address: str | None, connect: Callable[[], Any]) -> Any:
             because=(str(error).splitlines() or [type(error).__name__])[0],
             fix="check the address (--address) and that its head is running; or use --on local",
         ) from error
+
+
+def _await_worker(name: str, is_there: Callable[[], bool]) -> None:
+    """Waits until the cluster has somebody who can work: without, both would wait for ever."""
+    end_s = elapsed_s() + _WORKER_LIMIT_S
+    while not is_there():
+        if elapsed_s() > end_s:
+            raise RunFailed(
+                "ingest-workers-missing",
+                f"{name} answers, but has no worker.",
+                because=f"none has come within {_WORKER_LIMIT_S} s",
+                fix="start workers (flatout cluster up), or ingest here: --on local",
+            )
+        sleep_s(_ASKED_EVERY_S)
 
 
 def _knock(address: str) -> None:

@@ -18,7 +18,9 @@ from flatout.errors import UsageError
 from flatout.nouns.ingestion import Part
 from flatout.system.source_files import SourceFile, content, path_of
 
-_NAME = re.compile(r"(.*)-(images-idx3|labels-idx1)-ubyte(\.gz)?")
+_NAME = re.compile(r"(.*)-(images-idx3|labels-idx1)-ubyte(\.gz)?", re.IGNORECASE)
+# The last word of a name says so: `t10k-images-...` of MNIST, `emnist-letters-test-images-...`.
+_TEST_WORDS = ("t10k", "test")
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -48,7 +50,7 @@ def is_name(name: str) -> bool:
 
 
 def pairs_of(place: Path, files: Sequence[SourceFile]) -> list[Pair]:
-    """The files, two by two; those named `train-...` come first.
+    """The files, two by two; what is for training comes first.
 
     Raises:
         UsageError: source-not-readable.
@@ -57,9 +59,9 @@ def pairs_of(place: Path, files: Sequence[SourceFile]) -> list[Pair]:
     for file in files:
         match = _NAME.fullmatch(file.name)
         if match:
-            found.setdefault(match[1], {})[match[2]] = file.name
+            found.setdefault(match[1], {})[match[2].lower()] = file.name
     pairs = []
-    for stem, both in sorted(found.items(), key=lambda item: (not _is_train(item[0]), item[0])):
+    for stem, both in sorted(found.items(), key=lambda item: (_is_test(item[0]), item[0])):
         if len(both) < 2:
             raise UsageError(
                 "source-not-readable",
@@ -67,7 +69,7 @@ def pairs_of(place: Path, files: Sequence[SourceFile]) -> list[Pair]:
                 because="images and their labels are in a file each, with the same beginning",
                 fix="put both into the folder, under names that begin alike",
             )
-        part: Part | None = None if _is_train(stem) else "test"
+        part: Part | None = "test" if _is_test(stem) else None
         pairs.append(Pair(both["images-idx3"], both["labels-idx1"], part))
     return pairs
 
@@ -110,8 +112,8 @@ def read(path: Path, *, num_dimensions: int) -> tuple[list[int], memoryview]:
     return sizes, memoryview(raw)[head:]
 
 
-def _is_train(stem: str) -> bool:
-    return stem.rpartition("/")[2].startswith("train")
+def _is_test(stem: str) -> bool:
+    return re.split(r"[-_/]", stem.lower())[-1] in _TEST_WORDS
 
 
 def _not_readable(path: Path, because: str) -> UsageError:

@@ -184,8 +184,8 @@ def _without_effect(request: IngestRequest, source: Source) -> Iterator[Finding]
         yield Finding(
             rule="files-left-out",
             severity="note",
-            problem=f"{source.num_ignored:,} files of other kinds than {source.settings.kind} were "
-            "left out.",
+            problem=f"{source.num_ignored:,} files were left out: of other kinds than "
+            f"{source.settings.kind}, or images in no class's folder.",
         )
 
 

@@ -32,7 +32,10 @@ _ENDINGS: dict[str, Kind] = {
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A source that was looked through. num_ignored: files of other kinds than its own."""
+    """A source that was looked through.
+
+    num_ignored: files of other kinds than its own, and images outside of their classes' folders.
+    """
 
     settings: Settings
     pieces: tuple[Piece, ...]
@@ -76,12 +79,13 @@ def look_through(request: IngestRequest) -> Source:
         test=_test_share(request, has_own_test=has_own_test),
         key=request.key,
     )
+    num_loose = sum(not file.folder for file in files) if kind == "images" else 0
     cut = {"images": _images, "idx": _idx, "csv": _csv, "parquet": _parquet, "text": _text}[kind]
     settings, pieces = cut(place, files, settings)
     return Source(
         settings=settings,
         pieces=tuple(pieces),
-        num_ignored=len(every) - len(files),
+        num_ignored=len(every) - len(files) + num_loose,
         has_own_test=has_own_test,
     )
 

@@ -125,7 +125,12 @@ def _passages(job: Job, piece: Piece) -> Iterator[tuple[int, bytes]]:
         if line.strip():
             if is_inside:
                 began = began if lines else place
-                lines += line
+                # Of what is too long, no more than shows that it is.
+                lines += line if len(lines) <= _LONGEST_PASSAGE_BYTES else b""
+            # Who comes behind looks for the next empty line without this piece.
+            is_over = not is_inside or len(lines) > _LONGEST_PASSAGE_BYTES
+            if place >= piece.end and is_over:
+                break
             continue
         if lines:
             yield began, bytes(lines)

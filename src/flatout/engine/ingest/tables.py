@@ -180,9 +180,10 @@ def whole_rows(job: Job, columns: Sequence[Any], place: str, bad: Bad) -> Iterat
         why = "it has no value" if job.settings.key is None else f"{job.settings.key} is missing"
         for _ in empty:
             bad.add(place, why)
-        kept = arrow.array([row not in set(empty) for row in range(len(values[0]))])
-        columns = [column.filter(kept) for column in columns]
-        own = [[one for row, one in enumerate(each) if row not in set(empty)] for each in own]
+        left_out = set(empty)
+        kept = [row for row in range(len(values[0])) if row not in left_out]
+        columns = [column.take(arrow.array(kept, arrow.int64())) for column in columns]
+        own = [[each[row] for row in kept] for each in own]
     yield Records(columns, list(row_keys(own)), sum(column.nbytes for column in columns))
 
 
