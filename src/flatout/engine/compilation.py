@@ -85,8 +85,7 @@ class Compiler:
     def _compile(self, graph: Any, inputs: list[Any]) -> Callable[..., Any]:
         from torch._inductor.compile_fx import compile_fx
 
-        self.num_graphs += 1
-        if self.num_graphs > _MOST_GRAPHS:
+        if self.num_graphs == _MOST_GRAPHS:
             raise compiling_failed(
                 f"it was compiled {_MOST_GRAPHS} times and would be again: shapes, or what the "
                 "model remembers, change from step to step"
@@ -100,6 +99,8 @@ class Compiler:
         if self._mode == "max-autotune-no-cudagraphs":
             options |= torch._inductor.list_mode_options(self._mode)
         code: Any = compile_fx(graph, inputs, config_patches=options)
+        # Counted now: torch may break off, and hand over the same function traced in another way.
+        self.num_graphs += 1
 
         def counted(*arguments: Any) -> Any:
             self.num_calls += 1
