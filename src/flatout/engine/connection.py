@@ -7,6 +7,7 @@ lie in the store of the rendezvous, as do bad news when nothing else gets throug
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from flatout.engine.failures import is_out_of_memory
+from flatout.engine.listening import listening_socket
 from flatout.engine.notices import Notices
 from flatout.errors import RunFailed, UsageError
 
@@ -33,6 +35,7 @@ _LIMIT_NAME = "FLATOUT_RANKS_LIMIT_S"
 class Place:
     """Which rank a process is, among how many, and where rank 0 waits.
 
+    num_here: how many of them are on this machine.
     has_store: the launcher keeps the store that rank 0 would keep otherwise.
     """
 
@@ -41,6 +44,7 @@ class Place:
     local_rank: int
     host: str
     port: int
+    num_here: int = 1
     has_store: bool = False
 
 
@@ -57,13 +61,15 @@ def place_here() -> Place:
             local_rank=int(os.environ["LOCAL_RANK"]),
             host=os.environ["MASTER_ADDR"],
             port=int(os.environ["MASTER_PORT"]),
+            num_here=int(os.environ["LOCAL_WORLD_SIZE"]),
             has_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         )
     except (KeyError, ValueError) as error:
         raise UsageError(
             "ranks-not-together",
             "this process is to be a rank, and does not know which.",
-            because=f"of RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT: {error!r}",
+            because="of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and "
+            f"MASTER_PORT: {error!r}",
             fix="let `flatout train --on` or torchrun start it",
         ) from error
 
@@ -75,11 +81,14 @@ class Connection:
 
     Args:
         place: which rank this is.
+        run: that they train, by a name that no other one has: those of another run are not met,
+            if they come to the same address.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, run: str = "") -> None:
         self.place = place
-        self._limit_s = float(os.environ.get(_LIMIT_NAME, _LIMIT_S))
+        self._run = run
+        self._limit_s = _limit_here()
         self._notices: Notices | None = None
         self._table: _Table | None = None
         # Every rank has been to as many meetings as the others.
@@ -95,22 +104,25 @@ class Connection:
             RunFailed: ranks-not-together, with the ranks that are missing.
         """
         place, limit = self.place, timedelta(seconds=self._limit_s)
+        is_kept = place.rank == 0 and not place.has_store
         try:
+            listening = listening_socket(place.host, place.port) if is_kept else None
             kept = TCPStore(
                 place.host,
                 place.port,
                 place.size,
-                is_master=place.rank == 0 and not place.has_store,
+                is_master=is_kept,
                 timeout=limit,
                 wait_for_workers=False,
                 multi_tenant=True,
+                master_listen_fd=listening,
             )
-        except (RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise _not_together(
                 f"rank {place.rank} cannot reach {place.host}:{place.port}, where rank 0 waits.",
                 str(error),
             ) from error
-        self._store = store = PrefixStore("flatout", kept)
+        self._store = store = PrefixStore(f"flatout/{self._run}", kept)
         self._notices = Notices(store, place.rank, place.size, self._limit_s)
         store.set(f"here/{place.rank}", "1")
         # One rank looks who is missing, so that one rank says it.
@@ -230,3 +242,23 @@ def _not_together(problem: str, because: str | None) -> RunFailed:
         because=lines[0] if lines else None,
         fix="see the log of each rank, worker.rankN.log; `flatout doctor` looks at names and ports",
     )
+
+
+def _limit_here() -> float:
+    """How long ranks wait for each other.
+
+    Raises:
+        UsageError: bad-setting.
+    """
+    text = os.environ.get(_LIMIT_NAME, str(_LIMIT_S))
+    try:
+        limit_s = float(text)
+    except ValueError:
+        limit_s = math.nan
+    if not 0 < limit_s < math.inf:
+        raise UsageError(
+            "bad-setting",
+            f"{_LIMIT_NAME}={text} is no number of seconds.",
+            fix=f"{_LIMIT_NAME}={_LIMIT_S:g}, or leave it out",
+        )
+    return limit_s

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from flatout.errors import FlatoutError
 from flatout.nouns.finding import Finding, Severity, finding_from
-from flatout.nouns.lines import Event, Metric, Validated, Warned
+from flatout.nouns.lines import Event, Failed, Metric, Validated, Warned
 from flatout.system import store
 from flatout.system.clock import now_s
 from flatout.system.runs import RunFolder
@@ -65,6 +65,20 @@ class Journal:
         """Syncs and closes both files."""
         self._metrics.close()
         self._events.close()
+
+
+def tell_refusal(folder: RunFolder, error: FlatoutError) -> None:
+    """Tells in a run's history why nobody began to train, unless somebody else writes there."""
+    lock = folder.lock()
+    if not lock.acquire():
+        return
+    try:
+        events = store.Lines(folder.events)
+        finding = finding_from(error)
+        events.append(Failed(at=now_s(), step=0, finding=finding), is_synced=True)
+        events.close()
+    finally:
+        lock.release()
 
 
 class SilentJournal(Journal):

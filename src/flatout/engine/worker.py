@@ -19,6 +19,7 @@ from flatout.engine.course import Task
 from flatout.engine.datasets import downloads_told_to
 from flatout.engine.failures import bad_news
 from flatout.engine.group import Group
+from flatout.engine.journal import tell_refusal
 from flatout.engine.loading import load_experiment, spec_here
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.training import train_in
@@ -43,12 +44,13 @@ def main(argv: list[str] | None = None) -> int:
         watch_pipe(request)
     folder = RunFolder(arguments.run_dir.absolute())
     try:
+        header = store.read_json(folder.header, RunHeader)
         ranks: Ranks = ALONE
         if arguments.ranked:
-            ranks = Group(Connection(place_here()))
+            ranks = _group_here(folder, f"{header.id} {header.created_at}")
             tell_apart(folder, ranks.rank)
         change = msgspec.json.decode(arguments.change, type=Change)
-        spec = spec_here(folder, store.read_json(folder.header, RunHeader).spec)
+        spec = spec_here(folder, header.spec)
         downloads = downloads_told_to(folder) if ranks.is_first else contextlib.nullcontext()
         with signals_as_requests(request), downloads:
             task = Task(folder, spec, change, request, is_alone=True, ranks=ranks)
@@ -61,6 +63,17 @@ def main(argv: list[str] | None = None) -> int:
         news = bad_news(error)
         return news.exit_code if isinstance(news, FlatoutError) else 3
     return 0
+
+
+def _group_here(folder: RunFolder, run: str) -> Group:
+    """The ranks of a run, of which this process is one; not yet joined."""
+    try:
+        return Group(Connection(place_here(), run))
+    except FlatoutError as error:
+        # The first one, or each that does not know whether it is.
+        if os.environ.get("RANK", "0") == "0":
+            tell_refusal(folder, error)
+        raise
 
 
 def tell_apart(folder: RunFolder, rank: int) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from flatout.engine.launch.job import Job, ending_code, loopback_variables, rank_variables
+from flatout.engine.listening import SOCKET_NAME
 from flatout.system.clock import elapsed_s, sleep_s
 
 _LOOPBACK = "127.0.0.1"
@@ -18,8 +19,9 @@ _GRACE_S = 20.0
 
 def launch(job: Job) -> int:
     """Starts the ranks, waits until all have ended, and gives the launcher's exit code."""
-    place = _LOOPBACK, _free_port()
-    ranks = [_start(job, rank, place) for rank in range(job.num_ranks)]
+    # Taken here, and handed on to rank 0: found free, it could be taken until that one has started.
+    with socket.create_server((_LOOPBACK, 0)) as listening:
+        ranks = [_start(job, rank, listening) for rank in range(job.num_ranks)]
     try:
         _wait(ranks)
     finally:
@@ -33,15 +35,22 @@ def launch(job: Job) -> int:
     return ending_code(codes)
 
 
-def _start(job: Job, rank: int, place: tuple[str, int]) -> subprocess.Popen[bytes]:
+def _start(job: Job, rank: int, listening: socket.socket) -> subprocess.Popen[bytes]:
+    place = _LOOPBACK, int(listening.getsockname()[1])
     variables = rank_variables(
         rank, job.num_ranks, local_rank=rank, num_local=job.num_ranks, place=place
     )
+    handed_on: tuple[int, ...] = ()
+    # Windows has no numbers of open files that a child could be given.
+    if rank == 0 and sys.platform != "win32":
+        handed_on = (listening.fileno(),)
+        variables[SOCKET_NAME] = str(listening.fileno())
     # In this process's group: whoever ends it by its group ends them.
     return subprocess.Popen(
         job.command(),
         env={**os.environ, **loopback_variables(), **variables},
         stdin=job.lifeline.reading,
+        pass_fds=handed_on,
     )
 
 
@@ -54,9 +63,3 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
         if failed_s is not None and elapsed_s() - failed_s > _GRACE_S:
             return
         sleep_s(_POLLED_EVERY_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind((_LOOPBACK, 0))
-        return int(one.getsockname()[1])
