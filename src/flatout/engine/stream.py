@@ -90,7 +90,7 @@ class StreamFeed:
         num_replayed = 0 if is_continued else first
         for update in itertools.islice(map(unless_refused, updates), num_replayed, None):
             # The source knows that it has ended, and may be back at its beginning.
-            self._is_at_end = sum(size for _, size in update) < self._slicing.batch_size
+            self._is_at_end = self._stream.is_at_end
             yield update
 
     def _begin_epoch(self, epoch: int, loaded: Any) -> None:
@@ -199,13 +199,18 @@ def has_exact_state(source: Any) -> bool:
 
 
 class _Stream(IterableDataset[Any]):
-    """An iterable cut into updates; its draws are a function of (seed, epoch, worker)."""
+    """An iterable cut into updates; its draws are a function of (seed, epoch, worker).
+
+    is_at_end: the newest update was a short one, so there is none after it. It is the whole update
+    that counts: a rank's share is always shorter than a batch.
+    """
 
     def __init__(self, source: Any, slicing: Slicing) -> None:
         self._source = source
         self.slicing = slicing
         self.epoch = 0
         self.is_seeded = True
+        self.is_at_end = False
 
     def __iter__(self) -> Iterator[list[list[Any]] | Refused]:
         info = get_worker_info()
@@ -220,6 +225,7 @@ class _Stream(IterableDataset[Any]):
             while update := list(itertools.islice(samples, slicing.batch_size)):
                 # It may have changed since the last update.
                 size = self.slicing.micro_batch_size
+                self.is_at_end = len(update) < slicing.batch_size
                 begin, end = self.slicing.share.bounds(len(update))
                 yield [update[at : min(at + size, end)] for at in range(begin, end, size)]
         except FlatoutError as error:
