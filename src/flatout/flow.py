@@ -49,7 +49,7 @@ from flatout.system.reading import (
     split_of,
     tuned_recipe,
 )  # fmt: skip
-from flatout.system.recipes import fields_in, forget_recipes
+from flatout.system.recipes import fields_in, forget_recipes, left_to_ranks
 from flatout.system.runs import RunFolder
 from flatout.templates.writing import written
 from flatout.tune.code import program
@@ -135,13 +135,18 @@ def specify(request: TrainRequest) -> ExperimentSpec:
     """A request for a new run as what crosses the border, checked against the experiment's text."""
     source = sources.find_source(request.experiment)
     parameters = parse_parameters(source.text, source.place)
+    of_file = fields_in(Path(request.recipe)) if request.recipe else {}
+    on = request.placement
+    left_out = () if on is None or on.num_ranks == 1 else left_to_ranks(of_file)
+    of_file = {name: value for name, value in of_file.items() if name not in left_out}
     return ExperimentSpec(
         name=source.name,
         file=source.file,
         sha256=source.sha256,
         parameters=parse_settings(parameters, request.settings),
         seed=request.seed or 0,
-        fixed=(fields_in(Path(request.recipe)) if request.recipe else {}) | request.fixed,
+        fixed=of_file | request.fixed,
+        not_fixed=tuple(name for name in left_out if name not in request.fixed),
         epochs=request.epochs,
         init=sources.find_weights(request.init) if request.init else None,
         tuning=request.wish,

@@ -252,6 +252,9 @@ def test_samples_that_do_not_fit_the_memory_are_refused() -> None:
     with pytest.raises(UsageError) as caught:
         caching_of(Decoded(), None, reserved_bytes=2**60)
     assert "would take 1.6 KiB; half of the memory" in (caught.value.because or "")
+    with pytest.raises(UsageError, match="does not go") as caught:
+        caching_of(Decoded(), None, num_sharing=2**40)
+    assert "for each of 1099511627776 ranks" in (caught.value.because or "")
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from flatout.errors import UsageError
+from flatout.flow import specify
 from flatout.nouns.recipe import Choice, Recipe, recipe_fields
 from flatout.nouns.train_request import TrainRequest
 from flatout.system import store
-from flatout.system.recipes import fields_in
+from flatout.system.recipes import fields_in, left_to_ranks
 
 VALUES: dict[str, Any] = {
     "device": "cpu", "precision": "bf16", "attention": "auto", "data_path": "loader",
@@ -83,3 +85,17 @@ def test_a_resume_takes_no_recipe() -> None:
     with pytest.raises(UsageError) as caught:
         TrainRequest(resume="last", recipe="recipe.json").check()
     assert caught.value.rule == "cannot-change-on-resume"
+
+
+def test_ranks_do_without_what_was_found_for_one_process(tmp_path: Path) -> None:
+    path = recipe_file(tmp_path, cpu_affinity="one-per-core", capture="off", compiled="loss")
+    fields = fields_in(path)
+    own = {"cpu_affinity", "compiled", "compile_mode"}
+    assert set(left_to_ranks(fields)) == {*own, "num_threads"}
+    alone = TrainRequest(experiment="digits", recipe=str(path), uses=("num_threads=1",))
+    kept = fields | {"num_threads": 1}
+    spec = specify(structs.replace(alone, on="local:2"))
+    assert set(spec.not_fixed) == own
+    assert spec.fixed == {name: value for name, value in kept.items() if name not in own}
+    for one in (alone, structs.replace(alone, on="local:1")):
+        assert specify(one).fixed == kept

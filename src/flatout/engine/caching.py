@@ -49,20 +49,25 @@ class Caching:
 
     is_stacked: as rows of tensors, of which batches are cut; else one by one.
     num_bytes: of all samples together, predicted. sample_s: what it takes to read one.
+    num_sharing: processes of this machine that each keep as much.
     """
 
     is_stacked: bool
     num_bytes: int
     sample_s: float
+    num_sharing: int = 1
 
 
-def caching_of(dataset: Any, collate: Collate | None, *, reserved_bytes: int = 0) -> Caching:
+def caching_of(
+    dataset: Any, collate: Collate | None, *, reserved_bytes: int = 0, num_sharing: int = 1
+) -> Caching:
     """Looks at some samples; the generators are left as they were.
 
     Args:
         dataset: map-style.
         collate: the experiment's own, if it has one.
         reserved_bytes: memory that something else will take.
+        num_sharing: processes of this machine that each keep all of the samples.
 
     Raises:
         UsageError: data-cannot-be-cached, with the reason.
@@ -75,13 +80,16 @@ def caching_of(dataset: Any, collate: Collate | None, *, reserved_bytes: int = 0
     is_stacked = collate is None and _can_be_rows(samples)
     sizes = [_row_bytes(sample) if is_stacked else _size_of(sample) for sample in samples]
     num_bytes = round(len(dataset) * sum(sizes) / len(sizes))
-    limit = int(_SHARE_OF_FREE * max(0, free_memory_bytes() - reserved_bytes))
+    limit = int(_SHARE_OF_FREE * max(0, free_memory_bytes() - reserved_bytes) / num_sharing)
     if num_bytes > limit:
+        whose = f", for each of {num_sharing} ranks" if num_sharing > 1 else ""
         raise not_cacheable(
             f"all samples together would take {bytes_text(num_bytes)}; half of the memory that "
-            f"is free is {bytes_text(limit)}"
+            f"is free is {bytes_text(limit)}{whose}"
         )
-    return Caching(is_stacked=is_stacked, num_bytes=num_bytes, sample_s=sample_s)
+    return Caching(
+        is_stacked=is_stacked, num_bytes=num_bytes, sample_s=sample_s, num_sharing=num_sharing
+    )
 
 
 def not_cacheable(because: str) -> UsageError:

@@ -122,7 +122,7 @@ def shared_checkpoint(folder: RunFolder, ranks: Ranks) -> tuple[Checkpoint | Non
         own.append(checkpoint)
         return checkpoint.step if checkpoint is not None else None, damaged
 
-    step, damaged = ranks.told(choose)
+    step, damaged = ranks.told(choose, tuple[int | None, list[Finding]])
     if own:
         return own[0], damaged
     if step is None:

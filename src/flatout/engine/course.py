@@ -16,7 +16,7 @@ from flatout.engine.contestants import Subject
 from flatout.engine.defaults import changed_recipe, check_recipe, threads
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device
-from flatout.engine.history import read_history
+from flatout.engine.history import History, read_history
 from flatout.engine.journal import Journal
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
 from flatout.engine.memory import MemoryCap, give_way, release_memory, room_left, room_on
@@ -25,10 +25,18 @@ from flatout.engine.outline import outline
 from flatout.engine.pinning import pinning_problem, with_pinning_tried
 from flatout.engine.precision import check_precision
 from flatout.engine.ranks import ALONE, Ranks
-from flatout.engine.relief import relieved_after_kill
+from flatout.engine.relief import means_of, relieved_after_kill
 from flatout.engine.saver import Saver, SilentSaver
 from flatout.engine.session import Built, Session, build, process_settings
-from flatout.engine.start import are_other_ranks, check_ranks, inexact, of_ranks, started
+from flatout.engine.start import (
+    are_other_ranks,
+    check_ranks,
+    inexact,
+    left_out,
+    not_searched,
+    of_ranks,
+    started,
+)
 from flatout.engine.state import pack, unpack
 from flatout.engine.tuner import Search, tuned_recipe
 from flatout.engine.watch import StopRequest
@@ -77,7 +85,7 @@ class Course:
         self._experiment = experiment
         self._journal = journal
         self._state = state
-        self._history = task.ranks.told(lambda: read_history(task.folder))
+        self._history = task.ranks.told(lambda: read_history(task.folder), History)
         self._began_s = elapsed_s()
         self._load_s = now_s() - psutil.Process().create_time()
         self._saver: Saver | SilentSaver | None = None
@@ -110,12 +118,14 @@ class Course:
                 self._journal.event(Outlined(at=now_s(), step=0, outline=found))
             ranks.attach(built.device)
             held = recipe
-            recipe = ranks.told(lambda: self._decided(built, held, limits))
-            self._history = ranks.told(lambda: read_history(self._task.folder))
+            recipe = ranks.told(lambda: self._decided(built, held, limits), Recipe)
+            self._history = ranks.told(lambda: read_history(self._task.folder), History)
             if self._task.spec.tuning.is_only:
                 return self._only_tuned(built, recipe)
             meter = Meter(built.device, self._state["split_s"] if self._state else None)
             while True:
+                # What a single rank has decided may be more than several can do.
+                check_ranks(ranks, recipe, built)
                 with process_settings(recipe):
                     ending = self._stretch(Session(built, recipe, ranks), limits, meter)
                 assert self._session is not None
@@ -141,7 +151,7 @@ class Course:
         self._has_gone_back = ending == "back"
         self._session = None
         release_memory()
-        self._history = self._task.ranks.told(lambda: read_history(self._task.folder))
+        self._history = self._task.ranks.told(lambda: read_history(self._task.folder), History)
         recipe = self._history.recipe_at(self.step)
         assert recipe is not None, "a stretch was made under one"
         return recipe
@@ -169,12 +179,8 @@ class Course:
     def _build(self, device_name: str | None) -> Built:
         built = build(self._experiment, self._task.spec.seed, device_name)
         if self._state is None and self._task.spec.init is not None:
-            # The run's own copy, once it has one: the weights of a live run may change.
-            given, kept = Path(self._task.spec.init), self._task.folder.path / "init.safetensors"
-            init_weights(built.model, kept if kept.exists() else given)
-            if not kept.exists():
-                store.copy_atomically(given, kept)
-        return built
+            _begin_with(self._task, built.model)
+        return replace(built, num_sharing=self._task.ranks.num_here)
 
     def _stretch(self, session: Session, limits: Limits, meter: Meter) -> Ending:
         if self._state is not None:
@@ -247,13 +253,16 @@ class Course:
         """The recipe that holds now; what is decided anew is on the disk before the first step."""
         fixed, folder = self._task.change.fixed, self._task.folder
         if held is not None and self._task.change.is_after_kill:
-            held = relieved_after_kill(folder, self._journal, built.facts, self.step)
+            means = means_of(built.facts, self._task.ranks.size)
+            held = relieved_after_kill(folder, self._journal, means, self.step)
             self._history = read_history(folder)
         are_others = are_other_ranks(self._task.ranks, held, self._history)
         if held is not None and not fixed and not are_others:
             return held
         if held is None:
             fixed = self._task.spec.fixed | fixed
+            if self._task.spec.not_fixed:
+                self._journal.warn(self.step, left_out(self._task.spec.not_fixed))
             recipe = self._tuned(built, fixed, built.num_updates(limits.epochs, limits.steps))
             recipe = with_pinning_tried(recipe or built.recipe(fixed), built)
         else:
@@ -281,6 +290,10 @@ class Course:
         # What is iterated may be one object with a place in it, which a search would move on.
         is_unfit = self._experiment.step is not None or built.facts.data_kind == "iterable"
         if wish.mode == "off" or (wish.mode == "auto" and (num_steps is None or is_unfit)):
+            return None
+        if task.ranks.size > 1:
+            # It was to be searched for on one rank, and broken off before anything was decided.
+            self._journal.warn(self.step, not_searched())
             return None
         subject = Subject(
             experiment=self._experiment,
@@ -336,6 +349,23 @@ class Course:
             else None,
         )
         self._journal.event(finished, is_synced=True)
+
+
+def _begin_with(task: Task, model: nn.Module) -> None:
+    """Gives a model the weights that its run begins with."""
+    assert task.spec.init is not None
+    # The run's own copy, once it has one: the weights of a live run may change.
+    given, kept = Path(task.spec.init), task.folder.path / "init.safetensors"
+
+    def keep() -> None:
+        init_weights(model, kept if kept.exists() else given)
+        if not kept.exists():
+            store.copy_atomically(given, kept)
+
+    # The first rank alone writes; the others read what it has written.
+    task.ranks.told(keep, about="first weights")
+    if not task.ranks.is_first:
+        init_weights(model, kept)
 
 
 def _limit_bytes(folder: RunFolder) -> int | None:

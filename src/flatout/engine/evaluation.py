@@ -212,11 +212,12 @@ def measure(judged: Judged, ranks: Ranks = ALONE) -> Measured:
     """
     sums: dict[str, tuple[Any, Any]] = {}
     confusions: dict[str, Confusion] = {}
-    for own_sums, own_confusions in ranks.gathered(_counted(judged)):
+    for own_sums, own_confusions in ranks.gathered(_counted(judged), about="validation"):
         for name, (total, count) in own_sums.items():
             before = sums.get(name, (0.0, 0.0))
             sums[name] = (before[0] + float(total), before[1] + float(count))
-        for name, one in own_confusions.items():
+        for name, pair in own_confusions.items():
+            one = Confusion(*pair)
             confusions[name] = confusions[name] + one if name in confusions else one
     metrics = {name: total / (count or 1.0) for name, (total, count) in sums.items()}
     best = judged.experiment.best
@@ -227,8 +228,10 @@ def measure(judged: Judged, ranks: Ranks = ALONE) -> Measured:
     return Measured(metrics=metrics, confusions=confusions)
 
 
-def _counted(judged: Judged) -> tuple[dict[str, tuple[Any, Any]], dict[str, Confusion]]:
-    """Sums, counts and confusions over the samples that this rank has."""
+def _counted(
+    judged: Judged,
+) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Tensor, Tensor]]]:
+    """Sums and counts over the samples that this rank has; of confusions counts and strays."""
     feed = judged.validation_feed
     assert feed is not None
     sums: dict[str, tuple[Any, Any]] = {}
@@ -247,7 +250,7 @@ def _counted(judged: Judged) -> tuple[dict[str, tuple[Any, Any]], dict[str, Conf
                 )
                 before = sums.get(name, (0, 0))
                 sums[name] = (before[0] + _wide(total), before[1] + _wide(count))
-    return sums, confusions
+    return sums, {name: (one.counts, one.num_strays) for name, one in confusions.items()}
 
 
 def classified(

@@ -71,7 +71,13 @@ class Reading:
         if self.caching is None or data_kind(data) != "map-style" or len(data) == 0:
             return None
         try:
-            return caching_of(data, self.experiment.collate, reserved_bytes=self.caching.num_bytes)
+            num_sharing = self.caching.num_sharing
+            return caching_of(
+                data,
+                self.experiment.collate,
+                reserved_bytes=self.caching.num_bytes * num_sharing,
+                num_sharing=num_sharing,
+            )
         except UsageError as error:
             if error.rule != "data-cannot-be-cached":
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
+import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
@@ -14,6 +14,9 @@ from torch import nn
 
 from flatout.engine.connection import Connection
 from flatout.engine.facts import chosen_device
+from flatout.engine.failures import is_out_of_memory
+from flatout.engine.message import read, written
+from flatout.engine.notices import error_in, word_of
 from flatout.engine.ranks import Share, Trouble
 from flatout.engine.shortage import PeerShort
 from flatout.errors import UsageError
@@ -21,7 +24,11 @@ from flatout.errors import UsageError
 T = TypeVar("T")
 
 # Where ranks meet: two of them at different places are our own fault, unless memory is short.
-_UPDATE, _VALUE, _SHORT = 0.0, 1.0, 2.0
+_UPDATE, _SHORT, _COPY, _VALUE = 0.0, 1.0, 2.0, 3.0
+
+# Before a value that the first rank tells; else it is why there is none.
+_FINE = b"+"
+_SHORT_THERE = b"short"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +63,7 @@ class Group:
         self.connection = connection
         self.rank = connection.place.rank
         self.size = connection.place.size
+        self.num_here = connection.place.num_here
         self.is_first = self.rank == 0
         self.share = Share(rank=self.rank, size=self.size)
         self._laid: deque[str] = deque()
@@ -97,26 +105,42 @@ class Group:
             Ballot(**dict(zip(_FIELDS, row, strict=True))) for row in self._met(_UPDATE, ballot)
         ]
 
-    def told(self, make: Callable[[], T]) -> T:
+    def told(self, make: Callable[[], T], kind: Any = None, *, about: str = "") -> T:
         """See Ranks."""
-        name = self._laid_down(_outcome(make) if self.is_first else None)
-        self._met(_VALUE)
-        is_fine, value = pickle.loads(self.connection.take(name, 0))
-        if not is_fine:
-            raise value
-        made: T = value
-        return made
+        error: Exception | None = None
+        message: bytes | None = None
+        if self.is_first:
+            try:
+                made = make()
+                message = _FINE + written(made, kind)
+            except Exception as raised:  # noqa: BLE001 - raised again, once the others know
+                error = raised
+                message = _SHORT_THERE if is_out_of_memory(raised) else word_of(raised, 0)
+        name = self._laid_down(message)
+        self._met(_place("told", kind, about))
+        if error is not None:
+            # As it was, with its traceback: that says whose fault it is.
+            raise error
+        if self.is_first:
+            return made
+        message = self.connection.take(name, 0)
+        if message == _SHORT_THERE:
+            raise PeerShort
+        if not message.startswith(_FINE):
+            raise error_in(message, 0)
+        told: T = read(message.removeprefix(_FINE), kind)
+        return told
 
-    def gathered(self, value: T) -> list[T]:
+    def gathered(self, value: T, kind: Any = None, *, about: str = "") -> list[T]:
         """See Ranks."""
-        name = self._laid_down(pickle.dumps(value))
-        self._met(_VALUE)
-        return [pickle.loads(self.connection.take(name, rank)) for rank in range(self.size)]
+        name = self._laid_down(written(value, kind))
+        self._met(_place("gathered", kind, about))
+        return [read(self.connection.take(name, rank), kind) for rank in range(self.size)]
 
     def copy_from_first(self, model: nn.Module) -> None:
         """See Ranks."""
         tensors = [one.detach() for one in (*model.parameters(), *model.buffers())]
-        self._met(_VALUE)
+        self._met(_COPY)
         self.connection.copy_from_first(tensors)
 
     def settle(self, trouble: Trouble) -> Trouble:
@@ -128,7 +152,7 @@ class Group:
         while told is None:
             # A rank that heard of it may come into want of memory itself before it is here.
             with contextlib.suppress(PeerShort):
-                told = self.gathered(trouble)
+                told = self.gathered(trouble, Trouble)
         [first, *_] = [one for one in told if not one.shortage.is_heard]
         return Trouble(
             shortage=first.shortage,
@@ -163,14 +187,6 @@ class Group:
 _FIELDS = tuple(Ballot.__dataclass_fields__)
 
 
-def _outcome(make: Callable[[], Any]) -> bytes:
-    """What was made, or what was raised instead, in a form that can be sent."""
-    try:
-        return pickle.dumps((True, make()))
-    except Exception as error:  # noqa: BLE001 - raised again, on every rank
-        try:
-            sent = pickle.dumps((False, error))
-            pickle.loads(sent)
-        except Exception:  # noqa: BLE001 - an exception of somebody's own
-            sent = pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
-        return sent
+def _place(how: str, kind: Any, about: str) -> float:
+    """Where ranks meet about a value, as a number: one for each kind of value, and what it is."""
+    return _VALUE + zlib.crc32(f"{how} {kind} {about}".encode())

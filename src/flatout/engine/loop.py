@@ -18,7 +18,7 @@ from flatout.engine.memory import MemoryCap
 from flatout.engine.meter import Meter
 from flatout.engine.randomness import generator_states
 from flatout.engine.ranks import Wishes
-from flatout.engine.relief import Relief
+from flatout.engine.relief import Relief, means_of
 from flatout.engine.reporter import Reporter, SilentReporter
 from flatout.engine.saver import Saver, SilentSaver, Snapshot
 from flatout.engine.session import Session
@@ -82,7 +82,8 @@ class Loop:
         self._request = around.request
         step = session.position.step
         ranks = session.ranks
-        self._relief = Relief(around.folder, around.journal, session.facts, step, ranks)
+        means = means_of(session.facts, ranks.size)
+        self._relief = Relief(around.folder, around.journal, means, step, ranks)
         self._reporter: Reporter | SilentReporter = SilentReporter()
         if ranks.is_first:
             self._reporter = Reporter(session, around.journal, around.meter, around.cap)
@@ -107,6 +108,7 @@ class Loop:
         except Exception as error:
             shortage = shortage_of(error)
             if shortage is None:
+                self._relief.lost_elsewhere(error, self._session.position.step)
                 raise
         # Between two updates: nobody knows how much of what was being done is done.
         await_device(self._session, self._relief, shortage)
@@ -263,7 +265,8 @@ class Loop:
             self._journal.event(line)
         self._maker.look()
         self._meter.mark("other")
-        states = self._session.ranks.gathered(generator_states(self._session.device))
+        own = generator_states(self._session.device)
+        states = self._session.ranks.gathered(own, about="generators")
         self._saver.save(lambda is_copied: self._snapshot(is_last, is_copied, states[1:]))
         if is_waiting:
             self._saver.finish()

@@ -6,6 +6,7 @@ import contextlib
 import json
 from typing import Any
 
+from flatout.engine.failures import bad_news
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.system.clock import elapsed_s, sleep_s
 
@@ -32,22 +33,8 @@ class Notices:
 
     def leave(self, error: BaseException) -> None:
         """Leaves word why this rank has to go."""
-        known = error
-        if not isinstance(known, FlatoutError):
-            known = RunFailed(
-                "internal-error",
-                f"flatout itself failed: {type(error).__name__}: {error}",
-                fix=f"read its log, worker.rank{self._rank}.log",
-            )
-        word = {
-            "rule": known.rule,
-            "problem": known.problem,
-            "because": known.because,
-            "fix": known.fix,
-            "is_usage": isinstance(known, UsageError),
-        }
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"failed/{self._rank}", json.dumps(word))
+            self._store.set(f"failed/{self._rank}", word_of(error, self._rank))
 
     def of_loss(self, error: RuntimeError) -> FlatoutError:
         """What is to be said where the others cannot be reached any more.
@@ -63,7 +50,7 @@ class Notices:
             while elapsed_s() < until_s:
                 for rank in self._others:
                     if self._has(f"failed/{rank}"):
-                        return _told_by(rank, json.loads(self._store.get(f"failed/{rank}")))
+                        return error_in(self._store.get(f"failed/{rank}"), rank)
                 if all(self._has(f"here-still/{rank}") for rank in self._others):
                     break
                 sleep_s(_POLLED_EVERY_S)
@@ -85,7 +72,27 @@ class Notices:
         return bool(self._store.check([name]))
 
 
-def _told_by(rank: int, word: dict[str, Any]) -> FlatoutError:
-    kind = UsageError if word["is_usage"] else RunFailed
-    problem = f"rank {rank}: {word['problem']}"
-    return kind(word["rule"], problem, because=word["because"], fix=word["fix"])
+def word_of(error: BaseException, rank: int) -> bytes:
+    """Why a rank cannot go on, for the others to read; its own log has the traceback."""
+    known = bad_news(error) or RunFailed(
+        "internal-error",
+        f"flatout itself failed: {type(error).__name__}: {error}",
+        fix=f"read its log, worker.rank{rank}.log" if rank else "read the run's worker.log",
+    )
+    return json.dumps(
+        {
+            "rule": known.rule,
+            "problem": known.problem,
+            "because": known.because,
+            "fix": known.fix,
+            "is_usage": isinstance(known, UsageError),
+        }
+    ).encode()
+
+
+def error_in(word: bytes, rank: int) -> FlatoutError:
+    """What a rank has left word of, as it is told on another one."""
+    told = json.loads(word)
+    kind = UsageError if told["is_usage"] else RunFailed
+    problem = f"rank {rank}: {told['problem']}"
+    return kind(told["rule"], problem, because=told["because"], fix=told["fix"])

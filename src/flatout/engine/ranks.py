@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -58,10 +58,14 @@ class Share:
 
 
 class Ranks(Protocol):
-    """What a training asks of its ranks; `Alone` answers for a single one."""
+    """What a training asks of its ranks; `Alone` answers for a single one.
+
+    num_here: how many of them are on this machine.
+    """
 
     rank: int
     size: int
+    num_here: int
 
     @property
     def is_first(self) -> bool:
@@ -89,12 +93,19 @@ class Ranks(Protocol):
         """Gradients lie on that device from now on."""
         ...
 
-    def told(self, make: Callable[[], T]) -> T:
-        """What the first rank makes; the others do not call it. What it raises, all raise."""
+    def told(self, make: Callable[[], T], kind: Any = None, *, about: str = "") -> T:
+        """What the first rank makes; the others do not call it, and raise what it has raised.
+
+        Args:
+            make: makes it.
+            kind: its type, where that is one of ours; see message.py.
+            about: what it is, where its type does not say it: ranks that meet about something else
+                are not taken for each other.
+        """
         ...
 
-    def gathered(self, value: T) -> list[T]:
-        """The values of all ranks, by rank."""
+    def gathered(self, value: T, kind: Any = None, *, about: str = "") -> list[T]:
+        """The values of all ranks, by rank; kind, about: as for `told`."""
         ...
 
     def copy_from_first(self, model: nn.Module) -> None:
@@ -111,6 +122,7 @@ class Alone:
 
     rank = 0
     size = 1
+    num_here = 1
     is_first = True
     share = Share()
 
@@ -127,11 +139,11 @@ class Alone:
     def attach(self, device: torch.device) -> None:
         """See Ranks."""
 
-    def told(self, make: Callable[[], T]) -> T:
+    def told(self, make: Callable[[], T], kind: Any = None, *, about: str = "") -> T:
         """See Ranks."""
         return make()
 
-    def gathered(self, value: T) -> list[T]:
+    def gathered(self, value: T, kind: Any = None, *, about: str = "") -> list[T]:
         """See Ranks."""
         return [value]
 

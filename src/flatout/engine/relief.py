@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from flatout.engine.facts import Facts
-from flatout.engine.history import read_history
+from flatout.engine.history import History, read_history
 from flatout.engine.journal import Journal
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.shortage import Shortage
@@ -25,7 +25,7 @@ class Relief:
     Args:
         folder: the run, whose history tells what was decided before.
         journal: where it is told.
-        facts: of the experiment.
+        means: how its step can take less.
         step: the updates made so far.
         ranks: those that decide alike; the first of them tells it.
     """
@@ -34,24 +34,19 @@ class Relief:
         self,
         folder: RunFolder,
         journal: Journal,
-        facts: Facts,
+        means: Means,
         step: int,
         ranks: Ranks = ALONE,
     ) -> None:
         self._folder = folder
         self._journal = journal
         self._ranks = ranks
-        self._means = Means(
-            # Of the largest share: a micro-batch of more samples than that would save nothing.
-            batch_size=math.ceil(facts.batch_size / ranks.size),
-            has_batch_norm=facts.has_batch_norm,
-            has_own_step=facts.has_own_step,
-            has_blocks=facts.num_blocks > 0,
-        )
+        self._means = means
+        self._own_loss: RunFailed | None = None
         self._read(step)
 
     def _read(self, step: int) -> None:
-        self._history = self._ranks.told(lambda: read_history(self._folder))
+        self._history = self._ranks.told(lambda: read_history(self._folder), History)
         self._growth = self._history.growth(step)
         self.growth_after = self._growth.after_step if self._growth is not None else math.inf
 
@@ -61,7 +56,38 @@ class Relief:
         Raises:
             RunFailed: out-of-memory, where there is none that computes the same.
         """
-        recipe = self._recipe_at(step)
+        self._write_less(shortage, step, is_in_place=is_in_place)
+        self._read(step)
+        return self._recipe_at(step)
+
+    def lost_here(self, error: RunFailed, shortage: Shortage, step: int) -> None:
+        """Has whoever goes on after this GPU was lost take less, from the step after `step` on.
+
+        Nobody is met: the other ranks are elsewhere, and hear of it when this one leaves.
+
+        Raises:
+            RunFailed: out-of-memory.
+        """
+        self._own_loss = error
+        self._write_less(shortage, step, is_in_place=False)
+
+    def lost_elsewhere(self, error: Exception, step: int) -> None:
+        """The same if an exception says that another rank has lost its GPU: the first one writes.
+
+        Raises:
+            RunFailed: out-of-memory.
+        """
+        if not isinstance(error, RunFailed) or error.rule != "gpu-state-lost":
+            return
+        if error is not self._own_loss:
+            shortage = Shortage(part="other", because=error.because or error.problem)
+            self._write_less(shortage, step, is_in_place=False, num_behind=1)
+
+    def _write_less(
+        self, shortage: Shortage, step: int, *, is_in_place: bool, num_behind: int = 0
+    ) -> None:
+        """num_behind: so many updates fewer than here may have been made where memory ran out."""
+        recipe, step = self._recipe_at(step), max(0, step - num_behind)
         changes = relief(recipe, self._means, shortage.part)
         if isinstance(changes, str):
             raise _no_relief(shortage, changes, recipe, self._means)
@@ -75,7 +101,7 @@ class Relief:
             is_in_place=is_in_place,
             because=shortage.because,
         )
-        return self._told(step, changes, adaptation, f"memory ran out at step {step + 1:,}")
+        self._write(step, changes, adaptation, f"memory ran out at step {step + 1:,}")
 
     def more(self, step: int) -> Recipe:
         """The recipe with larger micro-batches, from the step after `step` on."""
@@ -112,14 +138,17 @@ class Relief:
         self._journal.warn_of(step, error)
 
     def _told(self, step: int, changes: dict[str, Any], one: Adaptation, why: str) -> Recipe:
+        self._write(step, changes, one, why)
+        self._read(step)
+        return self._recipe_at(step)
+
+    def _write(self, step: int, changes: dict[str, Any], one: Adaptation, why: str) -> None:
         choices = {
             name: Choice(value=value, why=why, origin="measured", evidence=one.because)
             for name, value in changes.items()
         }
         for line in self._history.adapted(step, choices, one):
             self._journal.event(line, is_synced=True)
-        self._read(step)
-        return self._recipe_at(step)
 
     def _recipe_at(self, step: int) -> Recipe:
         recipe = self._history.recipe_at(step)
@@ -127,7 +156,18 @@ class Relief:
         return recipe
 
 
-def relieved_after_kill(folder: RunFolder, journal: Journal, facts: Facts, step: int) -> Recipe:
+def means_of(facts: Facts, num_ranks: int) -> Means:
+    """How the step of an experiment can take less memory, where so many ranks share each batch."""
+    return Means(
+        # Of the largest share: a micro-batch of more samples than that would save nothing.
+        batch_size=math.ceil(facts.batch_size / num_ranks),
+        has_batch_norm=facts.has_batch_norm,
+        has_own_step=facts.has_own_step,
+        has_blocks=facts.num_blocks > 0,
+    )
+
+
+def relieved_after_kill(folder: RunFolder, journal: Journal, means: Means, step: int) -> Recipe:
     """The recipe for going on after the kernel has ended a process because memory was full.
 
     In which step that was, nobody can tell: it holds from here on.
@@ -137,7 +177,7 @@ def relieved_after_kill(folder: RunFolder, journal: Journal, facts: Facts, step:
     """
     because = "the kernel ended the process: the computer's memory was full"
     shortage = Shortage(part="process", because=because)
-    return Relief(folder, journal, facts, step).less(shortage, step, is_in_place=False)
+    return Relief(folder, journal, means, step).less(shortage, step, is_in_place=False)
 
 
 def _kind_of(changes: dict[str, Any]) -> Kind:

@@ -44,6 +44,7 @@ class Built:
     """An experiment's live objects before a recipe is applied to them.
 
     graphs: what records work of the device; None where nothing can.
+    num_sharing: ranks of this machine, each of which keeps samples of its own.
     """
 
     experiment: Experiment
@@ -54,6 +55,7 @@ class Built:
     train_data: Any
     facts: Facts
     graphs: Graphs | None = None
+    num_sharing: int = 1
 
     def recipe(self, fixed: dict[str, Any]) -> Recipe:
         """The recipe for it: what the person fixed, and defaults."""
@@ -66,7 +68,8 @@ class Built:
         Raises:
             UsageError: data-cannot-be-cached.
         """
-        return caching_of(self.train_data, self.experiment.collate)
+        collate = self.experiment.collate
+        return caching_of(self.train_data, collate, num_sharing=self.num_sharing)
 
     def caching_for(self, recipe: Recipe) -> Caching | None:
         """The same where the recipe keeps samples; None where they are read anew each time."""

@@ -82,14 +82,14 @@ def check_ranks(ranks: Ranks, recipe: Recipe, built: Built) -> None:
             "ranks-do-not-fit",
             f"`capture={recipe.capture.value}` does not go with several ranks.",
             because="they say to each other that their gradients are there, which no graph records",
-            fix="leave it out, or train without --on",
+            fix="use --use capture=off, or train without --on",
         )
     if recipe.compiled.value != "off":
         raise UsageError(
             "ranks-do-not-fit",
             f"`compiled={recipe.compiled.value}` does not go with several ranks.",
             because="where one of them could not compile, the others would wait for it in vain",
-            fix="leave it out, or train without --on",
+            fix="use --use compiled=off, or train without --on",
         )
 
 
@@ -98,6 +98,29 @@ def are_other_ranks(ranks: Ranks, held: Recipe | None, history: History) -> bool
     if held is None or history.versions is None or held.num_threads.origin == "yours":
         return False
     return history.num_ranks != ranks.size
+
+
+def left_out(fields: tuple[str, ...]) -> Finding:
+    """That fields of the file given with --recipe do not hold, by their names."""
+    return Finding(
+        rule="recipe-of-one-process",
+        severity="note",
+        problem=f"of the recipe's file {', '.join(fields)} are left out, and have their defaults.",
+        because="they were found for one process that has the machine to itself",
+        fixes=(Fix(text="fix one for each rank with --use, such as --use num_threads=2"),),
+    )
+
+
+def not_searched() -> Finding:
+    """That a run which was to search for its recipe goes on without: several ranks do not."""
+    return Finding(
+        rule="search-needs-one-rank",
+        severity="note",
+        problem="no recipe is searched for: with several ranks the run takes the defaults.",
+        because="the search was broken off before it had decided anything, and it measures one "
+        "process; ranks would disturb each other",
+        fixes=(Fix(text="resume the run without --on first, and stop it once it trains"),),
+    )
 
 
 def of_ranks(session: Session, history: History) -> list[Finding]:

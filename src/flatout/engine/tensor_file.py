@@ -71,6 +71,12 @@ def write_tensors(
     return size_bytes, digest.hexdigest()
 
 
+def tensors_as_bytes(tensors: dict[str, Tensor]) -> bytes:
+    """The same file in memory."""
+    # Each piece copied as it comes: it is the memory of a tensor that lives until the next one.
+    return b"".join(bytes(piece) for piece in _pieces(tensors, {}))
+
+
 def _pieces(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     offset = 0

@@ -206,8 +206,8 @@ def await_device(session: Session, relief: Relief, shortage: Shortage) -> None:
     """
     try:
         settle(session.device)
-    except RunFailed:
-        relief.less(shortage, session.position.step, is_in_place=False)
+    except RunFailed as error:
+        relief.lost_here(error, shortage, session.position.step)
         raise
 
 

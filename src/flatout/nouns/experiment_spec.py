@@ -19,6 +19,7 @@ class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     parameters: arguments of `experiment(...)` that the person set; the others keep their defaults.
     seed: of weights, order and augmentation.
     fixed: recipe fields the person fixed.
+    not_fixed: those of a recipe's file that are left out, since several ranks are to train.
     epochs: instead of the experiment's own number; None keeps it.
     tuning: what the search for a recipe may do.
     init: file of weights (safetensors) to begin with; None begins with the experiment's own.
@@ -32,6 +33,7 @@ class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Value] = {}
     seed: int = 0
     fixed: dict[str, Any] = {}
+    not_fixed: tuple[str, ...] = ()
     epochs: int | None = None
     init: str | None = None
     tuning: Wish = Wish()

@@ -66,6 +66,23 @@ def fields_in(path: Path) -> dict[str, Any]:
     return {name: check_field(name, getattr(recipe, name).value) for name in names}
 
 
+def left_to_ranks(fields: dict[str, Any]) -> tuple[str, ...]:
+    """Which fields of a recipe hold for one process that has a machine to itself, if they are set.
+
+    Each of several ranks would take all threads, and all of them the same CPUs; what is recorded or
+    compiled does not go with them.
+    """
+    is_set = {
+        "num_threads": True,
+        "cpu_affinity": fields.get("cpu_affinity") != "all",
+        "capture": fields.get("capture") != "off",
+        "steps_per_launch": fields.get("capture") != "off",
+        "compiled": fields.get("compiled") != "off",
+        "compile_mode": fields.get("compiled") != "off",
+    }
+    return tuple(name for name in fields if is_set.get(name))
+
+
 def forget_recipes() -> int:
     """Removes all recipes that were found; gives their number."""
     folder = recipes_folder()
