@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from flatout.engine.group import Ballot, Group
+from flatout.engine.moving_buffers import MovingBuffers
 from flatout.engine.ranks import Wishes
 from flatout.errors import UsageError
 
@@ -60,7 +60,7 @@ class Exchange:
         self._trained: list[Tensor] = []
         self._flat: list[Tensor] = []
         self._views: list[Tensor] = []
-        self._buffers = _MovingBuffers(model)
+        self._buffers = MovingBuffers(model)
         self._wishes: Callable[[], Wishes] = Wishes
         self.num_samples = 0
         self.heard = Wishes()
@@ -137,7 +137,7 @@ class Exchange:
 
     def _united(self, *masks: list[bool]) -> list[list[bool]]:
         """What is true on any rank: a share without samples has no gradient, for one."""
-        told = self._group.gathered(masks)
+        told = self._group.gathered(masks, about="masks")
         return [
             [any(flags) for flags in zip(*(one[index] for one in told), strict=True)]
             for index in range(len(masks))
@@ -194,61 +194,3 @@ def _laid_out(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
             views[index] = flat.as_strided(one.shape, stride, start)
             start += one.numel()
     return flats, [views[index] for index in range(len(parameters))]
-
-
-class _MovingBuffers:
-    """The model's buffers, and which of them a step has changed: BatchNorm's averages, for one.
-
-    They are averaged over the ranks, by samples, in fp64: what is equal on all of them stays so.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._modules = list(model.modules())
-        self._seen = self._now()
-
-    def _now(self) -> list[tuple[nn.Module, Tensor, int]]:
-        return [
-            (module, buffer, buffer._version)
-            for module in self._modules
-            for buffer in module._buffers.values()
-            if buffer is not None
-        ]
-
-    def moved(self) -> list[bool]:
-        """Which of them have changed since the last update; of a module all or none.
-
-        BatchNorm's kernels move its averages without a trace, but not its count of batches.
-        """
-        now = self._now()
-        if len(now) != len(self._seen):
-            return [True] * len(now)
-        moved = {
-            id(module)
-            for (module, one, version), (_, before, seen) in zip(now, self._seen, strict=True)
-            if one is not before
-            or version != seen
-            or (isinstance(module, _NormBase) and module.training)
-        }
-        return [id(module) in moved for module, _, _ in now]
-
-    @torch.no_grad()
-    def packed(self, moved: list[bool], num_samples: int) -> list[Tensor]:
-        """Those of this rank in one tensor, times its samples; nothing where none has moved."""
-        buffers = self._those(moved)
-        if not buffers:
-            return []
-        return [torch.cat([one.flatten().double() for one in buffers]).mul_(num_samples)]
-
-    @torch.no_grad()
-    def unpack(self, moved: list[bool], sums: list[Tensor], num_samples: int) -> None:
-        """Replaces those by their means over all samples; whole numbers are rounded."""
-        buffers = self._those(moved)
-        if buffers:
-            parts = (sums[0] / num_samples).split([one.numel() for one in buffers])
-            for one, part in zip(buffers, parts, strict=True):
-                value = part.view(one.shape)
-                one.data.copy_(value if one.is_floating_point() else value.round())
-        self._seen = self._now()
-
-    def _those(self, moved: list[bool]) -> list[Tensor]:
-        return [one for (_, one, _), is_moved in zip(self._now(), moved, strict=True) if is_moved]

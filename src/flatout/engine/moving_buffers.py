@@ -1,0 +1,75 @@
+"""The model's buffers, and which of them a step has changed: BatchNorm's averages, for one."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+
+class MovingBuffers:
+    """Buffers that are averaged over the ranks, by samples, in fp64: what is equal on all of them
+    stays so.
+
+    Args:
+        model: whose buffers they are.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
+        self._seen = self._now()
+
+    def _now(self) -> list[tuple[nn.Module, Tensor, int]]:
+        return [
+            (module, buffer, buffer._version)
+            for module in self._modules
+            for buffer in module._buffers.values()
+            if buffer is not None
+        ]
+
+    def moved(self) -> list[bool]:
+        """Which of them have changed since the last update; of a module all numbers or none.
+
+        BatchNorm's kernels move its averages without a trace, but not its count of batches. Whole
+        numbers are never moved so: an index, or a mask of truths, stays out of it.
+        """
+        now = self._now()
+        if len(now) != len(self._seen):
+            return [True] * len(now)
+        is_traced = [
+            one is not before or version != seen
+            for (_, one, version), (_, before, seen) in zip(now, self._seen, strict=True)
+        ]
+        moved = {
+            id(module)
+            for (module, _, _), is_moved in zip(now, is_traced, strict=True)
+            if is_moved or (isinstance(module, _NormBase) and module.training)
+        }
+        return [
+            is_moved or (id(module) in moved and one.is_floating_point())
+            for (module, one, _), is_moved in zip(now, is_traced, strict=True)
+        ]
+
+    @torch.no_grad()
+    def packed(self, moved: list[bool], num_samples: int) -> list[Tensor]:
+        """Those of this rank in one tensor, times its samples; nothing where none has moved."""
+        buffers = self._those(moved)
+        if not buffers:
+            return []
+        flat = torch.cat([one.flatten().double() for one in buffers])
+        # Without samples it says nothing; infinity, as in a mask, times 0 would be NaN.
+        return [flat.mul_(num_samples) if num_samples else flat.zero_()]
+
+    @torch.no_grad()
+    def unpack(self, moved: list[bool], sums: list[Tensor], num_samples: int) -> None:
+        """Replaces those by their means over all samples; whole numbers are rounded."""
+        buffers = self._those(moved)
+        if buffers:
+            parts = (sums[0] / num_samples).split([one.numel() for one in buffers])
+            for one, part in zip(buffers, parts, strict=True):
+                value = part.view(one.shape)
+                one.data.copy_(value if one.is_floating_point() else value.round())
+        self._seen = self._now()
+
+    def _those(self, moved: list[bool]) -> list[Tensor]:
+        return [one for (_, one, _), is_moved in zip(self._now(), moved, strict=True) if is_moved]

@@ -1,0 +1,252 @@
+"""What a rank does, looked at without the others; and what two of them tell each other."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from msgspec import structs
+from ranks_runs import run_ranks
+from torch import Tensor, nn
+
+from flatout.engine import Experiment, worker
+from flatout.engine.course import Course, Task
+from flatout.engine.feed import Slicing
+from flatout.engine.journal import Journal
+from flatout.engine.listening import SOCKET_NAME, listening_socket
+from flatout.engine.loader import Loading
+from flatout.engine.moving_buffers import MovingBuffers
+from flatout.engine.ranks import Alone, Share
+from flatout.engine.relief import means_of, relieved_after_kill
+from flatout.engine.stream import StreamFeed
+from flatout.engine.training import train_in
+from flatout.engine.watch import StopRequest
+from flatout.errors import UsageError
+from flatout.nouns.adaptation import Adaptation
+from flatout.nouns.change import Change
+from flatout.nouns.lines import Event, Failed, RecipeSet
+from flatout.nouns.recipe import Choice
+from flatout.nouns.tuning import Wish
+from flatout.system import store
+from flatout.system.runs import RunFolder, read_run
+
+if TYPE_CHECKING:
+    from conftest import Lab, Tell
+
+Plain = Callable[..., Experiment]
+CASES = Path(__file__).parents[1] / "cases" / "ranks"
+
+
+class OfTwo(Alone):
+    """One of two ranks, whose other one agrees with whatever it does.
+
+    Args:
+        act: of the second rank: does what the first would while it tells about something.
+    """
+
+    size = 2
+
+    def __init__(self, act: Callable[[], Any] | None = None) -> None:
+        self.rank = int(act is not None)
+        self.is_first = act is None
+        self.share = Share(rank=self.rank, size=2)
+        self._act = act
+
+    def told(self, make: Callable[[], Any], kind: Any = None, *, about: str = "") -> Any:
+        """See Ranks."""
+        if self._act is None:
+            return make()
+        return self._act() if about else None
+
+
+class Numbers:
+    """An iterable of 50 numbers that knows where it is; at its end it is back at its beginning."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.done < 50:
+            self.done += 1
+            yield torch.tensor(self.done)
+        self.done = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.done = state["done"]
+
+
+def stream(rank: int, state: Any = None) -> StreamFeed:
+    slicing = Slicing(
+        batch_size=8, micro_batch_size=8, seed=1, is_shuffled=False, share=Share(rank=rank, size=2)
+    )
+    loading = Loading(num_workers=0, prefetch=2, pin_memory=False, persistent=False, collate=None)
+    feed = StreamFeed(Numbers(), slicing, loading)
+    feed.load_state(state)
+    return feed
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_stream_with_a_state_goes_on_in_the_midst_of_an_epoch(rank: int) -> None:
+    whole = [batch.tolist() for [(batch, _)] in stream(rank).updates(0, 0)]
+    begun = stream(rank)
+    updates = begun.updates(0, 0)
+    for _ in range(3):
+        next(updates)
+    rest = [batch.tolist() for [(batch, _)] in stream(rank, begun.state()).updates(0, 3)]
+    assert len(whole) == 7 and rest == whole[3:]
+    # The last update is a short one: after it there is nothing, whatever the source does then.
+    for _ in range(4):
+        next(updates)
+    assert list(stream(rank, begun.state()).updates(0, 7)) == []
+
+
+def test_what_only_one_rank_can_do_is_refused_when_several_go_on(
+    lab: Lab, plain: Plain, tell: Tell
+) -> None:
+    # The number of threads is fixed: the recipe is not chosen anew because there are two ranks.
+    folder, experiment = lab.new(checkpoint_every=1), plain()
+    lab.go_on(folder, experiment, stop_after=3)
+    [line] = tell.events(folder, RecipeSet)
+    captured = structs.replace(line.recipe, capture=Choice(value="step", why="it was faster"))
+    events = store.Lines(folder.events)
+    events.append(structs.replace(line, step=3, recipe=captured))
+    events.close()
+    task = Task(folder, read_run(folder).header.spec, Change(), StopRequest(), ranks=OfTwo())
+    with pytest.raises(UsageError, match="does not go with several ranks"):
+        train_in(task, lambda: experiment)
+    assert len(tell.events(folder, RecipeSet)) == 2
+
+
+def test_first_weights_are_written_by_the_first_rank_alone(
+    lab: Lab, plain: Plain, tmp_path: Path
+) -> None:
+    given = lab.run(plain(epochs=1)).weights
+    folder = lab.new(init=str(tmp_path / "gone.safetensors"))
+    spec = read_run(folder).header.spec
+    kept = folder.path / "init.safetensors"
+
+    def of(ranks: Alone) -> Tensor:
+        task = Task(folder, spec, Change(), StopRequest(), ranks=ranks)
+        journal = Journal(folder)
+        course = Course(task, plain(), journal, None)
+        journal.close()
+        return next(course._build("cpu").model.parameters())
+
+    # It reads what is not there before the first one has written it, and writes nothing itself.
+    second = OfTwo(lambda: kept.exists() or store.copy_atomically(given, kept))
+    assert os.listdir(kept.parent).count(kept.name) == 0
+    assert torch.equal(of(second), of(OfTwo()))
+    assert not (tmp_path / "gone.safetensors").exists()
+
+
+def test_after_a_kill_the_largest_share_is_halved(lab: Lab, plain: Plain) -> None:
+    folder = lab.run(plain(epochs=1))
+    facts = _Facts()
+    recipes = []
+    for num_ranks in (1, 4):
+        journal = Journal(folder)
+        means = means_of(facts, num_ranks)  # type: ignore[arg-type]
+        recipes.append(relieved_after_kill(folder, journal, means, 7))
+        journal.close()
+        lines = store.read_lines(folder.events, Event)
+        assert isinstance(lines[-1], RecipeSet)
+    assert [one.micro_batch_size.value for one in recipes] == [4, 1]
+
+
+@dataclasses.dataclass
+class _Facts:
+    batch_size: int = 8
+    has_batch_norm: bool = False
+    has_own_step: bool = False
+    num_blocks: int = 0
+
+
+def test_no_recipe_is_searched_for_by_several_ranks(lab: Lab, plain: Plain, tell: Tell) -> None:
+    folder = lab.new()
+    spec = read_run(folder).header.spec
+    searching = structs.replace(spec, tuning=Wish(mode="full"))
+    task = Task(folder, searching, Change(), StopRequest(), ranks=OfTwo())
+    train_in(task, lambda: plain(epochs=1, model=lambda: nn.Linear(6, 3)))
+    assert "search-needs-one-rank" in tell.rules(folder)
+    assert [one.recipe.precision.origin for one in tell.events(folder, RecipeSet)] == ["default"]
+
+
+def test_buffers_of_a_rank_without_samples_say_nothing() -> None:
+    class Counting(nn.Module):
+        mask: Tensor
+        place: Tensor
+        mean: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+            self.register_buffer("place", torch.tensor([2**60 + 1]))
+            self.register_buffer("mean", torch.zeros(1))
+
+    modules = [Counting(), Counting()]
+    moving = [MovingBuffers(one) for one in modules]
+    modules[0].mean.fill_(0.25)
+    moved = moving[0].moved()
+    assert moved == [True, False, True]
+    packed = [one.packed(moved, size) for one, size in zip(moving, (2, 0), strict=True)]
+    sums = [torch.stack([one[0] for one in packed]).sum(0)]
+    for one, module in zip(moving, modules, strict=True):
+        one.unpack(moved, sums, 2)
+        assert module.mask.tolist() == [0.0, -torch.inf]
+        assert module.place.tolist() == [2**60 + 1]
+        assert module.mean.tolist() == [0.25]
+
+
+def test_a_bad_limit_is_told_in_the_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = lab.new()
+    for name, value in {
+        "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "FLATOUT_RANKS_LIMIT_S": "10m",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    assert worker.main([str(folder.path), "--ranked"]) == 2
+    told = store.read_lines(folder.events, Event)[-1]
+    assert isinstance(told, Failed)
+    assert told.finding.problem == "FLATOUT_RANKS_LIMIT_S=10m is no number of seconds."
+
+
+@pytest.mark.skipif(os.name == "nt", reason="torch opens the port by itself there")
+def test_rank_0_listens_where_the_others_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = listening_socket("127.0.0.1", 0)
+    assert number is not None
+    with socket.socket(fileno=number) as one:
+        assert one.getsockname()[0] == "127.0.0.1"
+        with pytest.raises(OSError, match="in use"):
+            listening_socket("127.0.0.1", one.getsockname()[1])
+    # An address of somebody else's, as behind a router: torch is to find its way.
+    assert listening_socket("192.0.2.1", 0) is None
+    with socket.create_server(("127.0.0.1", 0)) as given:
+        monkeypatch.setenv(SOCKET_NAME, str(given.fileno()))
+        assert listening_socket("127.0.0.1", 1) == given.fileno()
+        assert SOCKET_NAME not in os.environ
+
+
+def test_two_ranks_tell_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+    path = [str(CASES), str(Path(run_ranks.__code__.co_filename).parent)]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]))
+    run_ranks(2, [str(CASES / "in_company.py"), str(tmp_path)], tmp_path, 120.0)
+    events = store.read_lines(RunFolder(tmp_path / "lost").events, Event)
+    told = [one.adaptation for one in events if isinstance(one, RecipeSet) and one.adaptation]
+    assert told == [
+        Adaptation(
+            kind="smaller", step=3, before=20, after=10, part="other", is_in_place=False,
+            because="rank 1: the GPU cannot be used any more.",
+        )
+    ]  # fmt: skip
+    assert isinstance(events[-1], Failed)
+    assert events[-1].finding.rule == "gpu-state-lost"
