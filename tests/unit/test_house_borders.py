@@ -41,6 +41,7 @@ WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/engine/launch/ray.py: open": "the log of a run, on the node of its rank",
     "flatout/engine/launch/ray.py: os.environ": _RANKS,
     "flatout/engine/connection.py: os.environ": _RANKS,
+    "flatout/engine/listening.py: os.environ": _RANKS,
     "flatout/engine/worker.py: open": "the log of a rank, whoever has started it",
     "flatout/engine/checkpoint.py: open": _TENSOR_FILES,
     "flatout/engine/checkpoint.py: read_bytes": _TENSOR_FILES,

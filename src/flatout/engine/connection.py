@@ -74,6 +74,11 @@ def place_here() -> Place:
         ) from error
 
 
+def may_be_first() -> bool:
+    """Whether this process is rank 0, or does not know which it is."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 class Connection:
     """The ranks of a training, connected.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.engine.connection import Connection, place_here
+from flatout.engine.connection import Connection, may_be_first, place_here
 from flatout.engine.course import Task
 from flatout.engine.datasets import downloads_told_to
 from flatout.engine.failures import bad_news
@@ -70,8 +70,7 @@ def _group_here(folder: RunFolder, run: str) -> Group:
     try:
         return Group(Connection(place_here(), run))
     except FlatoutError as error:
-        # The first one, or each that does not know whether it is.
-        if os.environ.get("RANK", "0") == "0":
+        if may_be_first():
             tell_refusal(folder, error)
         raise
 
