@@ -9,6 +9,7 @@ import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
@@ -73,9 +74,13 @@ def _assert_sound(cluster: ContainerCluster) -> dict[str, Any]:
 def test_ray_comes_up_and_trains_as_one_process_does(ray: ContainerCluster) -> None:
     state = _assert_sound(ray)
     assert state["dashboards"][0]["address"] == "http://127.0.0.1:8265"
+    _assert_trains_as_one_process_does(ray)
+
+
+def _assert_trains_as_one_process_does(cluster: ContainerCluster) -> None:
     asked = ("train", "digits", "--epochs", "5", "--seed", "3", "--tune", "off")
-    alone = ray.told(*asked)["run"]
-    both = ray.told(*asked, "--on", "cluster:2")["run"]
+    alone = cluster.told(*asked)["run"]
+    both = cluster.told(*asked, "--on", "cluster:2")["run"]
     assert both["status"] == "finished" and both["started"]["num_ranks"] == 2
     # The same samples in the same order; sums over ranks round otherwise.
     accuracy = [one["validations"][-1]["metrics"]["accuracy"] for one in (alone, both)]
@@ -119,14 +124,12 @@ def write_stripes(folder: Path) -> None:
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(head + labels)
 
 
-def test_ray_goes_on_without_a_worker_that_was_killed(
-    ray: ContainerCluster, docker: Docker
-) -> None:
-    process = ray.start("train", "digits", "--epochs", "150", "--tune", "off", "--on", "cluster",
-                        "--name", "bereft", "--json")  # fmt: skip
-    folder = ray.state / "runs" / "bereft"
+def _assert_goes_on_without_a_worker(cluster: ContainerCluster, docker: Docker) -> None:
+    words = ("train", "digits", "--epochs", "150", "--tune", "off", "--on", "cluster")
+    process = cluster.start(*words, "--name", "bereft", "--json")
+    folder = cluster.state / "runs" / "bereft"
     wait_until(has(folder / "events.jsonl", '"checkpointed"'), process)
-    docker.must("kill", ray.container("worker", 2))
+    docker.must("kill", cluster.container("worker", 2))
     stdout, stderr = process.communicate(timeout=420)
     run = json.loads(stdout)["run"]
     assert run["status"] == "finished", stderr[-3000:]
@@ -135,7 +138,13 @@ def test_ray_goes_on_without_a_worker_that_was_killed(
     metrics = (folder / "metrics.jsonl").read_text().splitlines()
     epochs = [json.loads(line)["epoch"] for line in metrics if '"epochended"' in line]
     assert epochs == list(range(150))
-    assert ray.up()["findings"] == []
+    assert cluster.up()["findings"] == []
+
+
+def test_ray_goes_on_without_a_worker_that_was_killed(
+    ray: ContainerCluster, docker: Docker
+) -> None:
+    _assert_goes_on_without_a_worker(ray, docker)
 
 
 def test_ray_job_stops_with_a_checkpoint_and_goes_on(ray: ContainerCluster) -> None:
@@ -183,3 +192,21 @@ def test_dask_comes_up_and_is_reached_on_loopback(dask: ContainerCluster) -> Non
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                               timeout=120, check=False)  # fmt: skip
         assert done.stdout.split() == ["14", "2"], done.stderr
+
+
+def test_ranks_are_started_in_the_nodes_of_dask(dask: ContainerCluster, docker: Docker) -> None:
+    _assert_trains_as_one_process_does(dask)
+    _assert_goes_on_without_a_worker(dask, docker)
+
+
+def test_ranks_go_on_when_the_command_line_is_killed(dask: ContainerCluster) -> None:
+    process = dask.start("train", "digits", "--epochs", "60", "--tune", "off", "--on", "cluster:2",
+                         "--name", "alone")  # fmt: skip
+    events = dask.state / "runs" / "alone" / "events.jsonl"
+    wait_until(has(events, '"started"'), process)
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 180
+    while '"finished"' not in events.read_text():
+        assert time.monotonic() < end, events.read_text()[-2000:]
+        time.sleep(0.5)

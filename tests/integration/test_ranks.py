@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,7 @@ from ranks_runs import run_ranks
 from torch import Tensor
 
 from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import EpochEnded, Event, Metric, Started, Stopped, Validated
+from flatout.nouns.lines import EpochEnded, Event, Failed, Metric, Started, Stopped, Validated
 from flatout.nouns.placement import Placement
 from flatout.nouns.run import Run, RunHeader
 from flatout.system import child, store
@@ -182,6 +184,42 @@ def test_ranks_stop_when_their_launcher_is_killed(tmp_path: Path) -> None:
     last = store.read_lines(attendance.folder.events, Event)[-1]
     assert isinstance(last, Stopped) and last.reason == "the command line has gone"
     assert attendance.folder.checkpoint_steps()[-1] == last.step
+
+
+def launchers(folder: RunFolder, nodes: range, port: int) -> list[int]:
+    """Starts torchrun as if each were on a machine of its own, of two; gives how they ended."""
+    words = [sys.executable, "-P", "-m", "flatout.engine.launch", str(folder.path)]
+    words += ["--on", "torchrun:1", "--nodes", "2", "--meet", f"127.0.0.1:{port}"]
+    with open(folder.log, "ab") as log:
+        started = [
+            subprocess.Popen([*words, "--node", str(node)], stdin=subprocess.DEVNULL, stdout=log,
+                             stderr=log)
+            for node in nodes
+        ]  # fmt: skip
+    return [one.wait(LIMIT_S) for one in started]
+
+
+def test_launchers_of_two_nodes_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ExperimentSpec(name="digits", fixed={"num_threads": 1}, epochs=2)
+    header = RunHeader(
+        id="pair", created_at=0.0, flatout_version="0.1.0", python=sys.executable, spec=spec
+    )
+    folder = create_run(header, tmp_path / "runs")
+    assert launchers(folder, range(2), free_port()) == [0, 0], folder.log.read_text()[-3000:]
+    run = read_run(folder)
+    assert run.status == "finished" and run.step == 2 * 23
+    assert run.started is not None and run.started.num_ranks == 2
+    # The other one does not come.
+    monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "1")
+    assert launchers(folder, range(1), free_port()) == [1]
+    told = store.read_lines(folder.events, Event)[-1]
+    assert isinstance(told, Failed) and told.finding.rule == "ranks-not-together"
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def test_memory_that_runs_out_on_one_rank(tmp_path: Path) -> None:

@@ -48,11 +48,3 @@ def test_the_own_clusters_address_is_known(
     found = training._where(parse_placement(f"http://{host}:9265"))
     assert found.folder is not None and found.folder.path == made
     assert training._where(parse_placement("http://127.0.0.1:8265")).folder is None
-
-
-def test_a_cluster_without_ray_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster(tmp_path, engine="dask")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="is one of dask") as told:
-        training._where(parse_placement("cluster"))
-    assert told.value.rule == "cluster-without-ray"

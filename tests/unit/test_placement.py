@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engine.launch.job import Job, Lifeline, ending_code, rank_variables, thread_variables
+from flatout.engine.launch.job import Job, Lifeline, rank_variables, thread_variables
 from flatout.errors import UsageError
 from flatout.nouns.framework import Framework
 from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
-from flatout.nouns.placement import RANK_DIED, Placement, num_gpus_for, parse_placement
+from flatout.nouns.placement import (
+    RANK_DIED,
+    Placement,
+    ending_code,
+    num_gpus_for,
+    parse_placement,
+)
 from flatout.nouns.train_request import TrainRequest
 
 ONE_GPU = Machine(

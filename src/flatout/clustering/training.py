@@ -1,7 +1,8 @@
-"""Training over a cluster: the run's folder lies where both sides see it, and a job of Ray trains.
+"""Training over a cluster: the run's folder lies where both sides see it, and its nodes train.
 
-Ray only places ranks and carries the job; the command line makes the run, follows it, and starts it
-again where that is to be.
+A cluster of Ray is handed a job. In any other, each node is given a launcher of its own. Neither
+starts anything again: the command line makes the run, follows it, and starts it again where that
+is to be.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 
 from flatout import flow
 from flatout.cluster.settings import address_in, engine_in
+from flatout.clustering import placing
 from flatout.clustering.files import Folder, open_folder
 from flatout.clustering.running import require_well
 from flatout.errors import UsageError
@@ -21,19 +23,24 @@ from flatout.nouns.change import Change
 from flatout.nouns.placement import CLUSTER, Placement
 from flatout.nouns.run import RunHeader
 from flatout.nouns.train_request import TrainRequest
-from flatout.system import cluster_folder, ray_jobs, store, tail
-from flatout.system.attendance import Attendance
+from flatout.system import cluster_folder, compose, ray_jobs, store, tail
+from flatout.system.attendance import Attendance, Running
 from flatout.system.interrupts import Interrupts
+from flatout.system.node_job import NodeJob
 from flatout.system.runs import RunFolder
+from flatout.system.system import LocalSystem
 
 # Where the image of a cluster has the folder of runs.
 _RUNS_INSIDE = "/flatout/runs"
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """A Ray that trains. folder: of the cluster of containers that it is, or None."""
+    """Who trains. address: of a Ray's dashboard; None where the nodes are given launchers.
 
-    address: str
+    folder: of the cluster of containers that it is; None for a Ray of other machines.
+    """
+
+    address: str | None = None
     folder: Folder | None = None
 
     def inside(self, path: Path) -> str:
@@ -62,17 +69,19 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     Args:
         request: what was asked for; its placement names the cluster.
         interrupts: Ctrl-C.
-        is_attached: a job goes on by itself in any case, and is asked to stop by a file.
+        is_attached: it goes on by itself in any case, and is asked to stop by a file.
 
     Raises:
-        UsageError: no-cluster-here, ray-version-mismatch and what else `judge_nodes` refuses;
-            RunFailed: ray-not-answering; KeyboardInterrupt: Ctrl-C was pressed before.
+        UsageError: no-cluster-here, ray-version-mismatch and what else `judge_nodes` refuses,
+            ranks-do-not-fit; RunFailed: ray-not-answering; KeyboardInterrupt: Ctrl-C was pressed
+            before.
     """
     request.check()
     on = request.placement
     assert on is not None and on.place is not None
     where = _where(on)
-    ray_jobs.version(where.address)
+    if where.address is not None:
+        ray_jobs.version(where.address)
     old = flow.reopen(request, interrupts) if request.resume else None
     header = store.read_json(old.header, RunHeader) if old else None
     spec = header.spec if header else flow.specify(request)
@@ -84,7 +93,7 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     # What root makes here is written by another in the containers.
     _hand_over(where, folder)
     end = tail.Tail(folder, is_from_end=True)
-    start = partial(_submit, where, folder, on)
+    start = partial(_start, where, folder, on)
     change = request.change if old else Change()
     return Attendance(
         folder=folder, machine=machine, worker=start(change), tail=end, on=on, start=start
@@ -92,26 +101,22 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
 
 
 def _where(on: Placement) -> Where:
-    """The Ray that `--on` names.
+    """Who trains, by what `--on` names, and whether it can.
 
     Raises:
-        UsageError: no-cluster-here, cluster-without-ray, and what is wrong with its nodes.
+        UsageError: no-cluster-here, ranks-do-not-fit, and what is wrong with its nodes.
     """
     if on.place != CLUSTER:
         address = ray_jobs.check_address(on.place or "")
         return Where(address=address, folder=_own_cluster(address))
     folder = open_folder(None)
-    engine = engine_in(folder.settings)
-    if engine != "ray":
-        raise UsageError(
-            "cluster-without-ray",
-            f"the cluster in {folder.path} is one of {engine}.",
-            because="--on cluster hands the training to Ray's Jobs API",
-            fix="flatout cluster init --engine ray",
-        )
     require_well(folder)
-    address = f"http://{address_in(folder.settings, 'CLUSTER_DASHBOARD_PORT')}"
-    return Where(address=address, folder=folder)
+    if engine_in(folder.settings) == "ray":
+        address = f"http://{address_in(folder.settings, 'CLUSTER_DASHBOARD_PORT')}"
+        return Where(address=address, folder=folder)
+    # Before there is a run.
+    placing.ranks_of(placing.computing_nodes(folder, LocalSystem()), on.num_ranks)
+    return Where(folder=folder)
 
 
 def _own_cluster(address: str) -> Folder | None:
@@ -133,9 +138,26 @@ def _hand_over(where: Where, folder: RunFolder) -> None:
         cluster_folder.hand_over(folder.path, uid, gid)
 
 
-def _submit(where: Where, folder: RunFolder, on: Placement, change: Change) -> ray_jobs.RayJob:
+def _start(where: Where, folder: RunFolder, on: Placement, change: Change) -> Running:
+    """Starts a training, or starts it again with the nodes that are left.
+
+    Raises:
+        UsageError: ranks-do-not-fit; RunFailed: ray-not-answering, docker-failed.
+    """
     inside = where.inside(folder.path)
+    if where.address is not None:
+        return _submit(where.address, inside, folder, on, change)
+    assert where.folder is not None
+    system = LocalSystem()
+    compose.find_compose(system)
+    placed = placing.ranks_of(placing.computing_nodes(where.folder, system), on.num_ranks)
+    return NodeJob(placing.parts(placed, inside, change), inside, folder.log)
+
+
+def _submit(
+    address: str, inside: str, folder: RunFolder, on: Placement, change: Change
+) -> ray_jobs.RayJob:
     command = ["python3", "-P", "-m", "flatout.engine.launch", inside, "--on", str(on)]
     if change != Change():
         command += ["--change", msgspec.json.encode(change).decode()]
-    return ray_jobs.submit(where.address, command, f"{inside}/{folder.log.name}", folder.log)
+    return ray_jobs.submit(address, command, f"{inside}/{folder.log.name}", folder.log)

@@ -23,12 +23,9 @@ from flatout.engine.failures import is_out_of_memory
 from flatout.engine.listening import listening_socket
 from flatout.engine.notices import Notices
 from flatout.errors import RunFailed, UsageError
+from flatout.nouns.placement import RANKS_LIMIT_NAME, RANKS_LIMIT_S
 
 T = TypeVar("T")
-
-# A straggler is waited for; a rank that hangs is not waited for all night.
-_LIMIT_S = 600.0
-_LIMIT_NAME = "FLATOUT_RANKS_LIMIT_S"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +90,7 @@ class Connection:
     def __init__(self, place: Place, run: str = "") -> None:
         self.place = place
         self._run = run
-        self._limit_s = _limit_here()
+        self._limit_s = ranks_limit_s()
         self._notices: Notices | None = None
         self._table: _Table | None = None
         # Every rank has been to as many meetings as the others.
@@ -249,13 +246,13 @@ def _not_together(problem: str, because: str | None) -> RunFailed:
     )
 
 
-def _limit_here() -> float:
+def ranks_limit_s() -> float:
     """How long ranks wait for each other.
 
     Raises:
         UsageError: bad-setting.
     """
-    text = os.environ.get(_LIMIT_NAME, str(_LIMIT_S))
+    text = os.environ.get(RANKS_LIMIT_NAME, str(RANKS_LIMIT_S))
     try:
         limit_s = float(text)
     except ValueError:
@@ -263,7 +260,7 @@ def _limit_here() -> float:
     if not 0 < limit_s < math.inf:
         raise UsageError(
             "bad-setting",
-            f"{_LIMIT_NAME}={text} is no number of seconds.",
-            fix=f"{_LIMIT_NAME}={_LIMIT_S:g}, or leave it out",
+            f"{RANKS_LIMIT_NAME}={text} is no number of seconds.",
+            fix=f"{RANKS_LIMIT_NAME}={RANKS_LIMIT_S:g}, or leave it out",
         )
     return limit_s

@@ -138,7 +138,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     versions: of packages, by name; None where it has none. now_s: its clock; asked_s: what the
     asking machine's clock showed meanwhile. addresses: of the names of the other nodes; None where
     a name does not resolve. interfaces: its network interfaces' names. reached: whether a port
-    of a node answers, by "name:port".
+    of a node answers, by "name:port". free_ports: two on which nobody listens.
     """
 
     node: str
@@ -155,6 +155,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     unwritable: tuple[str, ...] = ()
     num_cpus: float | None = None
     num_gpus: int = 0
+    free_ports: tuple[int, ...] = ()
 
 
 class Dashboard(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
@@ -12,11 +13,18 @@ from flatout.nouns.machine import Machine
 # What the process that starts the ranks ends with when one of them died without a word: flatout
 # starts them again.
 RANK_DIED = 10
+# In good order, or told by rank 0 in the run's folder: 1 could not go on, 2 wrong use, 3 our fault.
+_TOLD = (1, 2, 3)
+
+# How long ranks wait for each other, unless the variable says otherwise: a straggler is waited for,
+# a rank that hangs is not waited for all night.
+RANKS_LIMIT_NAME = "FLATOUT_RANKS_LIMIT_S"
+RANKS_LIMIT_S = 600.0
 
 # Those that start their ranks on this machine.
 LOCAL = ("local", "torchrun")
 LAUNCHERS = (*LOCAL, "ray")
-# Ray, to which the training is handed as a job: that of a cluster of containers.
+# A cluster of containers: its Ray is handed the training as a job; else its nodes start the ranks.
 CLUSTER = "cluster"
 # A machine has no more sensible use for them; a mistyped number is not to start a thousand.
 _MOST_RANKS = 1024
@@ -26,8 +34,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """Who starts the ranks of a training, and how many.
 
     launcher: a module of `engine/launch`. num_ranks: processes that train together; 0 for as many
-    as Ray has room for. place: to which Ray the training is handed as a job: `cluster`, or the
-    address of its dashboard; None starts the launcher here.
+    as Ray has room for. place: to whom the training is handed: `cluster`, or the address of a
+    Ray's dashboard; None starts the launcher here.
     """
 
     launcher: str
@@ -118,3 +126,22 @@ def _number(text: str, number: str, *, least: int = 0) -> int:
             fix="--on http://HOST:8265#2" if name.startswith("http") else f"--on {name}:2",
         )
     return num_ranks
+
+
+def spread(num_ranks: int, num_nodes: int) -> list[int]:
+    """How many of so many ranks each node takes: as even as can be, the first nodes the more."""
+    each, more = divmod(num_ranks, num_nodes)
+    return [each + (node < more) for node in range(num_nodes)]
+
+
+def ending_code(codes: Mapping[int, int]) -> int:
+    """The exit code of a launcher whose ranks ended with these, by their numbers.
+
+    What rank 0 has told counts. If a rank was killed, rank 0 has told that another is lost, or
+    was it itself: then nothing is told, and RANK_DIED has the ranks started again. The same holds
+    of the nodes of several launchers, of which the first has rank 0.
+    """
+    first = codes.get(0, RANK_DIED)
+    if first in _TOLD or (first == 0 and not any(codes.values())):
+        return first
+    return RANK_DIED if any(codes.values()) else first

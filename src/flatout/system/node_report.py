@@ -54,6 +54,7 @@ def answer(question: NodeQuestion) -> NodeReport:
         unwritable=tuple(path for path in question.folders if not os.access(path, os.W_OK)),
         num_cpus=_num_cpus(),
         num_gpus=_num_gpus(),
+        free_ports=_free_ports(),
     )
 
 
@@ -85,6 +86,13 @@ def _answers(place: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
+
+
+def _free_ports() -> tuple[int, ...]:
+    with socket.socket() as one, socket.socket() as other:
+        for each in (one, other):
+            each.bind(("", 0))
+        return one.getsockname()[1], other.getsockname()[1]
 
 
 def _interfaces() -> tuple[str, ...]:

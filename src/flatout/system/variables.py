@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from flatout.nouns.placement import RANKS_LIMIT_NAME
 from flatout.system import folders
 
 _ADDED = {
@@ -40,6 +41,11 @@ def worker_environment() -> dict[str, str]:
 def visible_gpus() -> str | None:
     """To which GPUs the person keeps CUDA, as typed; None where nobody says."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def ranks_limit() -> dict[str, str]:
+    """How long ranks wait for each other, for those that do not inherit it; nothing by default."""
+    return {name: os.environ[name] for name in (RANKS_LIMIT_NAME,) if name in os.environ}
 
 
 def plain_environment() -> dict[str, str]:

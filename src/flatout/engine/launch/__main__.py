@@ -10,7 +10,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from flatout.engine.launch.job import Job, Lifeline
+from flatout.engine.launch.job import Job, Lifeline, Nodes
 from flatout.nouns.placement import parse_placement
 
 
@@ -21,6 +21,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--on", required=True, type=parse_placement, metavar="LAUNCHER:N")
     parser.add_argument("--attached", action="store_true", help="stop when stdin ends")
     parser.add_argument("--change", default="{}", help="JSON, as the worker takes it")
+    parser.add_argument("--node", type=int, default=0, help="which of --nodes this is, from 0")
+    parser.add_argument("--nodes", type=int, default=1, help="machines with a launcher each")
+    parser.add_argument("--meet", metavar="HOST:PORT", help="where that of the first waits")
     given = parser.parse_args(argv)
     # A name of ours, checked: nothing else is imported by it.
     launcher = importlib.import_module(f"flatout.engine.launch.{given.on.launcher}")
@@ -30,8 +33,16 @@ def main(argv: list[str] | None = None) -> int:
             num_ranks=given.on.num_ranks,
             change=given.change,
             lifeline=lifeline,
+            nodes=_nodes(given.node, given.nodes, given.meet),
         )
         return int(launcher.launch(job))
+
+
+def _nodes(node: int, count: int, place: str | None) -> Nodes | None:
+    if place is None:
+        return None
+    host, _, port = place.rpartition(":")
+    return Nodes(node=node, count=count, host=host, port=int(port))
 
 
 if __name__ == "__main__":

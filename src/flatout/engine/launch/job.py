@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,24 +14,41 @@ from typing import Any
 
 import psutil
 
-from flatout.nouns.placement import RANK_DIED
+from flatout.errors import FlatoutError
+from flatout.nouns.finding import finding_from
+from flatout.nouns.lines import Failed
+from flatout.system import clock, store
+from flatout.system.runs import RunFolder
 
-# In good order, or told by rank 0 in the run's folder: 1 could not go on, 2 wrong use, 3 our fault.
-_TOLD = (1, 2, 3)
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """Machines that train together, each with a launcher and ranks of its own.
+
+    node: that of this launcher, from 0. count: how many there are. host, port: where the launcher
+    of the first waits for the others.
+    """
+
+    node: int
+    count: int
+    host: str
+    port: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """Ranks that are to train a run together.
 
-    folder: of the run; the same path for every rank. num_ranks: how many there are to be.
-    change: JSON, as the worker's `--change`. lifeline: the ranks' standard input.
+    folder: of the run; the same path for every rank. num_ranks: how many this launcher starts.
+    change: JSON, as the worker's `--change`. lifeline: the ranks' standard input. nodes: of which
+    this is one; None where there are no others.
     """
 
     folder: Path
     num_ranks: int
     change: str
     lifeline: Lifeline
+    nodes: Nodes | None = None
 
     def command(self, python: str = sys.executable) -> list[str]:
         """What each rank runs; which one it is, the variables of `rank_variables` say."""
@@ -77,23 +93,27 @@ def loopback_variables() -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 
 
+def tell(job: Job, error: FlatoutError) -> int:
+    """Writes into the run's history why no rank was started, where nobody else writes into it."""
+    print(error, file=sys.stderr)
+    folder = RunFolder(job.folder)
+    lock = folder.lock()
+    if lock.acquire():
+        try:
+            events = store.Lines(folder.events)
+            finding = finding_from(error)
+            events.append(Failed(at=clock.now_s(), step=0, finding=finding), is_synced=True)
+            events.close()
+        finally:
+            lock.release()
+    return error.exit_code
+
+
 def _num_cores() -> int:
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     if sys.platform == "linux":
         cores = min(cores, len(os.sched_getaffinity(0)))
     return cores
-
-
-def ending_code(codes: Mapping[int, int]) -> int:
-    """The exit code of a launcher whose ranks ended with these, by their numbers.
-
-    What rank 0 has told counts. If a rank was killed, rank 0 has told that another is lost, or
-    was it itself: then nothing is told, and RANK_DIED has the ranks started again.
-    """
-    first = codes.get(0, RANK_DIED)
-    if first in _TOLD or (first == 0 and not any(codes.values())):
-        return first
-    return RANK_DIED if any(codes.values()) else first
 
 
 class Lifeline:

@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 
-from flatout.engine.launch.job import Job, ending_code, loopback_variables, rank_variables
+from flatout.engine.launch.job import Job, loopback_variables, rank_variables
 from flatout.engine.listening import SOCKET_NAME
+from flatout.nouns.placement import ending_code
 from flatout.system.clock import elapsed_s, sleep_s
 
 _LOOPBACK = "127.0.0.1"

@@ -21,12 +21,10 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from flatout.engine.launch.job import Job, ending_code, rank_variables
+from flatout.engine.launch.job import Job, rank_variables, tell
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.nouns.finding import finding_from
-from flatout.nouns.lines import Failed
-from flatout.system import clock, store
-from flatout.system.runs import RunFolder
+from flatout.nouns.placement import ending_code
+from flatout.system import clock
 
 _POLLED_EVERY_S = 0.2
 # After one rank has failed, the others notice by themselves, and rank 0 tells it.
@@ -49,7 +47,7 @@ def launch(job: Job) -> int:
             remove_placement_group(group)
             ray.shutdown()
     except FlatoutError as error:
-        return _tell(job, error)
+        return tell(job, error)
     for rank, code in codes.items():
         if code:
             print(f"rank {rank} of {job.num_ranks} ended with code {code}", file=sys.stderr)
@@ -226,22 +224,6 @@ def _is_cut(job: Job) -> bool:
         return False
     ready, _, _ = select.select([job.lifeline.reading], [], [], 0)
     return bool(ready)
-
-
-def _tell(job: Job, error: FlatoutError) -> int:
-    """Writes into the run's history why no rank was started, where nobody else writes into it."""
-    print(error, file=sys.stderr)
-    folder = RunFolder(job.folder)
-    lock = folder.lock()
-    if lock.acquire():
-        try:
-            events = store.Lines(folder.events)
-            finding = finding_from(error)
-            events.append(Failed(at=clock.now_s(), step=0, finding=finding), is_synced=True)
-            events.close()
-        finally:
-            lock.release()
-    return error.exit_code
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
-"""Ranks started by torch's own launcher (what `torchrun` is), on this machine.
+"""Ranks started by torch's own launcher (what `torchrun` is), on this machine or on several.
 
-It restarts nothing: flatout alone does that, so that two supervisors never start twice.
+It restarts nothing: flatout alone does that, so that two supervisors never start twice. On several
+machines each has this launcher, and that of the first keeps the store by which they meet.
 """
 
 from __future__ import annotations
@@ -9,28 +10,32 @@ import os
 import sys
 import uuid
 
+from torch.distributed import DistNetworkError, DistStoreError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from flatout.engine.launch.job import Job, ending_code, loopback_variables, thread_variables
+from flatout.engine.connection import ranks_limit_s
+from flatout.engine.launch.job import Job, Nodes, loopback_variables, tell, thread_variables
+from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.nouns.placement import ending_code
+from flatout.system.variables import worker_environment
 
 
 def launch(job: Job) -> int:
     """Hands the ranks to torchrun, waits until all have ended, and gives the exit code."""
-    os.environ.update(thread_variables(job.num_ranks) | loopback_variables())
+    os.environ.update(thread_variables(job.num_ranks))
     # torchrun's workers inherit standard input: from here on it is the lifeline's end.
     os.dup2(job.lifeline.reading, 0)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=job.num_ranks,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-    )
+    if job.nodes is None:
+        os.environ.update(loopback_variables())
+        config = _alone(job.num_ranks)
+    else:
+        # What the command line gives to processes that it starts itself.
+        os.environ.update(worker_environment())
+        try:
+            config = _among(job.nodes, job.num_ranks)
+        except UsageError as error:
+            return _told_once(job, job.nodes, error)
     program, *arguments = job.command()
     try:
         elastic_launch(config, program)(*arguments)
@@ -38,4 +43,57 @@ def launch(job: Job) -> int:
         print(error, file=sys.stderr)
         # Those that torchrun has ended itself, because another had failed, are not among them.
         return ending_code({rank: one.exitcode for rank, one in error.failures.items()})
+    except (DistNetworkError, DistStoreError) as error:
+        if job.nodes is None:
+            raise
+        return _told_once(job, job.nodes, _not_met(job.nodes, error))
     return 0
+
+
+def _alone(num_ranks: int) -> LaunchConfig:
+    """For one machine, which no other has to find."""
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_ranks,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+
+
+def _among(nodes: Nodes, num_ranks: int) -> LaunchConfig:
+    """For one of several machines, each of which knows its number and the address of the first."""
+    return LaunchConfig(
+        min_nodes=nodes.count,
+        max_nodes=nodes.count,
+        nproc_per_node=num_ranks,
+        # The same for all. Nobody else meets at this port.
+        run_id="flatout",
+        rdzv_backend="static",
+        rdzv_endpoint=f"{nodes.host}:{nodes.port}",
+        rdzv_configs={"rank": nodes.node, "timeout": max(1, int(ranks_limit_s()))},
+        max_restarts=0,
+        monitor_interval=0.1,
+    )
+
+
+def _not_met(nodes: Nodes, error: RuntimeError) -> RunFailed:
+    lines = str(error).strip().splitlines()
+    return RunFailed(
+        "ranks-not-together",
+        f"the {nodes.count} nodes did not meet at {nodes.host}:{nodes.port}.",
+        because=lines[0][:200] if lines else type(error).__name__,
+        fix="flatout cluster status looks at names and ports; the run's worker.log has the rest",
+    )
+
+
+def _told_once(job: Job, nodes: Nodes, error: FlatoutError) -> int:
+    """The first node tells it in the run's history, so that one does."""
+    if nodes.node == 0:
+        return tell(job, error)
+    print(error, file=sys.stderr)
+    return error.exit_code

@@ -1,0 +1,126 @@
+"""Which containers of a cluster compute, and how many ranks each of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from flatout.cluster.compose_file import HEADS
+from flatout.cluster.settings import engine_in
+from flatout.clustering.files import Folder, containers
+from flatout.clustering.running import ask_nodes
+from flatout.errors import UsageError
+from flatout.nouns.change import Change
+from flatout.nouns.cluster import Container, NodeReport
+from flatout.nouns.placement import spread
+from flatout.system import variables
+from flatout.system.node_job import NodePart
+from flatout.system.system import System
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """A container that computes, and what it tells of itself."""
+
+    container: Container
+    report: NodeReport
+
+    @property
+    def name(self) -> str:
+        """Of its service, with its number."""
+        return f"{self.container.service}-{self.container.number}"
+
+    @property
+    def address(self) -> str:
+        """Where the others reach it: some frameworks take no name with an underscore."""
+        return self.container.address or self.container.name
+
+    @property
+    def num_cpus(self) -> int:
+        """Whole CPUs that it may use."""
+        return max(1, int(self.report.num_cpus or 1))
+
+
+def computing_nodes(folder: Folder, system: System) -> list[Node]:
+    """The nodes that run and compute, in order; where any has a GPU, those with one.
+
+    Raises:
+        UsageError: cluster-not-up, cluster-versions-differ; RunFailed: docker-failed.
+    """
+    head = HEADS[engine_in(folder.settings)]
+    found = [one for one in containers(folder, system) if one.is_well and one.service != head]
+    reports, unread = ask_nodes(folder, found, system)
+    by_name = {one.node: one for one in reports}
+    nodes = [
+        Node(container=one, report=by_name[f"{one.service}-{one.number}"])
+        for one in found
+        if f"{one.service}-{one.number}" in by_name
+    ]
+    if not nodes:
+        raise UsageError(
+            "cluster-not-up",
+            f"no node of the cluster {folder.name} computes.",
+            because="; ".join(f"{name}: {why}" for name, why in unread.items()) or None,
+            fix="flatout cluster up",
+        )
+    if not all(len(one.report.free_ports) > 1 for one in nodes):
+        raise UsageError(
+            "cluster-versions-differ",
+            "the nodes have an older flatout, which names no free ports.",
+            fix="flatout cluster up puts this one into the image",
+        )
+    # One that is cut off from the network still answers: it is asked through the engine.
+    nodes = [one for one in nodes if one.container.address] or nodes
+    return [one for one in nodes if one.report.num_gpus] or nodes
+
+
+def ranks_of(nodes: Sequence[Node], num_ranks: int) -> list[tuple[Node, int]]:
+    """How many ranks each node takes; one each where nobody has said how many there are to be.
+
+    Raises:
+        UsageError: ranks-do-not-fit.
+    """
+    has_gpus = bool(nodes[0].report.num_gpus)
+    room = len(nodes) if has_gpus else sum(one.num_cpus for one in nodes)
+    num_ranks = num_ranks or len(nodes)
+    if num_ranks > room:
+        what = f"{room} nodes with a GPU" if has_gpus else f"{room} CPUs"
+        raise UsageError(
+            "ranks-do-not-fit",
+            f"{num_ranks} ranks are more than the cluster has room for.",
+            because=f"it has {what}, and each rank takes one",
+            fix=f"--on cluster:{room}; or start what is down: flatout cluster up",
+        )
+    counts = spread(num_ranks, len(nodes))
+    return [(node, count) for node, count in zip(nodes, counts, strict=True) if count]
+
+
+def parts(placed: Sequence[tuple[Node, int]], inside: str, change: Change) -> list[NodePart]:
+    """What each node does: torchrun for its ranks, which meet at the first node.
+
+    Args:
+        placed: nodes and their ranks.
+        inside: the run's folder as the nodes see it.
+        change: what a resume changes.
+    """
+    first = placed[0][0]
+    meet = f"{first.address}:{first.report.free_ports[0]}"
+    own = ["python3", "-P", "-X", "faulthandler", "-m", "flatout.engine.launch", inside]
+    if change != Change():
+        own += ["--change", msgspec.json.encode(change).decode()]
+    return [
+        NodePart(
+            container=node.container.id,
+            command=(*own, "--on", f"torchrun:{count}", "--node", str(number), "--nodes",
+                     str(len(placed)), "--meet", meet),
+            variables={**_threads(node, count), **variables.ranks_limit()},
+        )
+        for number, (node, count) in enumerate(placed)
+    ]  # fmt: skip
+
+
+def _threads(node: Node, num_ranks: int) -> dict[str, str]:
+    """Threads of each of so many ranks on a node, unless compose.yaml says it."""
+    if "OMP_NUM_THREADS" in node.report.variables:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, node.num_cpus // num_ranks))}

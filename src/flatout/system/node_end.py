@@ -1,0 +1,40 @@
+"""Ends what trains in a run's folder on this node: `python3 -m flatout.system.node_end FOLDER`.
+
+Run inside a container: what was started there outlives whoever has started it from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import psutil
+
+_LIMIT_S = 10.0
+
+
+def end_all(folder: str) -> int:
+    """Kills launchers and ranks of a run with all they have started, and waits until they are gone.
+
+    Returns:
+        How many processes there were.
+    """
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if _is_engine(process.cmdline(), folder):
+                for one in [process, *process.children(recursive=True)]:
+                    found[one.pid] = one
+    for one in found.values():
+        with contextlib.suppress(psutil.Error):
+            one.kill()
+    psutil.wait_procs(list(found.values()), timeout=_LIMIT_S)
+    return len(found)
+
+
+def _is_engine(words: list[str], folder: str) -> bool:
+    return folder in words and any(word.startswith("flatout.engine.") for word in words)
+
+
+if __name__ == "__main__":
+    end_all(sys.argv[1])

@@ -1,0 +1,211 @@
+"""A training in containers: a Docker that runs their programs here, an engine of lines alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from flatout import __version__
+from flatout.clustering import placing
+from flatout.errors import UsageError
+from flatout.nouns.change import Change
+from flatout.nouns.cluster import Container, NodeReport
+from flatout.nouns.placement import RANK_DIED
+from flatout.system import clock, node_end, node_job
+from flatout.system.node_job import NodeJob, NodePart
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = ROOT / "tests" / "cases" / "cluster" / "fake_docker.py"
+SETTINGS = "COMPOSE_PROJECT_NAME=flatout-lab\nCLUSTER_ENGINE={engine}\nCLUSTER_RUNS={runs}\n"
+SLEEP = "import sys, time; print(sys.argv[1], flush=True); time.sleep(600)"
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its shell is sh")
+
+
+def report(**more: Any) -> NodeReport:
+    sound = NodeReport(
+        node="NODE", python="3.12.3", versions={"flatout": __version__, "torch": "2.13.0"},
+        shared_bytes=2**30, interfaces=("lo", "eth0"), num_cpus=2.0, free_ports=(4001, 4002),
+    )  # fmt: skip
+    return msgspec.structs.replace(sound, **more)
+
+
+@pytest.fixture
+def docker(tmp_path: Path, fake_python: str) -> dict[str, str]:
+    """Variables with which a process finds a Docker that runs what it is given on this machine."""
+    programs = tmp_path / "programs"
+    programs.mkdir(exist_ok=True)
+    program = programs / "docker"
+    program.write_text(f"#!{sys.executable} -P\nimport runpy\nrunpy.run_path({str(FAKE)!r})\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "FAKE_RUNS": str(tmp_path / "state" / "runs"),
+        "FAKE_PYTHON": fake_python,
+        "FAKE_SOURCE": str(ROOT / "src"),
+        "FAKE_LOST": str(tmp_path / "lost"),
+        "FAKE_CALLS": str(tmp_path / "calls"),
+        "FAKE_REPORT": msgspec.json.encode(report()).decode(),
+    }
+
+
+@pytest.fixture
+def cluster(cli: Any, docker: dict[str, str]) -> dict[str, str]:
+    """A cluster of torchrun in the folder of the command line, and how its Docker is found."""
+    made = cli.folder / "cluster"
+    made.mkdir()
+    (made / "compose.yaml").touch()
+    (made / ".env").write_text(SETTINGS.format(engine="torchrun", runs=cli.runs))
+    return docker
+
+
+def launches(docker: dict[str, str]) -> list[list[str]]:
+    """What was started in the nodes."""
+    calls = [json.loads(line) for line in Path(docker["FAKE_CALLS"]).read_text().splitlines()]
+    return [words for words in calls if "flatout.engine.launch" in words]
+
+
+def test_train_in_the_nodes_tells_the_same_as_here(cli: Any, cluster: dict[str, str]) -> None:
+    done = cli.run("train", cli.experiment, "--on", "cluster:3", "--json", **cluster)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["run"]["status"] == "finished"
+    first, second = sorted(launches(cluster), key=lambda words: words[words.index("--node") + 1])
+    # Three ranks over two workers, which meet at the first; the head computes nothing.
+    assert first[first.index("--on") :][:2] == ["--on", "torchrun:2"]
+    assert second[second.index("--on") :][:2] == ["--on", "torchrun:1"]
+    assert first[-1] == second[-1] == "172.20.0.3:4001"
+    assert "OMP_NUM_THREADS=1" in first and "OMP_NUM_THREADS=2" in second
+
+
+def test_a_training_goes_on_when_the_command_line_is_killed(
+    cli: Any, cluster: dict[str, str]
+) -> None:
+    slow = ["-s", "steps=400", "-s", "pause=0.02"]
+    process = cli.start("train", cli.experiment, "--on", "cluster", *slow, **cluster)
+    metrics = cli.runs / "mine-0001" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and '"step": 3' in metrics.read_text())
+    process.kill()
+    process.communicate()
+    before = metrics.stat().st_size
+    wait_until(lambda: metrics.stat().st_size > before)
+    # And it is stopped by the run's folder, as any other.
+    assert cli.run("runs", "stop", "mine-0001").returncode == 0
+    again = cli.run("train", "--resume", "last", "--on", "cluster", "--epochs", "1", **cluster)
+    assert again.returncode == 0, again.stderr
+    assert "--change" in launches(cluster)[-1]
+
+
+def test_a_lost_node_is_left_out_of_the_next_start(cli: Any, cluster: dict[str, str]) -> None:
+    words = ["-s", "mode=die", "-s", "steps=20", "-s", "pause=0.1"]
+    process = cli.start("train", cli.experiment, "--on", "cluster", "--json", *words, **cluster)
+    folder = cli.runs / "mine-0001"
+    metrics = folder / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and '"step": 2' in metrics.read_text())
+    Path(cluster["FAKE_LOST"]).write_text("/flatout-lab_worker_2")
+    stdout, stderr = process.communicate(timeout=60)
+    # The fake rank dies again each time: three starts again, none of them on the lost node.
+    assert process.returncode == 1, stdout
+    assert "worker-died" in stderr
+    on = [words[words.index("--nodes") + 1] for words in launches(cluster)]
+    assert on == ["2", "2", "1", "1", "1"]
+
+
+def test_what_a_cluster_cannot_take_is_refused_before_there_is_a_run(
+    cli: Any, cluster: dict[str, str]
+) -> None:
+    done = cli.run("train", cli.experiment, "--on", "cluster:5", **cluster)
+    assert done.returncode == 2 and "see: ranks-do-not-fit" in done.stderr
+    assert "it has 4 CPUs" in done.stderr and "--on cluster:4" in done.stderr
+    assert not cli.runs.exists() or not any(cli.runs.iterdir())
+
+
+def job(docker: dict[str, str], folder: Path, *programs: str) -> NodeJob:
+    """Nodes that run these programs with the run's folder as their first word."""
+    ids = [one["Id"] for one in json.loads(FAKE.with_name("inspect.json").read_text())]
+    inside = f"/flatout/runs/{folder.name}"
+    words = [("python3", "-c", text, inside, "flatout.engine.launcher") for text in programs]
+    parts = [NodePart(container=id, command=one) for id, one in zip(ids, words, strict=False)]
+    return NodeJob(parts, inside, folder / "worker.log")
+
+
+@pytest.fixture
+def run(docker: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run's folder that the nodes see."""
+    for name, value in docker.items():
+        monkeypatch.setenv(name, value)
+    folder = Path(docker["FAKE_RUNS"]) / "one"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_a_job_is_killed_in_all_nodes(docker: dict[str, str], run: Path) -> None:
+    made = job(docker, run, SLEEP, SLEEP)
+    wait_until(lambda: (run / "worker.log").read_text().count(str(run)) == 2)
+    assert made.is_running() and made.exit_code() is None
+    made.kill()
+    assert not made.is_running() and made.exit_code() == RANK_DIED
+    assert node_end.end_all(str(run)) == 0
+
+
+def test_nodes_end_when_one_of_them_has_failed(
+    docker: dict[str, str], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_job, "_GRACE_S", 0.3)
+    made = job(docker, run, SLEEP, "import sys; sys.exit(10)")
+    wait_until(lambda: not made.is_running())
+    assert made.exit_code() == RANK_DIED
+    told = job(docker, run, "import sys; sys.exit(2)", "import sys; sys.exit(10)")
+    wait_until(lambda: not told.is_running())
+    assert told.exit_code() == 2
+
+
+def test_end_leaves_other_runs_alone(tmp_path: Path) -> None:
+    def start(folder: str) -> subprocess.Popen[bytes]:
+        text = "import time; time.sleep(600)"
+        words = [sys.executable, "-c", text, "flatout.engine.worker", folder]
+        return subprocess.Popen(words, start_new_session=True)
+
+    mine, other = start(str(tmp_path / "one")), start(str(tmp_path / "one-more"))
+    try:
+        wait_until(lambda: str(tmp_path / "one") in psutil.Process(mine.pid).cmdline())
+        assert node_end.end_all(str(tmp_path / "one")) == 1
+        assert mine.wait(10) == -signal.SIGKILL and other.poll() is None
+    finally:
+        mine.kill()
+        other.kill()
+        other.wait()
+
+
+def node(name: str, **more: Any) -> placing.Node:
+    container = Container(id=name, name=name, service=name, number=1, state="running")
+    return placing.Node(container=container, report=report(**more))
+
+
+def test_ranks_are_spread_over_nodes() -> None:
+    both = [node("a"), node("b")]
+    assert [count for _, count in placing.ranks_of(both, 0)] == [1, 1]
+    assert [count for _, count in placing.ranks_of(both, 3)] == [2, 1]
+    assert [one.name for one, _ in placing.ranks_of(both, 1)] == ["a-1"]
+    with pytest.raises(UsageError, match="3 ranks are more") as told:
+        placing.ranks_of([node("a", num_gpus=1), node("b", num_gpus=1)], 3)
+    assert "2 nodes with a GPU" in str(told.value)
+    (part,) = placing.parts([(node("a", variables={"OMP_NUM_THREADS": "5"}), 1)], "/r", Change())
+    assert part.variables == {}, "what compose.yaml says holds"
+
+
+def wait_until(is_so: Any, limit_s: float = 30.0) -> None:
+    end = clock.elapsed_s() + limit_s
+    while not is_so():
+        assert clock.elapsed_s() < end
+        time.sleep(0.02)
