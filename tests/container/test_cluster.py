@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from container_cluster import ContainerCluster, wait_until
+from container_cluster import ROOT, ContainerCluster, wait_until
 from containers import Docker
 
 
@@ -197,6 +197,13 @@ def test_dask_comes_up_and_is_reached_on_loopback(dask: ContainerCluster) -> Non
 def test_ranks_are_started_in_the_nodes_of_dask(dask: ContainerCluster, docker: Docker) -> None:
     _assert_trains_as_one_process_does(dask)
     _assert_goes_on_without_a_worker(dask, docker)
+
+
+def test_a_script_runs_in_the_nodes_of_dask(dask: ContainerCluster) -> None:
+    script = str(ROOT / "examples" / "launch" / "torch_spawn.py")
+    words = ("launch", "--framework", "torch", "--nodes", "2", "--on", "cluster", script, "1")
+    ended = dask.told(*words)["nodes"]
+    assert [one["exit_code"] for one in ended] == [0, 0]
 
 
 def test_ranks_go_on_when_the_command_line_is_killed(dask: ContainerCluster) -> None:

@@ -22,7 +22,7 @@ from flatout.nouns.launch import (
     rendezvous,
 )
 from flatout.system import clock
-from flatout.system.nodes import Nodes, free_places
+from flatout.system.nodes import NodeCommand, Nodes, free_places
 
 PLACES = [NodePlace("one", (1001, 2001)), NodePlace("two", (1002, 2002))]
 
@@ -114,7 +114,9 @@ def test_end_of_the_block_ends_what_a_node_has_started(tmp_path: Path) -> None:
 
     (tmp_path / "s.py").write_text(LEAVES_A_CHILD)
     told = tmp_path / "child"
-    with Nodes([sys.executable, str(tmp_path / "s.py"), str(told)], [{}], tmp_path / "logs"):
+    with Nodes(
+        [NodeCommand(argv=(sys.executable, str(tmp_path / "s.py"), str(told)))], tmp_path / "logs"
+    ):
         until_s = clock.elapsed_s() + 30
         while not (told.exists() and told.read_text()) and clock.elapsed_s() < until_s:
             clock.sleep_s(0.05)
@@ -129,7 +131,7 @@ def test_end_of_the_block_ends_what_a_node_has_started(tmp_path: Path) -> None:
 
 def test_none_runs_where_one_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        Nodes([str(tmp_path / "no-such-python")], [{}, {}], tmp_path / "logs")
+        Nodes([NodeCommand(argv=(str(tmp_path / "none"),))] * 2, tmp_path / "logs")
     assert caught.value.rule == "script-not-started"
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 
 from flatout.cli import show
 from flatout.cli.wording import DOT, home_text
+from flatout.nouns.finding import Finding
 from flatout.nouns.launch import NodeEnded, NodeEvent, NodesStarted
 
 
-def follow(events: Generator[NodeEvent], *, is_json: bool) -> int:
+def follow(events: Generator[NodeEvent], warnings: Iterable[Finding], *, is_json: bool) -> int:
     """Every line of every node with the node's number before it; gives the exit code."""
+    for finding in warnings:
+        show.print_finding(finding)
     ended: list[NodeEnded] = []
     folder = ""
     # With a document on stdout, what nodes print goes beside it.
@@ -39,5 +42,5 @@ def follow(events: Generator[NodeEvent], *, is_json: bool) -> int:
 def _started_text(event: NodesStarted) -> str:
     where = "a GPU each" if event.gpus else f"CPU, {event.threads} threads each"
     if event.hosts:
-        where = f"Ray{DOT}{', '.join(event.hosts)}"
+        where = f"on {', '.join(event.hosts)}"
     return f"{event.num_nodes} nodes{DOT}{where}{DOT}logs in {home_text(event.folder)}"

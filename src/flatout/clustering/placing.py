@@ -42,7 +42,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def computing_nodes(folder: Folder, system: System) -> list[Node]:
-    """The nodes that run and compute, in order; where any has a GPU, those with one.
+    """The nodes that run and compute, in order.
 
     Raises:
         UsageError: cluster-not-up, cluster-versions-differ; RunFailed: docker-failed.
@@ -70,16 +70,25 @@ def computing_nodes(folder: Folder, system: System) -> list[Node]:
             fix="flatout cluster up puts this one into the image",
         )
     # One that is cut off from the network still answers: it is asked through the engine.
-    nodes = [one for one in nodes if one.container.address] or nodes
-    return [one for one in nodes if one.report.num_gpus] or nodes
+    return [one for one in nodes if one.container.address] or nodes
+
+
+def with_gpus(nodes: Sequence[Node]) -> list[Node]:
+    """Those that have a GPU; each has one, which is its own."""
+    return [one for one in nodes if one.report.num_gpus]
 
 
 def ranks_of(nodes: Sequence[Node], num_ranks: int) -> list[tuple[Node, int]]:
-    """How many ranks each node takes; one each where nobody has said how many there are to be.
+    """How many ranks each node takes: of nodes with a GPU, if any has one.
+
+    Args:
+        nodes: all that compute.
+        num_ranks: over all of them; 0 for one each.
 
     Raises:
         UsageError: ranks-do-not-fit.
     """
+    nodes = with_gpus(nodes) or nodes
     has_gpus = bool(nodes[0].report.num_gpus)
     room = len(nodes) if has_gpus else sum(one.num_cpus for one in nodes)
     num_ranks = num_ranks or len(nodes)

@@ -35,45 +35,14 @@ from flatout.nouns.launch import (
 )
 from flatout.nouns.question import Answer, Broken
 from flatout.system import clock
+from flatout.system.guarded import GRACE_S, guarded
 from flatout.system.variables import head_address, worker_environment
 
 _POLL_S = 0.2
-_GRACE_S = 5.0
 _PLACE_LIMIT_S = 60.0
 _LAST_LINES_S = 2.0
 # As a process that was killed: its node is gone.
 _GONE = -9
-
-# Between an actor and the script: Ray kills an actor whose driver is gone, and its children, but
-# not theirs. The keeper ends as the script does; the guard, which Ray does not know, holds the read
-# end of the actor's pipe, and ends the script with all it has started when the actor is no more.
-_GUARD = """
-import os, signal, sys, time
-group = int(sys.argv[1])
-while os.read(0, 1024):
-    pass
-try:
-    os.killpg(group, signal.SIGTERM)
-    for _ in range(50):
-        time.sleep(0.1)
-        os.killpg(group, 0)
-    os.killpg(group, signal.SIGKILL)
-except (ProcessLookupError, PermissionError):
-    pass
-"""
-_KEEPER = """
-import os, signal, subprocess, sys
-guard, *script = sys.argv[1:]
-running = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL,
-                           start_new_session=True)
-subprocess.Popen([sys.executable, "-c", guard, str(running.pid)], start_new_session=True,
-                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-os.close(0)
-code = running.wait()
-if code < 0:
-    os.kill(os.getpid(), -code)
-os._exit(code if code >= 0 else 1)
-"""
 
 
 class Node:
@@ -95,7 +64,7 @@ class Node:
     def start(self, argv: list[str], variables: dict[str, str]) -> None:
         """Starts the script with this node's interpreter."""
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _KEEPER, _GUARD, *argv],
+            guarded(sys.executable, argv),
             env={**worker_environment(), "PYTHONUNBUFFERED": "1", **variables},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -121,7 +90,7 @@ class Node:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(2 * _GRACE_S)
+                self._process.wait(2 * GRACE_S)
 
     def _read(self) -> None:
         assert self._process is not None and self._process.stdout is not None
@@ -153,7 +122,7 @@ def launch(request: LaunchRequest) -> Iterator[NodeEvent]:
         yield from _run(ray, request, actors, has_gpus=has_gpus)
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
-            ray.get([actor.end.remote() for actor in actors], timeout=3 * _GRACE_S)
+            ray.get([actor.end.remote() for actor in actors], timeout=3 * GRACE_S)
         ray.shutdown()
 
 

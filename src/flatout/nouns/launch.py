@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
+from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.question import Answer, Broken
 
 LaunchFramework = Literal["tensorflow", "paddle", "torch"]
@@ -23,11 +24,23 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     nodes: int
     script: str
     arguments: tuple[str, ...] = ()
-    on: Literal["local", "ray"] = "local"
+    on: Literal["local", "ray", "cluster"] = "local"
     limit_s: float | None = None
     logs: str | None = None
     python: str | None = None
     env: str | None = None
+
+    def warnings(self) -> Iterator[Finding]:
+        """Tells of what was given and changes nothing."""
+        for option, value in (("--python", self.python), ("--env", self.env)):
+            if self.on == "cluster" and value is not None:
+                yield Finding(
+                    rule="option-without-effect",
+                    severity="warning",
+                    problem=f"`{option}` has no effect.",
+                    because="the Python of the cluster's image runs the script",
+                    fixes=(Fix(text="put packages into the image: flatout cluster init --with"),),
+                )
 
 
 class NodesStarted(Answer, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ Compose is v2, the plugin `docker compose`, or v1, `docker-compose`, as long as 
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from flatout.nouns.cluster import NodeReport
 from flatout.system import clock
 from flatout.system.child import ending_text
 from flatout.system.node_report import NodeQuestion
+from flatout.system.store import mapped_os_errors
 from flatout.system.system import Completed, System
 
 # Compose v1 is a Python program that takes a second to start.
@@ -151,6 +153,31 @@ def ask_node(container: str, question: NodeQuestion, system: System) -> NodeRepo
     except msgspec.DecodeError as error:
         return f"its answer is not of this flatout: {error}"
     return msgspec.structs.replace(report, asked_s=asked)
+
+
+def put_program(container: str, path: Path) -> str:
+    """Copies a file into a container, under its own name; gives its path there.
+
+    Its folder is named after its content: nobody who runs another one is disturbed.
+
+    Raises:
+        RunFailed: docker-failed.
+    """
+    with mapped_os_errors(path):
+        content = path.read_bytes()
+    folder = f"/tmp/flatout-{hashlib.sha256(content).hexdigest()[:16]}"
+    # Moved into its place, so that it is whole for whoever sees it.
+    text = 'mkdir -p "$1" && cat >"$1/.$$" && mv "$1/.$$" "$1/$2"'
+    argv = ["docker", "exec", "--interactive", container, "sh", "-c", text, "sh", folder, path.name]
+    try:
+        done = subprocess.run(
+            argv, input=content, capture_output=True, timeout=ASK_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _failed(argv, str(error)) from error
+    if done.returncode != 0:
+        raise _failed(argv, done.stderr.decode(errors="replace").strip()[-400:])
+    return f"{folder}/{path.name}"
 
 
 def last_lines(container: str, system: System, num_lines: int = 6) -> tuple[str, ...]:

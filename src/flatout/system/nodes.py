@@ -10,14 +10,20 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from flatout.errors import UsageError
-from flatout.nouns.launch import NodeEnded, NodePlace, NodeSaid
-from flatout.system import clock
-from flatout.system.child import Worker, creation_flags
+import msgspec
+
+from flatout.errors import RunFailed, UsageError
+from flatout.nouns.launch import LaunchRequest, NodeEnded, NodeEvent, NodePlace, NodeSaid
+from flatout.nouns.units import seconds_text
+from flatout.system import clock, folders
+from flatout.system.child import Worker, creation_flags, ending_text
+from flatout.system.guarded import GRACE_S as ELSEWHERE_S
+from flatout.system.runs import free_id
 from flatout.system.store import mapped_os_errors
 from flatout.system.variables import worker_environment
 
@@ -25,6 +31,7 @@ _POLL_S = 0.1
 # A framework that is told to end may have to leave its rendezvous.
 _GRACE_S = 5.0
 _LAST_LINES_S = 2.0
+_KEPT_LINES = 400
 
 
 def free_places(host: str, count: int) -> list[NodePlace]:
@@ -43,21 +50,30 @@ def log_path(folder: Path, node: int) -> Path:
     return folder / f"node{node}.log"
 
 
+class NodeCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """How a node is started. variables: beside those of this process.
+
+    is_elsewhere: what is started here is the client of something that ends when its standard input
+    does.
+    """
+
+    argv: tuple[str, ...]
+    variables: dict[str, str] = {}
+    is_elsewhere: bool = False
+
+
 class Nodes:
     """Running processes, ended with the block that they are used in.
 
     Args:
-        argv: of each of them, the same.
-        variables: of each node, beside those of this process.
+        commands: of each node.
         folder: for a log of each node; made if missing.
 
     Raises:
         UsageError: script-not-started, folder-not-writable.
     """
 
-    def __init__(
-        self, argv: Sequence[str], variables: Sequence[Mapping[str, str]], folder: Path
-    ) -> None:
+    def __init__(self, commands: Sequence[NodeCommand], folder: Path) -> None:
         self._folder = folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lines: queue.Queue[NodeSaid] = queue.Queue()
@@ -65,13 +81,13 @@ class Nodes:
         with mapped_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         try:
-            for node, own in enumerate(variables):
-                self._start(node, argv, own)
+            for node, command in enumerate(commands):
+                self._start(node, command)
         except OSError as error:
             self.end()
             raise UsageError(
                 "script-not-started",
-                f"node {len(self._processes)} of {len(variables)} could not be started.",
+                f"node {len(self._processes)} of {len(commands)} could not be started.",
                 because=error.strerror or str(error),
                 fix="start fewer nodes, or free what is short; those that ran were ended",
             ) from error
@@ -85,15 +101,15 @@ class Nodes:
     def __exit__(self, *exception: object) -> None:
         self.end()
 
-    def _start(self, node: int, argv: Sequence[str], own: Mapping[str, str]) -> None:
+    def _start(self, node: int, command: NodeCommand) -> None:
         log_file = log_path(self._folder, node)
         with mapped_os_errors(log_file):
             log = open(log_file, "wb")
         try:
             process = subprocess.Popen(
-                argv,
-                env={**worker_environment(), "PYTHONUNBUFFERED": "1", **own},
-                stdin=subprocess.DEVNULL,
+                command.argv,
+                env={**worker_environment(), "PYTHONUNBUFFERED": "1", **command.variables},
+                stdin=subprocess.PIPE if command.is_elsewhere else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -145,7 +161,7 @@ class Nodes:
         running = [one for one in self._processes if one.poll() is None]
         for process in running:
             _ask_to_end(process)
-        until_s = clock.elapsed_s() + _GRACE_S
+        until_s = clock.elapsed_s() + _GRACE_S + ELSEWHERE_S * any(one.stdin for one in running)
         while any(one.poll() is None for one in running) and clock.elapsed_s() < until_s:
             clock.sleep_s(_POLL_S)
         for process in running:
@@ -166,7 +182,7 @@ class Nodes:
     def _ended(self, node: int, process: subprocess.Popen[bytes], *, is_ours: bool) -> NodeEnded:
         return NodeEnded(
             node=node,
-            exit_code=process.returncode,
+            exit_code=_exit_code(process),
             log=str(log_path(self._folder, node)),
             is_ours=is_ours,
         )
@@ -182,9 +198,79 @@ def _read(node: int, stream: IO[bytes], log: IO[bytes], lines: queue.Queue[NodeS
             lines.put(NodeSaid(node=node, text=line.decode(errors="replace").rstrip("\r\n")))
 
 
+def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    """How a node ended; a client tells of a signal elsewhere as a shell does."""
+    code: int = process.returncode
+    return 128 - code if process.stdin is not None and code > 128 else code
+
+
 def _ask_to_end(process: subprocess.Popen[bytes]) -> None:
-    if sys.platform == "win32":
+    if process.stdin is not None:
+        # The node itself ends with it; the client that is here would leave it behind.
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    elif sys.platform == "win32":
         process.terminate()
     else:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
+
+
+def find_script(text: str) -> Path:
+    """The whole path of a person's script.
+
+    Raises:
+        UsageError: script-not-found.
+    """
+    script = Path(text).expanduser().absolute()
+    if script.is_file():
+        return script
+    raise UsageError(
+        "script-not-found",
+        f"there is no script {script}.",
+        fix="give the path of a Python file",
+    )
+
+
+def log_folder(request: LaunchRequest, script: Path) -> Path:
+    """Where the logs of a launch go: where the person says, else a new folder in flatout's own."""
+    if request.logs is not None:
+        return Path(request.logs).expanduser().absolute()
+    parent = folders.state_folder() / "launches"
+    return parent / free_id(script.stem, parent)
+
+
+def judged(
+    request: LaunchRequest, events: Iterable[NodeEvent], folder: Path
+) -> Iterator[NodeEvent]:
+    """The events of nodes, and at their end an error if one of them has failed.
+
+    Raises:
+        RunFailed: node-failed, launch-too-long.
+    """
+    last: dict[int, deque[str]] = {}
+    failed: NodeEnded | None = None
+    try:
+        for event in events:
+            if isinstance(event, NodeSaid):
+                last.setdefault(event.node, deque(maxlen=_KEPT_LINES)).append(event.text)
+            elif isinstance(event, NodeEnded) and event.exit_code and failed is None:
+                failed = event
+            yield event
+    except TimeoutError as error:
+        raise RunFailed(
+            "launch-too-long",
+            f"not all nodes had ended after {seconds_text(request.limit_s or 0)}; all were ended.",
+            because="nodes that wait for each other look the same as nodes that compute",
+            fix=f"look at what each was doing, in {folder}; or allow more: --limit SECONDS",
+            printed="\n".join(line for lines in last.values() for line in lines),
+        ) from error
+    if failed is not None:
+        said = [line for line in last.get(failed.node, ()) if line.strip()]
+        raise RunFailed(
+            "node-failed",
+            f"node {failed.node} {ending_text(failed.exit_code)}; the others were ended.",
+            because=said[-1].strip() if said else "it has printed nothing",
+            fix=f"read what it printed: {failed.log}",
+            printed="\n".join(said),
+        )

@@ -1,8 +1,9 @@
 """Stands in for Docker where only the outside is tried: three containers whose programs run here.
 
 What it needs to know stands in variables: FAKE_RUNS, the folder that the nodes have as
-/flatout/runs; FAKE_PYTHON, an interpreter with the fake engine; FAKE_SOURCE, this checkout's src;
-FAKE_LOST, a file that names containers that are gone. Each call is a line of FAKE_CALLS.
+/flatout/runs, and whose name with `-temporary` stands for their own /tmp; FAKE_PYTHON, an
+interpreter with the fake engine; FAKE_SOURCE, this checkout's src; FAKE_LOST, a file that names
+containers that are gone. Each call is a line of FAKE_CALLS.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def execute(words: list[str]) -> None:
     if not any(one["Id"] == container for one in containers()):
         sys.exit(f"Error response from daemon: container {container} is not running")
     runs = os.environ["FAKE_RUNS"]
-    command = [word.replace("/flatout/runs", runs) for word in command]
+    temporary = os.environ["FAKE_RUNS"] + "-temporary"
+    command = [
+        word.replace("/flatout/runs", runs).replace("/tmp/flatout-", temporary) for word in command
+    ]
     if "flatout.engine.launch" in command:
         if command[command.index("--node") + 1] != "0":
             # A further node has ranks that write nothing; this one ends with its container.

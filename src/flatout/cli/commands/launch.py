@@ -22,10 +22,10 @@ from flatout.cli.options import json_document
 )
 @click.option(
     "--on",
-    type=click.Choice(["local", "ray"]),
+    type=click.Choice(["local", "ray", "cluster"]),
     default="local",
     show_default=True,
-    help="Processes here, or on the nodes of a Ray cluster.",
+    help="Processes here, on the nodes of a Ray, or in a cluster of containers.",
 )
 @click.option(
     "--limit",
@@ -41,12 +41,15 @@ from flatout.cli.options import json_document
 @click.argument("script")
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
 def command(is_json: bool, **options: Any) -> int:
-    """Start SCRIPT on several nodes at once: processes of this machine, or of Ray's nodes.
+    """Start SCRIPT on several nodes at once: processes of this machine, or of a cluster's nodes.
 
     Each finds the others as its framework expects. One fails, and all are ended.
     """
     from flatout import launching
     from flatout.cli import launched
+    from flatout.clustering import scripts
     from flatout.nouns.launch import LaunchRequest
 
-    return launched.follow(launching.launch(LaunchRequest(**options)), is_json=is_json)
+    request = LaunchRequest(**options)
+    launch = scripts.launch if request.on == "cluster" else launching.launch
+    return launched.follow(launch(request), request.warnings(), is_json=is_json)

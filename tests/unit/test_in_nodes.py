@@ -1,4 +1,4 @@
-"""A training in containers: a Docker that runs their programs here, an engine of lines alone."""
+"""Trainings and scripts in containers, by a Docker that runs their programs on this machine."""
 
 from __future__ import annotations
 
@@ -128,6 +128,55 @@ def test_what_a_cluster_cannot_take_is_refused_before_there_is_a_run(
     assert done.returncode == 2 and "see: ranks-do-not-fit" in done.stderr
     assert "it has 4 CPUs" in done.stderr and "--on cluster:4" in done.stderr
     assert not cli.runs.exists() or not any(cli.runs.iterdir())
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+rank, place = os.environ["RANK"], os.environ["MASTER_ADDR"]
+print(f"I am {rank} of {os.environ['WORLD_SIZE']}, {place}, {sys.argv[1:]}", flush=True)
+if "fail" in sys.argv and rank == "1":
+    while not Path(sys.argv[1], "0").exists():
+        time.sleep(0.05)
+    sys.exit("no such batch")
+if len(sys.argv) > 1:
+    Path(sys.argv[1], rank).write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+LAUNCH = ("launch", "--framework", "torch", "--nodes", "2", "--on", "cluster")
+
+
+def test_a_script_runs_in_the_nodes(cli: Any, cluster: dict[str, str]) -> None:
+    (cli.folder / "train.py").write_text(SCRIPT)
+    done = cli.run(*LAUNCH, "--env", "mine", "train.py", **cluster)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "node 0  I am 0 of 2, 172.20.0.3, []", "node 1  I am 1 of 2, 172.20.0.3, []",
+    ]  # fmt: skip
+    assert "2 nodes · on worker-1, worker-2" in done.stderr
+    assert "option-without-effect" in done.stderr
+    more = cli.run(*LAUNCH[:4], "3", *LAUNCH[5:], "train.py", **cluster)
+    assert more.returncode == 2 and "flatout cluster scale 3" in more.stderr
+
+
+def test_a_script_ends_everywhere_when_one_node_fails(cli: Any, cluster: dict[str, str]) -> None:
+    (cli.folder / "train.py").write_text(SCRIPT)
+    done = cli.run(*LAUNCH, "train.py", str(cli.folder), "fail", **cluster)
+    assert done.returncode == 1
+    assert "node 1 ended with exit code 1" in done.stderr and "no such batch" in done.stderr
+    wait_until(lambda: not psutil.pid_exists(int((cli.folder / "0").read_text())))
+
+
+def test_a_script_ends_with_the_command_that_has_started_it(
+    cli: Any, cluster: dict[str, str]
+) -> None:
+    (cli.folder / "train.py").write_text(SCRIPT)
+    process = cli.start(*LAUNCH, "train.py", str(cli.folder), **cluster)
+    told = [cli.folder / rank for rank in ("0", "1")]
+    wait_until(lambda: all(one.exists() and one.read_text() for one in told))
+    process.kill()
+    process.communicate()
+    wait_until(lambda: not any(psutil.pid_exists(int(one.read_text())) for one in told))
 
 
 def job(docker: dict[str, str], folder: Path, *programs: str) -> NodeJob:

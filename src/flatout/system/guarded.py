@@ -1,0 +1,53 @@
+"""A Python program that ends, with all it has started, when its standard input does.
+
+For what is started where nobody else ends it: Ray ends the children of an actor whose driver is
+gone, but not theirs; Docker lets a command go on whose client is gone.
+
+The keeper ends as the program does. The guard, which nobody else knows, holds the read end of the
+pipe, and ends the program's group when that comes to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# How long a program may take to end before it is killed.
+GRACE_S = 5.0
+
+_GUARD = """
+import os, signal, sys, time
+group = int(sys.argv[1])
+while os.read(0, 1024):
+    pass
+try:
+    os.killpg(group, signal.SIGTERM)
+    for _ in range(50):
+        time.sleep(0.1)
+        os.killpg(group, 0)
+    os.killpg(group, signal.SIGKILL)
+except (ProcessLookupError, PermissionError):
+    pass
+"""
+_KEEPER = """
+import os, signal, subprocess, sys
+guard, *script = sys.argv[1:]
+running = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL,
+                           start_new_session=True)
+subprocess.Popen([sys.executable, "-c", guard, str(running.pid)], start_new_session=True,
+                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+os.close(0)
+code = running.wait()
+if code < 0:
+    os.kill(os.getpid(), -code)
+os._exit(code if code >= 0 else 1)
+"""
+
+
+def guarded(python: str, program: Sequence[str]) -> list[str]:
+    """The command of a program of Python; its standard input is to be a pipe.
+
+    Args:
+        python: the interpreter of the keeper, the guard and the program.
+        program: its file and its arguments.
+    """
+    return [python, "-c", _KEEPER, _GUARD, *program]
