@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 
 import psutil
 
 _LIMIT_S = 10.0
+_POLL_S = 0.05
 
 
 def end_all(folder: str) -> int:
@@ -28,8 +30,18 @@ def end_all(folder: str) -> int:
     for one in found.values():
         with contextlib.suppress(psutil.Error):
             one.kill()
-    psutil.wait_procs(list(found.values()), timeout=_LIMIT_S)
+    end_s = time.monotonic() + _LIMIT_S
+    while any(_is_alive(one) for one in found.values()) and time.monotonic() < end_s:
+        time.sleep(_POLL_S)
     return len(found)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """One that nobody has asked about its end yet (a zombie) holds nothing any more."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _is_engine(words: list[str], folder: str) -> bool:
