@@ -14,10 +14,8 @@ from typing import Any
 
 import psutil
 
+from flatout.engine.journal import tell_refusal
 from flatout.errors import FlatoutError
-from flatout.nouns.finding import finding_from
-from flatout.nouns.lines import Failed
-from flatout.system import clock, store
 from flatout.system.runs import RunFolder
 
 
@@ -96,16 +94,7 @@ def loopback_variables() -> dict[str, str]:
 def tell(job: Job, error: FlatoutError) -> int:
     """Writes into the run's history why no rank was started, where nobody else writes into it."""
     print(error, file=sys.stderr)
-    folder = RunFolder(job.folder)
-    lock = folder.lock()
-    if lock.acquire():
-        try:
-            events = store.Lines(folder.events)
-            finding = finding_from(error)
-            events.append(Failed(at=clock.now_s(), step=0, finding=finding), is_synced=True)
-            events.close()
-        finally:
-            lock.release()
+    tell_refusal(RunFolder(job.folder), error)
     return error.exit_code
 
 
