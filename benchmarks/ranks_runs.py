@@ -25,6 +25,7 @@ from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.finding import Finding
 from flatout.nouns.run import RunHeader
 from flatout.system.runs import RunFolder, create_run, read_run
 
@@ -37,7 +38,7 @@ class Together(Group):
 
     settling: Callable[[], None] = staticmethod(lambda: None)
 
-    def join(self) -> None:
+    def join(self, tell: Callable[[Finding], None]) -> None:
         """They have met already."""
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -56,7 +57,7 @@ def ranks_here() -> Ranks:
     if "RANK" not in os.environ:
         return ALONE
     connection = Connection(place_here())
-    connection.join()
+    connection.join(print)
     return Together(connection)
 
 

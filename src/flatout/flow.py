@@ -11,6 +11,7 @@ import msgspec
 from flatout import __version__
 from flatout.errors import FlatoutError, UsageError
 from flatout.experiment_text import parse_parameters, parse_settings
+from flatout.nouns.change import Change
 from flatout.nouns.comparison import Comparison, compare_runs
 from flatout.nouns.data_state import DataState
 from flatout.nouns.experiment_spec import ExperimentSpec
@@ -128,7 +129,10 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     end = tail.Tail(folder, is_from_end=True)
     change = request.change if old else None
     worker = child.start_worker(python, folder, change=change, is_attached=is_attached, on=on)
-    return Attendance(folder=folder, machine=machine, worker=worker, tail=end, python=python, on=on)
+    return Attendance(
+        folder=folder, machine=machine, worker=worker, tail=end, python=python, on=on,
+        change=change or Change(),
+    )  # fmt: skip
 
 
 def specify(request: TrainRequest) -> ExperimentSpec:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,15 +18,28 @@ import safetensors.torch
 from ranks_runs import run_ranks
 from torch import Tensor
 
+from flatout.engine.connection import Connection, Place
+from flatout.engine.rendezvous import unlike, versions_here
+from flatout.errors import RunFailed, UsageError
 from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import EpochEnded, Event, Failed, Metric, Started, Stopped, Validated
+from flatout.nouns.finding import Finding
+from flatout.nouns.lines import (
+    DESERTED,
+    EpochEnded,
+    Event,
+    Failed,
+    Metric,
+    Started,
+    Stopped,
+    Validated,
+)
 from flatout.nouns.placement import Placement
 from flatout.nouns.run import Run, RunHeader
 from flatout.system import child, store
 from flatout.system.attendance import Attendance, conclude, follow
 from flatout.system.interrupts import Interrupts
 from flatout.system.runs import RunFolder, create_run, read_run
-from flatout.system.tail import Tail, wait_until_free
+from flatout.system.tail import Tail
 
 CASES = Path(__file__).parents[1] / "cases" / "ranks"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -163,27 +177,52 @@ def followed(attendance: Attendance, at_step: int, act: Callable[[], None]) -> R
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="kills as Linux does")
-@pytest.mark.parametrize(("on", "lost"), [("local:2", 0), ("local:2", 1), ("torchrun:2", 1)])
-def test_lost_rank_is_started_again(tmp_path: Path, on: str, lost: int) -> None:
+@pytest.mark.parametrize(
+    ("on", "lost"), [("local:2", 0), ("local:2", 1), ("torchrun:2", 1), ("local:2", "launcher")]
+)
+def test_lost_process_is_started_again(tmp_path: Path, on: str, lost: int | str) -> None:
     attendance = attend(tmp_path, on, epochs=6)
-    run = followed(attendance, 20, lambda: rank_processes(attendance)[lost].kill())
+
+    def kill() -> None:
+        if lost == "launcher":
+            os.kill(attendance.worker.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        else:
+            rank_processes(attendance)[int(lost)].kill()
+
+    run = followed(attendance, 20, kill)
     assert run.status == "finished", attendance.folder.log.read_text()[-3000:]
     events = store.read_lines(attendance.folder.events, Event)
     starts = [one for one in events if isinstance(one, Started)]
     assert [one.resumed for one in starts] == [False, True]
     assert run.step == 6 * 23
+    if lost == "launcher":
+        # Its ranks have written a checkpoint, and nothing was computed again.
+        (stopped,) = [one for one in events if isinstance(one, Stopped)]
+        assert (stopped.reason, stopped.step) == (DESERTED, starts[1].step)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="kills as Linux does")
-def test_ranks_stop_when_their_launcher_is_killed(tmp_path: Path) -> None:
-    attendance = attend(tmp_path, "local:2", epochs=400)
-    for _ in follow(attendance, Interrupts()):
-        if attendance.folder.checkpoint_steps() and attendance.worker.is_running():
-            os.kill(attendance.worker.pid, signal.SIGKILL)
-    assert wait_until_free(attendance.folder, 60.0)
-    last = store.read_lines(attendance.folder.events, Event)[-1]
-    assert isinstance(last, Stopped) and last.reason == "the command line has gone"
-    assert attendance.folder.checkpoint_steps()[-1] == last.step
+def test_ranks_that_cannot_meet_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "1")
+    here = Place(rank=0, size=2, local_rank=0, host="127.0.0.1", port=0)
+    told: list[Finding] = []
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = replace(here, port=other.getsockname()[1])
+        with pytest.raises(RunFailed, match="the port is taken") as news:
+            Connection(taken).join(told.append)
+        assert news.value.rule == "rendezvous-port-taken"
+    with pytest.raises(RunFailed, match="finds no address for no-such-host.invalid"):
+        Connection(replace(here, host="no-such-host.invalid")).join(told.append)
+    monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "soon")
+    with pytest.raises(UsageError, match="is no number of seconds"):
+        Connection(here)
+
+
+def test_ranks_with_other_versions_do_not_train() -> None:
+    own = json.loads(versions_here())
+    assert unlike([versions_here(), versions_here()]) is None
+    wrong = unlike([versions_here(), json.dumps(own | {"torch": "1.0"})])
+    assert isinstance(wrong, UsageError) and wrong.rule == "ranks-differ"
+    assert wrong.because == f"torch {own['torch']} on rank 0, 1.0 on rank 1"
 
 
 def launchers(folder: RunFolder, nodes: range, port: int) -> list[int]:

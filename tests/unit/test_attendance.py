@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
+from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Started
+from flatout.nouns.finding import Finding
+from flatout.nouns.lines import DESERTED, Failed, Started, Stopped, Warned
 from flatout.nouns.machine import Cpu, Host, Machine, Memory
+from flatout.nouns.placement import LAUNCHER_LOST, Placement
 from flatout.nouns.run import RunHeader
-from flatout.system import child, runs
+from flatout.system import child, runs, store
 from flatout.system.attendance import Attendance, conclude, follow
 from flatout.system.interrupts import Interrupts
 from flatout.system.kernel_kills import num_kernel_kills
@@ -143,3 +146,112 @@ def test_kernel_kills_are_read(tmp_path: Path) -> None:
     assert num_kernel_kills(counts) is None
     counts.write_text("nr_free_pages 7\noom_kill 3\noom_kill_x 9\n")
     assert num_kernel_kills(counts) == 3
+
+
+class Ended:
+    """A launcher that has ended."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def is_running(self) -> bool:
+        return False
+
+    def exit_code(self) -> int:
+        return self.code
+
+    def kill(self) -> None:
+        """It has ended."""
+
+
+def deserted(tmp_path: Path, code: int, *lines: Any) -> tuple[Attendance, list[Change]]:
+    """A training on two ranks elsewhere whose launcher has ended, and what is started after it."""
+    header = RunHeader(
+        id="mine-0001", created_at=0.0, flatout_version="0.1.0", python="",
+        spec=ExperimentSpec(name="mine"),
+    )  # fmt: skip
+    folder = runs.create_run(header, tmp_path)
+    events = store.Lines(folder.events)
+    for line in lines:
+        events.append(line)
+    events.close()
+    starts: list[Change] = []
+
+    def start(change: Change) -> Ended:
+        starts.append(change)
+        return Ended(0)
+
+    attendance = Attendance(
+        folder=folder, machine=MACHINE, worker=Ended(code), tail=Tail(folder),
+        on=Placement(launcher="local", num_ranks=2), start=start, change=Change(epochs=7),
+    )  # fmt: skip
+    return attendance, starts
+
+
+STARTED = Started(
+    at=1.0, step=0, pid=1, num_steps=None, num_epochs=None, steps_per_epoch=None,
+    num_parameters=1, num_samples=None, num_ranks=2,
+)  # fmt: skip
+PORT_TAKEN = Failed(
+    at=1.0, step=0,
+    finding=Finding(rule="rendezvous-port-taken", severity="error", problem="taken"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "changes"),
+    [
+        (-9, [STARTED], [Change()]),
+        (137, [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)], [Change()]),
+        # Somebody wanted it to stop.
+        (-9, [STARTED, Stopped(at=2.0, step=3, reason="asked to stop")], []),
+        # What was asked for when it was resumed is asked for again.
+        (1, [PORT_TAKEN], [Change(epochs=7)]),
+    ],
+)
+def test_ranks_are_started_again_whose_launcher_was_killed(
+    tmp_path: Path, code: int, lines: list[Any], changes: list[Change]
+) -> None:
+    attendance, starts = deserted(tmp_path, code, *lines)
+    list(follow(attendance, Interrupts()))
+    assert starts == changes
+
+
+def test_two_never_train_while_a_node_that_was_cut_off_holds_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_UNTOLD_S", "_ELSEWHERE_LIMIT_S", "_LEFT_OVER_LIMIT_S"):
+        monkeypatch.setattr(f"flatout.system.attendance.{name}", 0.2)
+    lost = Finding(rule="rank-lost", severity="error", problem="rank 0 of 2 cannot be reached.")
+    attendance, starts = deserted(tmp_path, 1, STARTED, Failed(at=2.0, step=3, finding=lost))
+    lock = attendance.folder.lock()
+    assert lock.acquire()
+    lines = [line for new in follow(attendance, Interrupts()) for line in new]
+    assert starts == []
+    (note,) = [line.finding for line in lines if isinstance(line, Warned)]
+    assert "waiting for the ranks of before" in note.problem
+    outcome = conclude(attendance)
+    assert outcome.finding is not None and outcome.finding.rule == "run-in-use"
+    assert outcome.exit_code == 1
+    lock.release()
+
+
+def test_a_head_that_is_lost_is_told(tmp_path: Path) -> None:
+    attendance, starts = deserted(tmp_path, LAUNCHER_LOST, STARTED)
+    list(follow(attendance, Interrupts()))
+    outcome = conclude(attendance)
+    assert outcome.finding is not None and outcome.finding.rule == "ray-not-answering"
+    assert starts == []
+
+
+def test_a_worker_that_could_not_say_why_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attendance, _ = deserted(tmp_path, 1, STARTED)
+    attendance.folder.log.touch()
+    list(follow(attendance, Interrupts()))
+    died = conclude(attendance).finding
+    assert died is not None and died.rule == "worker-died"
+    monkeypatch.setattr("flatout.system.store._LEAST_ROOM_BYTES", 2**62)
+    full = conclude(attendance).finding
+    assert full is not None and full.rule == "disk-full"

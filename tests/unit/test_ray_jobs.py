@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.placement import Placement, parse_placement
+from flatout.nouns.placement import LAUNCHER_LOST, Placement, parse_placement
 from flatout.system import ray_jobs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="jobs are lines of sh")
@@ -179,6 +179,21 @@ def test_a_job_is_killed_by_ray(head: tuple[Head, str], tmp_path: Path) -> None:
     assert not job.is_running() and job.exit_code() == -15
     (node,) = ray_jobs.nodes(address)
     assert node.is_alive and node.num_cpus == 2.0
+
+
+def test_a_head_that_goes_is_told_from_a_job_that_fails(
+    head: tuple[Head, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_jobs, "_ASKED_EVERY_S", 0.0)
+    ray, address = head
+    ray.python = "sleep 60; echo"
+    job = ray_jobs.submit(address, ["python3"], str(tmp_path / "log"), tmp_path / "log")
+    assert job.is_running()
+    # Nobody listens there any more.
+    job.address = "http://127.0.0.1:1"
+    for _ in range(20):
+        job.is_running()
+    assert not job.is_running() and job.exit_code() == LAUNCHER_LOST
 
 
 def test_no_ray_is_told_with_the_way() -> None:

@@ -289,7 +289,7 @@ def test_gpu_folder_name_when_the_name_has_spaces() -> None:
 # What of `system` the engine may use: it reads and writes files, and starts nothing.
 FOR_THE_ENGINE = {
     "clock", "compilers", "datasets", "download", "folders", "free_memory", "guarded", "host",
-    "processor", "recipes", "row_files", "runs", "scan", "shard_folder", "site_file",
+    "keepalive", "processor", "recipes", "row_files", "runs", "scan", "shard_folder", "site_file",
     "source_files", "store", "topology", "variables",
 }  # fmt: skip
 

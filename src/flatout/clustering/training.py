@@ -96,8 +96,9 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     start = partial(_start, where, folder, on)
     change = request.change if old else Change()
     return Attendance(
-        folder=folder, machine=machine, worker=start(change), tail=end, on=on, start=start
-    )
+        folder=folder, machine=machine, worker=start(change), tail=end, on=on, start=start,
+        change=change,
+    )  # fmt: skip
 
 
 def _where(on: Placement) -> Where:

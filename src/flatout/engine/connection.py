@@ -17,15 +17,22 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
 from flatout.engine.failures import is_out_of_memory
-from flatout.engine.listening import listening_socket
 from flatout.engine.notices import Notices
-from flatout.errors import RunFailed, UsageError
+from flatout.engine.patience import Patience
+from flatout.engine.rendezvous import await_words, open_store, unlike, versions_here
+from flatout.errors import UsageError
+from flatout.nouns.finding import Finding
 from flatout.nouns.placement import RANKS_LIMIT_NAME, RANKS_LIMIT_S
+from flatout.system.clock import elapsed_s
+from flatout.system.keepalive import notice_cuts
 
 T = TypeVar("T")
+
+# A machine that cannot be reached for so long has gone; one that is slow answers all the same.
+_CUT_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +99,7 @@ class Connection:
         self._run = run
         self._limit_s = ranks_limit_s()
         self._notices: Notices | None = None
+        self._patience: Patience | None = None
         self._table: _Table | None = None
         # Every rank has been to as many meetings as the others.
         self.num_met = 0
@@ -99,47 +107,36 @@ class Connection:
         self._store: Any = None
         self._data: Any = None
 
-    def join(self) -> None:
+    def join(self, tell: Callable[[Finding], None]) -> None:
         """Waits for all ranks and connects them.
 
+        Args:
+            tell: is told of long waits while they last, also from another thread.
+
         Raises:
-            RunFailed: ranks-not-together, with the ranks that are missing.
+            RunFailed: ranks-not-together, with the ranks that are missing; rendezvous-port-taken;
+                UsageError: ranks-differ.
         """
-        place, limit = self.place, timedelta(seconds=self._limit_s)
+        place, limit_s = self.place, self._limit_s
         is_kept = place.rank == 0 and not place.has_store
-        try:
-            listening = listening_socket(place.host, place.port) if is_kept else None
-            kept = TCPStore(
-                place.host,
-                place.port,
-                place.size,
-                is_master=is_kept,
-                timeout=limit,
-                wait_for_workers=False,
-                multi_tenant=True,
-                master_listen_fd=listening,
-            )
-        except (OSError, RuntimeError, ValueError) as error:
-            raise _not_together(
-                f"rank {place.rank} cannot reach {place.host}:{place.port}, where rank 0 waits.",
-                str(error),
-            ) from error
+        kept = open_store(
+            (place.host, place.port), place.rank, place.size, is_kept=is_kept, limit_s=limit_s
+        )
         self._store = store = PrefixStore(f"flatout/{self._run}", kept)
-        self._notices = Notices(store, place.rank, place.size, self._limit_s)
-        store.set(f"here/{place.rank}", "1")
+        self._notices = Notices(store, place.rank, place.size, limit_s)
+        self._patience = Patience(store, place.rank, place.size, limit_s)
+        names = [f"here/{rank}" for rank in range(place.size)]
+        store.set(names[place.rank], versions_here())
         # One rank looks who is missing, so that one rank says it.
-        names = [f"here/{rank}" for rank in range(place.size)] if place.rank == 0 else ["all"]
-        try:
-            store.wait(names, limit)
-        except RuntimeError as error:
-            missing = [str(rank) for rank, name in enumerate(names) if not store.check([name])]
-            raise _not_together(
-                f"rank {' and '.join(missing)} of {place.size} did not come within "
-                f"{self._limit_s:g} s.",
-                None,
-            ) from error
+        awaited = names if place.rank == 0 else ["all"]
+        await_words(store, awaited, place.size, limit_s, tell)
         store.set("all", "1")
-        self._call(lambda: self._connect(store, limit))
+        wrong = unlike(self._call(lambda: [store.get(name) for name in names]))
+        if wrong is not None:
+            raise wrong
+        self._call(lambda: self._connect(store, timedelta(seconds=limit_s)))
+        notice_cuts(min(_CUT_LIMIT_S, limit_s))
+        self._patience.begin(tell)
 
     def _connect(self, store: Any, limit: timedelta) -> None:
         dist.init_process_group(
@@ -159,6 +156,8 @@ class Connection:
 
     def leave(self, error: BaseException | None) -> None:
         """Ends the connection; with an error, the others are left word of it."""
+        if self._patience is not None:
+            self._patience.end()
         if error is not None and self._notices is not None:
             self._notices.leave(error)
         if dist.is_initialized():
@@ -203,13 +202,16 @@ class Connection:
         self._call(lambda: [dist.broadcast(one, src=0, group=self._data) for one in tensors])
 
     def _call(self, call: Callable[[], T]) -> T:
+        assert self._notices is not None and self._patience is not None
+        self._patience.meeting, self._patience.since_s = self.num_met, elapsed_s()
         try:
             return call()
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            assert self._notices is not None
             raise self._notices.of_loss(error) from error
+        finally:
+            self._patience.since_s = None
 
 
 class _Table:
@@ -234,16 +236,6 @@ class _Table:
         numbers = self._got.tolist()
         each = self._num_columns
         return [tuple(numbers[at : at + each]) for at in range(0, len(numbers), each)]
-
-
-def _not_together(problem: str, because: str | None) -> RunFailed:
-    lines = (because or "").strip().splitlines()
-    return RunFailed(
-        "ranks-not-together",
-        problem,
-        because=lines[0] if lines else None,
-        fix="see the log of each rank, worker.rankN.log; `flatout doctor` looks at names and ports",
-    )
 
 
 def ranks_limit_s() -> float:

@@ -20,6 +20,7 @@ from flatout.engine.notices import error_in, word_of
 from flatout.engine.ranks import Share, Trouble
 from flatout.engine.shortage import PeerShort
 from flatout.errors import UsageError
+from flatout.nouns.finding import Finding
 
 T = TypeVar("T")
 
@@ -68,9 +69,9 @@ class Group:
         self.share = Share(rank=self.rank, size=self.size)
         self._laid: deque[str] = deque()
 
-    def join(self) -> None:
+    def join(self, tell: Callable[[Finding], None]) -> None:
         """See Ranks."""
-        self.connection.join()
+        self.connection.join(tell)
 
     def leave(self, error: BaseException | None = None) -> None:
         """See Ranks."""

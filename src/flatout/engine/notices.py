@@ -58,8 +58,14 @@ class Notices:
         return self._lost(silent, str(error).strip())
 
     def _lost(self, silent: list[int], said: str) -> RunFailed:
-        is_late = "timed out" in said.lower()
-        how = f"has not answered for {self._limit_s:g} s" if is_late else "has gone without a word"
+        # The kernel says the first two, of a connection that leads nowhere; gloo says the third.
+        signs = {
+            "connection timed out": "cannot be reached",
+            "no route to host": "cannot be reached",
+            "timed out": f"has not answered for {self._limit_s:g} s",
+        }
+        found = [how for sign, how in signs.items() if sign in said.lower()]
+        how = found[0] if found else "has gone without a word"
         who = " and ".join(map(str, silent)) or "?"
         return RunFailed(
             "rank-lost",

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from flatout.engine.shortage import Shortage
+from flatout.nouns.finding import Finding
 
 T = TypeVar("T")
 
@@ -77,8 +78,8 @@ class Ranks(Protocol):
         """Its part of every batch."""
         ...
 
-    def join(self) -> None:
-        """Meets the others for the first time."""
+    def join(self, tell: Callable[[Finding], None]) -> None:
+        """Meets the others for the first time; `tell` hears of long waits, from any thread."""
         ...
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -126,7 +127,7 @@ class Alone:
     is_first = True
     share = Share()
 
-    def join(self) -> None:
+    def join(self, tell: Callable[[Finding], None]) -> None:
         """See Ranks."""
 
     def leave(self, error: BaseException | None = None) -> None:

@@ -128,7 +128,7 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
     course: Course | None = None
     step = 0
     try:
-        task.ranks.join()
+        task.ranks.join(lambda finding: journal.warn(_step(course, step), finding))
         checkpoint, damaged = shared_checkpoint(task.folder, task.ranks)
         state = checkpoint.state if checkpoint is not None else None
         step = checkpoint.step if checkpoint is not None else 0

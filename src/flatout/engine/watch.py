@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flatout.nouns.lines import DESERTED
+
 _POLLED_EVERY_S = 0.2
 
 
@@ -59,7 +61,7 @@ def watch_pipe(request: StopRequest) -> None:
         with contextlib.suppress(OSError):
             while os.read(descriptor, 1):
                 pass
-        request.make("the command line has gone")
+        request.make(DESERTED)
 
     threading.Thread(target=read, name="command line", daemon=True).start()
 

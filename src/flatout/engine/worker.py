@@ -59,7 +59,8 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except Exception as error:  # noqa: BLE001 - whatever it is, it is told and logged
         # The folder's Failed event tells the person; this goes to worker.log for us.
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # Its disk may be what is full.
+            traceback.print_exc()
         news = bad_news(error)
         return news.exit_code if isinstance(news, FlatoutError) else 3
     return 0

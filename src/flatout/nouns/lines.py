@@ -125,6 +125,10 @@ class Checkpointed(Line, frozen=True, kw_only=True):
     size_bytes: int
 
 
+# Why ranks and workers stop whose starter has gone.
+DESERTED = "the command line has gone"
+
+
 class Stopped(Line, frozen=True, kw_only=True):
     """The run ended in good order before its end: somebody asked it to."""
 

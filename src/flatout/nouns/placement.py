@@ -13,6 +13,8 @@ from flatout.nouns.machine import Machine
 # What the process that starts the ranks ends with when one of them died without a word: flatout
 # starts them again.
 RANK_DIED = 10
+# What stands for its exit code where nobody can be asked any more how it has ended.
+LAUNCHER_LOST = 11
 # In good order, or told by rank 0 in the run's folder: 1 could not go on, 2 wrong use, 3 our fault.
 _TOLD = (1, 2, 3)
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from flatout.errors import RunFailed, UsageError
+from flatout.nouns.placement import LAUNCHER_LOST
 from flatout.system import clock
 from flatout.system.store import mapped_os_errors
 
@@ -79,14 +80,17 @@ class RayJob:
                 log.write(f"Ray: {self._details.message.strip()}\n".encode())
 
     def exit_code(self) -> int | None:
-        """How it ended; None while it has not. -15: it was stopped. 1: nobody knows."""
+        """How it ended; None while it has not. -15: it was stopped. 1: nobody knows.
+
+        LAUNCHER_LOST: Ray's head does not answer any more.
+        """
         status = self._details.status
         if status in _ALIVE:
             return None
         code = self._details.driver_exit_code
         if code is not None:
             return code
-        return {"SUCCEEDED": 0, "STOPPED": -15}.get(status, 1)
+        return {"SUCCEEDED": 0, "STOPPED": -15, "LOST": LAUNCHER_LOST}.get(status, 1)
 
     def kill(self) -> None:
         """Has Ray stop it, and waits until it has, so long and no longer."""

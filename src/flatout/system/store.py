@@ -30,6 +30,9 @@ _RENAME_PAUSE_S = 0.05
 _LOCK_TRIES = 4
 _LOCK_PAUSE_S = 0.02
 
+# What a file system may still call free when it takes no more.
+_LEAST_ROOM_BYTES = 64 * 1024
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Writes a file whole or not at all; when this returns it is on the disk."""
@@ -310,15 +313,29 @@ def mapped_os_errors(path: Path) -> Iterator[None]:
         raise _bad_news(error, path) from error
 
 
+def no_room(path: Path) -> RunFailed | None:
+    """What to tell where a disk is too full for whoever works there to have told it."""
+    with contextlib.suppress(OSError):
+        usage = shutil.disk_usage(path)
+        # Some file systems do not say how large they are.
+        if usage.total and usage.free < _LEAST_ROOM_BYTES:
+            return _disk_full(path, "there is no room for another line")
+    return None
+
+
+def _disk_full(path: Path, because: str) -> RunFailed:
+    return RunFailed(
+        "disk-full",
+        f"no space left to write {path}.",
+        because=because,
+        fix="free space (`flatout runs` lists what is kept), then resume the run",
+    )
+
+
 def _bad_news(error: OSError, path: Path) -> FlatoutError:
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return RunFailed(
-            "disk-full",
-            f"no space left to write {path}.",
-            because=reason,
-            fix="free space (`flatout runs` lists what is kept), then resume the run",
-        )
+        return _disk_full(path, reason)
     if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
         return UsageError(
             "folder-not-writable",

@@ -16,6 +16,8 @@ _LOOPBACK = "127.0.0.1"
 _POLLED_EVERY_S = 0.05
 # After one rank has failed, the others notice by themselves, and rank 0 tells it.
 _GRACE_S = 20.0
+# Where it was rank 0 itself that has failed, there is nobody left to tell it to.
+_GRACE_WITHOUT_FIRST_S = 5.0
 
 
 def launch(job: Job) -> int:
@@ -61,6 +63,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
     while any(rank.poll() is None for rank in ranks):
         if failed_s is None and any(rank.poll() for rank in ranks):
             failed_s = elapsed_s()
-        if failed_s is not None and elapsed_s() - failed_s > _GRACE_S:
+        grace_s = _GRACE_S if ranks[0].poll() is None else _GRACE_WITHOUT_FIRST_S
+        if failed_s is not None and elapsed_s() - failed_s > grace_s:
             return
         sleep_s(_POLLED_EVERY_S)

@@ -27,8 +27,10 @@ from flatout.nouns.placement import ending_code
 from flatout.system import clock
 
 _POLLED_EVERY_S = 0.2
-# After one rank has failed, the others notice by themselves, and rank 0 tells it.
+# After one rank has failed, the others notice by themselves, and rank 0 tells it. Where it was that
+# one itself, there is nobody left to tell it to.
 _GRACE_S = 20.0
+_GRACE_WITHOUT_FIRST_S = 5.0
 # For the nodes to have room, and for their processes to start.
 _PLACE_LIMIT_S = 60.0
 _COUNTED_EVERY_S = 5.0
@@ -200,7 +202,8 @@ def _attend(job: Job, ranks: list[Any]) -> dict[int, int]:
             is_asked = True
             for actor in ranks:
                 actor.stop.remote()
-        if failed_s is not None and clock.elapsed_s() - failed_s > _GRACE_S:
+        grace_s = _GRACE_WITHOUT_FIRST_S if 0 in codes else _GRACE_S
+        if failed_s is not None and clock.elapsed_s() - failed_s > grace_s:
             break
     for rank in waits.values():
         # Its actor's end ends the rank's standard input, and Ray ends the actor's children.

@@ -1,0 +1,92 @@
+"""What faults do to a training of two ranks: what is told, what it costs, and whether all is right.
+
+    PYTHONPATH=scripts python benchmarks/faults.py [--containers] [--only WORD]
+
+Each fault is brought about in a run of its own, of counted.py, whose weights count how often each
+sample was in an update. Beside it stands a run that nothing happened to. Counted: seconds until the
+training was where it had been, updates that were made again, samples that were lost or came twice,
+and how far the weights are from those of the other run. With --containers also faults of machines:
+a cluster of Ray in three containers, on Docker's engine, whose image is built here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dated
+import faults_here
+from faults_runs import Row, Runs, Unexpected
+
+from flatout.nouns.measurement import Measurement
+
+
+def main() -> int:
+    """Brings all faults about and writes the result; 1 if anything was not as it should be."""
+    options = _options()
+    rows: list[Row] = []
+    print(f"{'fault':<34}{'s':>6}{'again':>7}{'lost':>6}{'twice':>7}  weights")
+    for row in _rows(options):
+        rows.append(row)
+        show(row)
+    machine = dated.read_machine()
+    print(f"\nmachine   {dated.machine_text(machine)}")
+    measurements = [Measurement(name=row.fault, value=row.lost_s, unit="s") for row in rows]
+    details = {"rows": [dataclasses.asdict(row) for row in rows]}
+    if rows:
+        path = dated.write_result("faults", machine, measurements, details, options.out)
+        print(f"written   {path}")
+    return int(not rows or any(row.problem for row in rows))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--containers", action="store_true", help="also faults of machines")
+    parser.add_argument("--only", default="", help="faults with this word in their name")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    return parser.parse_args()
+
+
+def _rows(options: argparse.Namespace) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory(prefix="faults-") as name:
+        folder = Path(name)
+        here = Runs(
+            state=folder / "here", on="local:2", logs=folder / "logs", epochs=options.epochs
+        )
+        yield from _each(faults_here.faults(), here, options.only)
+        if options.containers:
+            import faults_in_containers
+
+            with faults_in_containers.cluster(folder, options.epochs) as there:
+                yield from _each(faults_in_containers.faults(), there, options.only)
+
+
+def _each(faults: dict[str, Callable[[Any], Row]], runs: Runs, only: str) -> Iterator[Row]:
+    for name, bring_about in faults.items():
+        if only not in name:
+            continue
+        began_s = time.monotonic()
+        try:
+            yield bring_about(runs)
+        except Unexpected as error:
+            yield Row(fault=name, told="-", lost_s=time.monotonic() - began_s, problem=str(error))
+
+
+def show(row: Row) -> None:
+    """A fault on two lines, and what is wrong, if anything is."""
+    print(f"{row.fault:<34}{row.lost_s:>6.1f}{row.num_redone:>7}{row.num_lost:>6}"
+          f"{row.num_doubled:>7}  {row.exact}")  # fmt: skip
+    print(f"    {row.told}", flush=True)
+    if row.problem is not None:
+        print(f"    WRONG: {row.problem}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

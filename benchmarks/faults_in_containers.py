@@ -1,0 +1,252 @@
+"""Faults of machines: Ray in three containers, whose nodes die, starve or are cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from container_cluster import ContainerCluster
+from containers import Docker, find_docker
+from faults_runs import Row, Runs, Training, Unexpected, judged, strike
+
+AT_STEP = 330
+CUT_S = 15.0
+SLOW_S = 15.0
+# A fiftieth of a core.
+_LITTLE_CPU = "0.02"
+_PROJECT = "flatout-faults"
+_PORT = 8465
+_WORKERS = (1, 2)
+_OTHER_VERSION = """
+import importlib.metadata, re
+file = importlib.metadata.distribution("flatout")._path / "METADATA"
+file.write_text(re.sub("(?m)^Version: .*", "Version: 9.9.9", file.read_text()))
+"""
+
+
+@dataclass(kw_only=True)
+class Cluster(Runs):
+    """Runs over containers."""
+
+    docker: Docker
+    nodes: ContainerCluster
+
+    def up(self) -> None:
+        """All containers run and are well."""
+        self.nodes.up()
+
+    def worker_of(self, rank: int) -> str:
+        """The container that a rank is in."""
+        for number in _WORKERS:
+            name = self.nodes.container("worker", number)
+            found = self.docker.ask("exec", name, "sh", "-c", "cat /proc/[0-9]*/environ").stdout
+            if re.search(rf"(^|\0)RANK={rank}\0", found):
+                return name
+        raise Unexpected(f"no container has rank {rank}")
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, epochs: int) -> Iterator[Cluster]:
+    """Three containers, from an image that is made here."""
+    docker = find_docker()
+    place = folder / "there"
+    place.mkdir()
+    nodes = ContainerCluster(place, "ray", _PROJECT, {"CLUSTER_DASHBOARD_PORT": str(_PORT)})
+    try:
+        nodes.make(docker.base_image())
+        nodes.up()
+        yield Cluster(
+            state=nodes.state, on="cluster:2", logs=folder / "logs", epochs=epochs, working=place,
+            docker=docker, nodes=nodes,
+        )  # fmt: skip
+    finally:
+        nodes.flatout("cluster", "down", "--volumes")
+        docker.clean()
+
+
+def faults() -> dict[str, Callable[[Cluster], Row]]:
+    """What can be brought about there, by name."""
+    return {
+        "container of rank 1 killed": lambda runs: container_killed(runs, 1),
+        "container of rank 0 killed": lambda runs: container_killed(runs, 0),
+        "network of rank 1 cut": lambda runs: network_cut(runs, 1),
+        "network of rank 0 cut": lambda runs: network_cut(runs, 0),
+        f"network cut for {CUT_S:.0f} s": network_cut_and_back,
+        "container out of memory": out_of_memory,
+        f"container without CPU {SLOW_S:.0f} s": starved,
+        "head killed": head_killed,
+        "a node that names do not lead to": name_lost,
+        "a node with another version": other_version,
+        "port of the head taken": port_taken,
+    }
+
+
+def container_killed(runs: Cluster, rank: int) -> Row:
+    """`docker kill`; it goes on with the container that is left."""
+    training = runs.begin(f"container-{rank}", on="cluster")
+    training.wait_for_step(AT_STEP)
+    name = runs.worker_of(rank)
+    blow = strike(training, AT_STEP, lambda: runs.docker.must("kill", name))
+    training.end()
+    runs.up()
+    return judged(f"container of rank {rank} killed", training, runs.reference(), blow)
+
+
+def network_cut(runs: Cluster, rank: int) -> Row:
+    """`docker network disconnect`, and `connect` once the run has ended without that node."""
+    training = runs.begin(f"cut-{rank}", on="cluster")
+    training.wait_for_step(AT_STEP)
+    name = runs.worker_of(rank)
+    blow = strike(training, AT_STEP, lambda: _cut(runs, name))
+    try:
+        training.end()
+    finally:
+        _join(runs, name)
+    runs.up()
+    return judged(f"network of rank {rank} cut", training, runs.reference(), blow)
+
+
+def network_cut_and_back(runs: Cluster) -> Row:
+    """The same, and connected again after a while."""
+    training = runs.begin("cut-briefly", on="cluster")
+    training.wait_for_step(AT_STEP)
+    name = runs.worker_of(1)
+
+    def cut() -> None:
+        _cut(runs, name)
+        time.sleep(CUT_S)
+        _join(runs, name)
+
+    blow = strike(training, AT_STEP, cut)
+    training.end()
+    runs.up()
+    return judged(f"network cut for {CUT_S:.0f} s", training, runs.reference(), blow)
+
+
+def _cut(runs: Cluster, name: str) -> None:
+    runs.docker.must("network", "disconnect", _PROJECT, name)
+
+
+def _join(runs: Cluster, name: str) -> None:
+    runs.docker.must("network", "connect", "--alias", "worker", _PROJECT, name)
+
+
+def out_of_memory(runs: Cluster) -> Row:
+    """A rank takes memory until the kernel ends it, at its container's limit."""
+    training = runs.begin("starved-of-memory", f"hog_at={AT_STEP}")
+    blow = strike(training, AT_STEP - 2, lambda: None)
+    training.end()
+    return judged("container out of memory", training, runs.reference(), blow)
+
+
+def starved(runs: Cluster) -> Row:
+    """`docker update --cpus`: the node goes on, at a crawl, and then as before."""
+    training = runs.begin("starved-of-cpu")
+    training.wait_for_step(AT_STEP)
+    name = runs.worker_of(1)
+
+    def starve() -> None:
+        runs.docker.must("update", "--cpus", _LITTLE_CPU, name)
+        time.sleep(SLOW_S)
+        runs.docker.must("update", "--cpus", "2", name)
+
+    blow = strike(training, AT_STEP, starve)
+    training.end()
+    runs.up()
+    return judged(f"container without CPU {SLOW_S:.0f} s", training, runs.reference(), blow)
+
+
+def head_killed(runs: Cluster) -> Row:
+    """`docker kill` of the head; then `flatout cluster up`, and the run is taken up again."""
+    training = runs.begin("headless")
+    head = runs.nodes.container("head")
+    blow = strike(training, AT_STEP, lambda: runs.docker.must("kill", head))
+    code = training.wait()
+    if code != 1 or "ray-not-answering" not in training.output():
+        raise Unexpected(f"ended with {code}: {training.output()[-1500:]}")
+    again = _taken_up_again(runs, "headless")
+    row = judged("head killed", again, runs.reference(), blow)
+    return replace(row, told=f"ray-not-answering, {row.told} (up, --resume)")
+
+
+def _taken_up_again(runs: Cluster, name: str) -> Training:
+    """Brings the cluster up and resumes, as often as that is refused."""
+    until_s = time.monotonic() + 300.0
+    while True:
+        with contextlib.suppress(AssertionError):
+            runs.up()
+            again = runs.resume(name)
+            if again.wait() == 0:
+                return again
+        if time.monotonic() > until_s:
+            raise Unexpected(f"not taken up again: {again.output()[-1500:]}")
+        time.sleep(2.0)
+
+
+def name_lost(runs: Cluster) -> Row:
+    """A node is on no network when a training is to begin."""
+    name = runs.nodes.container("worker", 2)
+    _cut(runs, name)
+    try:
+        row = _refused(runs, "a node that names do not lead to")
+    finally:
+        _join(runs, name)
+    _restart(runs, name)
+    return row
+
+
+def other_version(runs: Cluster) -> Row:
+    """A node whose flatout calls itself by another version."""
+    name = runs.nodes.container("worker", 2)
+    runs.docker.must("exec", "--user", "0", name, "python3", "-c", _OTHER_VERSION)
+    try:
+        return _refused(runs, "a node with another version")
+    finally:
+        runs.docker.must("rm", "--force", name)
+        runs.up()
+
+
+def port_taken(runs: Cluster) -> Row:
+    """Another program listens where the head's port is to be published."""
+    runs.nodes.flatout("cluster", "down")
+    began_s = time.monotonic()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", _PORT))
+        other.listen()
+        done = runs.nodes.flatout("cluster", "up")
+        told_s = time.monotonic() - began_s
+    runs.up()
+    rule = _rule_in(done.stdout + done.stderr)
+    problem = None if done.returncode == 2 else f"ended with {done.returncode}: {done.stderr}"
+    return Row(fault="port of the head taken", told=f"refused before the start: {rule}",
+               lost_s=told_s, problem=problem)  # fmt: skip
+
+
+def _refused(runs: Cluster, fault: str) -> Row:
+    """A training that is refused before there is a run."""
+    began_s = time.monotonic()
+    training = runs.begin("refused")
+    code = training.wait()
+    told_s = time.monotonic() - began_s
+    problem = None if code == 2 else f"ended with {code}: {training.output()[-1000:]}"
+    if training.folder.path.exists():
+        problem = "there is a run all the same"
+    told = f"refused before the start: {_rule_in(training.output())}"
+    return Row(fault=fault, told=told, lost_s=told_s, problem=problem)
+
+
+def _rule_in(text: str) -> str:
+    found = re.findall(r"see: ([a-z0-9-]+)", text)
+    return found[-1] if found else "?"
+
+
+def _restart(runs: Cluster, name: str) -> None:
+    """A node's own programs may have given up meanwhile."""
+    runs.docker.must("restart", name)
+    runs.up()

@@ -1,0 +1,285 @@
+"""Runs that a fault is brought about in, and what became of them beside one that was left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import safetensors.torch
+from torch import Tensor
+
+from flatout.nouns.lines import Event, Failed, Finished, Metric, Progress, Started, Stopped
+from flatout.system import store
+from flatout.system.runs import RunFolder, read_run
+from flatout.system.scan import last_line
+
+EXPERIMENT = Path(__file__).with_name("counted.py")
+# A checkpoint every second or so, wherever the fault lands.
+RECIPE = {"checkpoint_every": 50, "num_threads": 1}
+LIMIT_S = 420.0
+_CLOSE = 1e-9
+
+
+class Unexpected(Exception):
+    """What a fault was to bring about did not come about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What came of a fault.
+
+    told: what flatout has said, and with how many ranks it went on from where. lost_s: until the
+    training was where it had been; of what was refused, until it was refused. num_redone: updates
+    that were made again. num_lost, num_doubled: samples that an epoch has not, or has too often.
+    exact: how the weights compare. problem: why this is not what should be.
+    """
+
+    fault: str
+    told: str
+    lost_s: float
+    num_redone: int = 0
+    num_lost: int = 0
+    num_doubled: int = 0
+    exact: str = "-"
+    problem: str | None = None
+
+
+@dataclass(kw_only=True)
+class Runs:
+    """Trainings of one place: a state folder, and how a command line is started there.
+
+    on: as `--on` takes it. working: where. logs: what command lines print.
+    references: runs that nothing happened to, by their settings.
+    """
+
+    state: Path
+    on: str
+    logs: Path
+    epochs: int = 10
+    references: dict[str, RunFolder] = field(default_factory=dict)
+    working: Path = field(default_factory=Path.cwd)
+
+    def folder(self, name: str) -> RunFolder:
+        """The folder of the run of that name."""
+        return RunFolder(self.state / "runs" / name)
+
+    def begin(self, name: str, settings: str = "", on: str | None = None) -> Training:
+        """Starts a new run with these settings: "dropout=0.1 short_at=300"."""
+        words = [f"-s{pair}" for pair in f"epochs={self.epochs} {settings}".split()]
+        uses = [f"--use={field}={value}" for field, value in RECIPE.items()]
+        return self.start(name, str(EXPERIMENT), *words, *uses, f"--name={name}", on=on)
+
+    def resume(self, name: str, on: str | None = None) -> Training:
+        """Goes on with a run."""
+        return self.start(name, "--resume", name, on=on)
+
+    def start(self, name: str, *words: str, on: str | None = None) -> Training:
+        """Starts `flatout train`; what it prints goes to a file beside the runs."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        with open(self.logs / f"{name}.log", "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "flatout", "train", *words, "--on", on or self.on],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.working,
+                env={**os.environ, "FLATOUT_STATE": str(self.state), "PYTHONUTF8": "1"},
+            )  # fmt: skip
+        return Training(self.folder(name), process, self.logs / f"{name}.log")
+
+    def reference(self, settings: str = "") -> RunFolder:
+        """A run with these settings that nothing happens to."""
+        if settings not in self.references:
+            name = f"reference-{len(self.references)}"
+            training = self.begin(name, settings)
+            training.end()
+            _require_whole(training.folder, self.epochs)
+            self.references[settings] = training.folder
+        return self.references[settings]
+
+
+class Training:
+    """A command line that trains."""
+
+    def __init__(self, folder: RunFolder, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.folder = folder
+        self.process = process
+        self._log = log
+
+    def wait_for_step(self, step: int) -> None:
+        """Waits until the training has come that far."""
+        self.wait_until(lambda: self.step() >= step)
+
+    def step(self) -> int:
+        """How far it has come."""
+        line = last_line(self.folder.metrics, Metric, b'"progress"')
+        return line.step if isinstance(line, Progress) else 0
+
+    def events(self) -> list[Event]:
+        """The history."""
+        lines: list[Event] = store.read_lines(self.folder.events, Event)
+        return lines
+
+    def wait_until(self, is_so: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+        """Waits for something that is to happen while the command runs."""
+        until_s = time.monotonic() + limit_s
+        while not is_so():
+            if self.process.poll() is not None:
+                raise Unexpected(f"ended with {self.process.returncode}: {self.output()[-1500:]}")
+            if time.monotonic() > until_s:
+                raise Unexpected(f"waited {limit_s:.0f} s in vain: {self.output()[-1500:]}")
+            time.sleep(0.02)
+
+    def wait(self, limit_s: float = LIMIT_S) -> int:
+        """Waits until the command has ended; gives its exit code."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise Unexpected(f"not ended after {limit_s:.0f} s: {self.output()[-1500:]}") from None
+
+    def end(self) -> None:
+        """Waits for an end in good order."""
+        code = self.wait()
+        if code or "Traceback" in self.output():
+            raise Unexpected(f"ended with {code}: {self.output()[-1500:]}")
+
+    def stop(self) -> None:
+        """Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
+        self.wait()
+
+    def output(self) -> str:
+        """What the command has printed, and that of the run before it."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The ranks on this machine, by number."""
+        found = {}
+        for process in self.processes():
+            try:
+                if "--ranked" in process.cmdline():
+                    found[int(process.environ()["RANK"])] = process
+            except psutil.Error:
+                continue
+        return found
+
+    def processes(self) -> list[psutil.Process]:
+        """All that works on the run on this machine, whoever has started it."""
+        return [
+            one
+            for one in psutil.process_iter(["cmdline"])
+            if str(self.folder.path) in (one.info["cmdline"] or [])
+        ]
+
+    def kill(self) -> None:
+        """Ends all of it at once."""
+        for process in self.processes():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blow:
+    """When a fault was brought about, and how far the training had come then."""
+
+    at: float
+    step: int
+
+
+def _require_whole(folder: RunFolder, epochs: int) -> None:
+    seen = safetensors.torch.load_file(folder.weights)["num_seen"]
+    if not bool((seen == epochs).all()):
+        raise Unexpected(f"a run that nothing happened to has counted {seen.unique().tolist()}")
+
+
+def strike(training: Training, step: int, act: Callable[[], object]) -> Blow:
+    """Brings a fault about when the training has come to a step."""
+    training.wait_for_step(step)
+    blow = Blow(at=time.time(), step=training.step())
+    act()
+    return blow
+
+
+def judged(fault: str, training: Training, reference: RunFolder, blow: Blow) -> Row:
+    """What came of a fault, once the training has come to its end."""
+    folder = training.folder
+    status = read_run(folder).status
+    if status != "finished":
+        return Row(fault=fault, told=story(training), lost_s=time.time() - blow.at,
+                   problem=f"the run is {status}: {training.output()[-600:]}")  # fmt: skip
+    lost_s, num_redone = cost(training, blow)
+    weights = safetensors.torch.load_file(folder.weights)
+    others = safetensors.torch.load_file(reference.weights)
+    num_lost, num_doubled = miscounted(weights["num_seen"], others["num_seen"])
+    finished, other = read_run(folder).finished, read_run(reference).finished
+    assert finished is not None and other is not None
+    farthest = max(float((weights[name] - one).abs().max()) for name, one in others.items())
+    is_same = all(weights[name].equal(one) for name, one in others.items())
+    problem = None
+    if finished.num_samples_seen != other.num_samples_seen:
+        problem = f"{finished.num_samples_seen} samples seen, not {other.num_samples_seen}"
+    elif num_lost or num_doubled:
+        problem = f"{num_lost} samples lost, {num_doubled} doubled"
+    elif farthest > _CLOSE:
+        problem = f"the weights are {farthest:.0e} apart"
+    return Row(
+        fault=fault,
+        told=story(training),
+        lost_s=lost_s,
+        num_redone=num_redone,
+        num_lost=num_lost,
+        num_doubled=num_doubled,
+        exact="bit for bit" if is_same else f"to {farthest:.0e}",
+        problem=problem,
+    )
+
+
+def cost(training: Training, blow: Blow) -> tuple[float, int]:
+    """Seconds until the training was where it had been, and updates that were made again."""
+    lines = store.read_lines(training.folder.metrics, Metric)
+    again = [line.at for line in lines if line.step > blow.step and line.at > blow.at]
+    starts = [one for one in training.events() if isinstance(one, Started) and one.at > blow.at]
+    num_redone = max((blow.step - one.step for one in starts), default=0)
+    return (again[0] if again else time.time()) - blow.at, max(0, num_redone)
+
+
+def miscounted(seen: Tensor, right: Tensor) -> tuple[int, int]:
+    """How many samples too few and too many updates were made of."""
+    more = seen - right
+    return int((-more).clamp(min=0).sum()), int(more.clamp(min=0).sum())
+
+
+def story(training: Training) -> str:
+    """What the run's history tells beside its first start, in a few words."""
+    parts: list[str] = []
+    has_started = False
+    for line in training.events():
+        if isinstance(line, Failed):
+            parts.append(line.finding.rule)
+        elif isinstance(line, Stopped):
+            parts.append("stopped")
+        elif isinstance(line, Started) and not has_started:
+            has_started = True
+        elif isinstance(line, Started):
+            ranks = f"{line.num_ranks} rank" + "s" * (line.num_ranks > 1)
+            parts.append(f"{ranks} from {line.step}")
+        elif not isinstance(line, Finished) and (rule := _worth_telling(line)):
+            parts.append(rule)
+    return ", ".join(parts) or "went on"
+
+
+def _worth_telling(line: Event) -> str | None:
+    """That a rank was late, or took less memory."""
+    finding = getattr(line, "finding", None)
+    if finding is not None and finding.rule == "rank-late":
+        return "waited, and said so"
+    return "smaller micro-batches" if getattr(line, "adaptation", None) is not None else None

@@ -1,0 +1,107 @@
+"""Long waits of a rank for the others, told while they last: whom it waits for, and until when.
+
+A thread of its own looks at the clock. A rank that waits says so in the store of the rendezvous,
+so that the first one knows who does not: that one is late, or cannot be reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from flatout.nouns.finding import Finding, Fix
+from flatout.system.clock import elapsed_s
+
+# Who waits for so long says so; whoever has not said it by the time that this is told, is late.
+_MARKED_AFTER_S = 2.0
+TOLD_AFTER_S = 10.0
+# A rank that is late at every step is a slow machine, and not to fill the run's history.
+_MOST_TOLD = 5
+
+
+class Patience:
+    """Watches the waits of one rank.
+
+    since_s: when it began to wait, None while it does not. meeting: which meeting it waits at.
+
+    Args:
+        store: torch.distributed's.
+        rank, size: this rank, of how many.
+        limit_s: how long a rank is waited for.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, limit_s: float) -> None:
+        self.since_s: float | None = None
+        self.meeting = 0
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._limit_s = limit_s
+        self._is_over = threading.Event()
+        self._marked = self._told = -1
+        self._num_told = 0
+
+    def begin(self, tell: Callable[[Finding], None], told_after_s: float = TOLD_AFTER_S) -> None:
+        """Watches from now on.
+
+        Args:
+            tell: is called from another thread, while this one waits.
+            told_after_s: how long a wait lasts before it is told.
+        """
+        every_s = told_after_s / 10
+
+        def watch() -> None:
+            while not self._is_over.wait(every_s):
+                # The store is gone with its rank, or where this rank has left.
+                with contextlib.suppress(RuntimeError):
+                    self._look(tell, told_after_s)
+
+        threading.Thread(target=watch, name="patience", daemon=True).start()
+
+    def end(self) -> None:
+        """Watches no more."""
+        self._is_over.set()
+
+    def _look(self, tell: Callable[[Finding], None], told_after_s: float) -> None:
+        since_s, meeting = self.since_s, self.meeting
+        if since_s is None:
+            return
+        waited_s = elapsed_s() - since_s
+        if waited_s > told_after_s * _MARKED_AFTER_S / TOLD_AFTER_S and self._marked < meeting:
+            self._marked = meeting
+            self._store.set(_mark(self._rank), str(meeting))
+        if waited_s > told_after_s and self._told < meeting and self._num_told < _MOST_TOLD:
+            self._told = meeting
+            self._num_told += 1
+            late = [rank for rank in range(self._size) if not self._waits(rank, meeting)]
+            tell(late_ranks(late, self._size, waited_s, self._limit_s))
+
+    def _waits(self, rank: int, meeting: int) -> bool:
+        return rank == self._rank or (
+            self._store.check([_mark(rank)]) and int(self._store.get(_mark(rank))) >= meeting
+        )
+
+
+def late_ranks(late: list[int], size: int, waited_s: float, limit_s: float) -> Finding:
+    """What is told of a wait that lasts.
+
+    Args:
+        late: the ranks that are waited for; none where all of them wait.
+        size: how many there are.
+        waited_s: until now.
+        limit_s: until when they are waited for.
+    """
+    who = f"rank {' and '.join(map(str, late))} of {size}" if late else f"any of {size} ranks"
+    return Finding(
+        rule="rank-late",
+        severity="note",
+        problem=f"waiting for {who}, {waited_s:.0f} s so far and {limit_s:g} s at most.",
+        because="it is slow or stands still, or cannot be reached",
+        fixes=(Fix(text="if this comes again: look at what else its machine does"),),
+    )
+
+
+def _mark(rank: int) -> str:
+    return f"waits/{rank}"

@@ -1,0 +1,154 @@
+"""Where ranks meet: the store that one of them keeps, and what they make sure of before they train.
+
+Whatever is wrong with a name, a port or a version is told here, in seconds and by its name: later,
+ranks would only miss each other.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from flatout import __version__
+from flatout.engine.listening import listening_socket
+from flatout.engine.patience import TOLD_AFTER_S, late_ranks
+from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.nouns.finding import Finding
+from flatout.system.clock import elapsed_s, sleep_s
+
+# A container that is only starting has its name in a moment; a wrong one will never be known.
+_NAME_LIMIT_S = 30.0
+_ASKED_EVERY_S = 1.0
+
+
+def open_store(
+    place: tuple[str, int], rank: int, size: int, *, is_kept: bool, limit_s: float
+) -> Any:
+    """torch.distributed's store at a place; made there by who keeps it.
+
+    Args:
+        place: host and port.
+        rank, size: who asks, of how many.
+        is_kept: this process keeps it for the others.
+        limit_s: how long it is waited for.
+
+    Raises:
+        RunFailed: ranks-not-together, rendezvous-port-taken.
+    """
+    host, port = place
+    _require_address(host, rank, min(limit_s, _NAME_LIMIT_S))
+    try:
+        listening = listening_socket(host, port) if is_kept else None
+        return TCPStore(
+            host,
+            port,
+            size,
+            is_master=is_kept,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=listening,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        if is_kept and "in use" in str(error).lower():
+            raise RunFailed(
+                "rendezvous-port-taken",
+                f"rank {rank} cannot wait for the others at {host}:{port}: the port is taken.",
+                because="another program has taken it since it was found free",
+                fix="start the training again: another port is found",
+            ) from error
+        raise not_together(
+            f"rank {rank} cannot reach {host}:{port}, where rank 0 waits.", str(error)
+        ) from error
+
+
+def _require_address(host: str, rank: int, limit_s: float) -> None:
+    """Waits a while for a name to have an address: torch asks for as long as it may wait at all."""
+    until_s = elapsed_s() + limit_s
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except OSError as error:
+            if elapsed_s() > until_s:
+                raise not_together(
+                    f"rank {rank} finds no address for {host}, where rank 0 waits.",
+                    f"asked for {limit_s:g} s: {error.strerror or error}",
+                ) from error
+        sleep_s(_ASKED_EVERY_S)
+
+
+def await_words(
+    store: Any, names: list[str], size: int, limit_s: float, tell: Callable[[Finding], None]
+) -> None:
+    """Waits until these words lie in the store, the one of each rank in order; tells it where that
+    lasts.
+
+    Raises:
+        RunFailed: ranks-not-together.
+    """
+    began_s = elapsed_s()
+    missing: list[int] = []
+    for until_s in (TOLD_AFTER_S, limit_s):
+        wait_s = max(0.1, min(until_s, limit_s) - (elapsed_s() - began_s))
+        try:
+            store.wait(names, timedelta(seconds=wait_s))
+            return
+        except RuntimeError:
+            missing = [rank for rank, name in enumerate(names) if not store.check([name])]
+        if until_s < limit_s:
+            tell(late_ranks(missing, size, elapsed_s() - began_s, limit_s))
+    who = " and ".join(map(str, missing))
+    raise not_together(f"rank {who} of {size} did not come within {limit_s:g} s.", None)
+
+
+def not_together(problem: str, because: str | None) -> RunFailed:
+    """Ranks have not met."""
+    lines = (because or "").strip().splitlines()
+    return RunFailed(
+        "ranks-not-together",
+        problem,
+        because=lines[0] if lines else None,
+        fix="see the log of each rank, worker.rankN.log; `flatout doctor` looks at names and ports",
+    )
+
+
+def versions_here() -> str:
+    """What must be the same on all ranks, to be laid down where they meet."""
+    major, minor, _ = platform.python_version_tuple()
+    versions = {
+        "flatout": __version__,
+        "torch": str(torch.__version__).partition("+")[0],
+        "Python": f"{major}.{minor}",
+    }
+    return json.dumps(versions)
+
+
+def unlike(words: Sequence[str | bytes]) -> FlatoutError | None:
+    """What is wrong with the ranks' versions; None where all have the same.
+
+    Args:
+        words: what each rank has laid down, by rank.
+    """
+    told = [json.loads(word) for word in words]
+    different = [
+        f"{name} {of_first} on rank 0, {of_rank[name]} on rank {rank}"
+        for rank, of_rank in enumerate(told)
+        for name, of_first in told[0].items()
+        if of_rank[name] != of_first
+    ]
+    if not different:
+        return None
+    return UsageError(
+        "ranks-differ",
+        "the ranks have different versions.",
+        because="; ".join(different[:3]),
+        fix="give all machines the same: `flatout setup export` writes what one of them has",
+    )

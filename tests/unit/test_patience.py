@@ -1,0 +1,49 @@
+"""A rank's long waits, told while they last."""
+
+from __future__ import annotations
+
+import time
+
+from flatout.engine.patience import Patience, late_ranks
+from flatout.nouns.finding import Finding
+from flatout.system.clock import elapsed_s
+
+
+class Store:
+    """What torch.distributed's store is to those who lay words down in it."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, bytes] = {}
+
+    def set(self, name: str, word: str) -> None:
+        self.words[name] = word.encode()
+
+    def get(self, name: str) -> bytes:
+        return self.words[name]
+
+    def check(self, names: list[str]) -> bool:
+        return all(name in self.words for name in names)
+
+
+def test_who_does_not_wait_is_waited_for_and_told_once() -> None:
+    store = Store()
+    told: list[Finding] = []
+    first, second = (Patience(store, rank, 3, limit_s=600.0) for rank in (0, 1))
+    first.begin(told.append, told_after_s=0.3)
+    second.begin(lambda finding: None, told_after_s=0.3)
+    # An update ago the third was there, too.
+    store.set("waits/2", "6")
+    for one in (first, second):
+        one.meeting, one.since_s = 7, elapsed_s()
+    time.sleep(0.8)
+    assert [one.rule for one in told] == ["rank-late"]
+    assert "waiting for rank 2 of 3" in told[0].problem and "600 s at most" in told[0].problem
+    first.meeting, first.since_s = 8, None
+    time.sleep(0.5)
+    assert len(told) == 1, "it waits no more"
+    first.end()
+    second.end()
+
+
+def test_all_that_wait_are_not_told_to_be_late() -> None:
+    assert "waiting for any of 2 ranks" in late_ranks([], 2, 10.0, 600.0).problem
