@@ -7,7 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from container_cluster import ContainerCluster
@@ -15,6 +15,8 @@ from containers import Docker, find_docker
 from faults_runs import Row, Runs, Training, Unexpected, judged, strike
 
 AT_STEP = 330
+# The ranks are where they stay.
+_LOOK_STEP = 200
 CUT_S = 15.0
 SLOW_S = 15.0
 # A fiftieth of a core.
@@ -35,15 +37,17 @@ class Cluster(Runs):
 
     docker: Docker
     nodes: ContainerCluster
+    names: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def up(self) -> None:
-        """All containers run and are well."""
-        self.nodes.up()
+        """All containers run and are well; takes note of their names."""
+        found = self.nodes.up()["containers"]
+        self.names = {(one["service"], one["number"]): one["name"] for one in found}
 
     def worker_of(self, rank: int) -> str:
         """The container that a rank is in."""
         for number in _WORKERS:
-            name = self.nodes.container("worker", number)
+            name = self.names["worker", number]
             found = self.docker.ask("exec", name, "sh", "-c", "cat /proc/[0-9]*/environ").stdout
             if re.search(rf"(^|\0)RANK={rank}\0", found):
                 return name
@@ -57,13 +61,14 @@ def cluster(folder: Path, epochs: int) -> Iterator[Cluster]:
     place = folder / "there"
     place.mkdir()
     nodes = ContainerCluster(place, "ray", _PROJECT, {"CLUSTER_DASHBOARD_PORT": str(_PORT)})
-    try:
-        nodes.make(docker.base_image())
-        nodes.up()
-        yield Cluster(
+    there = Cluster(
             state=nodes.state, on="cluster:2", logs=folder / "logs", epochs=epochs, working=place,
             docker=docker, nodes=nodes,
-        )  # fmt: skip
+    )  # fmt: skip
+    try:
+        nodes.make(docker.base_image())
+        there.up()
+        yield there
     finally:
         nodes.flatout("cluster", "down", "--volumes")
         docker.clean()
@@ -89,7 +94,7 @@ def faults() -> dict[str, Callable[[Cluster], Row]]:
 def container_killed(runs: Cluster, rank: int) -> Row:
     """`docker kill`; it goes on with the container that is left."""
     training = runs.begin(f"container-{rank}", on="cluster")
-    training.wait_for_step(AT_STEP)
+    training.wait_for_step(_LOOK_STEP)
     name = runs.worker_of(rank)
     blow = strike(training, AT_STEP, lambda: runs.docker.must("kill", name))
     training.end()
@@ -100,7 +105,7 @@ def container_killed(runs: Cluster, rank: int) -> Row:
 def network_cut(runs: Cluster, rank: int) -> Row:
     """`docker network disconnect`, and `connect` once the run has ended without that node."""
     training = runs.begin(f"cut-{rank}", on="cluster")
-    training.wait_for_step(AT_STEP)
+    training.wait_for_step(_LOOK_STEP)
     name = runs.worker_of(rank)
     blow = strike(training, AT_STEP, lambda: _cut(runs, name))
     try:
@@ -114,7 +119,7 @@ def network_cut(runs: Cluster, rank: int) -> Row:
 def network_cut_and_back(runs: Cluster) -> Row:
     """The same, and connected again after a while."""
     training = runs.begin("cut-briefly", on="cluster")
-    training.wait_for_step(AT_STEP)
+    training.wait_for_step(_LOOK_STEP)
     name = runs.worker_of(1)
 
     def cut() -> None:
@@ -147,7 +152,7 @@ def out_of_memory(runs: Cluster) -> Row:
 def starved(runs: Cluster) -> Row:
     """`docker update --cpus`: the node goes on, at a crawl, and then as before."""
     training = runs.begin("starved-of-cpu")
-    training.wait_for_step(AT_STEP)
+    training.wait_for_step(_LOOK_STEP)
     name = runs.worker_of(1)
 
     def starve() -> None:
@@ -164,7 +169,7 @@ def starved(runs: Cluster) -> Row:
 def head_killed(runs: Cluster) -> Row:
     """`docker kill` of the head; then `flatout cluster up`, and the run is taken up again."""
     training = runs.begin("headless")
-    head = runs.nodes.container("head")
+    head = runs.names["head", 1]
     blow = strike(training, AT_STEP, lambda: runs.docker.must("kill", head))
     code = training.wait()
     if code != 1 or "ray-not-answering" not in training.output():
@@ -190,7 +195,7 @@ def _taken_up_again(runs: Cluster, name: str) -> Training:
 
 def name_lost(runs: Cluster) -> Row:
     """A node is on no network when a training is to begin."""
-    name = runs.nodes.container("worker", 2)
+    name = runs.names["worker", 2]
     _cut(runs, name)
     try:
         row = _refused(runs, "a node that names do not lead to")
@@ -202,7 +207,7 @@ def name_lost(runs: Cluster) -> Row:
 
 def other_version(runs: Cluster) -> Row:
     """A node whose flatout calls itself by another version."""
-    name = runs.nodes.container("worker", 2)
+    name = runs.names["worker", 2]
     runs.docker.must("exec", "--user", "0", name, "python3", "-c", _OTHER_VERSION)
     try:
         return _refused(runs, "a node with another version")

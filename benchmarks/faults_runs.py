@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -35,8 +36,8 @@ class Unexpected(Exception):
 class Row:
     """What came of a fault.
 
-    told: what flatout has said, and with how many ranks it went on from where. lost_s: until the
-    training was where it had been; of what was refused, until it was refused. num_redone: updates
+    told: what flatout has said, and with how many ranks it went on from where. lost_s: in which
+    nothing was trained that lasted; of what was refused, until it was refused. num_redone: updates
     that were made again. num_lost, num_doubled: samples that an epoch has not, or has too often.
     exact: how the weights compare. problem: why this is not what should be.
     """
@@ -244,12 +245,15 @@ def judged(fault: str, training: Training, reference: RunFolder, blow: Blow) -> 
 
 
 def cost(training: Training, blow: Blow) -> tuple[float, int]:
-    """Seconds until the training was where it had been, and updates that were made again."""
-    lines = store.read_lines(training.folder.metrics, Metric)
-    again = [line.at for line in lines if line.step > blow.step and line.at > blow.at]
+    """Seconds in which nothing was trained that lasted, and updates that were made again.
+
+    What is made again is no longer among the metrics, so the pause begins at the checkpoint.
+    """
+    at = [line.at for line in store.read_lines(training.folder.metrics, Metric)]
+    pauses = [after - before for before, after in pairwise(at) if after > blow.at]
     starts = [one for one in training.events() if isinstance(one, Started) and one.at > blow.at]
     num_redone = max((blow.step - one.step for one in starts), default=0)
-    return (again[0] if again else time.time()) - blow.at, max(0, num_redone)
+    return max(pauses, default=0.0), max(0, num_redone)
 
 
 def miscounted(seen: Tensor, right: Tensor) -> tuple[int, int]:
