@@ -1,6 +1,6 @@
 """The scripts of examples/launch on two nodes that are containers: torch, TensorFlow and Paddle.
 
-    python benchmarks/cluster_examples.py [--frameworks torch,tensorflow,paddle]
+    PYTHONPATH=scripts python benchmarks/cluster_examples.py [--frameworks torch,tensorflow,paddle]
 
 A cluster of `flatout cluster init --engine torchrun` whose image has all of them; each script runs
 by `flatout launch --on cluster`, and must end on both nodes with the same small loss.

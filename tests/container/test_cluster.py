@@ -194,6 +194,10 @@ def test_dask_comes_up_and_is_reached_on_loopback(dask: ContainerCluster) -> Non
         assert done.stdout.split() == ["14", "2"], done.stderr
 
 
+def test_dask_makes_shards_and_trains_on_them(dask: ContainerCluster) -> None:
+    _assert_shards_are_trained_on(dask)
+
+
 def test_ranks_are_started_in_the_nodes_of_dask(dask: ContainerCluster, docker: Docker) -> None:
     _assert_trains_as_one_process_does(dask)
     _assert_goes_on_without_a_worker(dask, docker)
