@@ -151,6 +151,7 @@ def come_up(cluster: ContainerCluster) -> int:
         if done.returncode == 0:
             return attempt
         say(cluster, f"is not up: {done.stderr[-400:]}")
+        cluster.flatout("cluster", "down")
     cluster.up()
     return MOST_STARTS
 
