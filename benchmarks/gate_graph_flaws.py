@@ -17,6 +17,7 @@ from flatout.engine.device_rates import DeviceRates
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import MicroBatch
 from flatout.engine.gate import Maker
+from flatout.engine.gate.runs import make_step
 from flatout.engine.meter import Meter
 from flatout.engine.session import Session, build
 from flatout.engine.step import Step, StepParts
@@ -125,4 +126,8 @@ def captured(flaw: str = "", spoil: Callable[[Session], Any] | None = None) -> M
             spoil(session)
         return session
 
-    return Maker(begin=begin, step=lambda session: FlawedCapture(session, flaw))
+    def step(session: Session) -> Any:
+        is_captured = session.recipe.capture.value == "step"
+        return FlawedCapture(session, flaw) if is_captured else make_step(session)
+
+    return Maker(begin=begin, step=step)

@@ -2,7 +2,8 @@
 
 What is true of a CUDA graph is true of these: recording does nothing; a replay reads the tensors of
 the recording and writes into its tensors; numbers of Python are those of the recording; reading a
-number on the host is an error; only random numbers are drawn anew.
+number on the host is an error; only random numbers are drawn anew. A call of compiled code is one
+operation, as far as torch shows it: see `code_is_seen`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.engine import randomness
@@ -25,6 +27,22 @@ _READS = (
     "aten._local_scalar_dense", "aten.equal", "aten.is_nonzero", "aten.nonzero",
     "aten._pack_padded_sequence", "aten._coalesce", "aten._nnz",
 )  # fmt: skip
+
+
+@contextlib.contextmanager
+def code_is_seen() -> Iterator[None]:
+    """What torch compiles in it is recorded, a call of its code as one operation.
+
+    Under any other mode torch would compute what is written.
+    """
+    from torch._higher_order_ops.utils import redirect_to_mode
+    from torch._higher_order_ops.wrap import inductor_compiled_code
+
+    for mode in (_Reads, _Recorder):
+        if mode not in inductor_compiled_code.python_key_table:
+            redirect_to_mode(inductor_compiled_code, mode)
+    with torch._inductor.config.patch(wrap_inductor_compiled_regions=True):
+        yield
 
 
 class RecordedGraphs:
@@ -101,8 +119,14 @@ class _Reads(TorchDispatchMode):
         super().__init__()
         self.num = 0
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code is run under it, not what it was compiled from."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.num += str(func.overloadpacket) in _READS
+        if not isinstance(func, HigherOrderOperator):
+            self.num += str(func.overloadpacket) in _READS
         return func(*args, **(kwargs or {}))
 
 
@@ -115,7 +139,14 @@ class _Recorder(TorchDispatchMode):
         self._made: set[int] = set()
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code is run under it, not what it was compiled from."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            return self._code(*args)
         if str(func.overloadpacket) in (*_READS, *_NOT_REPEATED):
             raise RuntimeError(SAID)
         kwargs = kwargs or {}
@@ -129,10 +160,26 @@ class _Recorder(TorchDispatchMode):
             one.alias_info and not one.alias_info.is_write for one in func._schema.returns
         )
         if not is_view and torch.Tag.inplace_view not in func.tags:
-            # Aliases: how a tensor is looked at may change later, but not where it lies.
-            self.calls.append((func, args, kwargs, [one.detach() for one in _tensors(out)]))
-            self._made.update(tensor.untyped_storage().data_ptr() for tensor in _tensors(out))
+            self._note(func, args, kwargs, out)
         return out
+
+    def _code(self, code: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
+        # It empties the list that it is given.
+        given = list(inputs)
+        for tensor in _tensors(given):
+            self._keep(tensor)
+        out = code(inputs)
+
+        def again(*tensors: Any) -> Any:
+            return code(list(tensors))
+
+        self._note(again, given, {}, out)
+        return out
+
+    def _note(self, operation: Any, args: Any, kwargs: Any, out: Any) -> None:
+        # Aliases: how a tensor is looked at may change later, but not where it lies.
+        self.calls.append((operation, args, kwargs, [one.detach() for one in _tensors(out)]))
+        self._made.update(tensor.untyped_storage().data_ptr() for tensor in _tensors(out))
 
     def _keep(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage().data_ptr()

@@ -6,19 +6,21 @@ They are as strict as those (benchmarks/recorded_graphs.py); tests/gpu has the r
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from recorded_graphs import RecordedGraphs
+from gate_graph_flaws import captured as capturing
+from recorded_graphs import RecordedGraphs, code_is_seen
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from flatout.engine import Experiment
 from flatout.engine.capture import NUM_WARM_UPS, CapturedStep
-from flatout.engine.compilation import StepLoss
+from flatout.engine.compilation import StepLoss, why_not_compiled
+from flatout.engine.gate import Subject, judge
 from flatout.engine.gate.material import changed
 from flatout.engine.meter import Meter
 from flatout.engine.session import Session, build
@@ -30,6 +32,19 @@ Plain = Callable[..., Experiment]
 def halving(optimizer: Any) -> LambdaLR:
     """Rates that 24 bits can hold."""
     return LambdaLR(optimizer, lambda step: 0.5 ** (step % 7))
+
+
+needs_compiler = pytest.mark.skipif(
+    why_not_compiled(torch.device("cpu")) is not None, reason="needs a C++ compiler"
+)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is compiled is seen by recordings, and kept for these tests alone."""
+    with pytest.MonkeyPatch.context() as patch, code_is_seen():
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
 
 
 def session_of(
@@ -248,3 +263,55 @@ def test_recording_that_lacks_memory_leaves_everything_as_it_was(plain: Plain) -
     assert not step.has_begun
     assert all(torch.equal(a, b) for a, b in zip(before, session.model.parameters(), strict=True))
     assert all(p.grad is None for p in session.model.parameters())
+
+
+@needs_compiler
+@pytest.mark.usefixtures("seen")
+def test_compiled_code_in_graphs_gives_the_bits_it_gives_alone(plain: Plain) -> None:
+    experiment = plain(optimizer=adamw, clip_norm=0.5, schedule=halving, schedule_every="step")
+    ours, theirs = (session_of(experiment, graphs, {"compiled": "loss"})
+                    for graphs in (RecordedGraphs(), None))  # fmt: skip
+    step = captured(ours, 2)
+    losses = trained(ours, step)
+    assert losses == trained(theirs, Step(theirs.step_parts(), Meter(theirs.device)))
+    assert_alike(ours, theirs)
+    assert step.problem is None and step.num_replayed == 18 - NUM_WARM_UPS
+    assert ours.loss is not None and ours.loss.compiler is not None
+    # The three that warm up, and the two recordings of three updates; the graphs hold the code.
+    assert ours.loss.compiler.num_calls == NUM_WARM_UPS + 3
+    # What is compiled differs by rounding from what is written, or nothing was compared.
+    written = session_of(experiment, None)
+    assert losses != trained(written, Step(written.step_parts(), Meter(written.device)))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("seen")
+def test_nothing_is_compiled_anew_while_a_graph_is_recorded(plain: Plain) -> None:
+    scale = [1]
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        return scale[0] * nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    session = session_of(plain(optimizer=adamw, loss=loss), RecordedGraphs(), {"compiled": "loss"})
+    step = captured(session)
+    session.model.train()
+    for number, update in enumerate(list(session.feed.updates(0, 0))[:5]):
+        scale[0] = 1 if number < NUM_WARM_UPS else 2
+        step.run(update)
+    assert step.problem is not None and "recompile" in step.problem
+    assert step.num_replayed == 0 and step.problem.startswith("recording it failed")
+
+
+@needs_compiler
+@pytest.mark.usefixtures("seen")
+@pytest.mark.parametrize("flaw", ["", "learning rate frozen in the graph"])
+def test_the_gate_judges_compiled_code_in_graphs(plain: Plain, flaw: str) -> None:
+    experiment = plain(optimizer=adamw)
+    eager = build(experiment, 0, "cpu").recipe({"num_threads": 1})
+    candidate = changed(eager, capture="step", steps_per_launch=2, compiled="loss")
+    verdict = judge(
+        Subject(experiment=experiment, device="cpu", maker=capturing(flaw)), candidate, eager
+    )
+    assert [check.name for check in verdict.checks][0] == "replays"
+    assert {"gradients", "masks", "loss curve"} <= {check.name for check in verdict.checks}
+    assert [check.name for check in verdict.failed] == (["replays"] if flaw else [])

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.cli.show_tune import payback_text
+from flatout.nouns.finding import Finding
 from flatout.nouns.tuning import (
     Candidate,
     Check,
@@ -217,3 +218,78 @@ def test_a_decision_of_before_is_compiled_only_where_the_run_is_long_enough() ->
     # And the other way round: what was too short then.
     assert for_steps(short, 100_000).changes == long.changes
     assert for_steps(long, None).changes == short.changes
+
+
+# On a GPU, with steps in CUDA graphs.
+
+LAUNCHED = msgspec.structs.replace(
+    SETTING, device="cuda", forms_to_capture=("fused", "foreach", "own")
+)
+
+
+def waiting(host_share: float) -> Profile:
+    return msgspec.structs.replace(PROFILE, host_share=host_share)
+
+
+def in_graphs(host_share: float = 0.9, *axes: str) -> Problem:
+    tried, _ = candidates(LAUNCHED, waiting(host_share), "default")
+    return problem(candidates=tuple(one for one in tried if one.axis in (AXIS, *axes)),
+                   budget_s=300.0)  # fmt: skip
+
+
+def test_what_is_compiled_may_become_a_part_of_a_graph() -> None:
+    assert "compiled, in a CUDA graph of 8 steps" in offered(LAUNCHED, waiting(0.9))[0]
+    # Compiled, a step of the device may take half as long, and the host as long as before.
+    tried, skipped = offered(LAUNCHED, waiting(0.2))
+    assert "compiled, in a CUDA graph" in tried
+    assert "by itself" in skipped["compiled, in a CUDA graph of 8 steps"]
+    assert "launch-bound" in offered(LAUNCHED, waiting(0.1))[1]["compiled, in a CUDA graph"]
+    assert "in a CUDA graph" not in " ".join(offered(SETTING)[1])
+
+
+def test_compiled_and_in_a_graph_wins_over_compiled_alone() -> None:
+    decision, trials = searched(in_graphs(0.2), {"loss": 1.2, "step": 1.5})
+    names = [one.candidate.name for one in trials if one.candidate.is_compiled]
+    assert names == ["compiled forward and loss", "compiled step", "compiled, in a CUDA graph"]
+    assert decision.changes == {**CODE, "capture": "step", "steps_per_launch": 1}
+
+
+def test_where_the_step_is_in_a_graph_the_code_becomes_a_part_of_it() -> None:
+    decision, trials = searched(in_graphs(0.9, "capture"), {"loss": 1.2, "step": 3.0, "8": 1.1})
+    compiled = {one.candidate.name: one for one in trials if one.candidate.is_compiled}
+    assert set(compiled) == {"compiled forward and loss", "compiled step"}
+    assert decision.changes == {**CODE, "capture": "step", "steps_per_launch": 8}
+    # No graph can hold a compiled optimizer.
+    assert compiled["compiled step"].changes["capture"] == "off"
+    reasons = {one.name: one.reason for one in decision.skipped}
+    assert "already" in reasons["compiled, in a CUDA graph"]
+
+
+def test_code_that_no_graph_can_hold_is_tried_without() -> None:
+    history: list[Result] = []
+    asked = in_graphs(0.9, "capture")
+    not_captured = Finding(rule="step-not-captured", severity="note", problem="no")
+    while isinstance(move := next_move(asked, history), Trial):
+        one = result(1.2, trial=move, low=0.999)
+        both = move.changes.get("capture") == "step" and move.changes.get("compiled") == "loss"
+        if both:
+            one = msgspec.structs.replace(one, speedup=None, verdict=None, problem=not_captured)
+        is_compiled = move.candidate.is_compiled
+        history.append(msgspec.structs.replace(
+            one, cost_s=20.0 if is_compiled else 2.0, compile_s=9.1 if is_compiled else None,
+            by_process=(one.speedup,) * move.num_processes if one.speedup else (),
+        ))  # fmt: skip
+    assert move.changes == {**CODE, "capture": "off", "steps_per_launch": 1}
+    assert move.rungs[-1].name == "compiled forward and loss, without a CUDA graph"
+
+
+def test_what_could_not_be_compiled_is_not_put_into_graphs() -> None:
+    history: list[Result] = []
+    failed = Finding(rule="compiling-failed", severity="note", problem="no")
+    while isinstance(move := next_move(in_graphs(0.2), history), Trial):
+        one = result(1.0, trial=move, low=0.999)
+        if move.candidate.is_compiled:
+            one = msgspec.structs.replace(one, speedup=None, verdict=None, problem=failed)
+        history.append(msgspec.structs.replace(one, by_process=()))
+    reasons = {one.name: one.reason for one in move.skipped}
+    assert "could not be compiled" in reasons["compiled, in a CUDA graph"]

@@ -224,10 +224,14 @@ class CapturedStep:
         """
         self._frozen = self._rates.frozen()
         places = _Places(self._parts)
+        loss = self._parts.loss
+        assert loss is not None, "an experiment with a step of its own is not captured"
         try:
-            # The one of most steps first: its memory suffices for the other.
-            for num in sorted({self._num_steps, 1}, reverse=True):
-                self._recorded[num] = self._graphs.recorded(functools.partial(self._steps, num))
+            with loss.settled():
+                # The one of most steps first: its memory suffices for the other.
+                for num in sorted({self._num_steps, 1}, reverse=True):
+                    action = functools.partial(self._steps, num)
+                    self._recorded[num] = self._graphs.recorded(action)
         except Exception as error:
             self._recorded = {}
             if is_out_of_memory(error):

@@ -95,6 +95,8 @@ class Compiler:
             "fallback_random": True,
             # No choice between kernels by timing them, where their results may differ.
             "deterministic": self._is_deterministic,
+            # A step in a CUDA graph holds this code: it brings no graphs of its own.
+            "triton.cudagraphs": False,
         }
         if self._mode == "max-autotune-no-cudagraphs":
             options |= torch._inductor.list_mode_options(self._mode)
@@ -149,6 +151,13 @@ class StepLoss:
             compute = self._compiled
         result: Tensor | tuple[Tensor, Any] = compute(model, batch)
         return result
+
+    def settled(self) -> AbstractContextManager[Any]:
+        """In it nothing is compiled any more, neither anew: it would break off what is recorded."""
+        if self.compiler is None:
+            return contextlib.nullcontext()
+        stance: AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
+        return stance
 
     @contextlib.contextmanager
     def as_written(self) -> Iterator[None]:

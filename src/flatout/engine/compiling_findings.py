@@ -27,11 +27,12 @@ def compiling_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
     if compiled == "off":
         is_asked = recipe.compile_mode.origin == "yours" and mode != "default"
         return [_UNUSED_MODE] if is_asked else []
-    reason = why_not_compiled(facts.device)
+    reason, fix = why_not_compiled(facts.device), "leave it out, or use off"
     if facts.has_own_step:
         reason = "the experiment's own step makes its updates itself, with whatever it calls"
-    if recipe.capture.value == "step":
-        reason = "a step is either compiled or made in CUDA graphs, and `capture=step` is set"
+    if recipe.capture.value == "step" and compiled != "loss":
+        reason = "with `capture=step` the graph has the optimizer: only `loss` can be compiled"
+        fix = "use compiled=loss, or capture=off"
     if compiled in ("optimizer", "both") and recipe.precision.value == "fp16":
         reason = "with fp16 it is the loss scaler that makes the optimizer's step"
     if reason is not None:
@@ -39,7 +40,7 @@ def compiling_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
             "recipe-does-not-fit",
             f"`compiled={compiled}` does not go here.",
             because=reason,
-            fix="leave it out, or use off",
+            fix=fix,
         )
     if mode == "default" or not recipe.deterministic.value:
         return []

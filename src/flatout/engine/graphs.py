@@ -73,9 +73,11 @@ class CudaGraphs:
         current = torch.cuda.current_stream(self._device)
         # What one of the streams has freed, the other one may still read: each waits for the other.
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            yield
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            current.wait_stream(self._stream)
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[list[str]]:

@@ -11,7 +11,7 @@ from flatout.nouns.units import percent_text
 AXIS = "capture"
 
 # A graph of several updates is launched as one; inputs of all of them are kept on the device.
-_STEPS = (1, 8)
+STEPS = (1, 8)
 
 # Where the host is busy for less of a step than this, the device never waits for it.
 LEAST_HOST_SHARE = 0.3
@@ -48,6 +48,24 @@ def why_not_captured(device: str, forms: Sequence[str], recipe: Mapping[str, Any
 
 def captures(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
     """Graphs of one update and of several, each with why it is not tried."""
+    for num_steps in STEPS:
+        changes, reason = in_graphs(setting, num_steps)
+        yield (
+            Candidate(
+                name="step in a CUDA graph"
+                if num_steps == 1
+                else f"CUDA graph of {num_steps} steps",
+                axis=AXIS,
+                changes=changes,
+                why="the device need not wait for Python and for launches one by one",
+                is_process_wide=True,
+            ),
+            reason or why_in_vain(profile, num_steps, LEAST_HOST_SHARE),
+        )
+
+
+def in_graphs(setting: Setting, num_steps: int) -> tuple[dict[str, Any], str | None]:
+    """The recipe fields of so many steps in a graph, and why they cannot be, if they cannot."""
     forms = setting.forms_to_capture
     # Without a form as it was built, the fused one comes along.
     form = {} if "own" in forms or "fused" not in forms else {"optimizer_implementation": "fused"}
@@ -55,20 +73,16 @@ def captures(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, st
         form = {}
     known = {**setting.baseline, **setting.fixed}
     reason = why_not_captured(setting.device, forms, {**known, **form})
+    return {"capture": "step", "steps_per_launch": num_steps, **form}, reason
+
+
+def why_in_vain(profile: Profile, num_steps: int, least_share: float) -> str | None:
+    """Why graphs of so many steps would gain nothing, by how long the host is busy with a step."""
     share = profile.host_share
-    if reason is None and share is not None and share < LEAST_HOST_SHARE:
-        reason = f"the step is not launch-bound (host share {percent_text(share)})"
-    for num_steps in _STEPS:
-        name = "step in a CUDA graph" if num_steps == 1 else f"CUDA graph of {num_steps} steps"
-        if reason is None and num_steps > 1 and share is not None and share < LAUNCH_BOUND:
-            reason = "launching each step by itself takes little of it"
-        yield (
-            Candidate(
-                name=name,
-                axis=AXIS,
-                changes={"capture": "step", "steps_per_launch": num_steps, **form},
-                why="the device need not wait for Python and for launches one by one",
-                is_process_wide=True,
-            ),
-            reason,
-        )
+    if share is None:
+        return None
+    if share < least_share:
+        return f"the step is not launch-bound (host share {percent_text(share)})"
+    if num_steps > 1 and share < LAUNCH_BOUND:
+        return "launching each step by itself takes little of it"
+    return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -10,6 +12,8 @@ from flatout.nouns.tuning import Candidate, Decision, Result, Skip, Trial
 from flatout.nouns.units import seconds_text
 from flatout.tune.compiling import trial_s, with_best, with_payback
 from flatout.tune.problem import Problem
+
+_Found = tuple[list[Result], list[Skip]]
 
 
 def compiled_moves(problem: Problem, decision: Decision) -> Generator[Trial, Result, Decision]:
@@ -22,32 +26,7 @@ def compiled_moves(problem: Problem, decision: Decision) -> Generator[Trial, Res
     Returns:
         The decision, with the best of them on top if one has won.
     """
-    needed_s = trial_s(problem.profile)
-    # Of a ladder that has led nowhere, nothing is taken over but the loop itself.
-    before = problem.base.changes if decision.is_plain else decision.changes
-    spent_s = decision.search_s
-    found: list[Result] = []
-    skipped: list[Skip] = []
-    for candidate in problem.candidates:
-        if not candidate.is_compiled:
-            continue
-        left_s = problem.budget_s - spent_s
-        if needed_s > left_s:
-            skipped.append(_without_time(candidate, problem.budget_s, needed_s))
-            continue
-        if before.get("capture") == "step":
-            # It is one of the two; what is compiled may still be the faster one.
-            alone = {**candidate.changes, "capture": "off", "steps_per_launch": 1}
-            candidate = msgspec.structs.replace(candidate, changes=alone)
-        result = yield Trial(
-            stage="screen",
-            candidate=candidate,
-            incumbent=None if decision.is_plain else decision.changes,
-            changes={**before, **candidate.changes},
-            deadline_s=left_s,
-        )
-        spent_s += result.cost_s
-        found.append(with_payback(result, problem.batch_size, problem.num_steps))
+    found, skipped = yield from _results(problem, decision)
     refused = [one for one in found if one.verdict is not None and not one.verdict.is_passed]
     lost = [one for one in found if one not in refused]
     whole = msgspec.structs.replace(
@@ -55,14 +34,88 @@ def compiled_moves(problem: Problem, decision: Decision) -> Generator[Trial, Res
         lost=(*decision.lost, *lost),
         refused=(*decision.refused, *refused),
         skipped=(*decision.skipped, *skipped),
-        search_s=spent_s,
+        search_s=decision.search_s + sum(one.cost_s for one in found),
     )
     return with_best(whole)
 
 
-def _without_time(candidate: Candidate, budget_s: float, needed_s: float) -> Skip:
-    reason = (
+def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _Found]:
+    """What came of each, and what was not tried.
+
+    Where the step is made in CUDA graphs, what is compiled becomes a part of them; what cannot, is
+    tried without.
+    """
+    needed_s = trial_s(problem.profile)
+    # Of a ladder that has led nowhere, nothing is taken over but the loop itself.
+    before = problem.base.changes if decision.is_plain else decision.changes
+    found: list[Result] = []
+    skipped: list[Skip] = []
+    waiting = deque(candidate for candidate in problem.candidates if candidate.is_compiled)
+    while waiting:
+        candidate = waiting.popleft()
+        left_s = problem.budget_s - decision.search_s - sum(one.cost_s for one in found)
+        reason = _why_in_vain(candidate, problem.base.changes, before, found)
+        if reason is None and needed_s > left_s:
+            reason = _no_time(problem.budget_s, needed_s)
+        if reason is not None:
+            skipped.append(Skip(name=candidate.name, axis=candidate.axis, reason=reason))
+            continue
+        if before.get("capture") == "step" and candidate.changes["compiled"] != "loss":
+            candidate = _without_graphs(candidate)
+        result = yield Trial(
+            stage="screen",
+            candidate=candidate,
+            incumbent=None if decision.is_plain else decision.changes,
+            changes={**before, **candidate.changes},
+            deadline_s=left_s,
+        )
+        found.append(with_payback(result, problem.batch_size, problem.num_steps))
+        if _rule(result) == "step-not-captured" and "capture" not in candidate.changes:
+            # Uncompiled it could be recorded; compiled it may still be the faster one without.
+            alone = _without_graphs(candidate)
+            name = f"{candidate.name}, without a CUDA graph"
+            waiting.appendleft(msgspec.structs.replace(alone, name=name))
+    return found, skipped
+
+
+def _without_graphs(candidate: Candidate) -> Candidate:
+    alone = {**candidate.changes, "capture": "off", "steps_per_launch": 1}
+    return msgspec.structs.replace(candidate, changes=alone)
+
+
+def _why_in_vain(
+    candidate: Candidate,
+    base: Mapping[str, Any],
+    before: Mapping[str, Any],
+    found: Sequence[Result],
+) -> str | None:
+    """Why nothing is left to try here; None if there is.
+
+    Args:
+        candidate: something compiled.
+        base: recipe fields of flatout's own loop, with those that the person has set.
+        before: of what was decided.
+        found: what came of others.
+    """
+    capture = candidate.changes.get("capture")
+    is_bare = capture == "off" or candidate.changes["compiled"] != "loss"
+    if is_bare and base.get("capture") == "step":
+        return "you have set capture, and it cannot be in a CUDA graph"
+    if capture != "step":
+        return None
+    if before.get("capture") == "step":
+        return "the step is in a CUDA graph already, and what is compiled is tried in it"
+    if any(_rule(result) == "compiling-failed" for result in found):
+        return "it could not be compiled without a CUDA graph either"
+    return None
+
+
+def _rule(result: Result) -> str | None:
+    return result.problem.rule if result.problem is not None else None
+
+
+def _no_time(budget_s: float, needed_s: float) -> str:
+    return (
         f"no time left in a search of {budget_s:.0f} s: compiling and the gate take about "
         f"{seconds_text(needed_s)}; a larger --budget gives it"
     )
-    return Skip(name=candidate.name, axis=candidate.axis, reason=reason)

@@ -20,6 +20,7 @@ from flatout.nouns.tuning import (
     Setting,
 )  # fmt: skip
 from flatout.nouns.units import count_text, seconds_text
+from flatout.tune import captures
 from flatout.tune.data_paths import LEAST_SHARE
 
 FIELDS = ("compiled", "compile_mode")
@@ -53,6 +54,7 @@ def compiled_candidates(
     )
     for value, name, own_reason in parts:
         yield _candidate(name, value, "default"), reason or own_reason
+    yield from _in_graphs(setting, profile, reason)
     autotuned = _candidate("compiled, kernels timed", "loss", "max-autotune-no-cudagraphs")
     is_cpu = "on a CPU it takes minutes" if setting.device == "cpu" else None
     depends = "deterministic: what it makes depends on {}" if setting.is_deterministic else None
@@ -61,8 +63,28 @@ def compiled_candidates(
     yield any_size, reason or (depends and depends.format("the shapes that come first"))
 
 
-def _candidate(name: str, value: Compiled, mode: CompileMode) -> Candidate:
-    changes: dict[str, Any] = {"compiled": value, "compile_mode": mode}
+def _in_graphs(
+    setting: Setting, profile: Profile, not_compiled: str | None
+) -> Iterator[tuple[Candidate, str | None]]:
+    """What is compiled as a part of CUDA graphs; offered nowhere but on a GPU.
+
+    Compiled, the device has less to do, and waits for launches where it did not before.
+    """
+    if setting.device != "cuda":
+        return
+    least_share = (1.0 - _MOST_SAVED) * captures.LEAST_HOST_SHARE
+    for num_steps in captures.STEPS:
+        changes, reason = captures.in_graphs(setting, num_steps)
+        name = "a CUDA graph" if num_steps == 1 else f"a CUDA graph of {num_steps} steps"
+        candidate = _candidate(f"compiled, in {name}", "loss", "default", changes)
+        in_vain = captures.why_in_vain(profile, num_steps, least_share)
+        yield candidate, not_compiled or reason or in_vain
+
+
+def _candidate(
+    name: str, value: Compiled, mode: CompileMode, others: dict[str, Any] | None = None
+) -> Candidate:
+    changes: dict[str, Any] = {"compiled": value, "compile_mode": mode, **(others or {})}
     return Candidate(
         name=name,
         axis=AXIS,

@@ -26,6 +26,7 @@ from flatout.engine.gate.comparison import (
 )
 from flatout.engine.gate.material import Material, changed
 from flatout.engine.gate.reference import Gradients, halve
+from flatout.engine.gate.replays import replays
 from flatout.engine.gate.runs import (
     Case,
     drawing,
@@ -71,6 +72,11 @@ def compiled_checks(small: Material, whole: Material, candidate: Recipe) -> list
     """
     compiled = candidate.compiled.value
     checks: list[Check] = []
+    if candidate.capture.value == "step":
+        # Whether graphs repeat the code is a question of its own, and whether they repeat what is
+        # written need not be asked then.
+        checks += replays(whole, candidate)
+        candidate = changed(candidate, capture="off", steps_per_launch=1)
     if compiled in ("loss", "both"):
         checks += _loss_checks(small, whole, candidate)
     if compiled in ("optimizer", "both"):

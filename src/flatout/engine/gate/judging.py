@@ -52,6 +52,9 @@ class Gate:
             if getattr(written, name).value != getattr(material.plain, name).value
         ]
         asked = questions(changed)
+        if candidate.compiled.value != "off":
+            # Asked of the code itself: compiled.py.
+            asked -= {"replays"}
         checks: list[Check] = []
         with randomness.untouched_generators(material.device), torch.enable_grad():
             for question in QUESTIONS:
