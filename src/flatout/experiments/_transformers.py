@@ -8,14 +8,17 @@ from types import ModuleType
 from flatout.errors import UsageError
 
 
-def transformers_library() -> ModuleType:
+def transformers_library(at_least: int = 0) -> ModuleType:
     """The library, imported.
 
+    Args:
+        at_least: the first number of its version.
+
     Raises:
-        UsageError: transformers-not-installed.
+        UsageError: transformers-not-installed, transformers-too-old.
     """
     try:
-        return importlib.import_module("transformers")
+        library = importlib.import_module("transformers")
     except ModuleNotFoundError as error:
         # Something it needs may be lacking: then it is there, but broken, and says so itself.
         if error.name != "transformers":
@@ -26,3 +29,12 @@ def transformers_library() -> ModuleType:
             because=str(error),
             fix="pip install 'flatout[language]'",
         ) from error
+    version: str = library.__version__
+    if int(version.partition(".")[0]) < at_least:
+        raise UsageError(
+            "transformers-too-old",
+            f"this needs transformers {at_least}, and {version} is installed.",
+            because="an attention of another's making is given less by older ones",
+            fix=f"pip install 'transformers>={at_least}'; or train padded batches",
+        )
+    return library

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import flatout
 from flatout.engine import dataset, decayed_groups, schedules
+from flatout.experiments import _unpadding
 from flatout.experiments._transformers import transformers_library
 
 # Numbers of BERT's vocabulary; bytes are put where its first words are.
@@ -47,6 +48,7 @@ def experiment(
     batch_size: int = 16,
     steps: int = 1_000,
     samples: int | None = None,
+    padded: bool = True,
 ) -> flatout.Experiment:
     """BertForMaskedLM of the transformers library, with random weights.
 
@@ -57,10 +59,12 @@ def experiment(
         batch_size: speeches per update.
         steps: updates in all.
         samples: speeches to train on, and at most that many to validate on; by default all.
+        padded: `false` trains on the characters alone: a batch is one row of them, and padding is
+            computed nowhere but in the attention.
     """
     shape = SIZES[size]
     return flatout.Experiment(
-        model=lambda: build_model(shape),
+        model=lambda: build_model(shape, padded=padded),
         named_parameters=True,
         optimizer=lambda named: torch.optim.AdamW(decayed_groups(named, weight_decay=0.01), lr=lr),
         schedule=lambda optimizer: schedules.cosine(optimizer, warm_up=steps // 10, steps=steps),
@@ -69,6 +73,7 @@ def experiment(
         metrics=metrics,
         train_data=lambda: MaskedSpeeches(read_speeches(shape.length, is_test=False)[:samples]),
         validation_data=lambda: MaskedSpeeches(read_speeches(shape.length, is_test=True)[:samples]),
+        collate=None if padded else in_one_row,
         batch_size=batch_size,
         steps=steps,
         validate_every=500,
@@ -77,7 +82,7 @@ def experiment(
     )
 
 
-def build_model(size: Size) -> nn.Module:
+def build_model(size: Size, *, padded: bool = True) -> nn.Module:
     library = transformers_library()
     config = library.BertConfig(
         num_hidden_layers=size.depth,
@@ -85,6 +90,7 @@ def build_model(size: Size) -> nn.Module:
         num_attention_heads=size.num_heads,
         intermediate_size=4 * size.width,
         vocab_size=size.vocabulary,
+        attn_implementation=None if padded else _unpadding.register(),
     )
     model: nn.Module = library.BertForMaskedLM(config)
     return model
@@ -112,6 +118,18 @@ class MaskedSpeeches(torch.utils.data.Dataset[dict[str, Tensor]]):
         }
 
 
+def in_one_row(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch without its padding: see _unpadding.py."""
+    tokens = torch.stack([sample["tokens"] for sample in samples])
+    targets = torch.stack([sample["targets"] for sample in samples])
+    row = _unpadding.row_of(tokens != PAD)
+    return {
+        "tokens": _unpadding.in_row(tokens, row["cells_N"], PAD)[None],
+        "targets": _unpadding.in_row(targets, row["cells_N"], NOT_ASKED)[None],
+        **row,
+    }
+
+
 def loss(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Sum over the masked characters, and their number."""
     return _judged(model, batch)[:2]
@@ -126,7 +144,11 @@ def metrics(model: Any, batch: dict[str, Tensor]) -> dict[str, tuple[Tensor, Ten
 
 def _judged(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     tokens, targets = batch["tokens"], batch["targets"]
-    scores = model(input_ids=tokens, attention_mask=(tokens != PAD).long()).logits
+    if "cells_N" in batch:
+        row = {name: batch[name] for name in ("position_ids", "cells_N", "sources_BL")}
+        scores = model(input_ids=tokens, **row).logits
+    else:
+        scores = model(input_ids=tokens, attention_mask=(tokens != PAD).long()).logits
     total = cross_entropy(
         scores.flatten(0, 1), targets.flatten(), ignore_index=NOT_ASKED, reduction="sum"
     )
