@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,15 +23,23 @@ from flatout.engine import Experiment
 from flatout.engine.checkpoint import read_checkpoint
 from flatout.engine.gate.material import changed
 from flatout.engine.journal import Journal
+from flatout.engine.loading import load_experiment
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
 from flatout.engine.meter import Meter
+from flatout.engine.outline import outline
 from flatout.engine.saver import Saver
 from flatout.engine.session import Session, build, process_settings
 from flatout.engine.watch import StopRequest
 from flatout.errors import FlatoutError
-from flatout.nouns.lines import RecipeSet, Validated
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.lines import EpochEnded, RecipeSet, Validated
 from flatout.nouns.recipe import Choice, Recipe
+from flatout.nouns.run import RunHeader
+from flatout.nouns.tuned_recipe import TunedRecipe
+from flatout.nouns.tuning import Decision
 from flatout.system.runs import RunFolder, read_run
+from flatout.tune.code import program
+from flatout.tune.code_graphs import GRAPHS
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -184,3 +198,64 @@ def test_a_loss_that_is_not_finite_ends_a_captured_run(lab: Lab, tell: Tell, pla
     assert caught.value.rule == "nonfinite-loss"
     kept = (folder.path / "nonfinite.json").read_text()
     assert "7" in kept
+
+
+ROOT = Path(__file__).resolve().parents[2]
+MINE = ROOT / "tests" / "cases" / "code" / "mine.py"
+
+
+@pytest.mark.parametrize(
+    ("case", "use"),
+    [
+        ("tensors", {"steps_per_launch": 3, "micro_batch_size": 3}),
+        ("rows", {}),
+    ],
+)
+def test_a_program_with_graphs_computes_what_flatout_computes(
+    lab: Lab, tell: Tell, tmp_path: Path, case: str, use: dict[str, Any]
+) -> None:
+    spec = ExperimentSpec(name="mine", file=str(MINE), parameters={"case": case})
+    experiment = load_experiment(spec)
+    capturing = Capturing(experiment, RecordedGraphs, use)
+    folder = lab.new()
+    assert capturing.go_on(folder, epochs=3) in ("finished", "early")
+    built = build(experiment, 0, "cpu")
+    recipe = capturing.recipe(built.recipe({"num_threads": 1}))
+    header = RunHeader(id="x", created_at=0.0, flatout_version="0", python="", spec=spec)
+    decision = Decision(
+        is_plain=True, changes={}, rungs=(), lost=(), refused=(), skipped=(), speedup=None,
+        why="nothing was measured", search_s=0.0,
+    )  # fmt: skip
+    tuned = TunedRecipe(
+        folder="", recipe=recipe, decision=decision, is_from_cache=False, unit="rows"
+    )
+    text = program(header, tuned, outline(built, recipe))
+    # A CPU has no graphs: recordings stand in for them.
+    cuda = GRAPHS.strip("\n")
+    assert cuda in text
+    text = text.replace(cuda, "from recorded_graphs import RecordedGraphs as Graphs")
+    counted = '    print("graphs", len(captured.recorded))\n    return model\n'
+    text = text.replace("    return model\n", counted)
+    (tmp_path / "plain.py").write_text(text, encoding="utf-8")
+    path = os.pathsep.join(str(ROOT / name) for name in ("src", "benchmarks"))
+    done = subprocess.run(
+        [sys.executable, "plain.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
+        check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    num_graphs = len({1, recipe.steps_per_launch.value})
+    assert done.stdout.splitlines()[-1] == f"graphs {num_graphs}"
+    losses = [float(one) for one in re.findall(r"^epoch \d+: loss (.+)$", done.stdout, re.M)]
+    assert losses == [line.loss for line in tell.metrics(folder, EpochEnded)]
+    validated = re.findall(r"^step (\d+): ({.+})$", done.stdout, re.M)
+    assert [(int(step), ast.literal_eval(found)) for step, found in validated] == [
+        (line.step, line.metrics) for line in tell.metrics(folder, Validated)
+    ]
+    expected = tell.state(folder)
+    weights = torch.load(tmp_path / "mine.pt")
+    kept = dict(expected["model"])
+    if expected["average"] is not None:
+        names = [name for name, _ in built.model.named_parameters()]
+        kept |= dict(zip(names, expected["average"]["averages"], strict=True))
+    assert [name for name, one in kept.items() if not torch.equal(weights[name], one)] == []

@@ -18,6 +18,7 @@ from flatout.nouns.outline import DataKind, Outline, Scheduling
 from flatout.nouns.recipe import (
     Allocator,
     Attention,
+    Capture,
     Choice,
     Compiled,
     CompileMode,
@@ -150,12 +151,14 @@ CHANGED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "deterministic": ({"deterministic": False}, True, "use_deterministic_algorithms(True)"),
     "nonfinite_loss": ({}, "skip", "if is_finite(loss, parameters):"),
     "activation_checkpointing": ({}, True, 'for name in ["blocks.0", "blocks.1"]:'),
+    "capture": ({"device": "cuda:0"}, "step", "captured = CapturedSteps("),
+    "steps_per_launch": ({"device": "cuda:0", "capture": "step"}, 8, "torch.zeros(8, len("),
 }
 
 
 def test_every_field_of_a_recipe_has_its_lines_in_a_program() -> None:
-    # A plain program keeps no checkpoints, ends where memory runs out, and has no CUDA graphs.
-    none = {"checkpoint_every", "out_of_memory", "capture", "steps_per_launch"}
+    # A plain program keeps no checkpoints, and ends where memory runs out.
+    none = {"checkpoint_every", "out_of_memory"}
     assert set(CHANGED) | none == set(recipe_fields())
 
 
@@ -167,13 +170,6 @@ def test_a_program_multiplies_in_8_bits_where_the_recipe_does() -> None:
 
 def test_a_program_computes_a_share_of_the_blocks_again() -> None:
     assert 'for name in ["blocks.0"]:' in written(recipe(activation_checkpointing=0.5))
-
-
-def test_a_program_says_that_it_has_no_graph() -> None:
-    assert "CUDA graph" not in written(recipe())
-    assert "CUDA graph, which this program does not have" in " ".join(
-        written(recipe(capture="step")).split()
-    )
 
 
 @pytest.mark.parametrize("name", CHANGED)
@@ -231,6 +227,8 @@ def recipes() -> st.SearchStrategy[Recipe]:
         "deterministic": st.booleans(),
         "nonfinite_loss": st.sampled_from(get_args(NonfiniteLoss)),
         "activation_checkpointing": st.sampled_from([False, True, 0.25, 0.5]),
+        "capture": st.sampled_from(get_args(Capture)),
+        "steps_per_launch": st.sampled_from([1, 8]),
     }
     return st.fixed_dictionaries(values).map(lambda fields: recipe(**fields))
 
@@ -280,6 +278,20 @@ def some_programs() -> list[str]:
         written(recipe(data_path="loader", precision="bf16", micro_batch_size=3), samples),
         written(recipe(data_path="loader", device="cuda:0", loader_pin_memory=True), stream),
         written(recipe(**LOADED, micro_batch_size=3), stream),
+        written(
+            recipe(device="cuda:0", data_path="resident", capture="step", precision="bf16"), full
+        ),
+        written(
+            recipe(
+                **LOADED,
+                device="cuda:0",
+                capture="step",
+                micro_batch_size=3,
+                compiled="loss",
+                steps_per_launch=8,
+            ),
+            samples,
+        ),
     ]
 
 

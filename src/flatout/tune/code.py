@@ -21,7 +21,7 @@ from flatout.nouns.outline import Outline
 from flatout.nouns.recipe import Choice, Recipe
 from flatout.nouns.run import RunHeader
 from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.tune import code_data, code_float8, code_loop
+from flatout.tune import code_data, code_float8, code_graphs, code_loop
 from flatout.tune.code_lines import Filling, filled
 
 _WIDTH = 100
@@ -47,6 +47,8 @@ _SECTIONS = (
     ("retained", code_loop.RETAIN),
     ("compiled_loss", code_loop.COMPILED),
     ("compiled_step", code_loop.COMPILED_STEP),
+    ("captured", code_graphs.GRAPHS),
+    ("captured", code_graphs.CAPTURED),
     ("", code_loop.BUILD),
     ("", code_loop.MEAN),
     ("skip", code_loop.IS_FINITE),
@@ -57,6 +59,7 @@ _SECTIONS = (
 )
 _TEXTS = {
     "update": code_loop.UPDATE,
+    "captured_update": code_loop.CAPTURED_UPDATE,
     "whole": code_loop.WHOLE,
     "parts": code_loop.PARTS,
     "validation": code_loop.VALIDATION,
@@ -138,7 +141,7 @@ def _flags(plan: _Plan) -> dict[str, bool]:
         "workers": has_workers,
         "inline": is_read and not has_workers,
         "pin": is_read and of_step["cuda"] and recipe.loader_pin_memory.value,
-        "each": "tensors" in kinds or is_placed or is_cached,
+        "each": "tensors" in kinds or is_placed or is_cached or of_step["captured"],
         "spans": "tensors" in kinds or of_step["accumulated"],
     }
 
@@ -162,6 +165,7 @@ def _flags_of_step(recipe: Recipe, outline: Outline) -> dict[str, bool]:
         "deterministic": recipe.deterministic.value,
         "pinned": recipe.cpu_affinity.value in outline.cpus,
         "retained": recipe.allocator.value == "retain",
+        "captured": recipe.capture.value == "step",
         "compiled": recipe.compiled.value != "off",
         "compiled_loss": recipe.compiled.value in ("loss", "both"),
         "compiled_step": recipe.compiled.value in ("optimizer", "both"),
@@ -224,6 +228,7 @@ def _values(plan: _Plan) -> dict[str, str]:
         "dtype": "torch.float16" if recipe.precision.value == "fp16" else "torch.bfloat16",
         "backend": _BACKENDS.get(recipe.attention.value, ""),
         "micro_batch_size": f"{recipe.micro_batch_size.value:_}",
+        "steps_per_launch": str(recipe.steps_per_launch.value),
         "is_dynamic": str(recipe.compile_mode.value == "dynamic"),
         "has_code": _has_code(recipe),
         "compile_options": _compile_options(recipe),
@@ -330,8 +335,6 @@ def _about(plan: _Plan, tuned: TunedRecipe) -> str:
     if gain is not None:
         found = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}] of a plain loop's speed"
         found += f"{_place(header.machine, plan.recipe)}."
-    if plan.recipe.capture.value == "step":
-        found += " That was with each step in a CUDA graph, which this program does not have."
     told = (
         f"{found} It gives the losses of `flatout train` (flatout {header.flatout_version}) with "
         "the same recipe; there are no checkpoints, and the last weights are kept, not the best."

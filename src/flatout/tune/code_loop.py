@@ -138,6 +138,12 @@ def build(experiment: Any, seed: int) -> tuple[Any, Any, Any]:
     for name in $self_checkpointing:  #? recomputed_by_itself
         own = model.get_submodule(name)  #? recomputed_by_itself
         own.${prefix}_enable({"use_reentrant": False$kernel_of_own})  #? recomputed_by_itself
+    #= capture  #? captured
+    for group in optimizer.param_groups:  #? captured
+        if "capturable" in group:  #? captured
+            group["capturable"] = True  #? captured
+    # Some of its steps are made without a graph.  #? captured
+    optimizer._warned_capturable_if_run_uncaptured = True  #? captured
     #= optimizer_implementation  #? implementation
     for group in optimizer.param_groups:  #? implementation
         group.update(foreach=$is_foreach, fused=$is_fused)  #? implementation
@@ -220,7 +226,7 @@ best = $best_of(best, metrics[$best])  #? early_stop
 """
 
 WHOLE = """
-batch = each(batch, place)  #? place
+batch = each(batch, place)  #? place !captured
 #= precision  #? autocast
 #= attention  #? attention
 with torch.autocast(DEVICE.type, dtype=$dtype):  #| autocast
@@ -243,7 +249,7 @@ num_counted = 0  #? counted
 for batch, num in parts:  #? !counted
 for batch, _ in parts:  #? counted !compiled_loss
 for batch, num in parts:  #? counted compiled_loss
-    batch = each(batch, place)  #? place
+    batch = each(batch, place)  #? place !captured
     #= precision  #? autocast
     #= attention  #? attention
     with torch.autocast(DEVICE.type, dtype=$dtype):  #| autocast
@@ -283,12 +289,19 @@ if is_finite(loss, parameters):  #| skip
     with torch.no_grad():  #? ema
         for average, weight in zip(averages, weights, strict=True):  #? ema
             average.lerp_(weight, 1 - experiment.ema)  #? ema
-    losses.append((loss.detach().float(), size))
+    losses.append((loss.detach().float(), size))  #? !captured
 else:  #? skip
     # The forward pass has moved BatchNorm's averages, too.  #? skip
     for buffer, kept in zip(model.buffers(), buffers, strict=True):  #? skip
         buffer.copy_(kept)  #? skip
 optimizer.zero_grad()
+schedule.step()  #? schedule_step !captured
+step += 1  #? !captured
+"""
+
+CAPTURED_UPDATE = """
+losses.append((captured.make([(batch, size)]), size))  #? !accumulated
+losses.append((captured.make(parts), sum(num for _, num in parts)))  #? accumulated
 schedule.step()  #? schedule_step
 step += 1
 """
@@ -321,6 +334,13 @@ def train(experiment: Any, seed: int = $seed) -> Any:
     torch.cuda.manual_seed_all(mixed_seed(seed, "training"))  #? cuda
     seed_generators(mixed_seed(seed, "training"))
     model.train()
+  #? captured
+    def make_update(parts: Any) -> torch.Tensor:  #? captured
+        batch, size = parts[0]  #? captured !accumulated
+        #@ update  #? captured
+        return loss.detach().float()  #? captured
+  #? captured
+    captured = CapturedSteps(make_update, optimizer, experiment.batch_size)  #? captured
     for epoch in range($epochs):  #? !steps
     for epoch in itertools.count():  #? steps
         losses: list[tuple[torch.Tensor, int]] = []
@@ -332,11 +352,14 @@ def train(experiment: Any, seed: int = $seed) -> Any:
         updates = itertools.islice(updates, experiment.steps - step)  #? steps
         for batch, size in updates:  #? !accumulated
         for parts in updates:  #? accumulated
-            #@ update
+            #@ update  #? !captured
+            #@ captured_update  #? captured
             if step % $validate_every == 0:  #? validate_steps
+                captured.finish()  #? validate_steps captured
                 #@ validation  #? validate_steps
                 if num_worse >= experiment.early_stop:  #? early_stop validate_steps
                     break  #? early_stop validate_steps
+        captured.finish()  #? captured
         loss_of_epoch = mean(losses)
         print(f"epoch {epoch + 1}: loss {loss_of_epoch}")
         if not math.isfinite(loss_of_epoch):  #? !skip
