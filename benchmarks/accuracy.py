@@ -19,6 +19,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dated
 
@@ -114,21 +115,28 @@ def train(name: str, seed: int, device: str) -> tuple[float, float]:
     """The metric of the weights that are kept, and the seconds from command to its end."""
     goal = GOALS[name]
     settings = [part for setting in goal.settings for part in ("-s", setting)]
-    command = [sys.executable, "-m", "flatout", "train", name, *settings, "--json"]
+    arguments = [name, *settings, f"--seed={seed}", f"--device={device}"]
+    run, seconds = trained(arguments)
+    best = next(line for line in reversed(run["validations"]) if line["is_best"])
+    return best["metrics"][goal.metric], seconds
+
+
+def trained(arguments: list[str]) -> tuple[dict[str, Any], float]:
+    """A run as `flatout train ... --json` tells it, and the seconds from command to its end."""
+    command = [sys.executable, "-m", "flatout", "train", *arguments, "--json"]
     with tempfile.TemporaryDirectory() as folder:
         began_s = time.perf_counter()
         done = subprocess.run(
-            [*command, f"--seed={seed}", f"--device={device}"],
+            command,
             capture_output=True,
             text=True,
             env={**os.environ, "FLATOUT_STATE": folder},
         )
         seconds = time.perf_counter() - began_s
     if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stdout}{done.stderr}")
-    validations = json.loads(done.stdout)["run"]["validations"]
-    best = next(line for line in reversed(validations) if line["is_best"])
-    return best["metrics"][goal.metric], seconds
+        sys.exit(f"{arguments[0]} failed:\n{done.stdout}{done.stderr}")
+    run: dict[str, Any] = json.loads(done.stdout)["run"]
+    return run, seconds
 
 
 if __name__ == "__main__":

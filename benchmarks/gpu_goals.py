@@ -1,13 +1,15 @@
 """The goals that need a GPU: flatout's recipe beside what people use, in the same run.
 
-    python benchmarks/gpu_goals.py --device cuda [--only mlp,resnet50] [--rounds 3] [--quick]
+    python benchmarks/gpu_goals.py --device cuda [--part resnet50] [--rounds 3] [--quick]
 
 For each model, `flatout tune` finds a recipe first; then contestants take turns, each measurement
 in a fresh process: the plain eager loop in fp32, that loop in bf16 with torch.compile's
 `max-autotune`, Accelerate, Lightning, pytorch-autotune where it is installed, and flatout's loop
 under the recipe. Speeds are of steady steps: data, forward, backward, optimizer, the device's work
-included; compiling and searching are not. What does not fit or run is told. `--quick` takes tiny
-sizes, also on a CPU, where no goal is judged.
+included; compiling and searching are not. What does not fit or run is told. A part is done within
+ten minutes, with fewer rounds where these would take longer; a goal that is a multiple of another
+row's speed has that row measured, too. `--quick` takes tiny sizes, also on a CPU, where no goal is
+judged. Accuracy is for gpu_accuracy.py, and bits for tests/gpu.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,9 @@ _PACKAGES = {
     "accelerate": "accelerate", "lightning": "lightning", "pytorch-autotune": "pytorch_autotune",
 }  # fmt: skip
 # Each measurement makes about so many seconds of updates; a search takes at most so many.
-_MEASURED_S, _SEARCH_S = 3.0, 240
+_MEASURED_S, _SEARCH_S = 3.0, 150
+# Of a part; what is under way then is ended.
+_PART_S = 570.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +47,9 @@ class Goal:
     """What is asked of a model.
 
     per_sample: units that a sample counts for, such as tokens. at_least: units per second.
-    times_plain: of the plain loop's speed. step_s: a step's longest time. run_samples, run_s: so
-    many samples at that speed, in at most so many seconds.
+    times_plain: of the plain loop's speed. times_row: of the speed that flatout reaches in another
+    row. step_s: a step's longest time. run_samples, run_s: so many samples at that speed, in at
+    most so many seconds.
     """
 
     unit: str
@@ -52,19 +58,34 @@ class Goal:
     per_sample: int = 1
     at_least: float | None = None
     times_plain: float | None = None
+    times_row: tuple[float, str] | None = None
     step_s: float | None = None
     run_samples: int = 0
     run_s: float | None = None
 
-    def missed(self, samples_per_s: float, plain_per_s: float | None, batch_size: int) -> list[str]:
-        """Which parts of it are not reached; none if it is."""
+    def missed(
+        self, samples_per_s: float, batch_size: int, others_per_s: Mapping[str, float]
+    ) -> list[str]:
+        """Which parts of it are not reached; none if it is.
+
+        Args:
+            samples_per_s: of flatout.
+            batch_size: samples of a step.
+            others_per_s: samples per second of `plain`, and of flatout in other rows.
+        """
         found = []
+        plain_per_s = others_per_s.get("plain")
         if self.at_least is not None and samples_per_s * self.per_sample < self.at_least:
             found.append(f"at least {self.at_least:,.0f} {self.unit}/s")
         if self.times_plain is not None and (
             plain_per_s is None or samples_per_s < self.times_plain * plain_per_s
         ):
             found.append(f"{self.times_plain:g} x the plain loop")
+        if self.times_row is not None:
+            factor, row = self.times_row
+            other = others_per_s.get(row)
+            if other is None or samples_per_s < factor * other:
+                found.append(f"{factor:g} x {row}")
         if self.step_s is not None and batch_size / samples_per_s > self.step_s:
             found.append(f"a step in {1e6 * self.step_s:.0f} us")
         if self.run_s is not None and self.run_samples / samples_per_s > self.run_s:
@@ -75,7 +96,7 @@ class Goal:
 # From the project's goals; those of an H200 are named where they are judged.
 GOALS: dict[str, tuple[str, Goal]] = {
     "mlp": ("mlp", Goal(unit="rows", times_plain=10, step_s=25e-6)),
-    "mnist-large, fp32": (
+    "mnist-large-fp32": (
         "mnist-large",
         Goal(unit="images", numerics="strict", run_samples=14 * 60_000, run_s=45),
     ),
@@ -93,7 +114,21 @@ GOALS: dict[str, tuple[str, Goal]] = {
     "bert-large": (
         "bert-large", Goal(unit="sequences", settings={"batch_size": 64}, at_least=500),
     ),
+    "bert-large-unpadded": (
+        "bert-large",
+        Goal(
+            unit="sequences",
+            settings={"batch_size": 64, "padded": False},
+            times_row=(1.8, "bert-large"),
+        ),
+    ),
 }  # fmt: skip
+
+# Each takes ten minutes at most: scripts/gpu runs them one by one.
+PARTS = (
+    "mlp", "mnist-large-fp32", "mnist-large", "gpt3-small", "resnet50", "bert-large",
+    "bert-large-unpadded",
+)  # fmt: skip
 
 
 def main() -> int:
@@ -102,20 +137,32 @@ def main() -> int:
     if options.child:
         print(json.dumps(_measured_here(json.loads(options.child))))
         return 0
-    names = [name for name in GOALS if options.only is None or name in options.only]
     contestants = [name for name in CONTESTANTS if _is_here(name, options)]
-    rows = []
-    for name in names:
-        rows.append(_row(name, contestants, options))
-        print(_text(rows[-1]), flush=True)
+    rows: list[dict[str, Any]] = []
+    reached: dict[str, float] = {}
+    for part in [options.part] if options.part else PARTS:
+        deadline_s = time.monotonic() + _PART_S
+        for name, who in rows_of(part):
+            if name not in reached:
+                asked = contestants if who is None else [one for one in contestants if one in who]
+                rows.append(_row(name, asked, options, deadline_s))
+                reached |= _judged(rows[-1], reached, is_judged=not options.quick)
+                print(_text(rows[-1]), flush=True)
     return _report(rows, options)
+
+
+def rows_of(part: str) -> list[tuple[str, tuple[str, ...] | None]]:
+    """The rows of a part, with who is measured in each; None is everybody."""
+    goal = GOALS[part][1]
+    beside = [(goal.times_row[1], ("flatout",))] if goal.times_row is not None else []
+    return [*beside, (part, ("plain", "flatout") if beside else None)]
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes for each")
-    parser.add_argument("--only", type=lambda text: text.split(","), help="some of the models")
+    parser.add_argument("--part", choices=PARTS, help="one of the goals")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, and no goals")
     parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -134,10 +181,13 @@ def _is_here(name: str, options: argparse.Namespace) -> bool:
 def _settings(goal: Goal, model: str, options: argparse.Namespace) -> dict[str, Any]:
     if not options.quick:
         return goal.settings
-    return {} if model == "mlp" else {"size": "tiny", "samples": 64, "batch_size": 8}
+    small = {} if model == "mlp" else {"size": "tiny", "samples": 64, "batch_size": 8}
+    return goal.settings | small if "padded" in goal.settings else small
 
 
-def _row(name: str, contestants: list[str], options: argparse.Namespace) -> dict[str, Any]:
+def _row(
+    name: str, contestants: list[str], options: argparse.Namespace, deadline_s: float
+) -> dict[str, Any]:
     model, goal = GOALS[name]
     settings = _settings(goal, model, options)
     speeds: dict[str, list[float]] = {}
@@ -149,30 +199,37 @@ def _row(name: str, contestants: list[str], options: argparse.Namespace) -> dict
             # Each round begins with another one.
             shift = number % len(contestants)
             for who in contestants[shift:] + contestants[:shift]:
-                if who in problems:
+                if who in problems or (who in speeds and time.monotonic() > deadline_s - 60):
                     continue
                 request = {
                     "model": model, "settings": settings, "who": who, "fields": fields,
                     "device": options.device, "seconds": 0.2 if options.quick else _MEASURED_S,
                 }  # fmt: skip
-                answer = _asked(request)
+                answer = _asked(request, deadline_s - time.monotonic())
                 if "problem" in answer:
-                    problems[who] = answer["problem"]
+                    # A round that came to no end takes nothing from those before.
+                    if who not in speeds or not answer.get("is_late"):
+                        problems[who] = answer["problem"]
                     continue
                 speeds.setdefault(who, []).append(answer["samples_per_s"])
                 batch_size = answer["batch_size"]
     return {
         "name": name, "model": model, "settings": settings, "fields": fields, "speeds": speeds,
-        "problems": problems, "batch_size": batch_size,
-        "missed": None if options.quick else _missed(goal, speeds, batch_size),
+        "problems": problems, "batch_size": batch_size, "missed": None,
     }  # fmt: skip
 
 
-def _missed(goal: Goal, speeds: dict[str, list[float]], batch_size: int) -> list[str]:
-    if "flatout" not in speeds:
-        return ["it did not run"]
-    plain = statistics.median(speeds["plain"]) if "plain" in speeds else None
-    return goal.missed(statistics.median(speeds["flatout"]), plain, batch_size)
+def _judged(row: dict[str, Any], reached: dict[str, float], *, is_judged: bool) -> dict[str, float]:
+    """Writes down what a row has missed; gives flatout's speed in it, if it ran."""
+    medians = {who: statistics.median(found) for who, found in row["speeds"].items()}
+    own = medians.get("flatout")
+    if is_judged:
+        others = {**reached, **{who: medians[who] for who in medians if who == "plain"}}
+        goal = GOALS[row["name"]][1]
+        row["missed"] = (
+            ["it did not run"] if own is None else goal.missed(own, row["batch_size"], others)
+        )
+    return {} if own is None else {row["name"]: own}
 
 
 def _searched(
@@ -187,7 +244,8 @@ def _searched(
         "--numerics", goal.numerics, "--budget", str(budget_s),
     ]  # fmt: skip
     for name, value in settings.items():
-        argv += ["-s", f"{name}={value}"]
+        # A flag is written in small letters.
+        argv += ["-s", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     env = {**os.environ, "FLATOUT_STATE": str(folder)}
     done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -195,10 +253,15 @@ def _searched(
     return fields_in(Path(json.loads(done.stdout)["folder"]) / "recipe.json")
 
 
-def _asked(request: dict[str, Any]) -> dict[str, Any]:
-    """What a fresh process measures."""
+def _asked(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    """What a fresh process measures, in at most so many seconds."""
     argv = [sys.executable, __file__, "--child", json.dumps(request)]
-    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, text=True, check=False, timeout=max(1.0, limit_s)
+        )
+    except subprocess.TimeoutExpired:
+        return {"problem": "the part's time was over", "is_late": True}
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         return {"problem": f"its process ended with {done.returncode}"}
@@ -245,7 +308,8 @@ def _report(rows: list[dict[str, Any]], options: argparse.Namespace) -> int:
     details = {"rows": rows, "rounds": options.rounds, "at": time.strftime("%H:%M")}
     if options.quick:
         return 0
-    path = dated.write_result("gpu-goals", machine, measurements, details, options.out)
+    name = f"gpu-goals-{options.part}" if options.part else "gpu-goals"
+    path = dated.write_result(name, machine, measurements, details, options.out)
     print(f"written   {path}")
     return int(any(row["missed"] for row in rows))
 

@@ -286,6 +286,12 @@ def test_gpu_folder_name_when_the_name_has_spaces() -> None:
     assert name == "2026-11-21-nvidia-geforce-rtx-3070"
 
 
+def test_gpu_jobs_when_a_benchmark_has_parts() -> None:
+    jobs = script("gpu").jobs(Path("out"))
+    assert jobs["gpu_goals-resnet50"][-2:] == ["--part", "resnet50"]
+    assert "gpu_goals" not in jobs and {"tests", "gpu_accuracy", "unpadding"} <= set(jobs)
+
+
 # What of `system` the engine may use: it reads and writes files, and starts nothing.
 FOR_THE_ENGINE = {
     "clock", "compilers", "datasets", "download", "folders", "free_memory", "guarded", "host",
