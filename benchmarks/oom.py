@@ -1,6 +1,7 @@
 """Lets memory run out at every operation of a training, and looks at what comes of it.
 
     python benchmarks/oom.py [--every 1] [--only flatout,accelerate,lightning] [--models plain]
+    python benchmarks/oom.py --allocator [--every 8]
 
 Four small models on the CPU: a plain one, one with BatchNorm, one with dropout and draws from
 three libraries, one with accumulation, clipping, a moving average and a loss that is a sum over
@@ -11,6 +12,9 @@ less memory from that step on: weights, last checkpoint, losses and metrics.
 
 What others offer is given the same errors, in the same updates: Accelerate's
 `find_executable_batch_size`, as its documentation shows it, and Lightning's `BatchSizeFinder`.
+
+`--allocator` trains on a GPU instead, flatout alone: after one operation torch's allocator has
+nothing more to give, so the next that asks for memory is refused (oom_allocator.py).
 
 `--costs` measures instead what one recovery costs, in CPU time: a whole training in which a forward
 pass fails once, less the same one in which nothing does. A try of larger micro-batches that fails
@@ -23,6 +27,7 @@ import argparse
 import collections
 import importlib.util
 import logging
+import os
 import statistics
 import sys
 import tempfile
@@ -34,6 +39,8 @@ from typing import Any
 
 import dated
 import oom_models
+import torch
+from oom_allocator import AllocatorLimit
 from oom_runs import Made, Trials, quiet_state
 
 from flatout.nouns.measurement import Measurement
@@ -45,6 +52,9 @@ TOOLS = ("flatout", "accelerate", "lightning")
 def main() -> int:
     """Makes all trials, prints the table, writes the result; 1 if flatout has lost one."""
     options = _options()
+    if options.allocator and not torch.cuda.is_available():
+        print("left out: --allocator needs a GPU that torch can use", file=sys.stderr)
+        return 0
     began_s = time.perf_counter()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
@@ -57,14 +67,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, quiet_state(Path(folder)):
         for tool in _installed(options.only):
             for name in options.models:
-                rows.append(_row(tool, name, options.every, Path(folder)))
+                rows.append(_row(tool, name, options, Path(folder)))
                 print(_line(rows[-1]), flush=True)
     return _report(rows, time.perf_counter() - began_s, options)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--every", type=int, default=1, help="of the operations, take each n-th")
+    parser.add_argument("--every", type=int, help="take each n-th operation (8 on a GPU, else all)")
     parser.add_argument(
         "--only", type=lambda text: text.split(","), default=TOOLS, help="with commas between"
     )
@@ -72,8 +82,15 @@ def _options() -> argparse.Namespace:
         "--models", type=lambda text: text.split(","), default=oom_models.NAMES, help="likewise"
     )
     parser.add_argument("--costs", action="store_true", help="what one recovery costs")
+    parser.add_argument("--allocator", action="store_true", help="on a GPU, by its allocator")
+    parser.add_argument("--device", default="cpu", help="cuda is the same as --allocator")
     parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.allocator |= options.device.startswith("cuda")
+    options.every = options.every or (8 if options.allocator else 1)
+    if options.allocator:
+        options.only = ["flatout"]
+    return options
 
 
 def _installed(only: list[str]) -> list[str]:
@@ -84,15 +101,15 @@ def _installed(only: list[str]) -> list[str]:
     return [name for name in only if name not in missing]
 
 
-def _row(tool: str, name: str, every: int, folder: Path) -> dict[str, Any]:
+def _row(tool: str, name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What came of all trials of a tool with a model."""
     if tool == "flatout":
-        made = list(flatout_trials(Trials(folder / "runs"), name, every))
+        made = list(flatout_trials(_trials(folder, options), name, options.every))
     else:
         # Imported where it is asked for: what it needs may not be here.
         from oom_peers import peer_trials
 
-        made = list(peer_trials(tool, name, every, folder))
+        made = list(peer_trials(tool, name, options.every, folder))
     problems = collections.Counter(one.problem for one in made if one.problem)
     return {
         "tool": tool,
@@ -104,6 +121,14 @@ def _row(tool: str, name: str, every: int, folder: Path) -> dict[str, Any]:
         "problems": dict(problems.most_common(3)),
         "failed": [one.operation for one in made if one.problem][:10],
     }
+
+
+def _trials(folder: Path, options: argparse.Namespace) -> Trials:
+    if not options.allocator:
+        return Trials(folder / "runs")
+    # cuBLAS reads it when CUDA is first used; without it products do not repeat bit for bit.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    return Trials(folder / "runs", AllocatorLimit, {"device": "cuda", "deterministic": True})
 
 
 def flatout_trials(trials: Trials, name: str, every: int) -> Iterator[Made]:
@@ -151,7 +176,9 @@ def _report(rows: list[dict[str, Any]], seconds: float, options: argparse.Namesp
     own = [row for row in rows if row["tool"] == "flatout"]
     is_lost = any(row["identical"] < row["injections"] for row in own)
     details = {"rows": rows, "every": options.every}
-    path = dated.write_result("oom", machine, measurements, details, options.out)
+    path = dated.write_result(
+        "oom-allocator" if options.allocator else "oom", machine, measurements, details, options.out
+    )
     print(f"written   {path}")
     return 1 if is_lost else 0
 

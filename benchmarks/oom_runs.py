@@ -54,15 +54,20 @@ class Made:
 
 @dataclass
 class Trials:
-    """Trainings of the four models, in a folder of their own."""
+    """Trainings of the four models, in a folder of their own.
+
+    injected: makes what lets an operation fail. use: recipe fields of all trainings.
+    """
 
     folder: Path
+    injected: Callable[[int | None], Injection] = Injection
+    use: dict[str, Any] = field(default_factory=dict)
     references: dict[tuple[Any, ...], RunFolder] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def num_operations(self, name: str, part: str) -> int:
         """How many operations there are to fail."""
-        injection = Injection()
+        injection = self.injected(None)
         self._trained(name, part, injection, self._new(name, f"dry-{name}-{part}"))
         return injection.num_operations
 
@@ -75,7 +80,7 @@ class Trials:
             part: `updates` or `validation`.
             at: number of the operation, from 1 on.
         """
-        injection = Injection(at)
+        injection = self.injected(at)
         folder = self._new(name, f"{name}-{part}-{at}-{next(self.numbers)}")
         operation = f"{part} {at}"
         try:
@@ -97,7 +102,7 @@ class Trials:
         """CPU time of a training in which that operation fails; None lets none fail."""
         folder = self._new(name, f"cost-{name}-{at}-{next(self.numbers)}")
         begin_s = time.process_time()
-        self._trained(name, "updates", Injection(at), folder)
+        self._trained(name, "updates", self.injected(at), folder)
         return time.process_time() - begin_s
 
     def _reference(self, name: str, adaptation: Adaptation | None) -> RunFolder:
@@ -142,7 +147,7 @@ class Trials:
             _train(folder, oom_models.experiment(name, watched))
 
     def _new(self, name: str, run_id: str) -> RunFolder:
-        fixed = _RECIPE | oom_models.USE.get(name, {})
+        fixed = _RECIPE | oom_models.USE.get(name, {}) | self.use | oom_models.USE.get(name, {})
         spec = ExperimentSpec(name=name, fixed=fixed)
         header = RunHeader(id=run_id, created_at=0.0, flatout_version="0", python="", spec=spec)
         return create_run(header, self.folder)
