@@ -85,7 +85,7 @@ class Contestant:
 
 
 def main() -> int:
-    """Measures, prints the ratio, writes the result; 1 if it is below the goal."""
+    """Measures, prints the ratio, writes the result; 1 if it is below the goal on a GPU."""
     options = _options()
     lengths = _lengths(SIZES[options.size].length)
     share = sum(lengths) / (len(lengths) * SIZES[options.size].length)
@@ -154,7 +154,8 @@ def _report(
         details = {"share_of_text": share}
         path = dated.write_result("unpadding", machine, measurements, details, options.out)
         print(f"written   {path}")
-    return int(statistics.median(ratios) < GOAL)
+    is_judged = options.device.startswith("cuda")
+    return int(is_judged and statistics.median(ratios) < GOAL)
 
 
 if __name__ == "__main__":

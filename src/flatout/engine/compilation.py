@@ -13,6 +13,7 @@ import contextlib
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
