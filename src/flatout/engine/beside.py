@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from flatout.engine.quick_import import COMPILER, import_quickly
 from flatout.engine.trial import Surroundings, Terms, subject_of
 from flatout.errors import RunFailed
 from flatout.nouns.finding import finding_from
@@ -120,6 +121,7 @@ def main(argv: list[str]) -> int:
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    import_quickly("flatout.engine.contest", COMPILER)
     from flatout.engine.contest import Contest
     from flatout.tune.search import is_faster
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from flatout.engine.measuring import Block, Comparison, Contestant, compared
+from flatout.engine.quick_import import COMPILER, import_quickly
 from flatout.engine.watch import StopRequest
 from flatout.errors import RunFailed
 from flatout.nouns.finding import Finding, finding_from
@@ -257,6 +258,7 @@ def main(argv: list[str]) -> int:
     questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    import_quickly("flatout.engine.contest", COMPILER)
     from flatout.engine.failures import bad_news
 
     def answer(action: Callable[[], Answer]) -> None:

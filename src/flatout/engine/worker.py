@@ -14,9 +14,16 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.engine.quick_import import COMPILER, import_quickly
+
+if __name__ == "__main__":
+    # Before all that imports it.
+    import_quickly("torch")
+
 from flatout.engine.connection import Connection, may_be_first, place_here
 from flatout.engine.course import Task
 from flatout.engine.datasets import downloads_told_to
+from flatout.engine.experiment import Experiment
 from flatout.engine.failures import bad_news
 from flatout.engine.group import Group
 from flatout.engine.journal import tell_refusal
@@ -26,6 +33,7 @@ from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest, signals_as_requests, watch_pipe
 from flatout.errors import FlatoutError
 from flatout.nouns.change import Change
+from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.run import RunHeader
 from flatout.system import store
 from flatout.system.runs import RunFolder
@@ -54,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         downloads = downloads_told_to(folder) if ranks.is_first else contextlib.nullcontext()
         with signals_as_requests(request), downloads:
             task = Task(folder, spec, change, request, is_alone=True, ranks=ranks)
-            train_in(task, lambda: load_experiment(spec))
+            train_in(task, lambda: _loaded(spec))
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - whatever it is, it is told and logged
@@ -64,6 +72,13 @@ def main(argv: list[str] | None = None) -> int:
         news = bad_news(error)
         return news.exit_code if isinstance(news, FlatoutError) else 3
     return 0
+
+
+def _loaded(spec: ExperimentSpec) -> Experiment:
+    """The experiment; and once there is one, what its first update would import anyway."""
+    experiment = load_experiment(spec)
+    import_quickly(COMPILER)
+    return experiment
 
 
 def _group_here(folder: RunFolder, run: str) -> Group:
