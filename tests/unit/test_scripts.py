@@ -276,8 +276,8 @@ def test_sum_up_when_something_failed(capsys: pytest.CaptureFixture[str]) -> Non
 def test_test_variables_when_set_by_the_person() -> None:
     variables = script("test").test_variables
     own = {"FLATOUT_DATA": "/mine", "OMP_NUM_THREADS": "7"}
-    assert variables(own, is_parallel=True) == own
-    assert variables({}, is_parallel=True)["OMP_NUM_THREADS"] == "1"
+    assert variables(own, num_threads=1) == own
+    assert variables({}, num_threads=2)["OMP_NUM_THREADS"] == "2"
 
 
 def test_gpu_folder_name_when_the_name_has_spaces() -> None:
