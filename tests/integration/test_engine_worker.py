@@ -49,11 +49,16 @@ Make = Callable[[str], RunFolder]
 
 
 class Worker:
-    """A worker on a run of its own; its output goes to worker.log, as the command line has it."""
+    """A worker on a run of its own; its output goes to worker.log, as the command line has it.
+
+    start_s: how long it took to train, once that was waited for: about 2.5 s on an idle machine.
+    """
 
     def __init__(self, folder: RunFolder, *arguments: str) -> None:
         self.folder = folder
         self._log = open(folder.log, "ab")
+        self._began_s = time.monotonic()
+        self.start_s = 0.0
         self.process = subprocess.Popen(
             [sys.executable, "-m", "flatout.engine.worker", str(folder.path), *arguments],
             env={**os.environ, "PYTHONPATH": str(SRC)},
@@ -65,6 +70,7 @@ class Worker:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and self.process.poll() is None:
             if self.folder.metrics.exists() and self.folder.metrics.stat().st_size:
+                self.start_s = time.monotonic() - self._began_s
                 return
             time.sleep(0.02)
         raise AssertionError(self.folder.log.read_text())
@@ -169,9 +175,9 @@ def test_worker_stops_in_good_order(begin: Begin, tell: Tell, asks: str) -> None
     assert stopped.reason == reasons[asks]
     assert tell.state(worker.folder)["position"]["step"] == stopped.step > 0
     assert not worker.folder.stop.exists() and not worker.folder.lock().is_taken()
-    # The step ends, a checkpoint is written: Python's own end takes longer on a busy machine.
+    # The step ends, a checkpoint is written, Python ends: as quick as this machine is just now.
     last_s = stopped.at - tell.metrics(worker.folder)[-1].at
-    assert last_s < 1 and seconds < 5
+    assert last_s < max(1, worker.start_s / 3) and seconds < max(5, 2 * worker.start_s)
     assert read_run(worker.folder).status == "stopped"
 
 

@@ -243,9 +243,13 @@ def test_list_runs_when_there_are_many_and_one_is_damaged(
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
     make(tmp_path / "runs", *(f"digits-{number:04d}" for number in range(100)))
     (tmp_path / "runs" / "digits-0099" / "events.jsonl").write_text("no JSON\n")
-    began_s = time.perf_counter()
-    found = reading.list_runs()
-    assert time.perf_counter() - began_s < 2.0, "asking for a lock must not wait"
+    took_s = []
+    for _ in range(3):
+        began_s = time.perf_counter()
+        found = reading.list_runs()
+        took_s.append(time.perf_counter() - began_s)
+    # Beside other programs one of them may take long; waiting for locks, all would.
+    assert min(took_s) < 2.0, "asking for a lock must not wait"
     assert [run.status for run in found] == ["new"] * 99 + ["damaged"]
     newest = reading.newest_run()
     assert newest is not None and newest.id == "digits-0098"
