@@ -1,7 +1,7 @@
 """The documents are true: what they show runs, what they name is there, what is there is named.
 
 console  lines beginning with `$ ` are run; other lines must be in the output (`...` is anything)
-python   a block that defines an experiment is trained; any other is run
+python   a block that defines an experiment is trained (train_files.py); any other is run
 sh       shown only
 """
 
@@ -95,23 +95,46 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
         pytest.skip("needs torch: the blocks of this page train")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shown = "".join(block.text for block in blocks if block.language == "console")
+    experiments: list[Path] = []
     for block in blocks:
         place = f"{page.name}, line {block.line}"
-        if block.language == "console":
+        file = None
+        if block.language == "python":
+            file = saved(block, tmp_path)
+            if file.name in shown:
+                # A command of the page runs it.
+                continue
+            if "def experiment(" in block.text:
+                experiments.append(file)
+                continue
+        train(experiments, tmp_path, place)
+        experiments = []
+        if file is None:
             run_console(block.text, tmp_path, place)
         else:
-            run_python(block, tmp_path, place, shown)
+            run(["python", str(file)], tmp_path, 0, place)
+    train(experiments, tmp_path, page.name)
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=name)
-def test_example_trains(example: Path, tmp_path: Path) -> None:
+def test_examples_train(tmp_path: Path) -> None:
     if find_spec("torch") is None:
         pytest.skip("needs torch: examples train")
-    if example.name == "huggingface.py" and find_spec("transformers") is None:
-        pytest.skip("needs transformers (pip install 'flatout[language]')")
-    run(["flatout", "train", str(example), "--epochs", "1"], tmp_path, 0, example.name)
+    examples = sorted((ROOT / "examples").glob("*.py"))
     pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    assert f"examples/{example.name}" in pages, "no page tells of it"
+    untold = [one.name for one in examples if f"examples/{one.name}" not in pages]
+    assert untold == [], "no page tells of them"
+    is_lacking = find_spec("transformers") is None
+    tried = [one for one in examples if one.name != "huggingface.py" or not is_lacking]
+    train(tried, tmp_path, "examples", "--epochs", "1")
+    if is_lacking:
+        pytest.skip("huggingface.py needs transformers (pip install 'flatout[language]')")
+
+
+def train(files: list[Path], folder: Path, place: str, *options: str) -> None:
+    """Trains experiments' files one after the other, in one process."""
+    if files:
+        trainer = str(Path(__file__).with_name("train_files.py"))
+        run(["python", trainer, *options, *map(str, files)], folder, 0, place)
 
 
 def run_console(text: str, folder: Path, place: str) -> None:
@@ -126,17 +149,12 @@ def run_console(text: str, folder: Path, place: str) -> None:
         assert re.search(pattern, output, re.DOTALL), f"{place}: `{command}` printed\n{output}"
 
 
-def run_python(block: Block, folder: Path, place: str, shown: str) -> None:
-    """Trains an experiment, unless a command of the page (`shown`) does; runs anything else."""
+def saved(block: Block, folder: Path) -> Path:
+    """Writes a block of Python into the file that its page names, or into one of its own."""
     saved_as = re.search(r"[Ss]ave\s+it\s+as\s+`([\w./]+)`", block.text_before)
     file = folder / (saved_as[1] if saved_as else f"block_{block.line}.py")
     file.write_text(block.text, encoding="utf-8")
-    if file.name in shown:
-        return
-    if "def experiment(" in block.text:
-        run(["flatout", "train", str(file)], folder, 0, place)
-    else:
-        run(["python", str(file)], folder, 0, place)
+    return file
 
 
 def run(argv: list[str], folder: Path, code: int, place: str) -> str:
@@ -146,6 +164,9 @@ def run(argv: list[str], folder: Path, code: int, place: str) -> str:
     environment = {
         **os.environ, "HOME": str(folder), "USERPROFILE": str(folder), "COLUMNS": "100",
         "FLATOUT_STATE": str(folder / "state"), "PYTHONPATH": str(ROOT / "src"),
+        # The same for all pages: which fonts there are, and what torch has compiled.
+        "MPLCONFIGDIR": str(folder.parent / "matplotlib"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "compiled"),
     }  # fmt: skip
     done = subprocess.run(
         [*starts[argv[0]], *argv[1:]],
