@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +42,8 @@ from flatout.tune.code import program
 if TYPE_CHECKING:
     from conftest import Lab, Tell
 
-MINE = Path(__file__).resolve().parents[1] / "cases" / "code" / "mine.py"
+CODE = Path(__file__).resolve().parents[1] / "cases" / "code"
+MINE = CODE / "mine.py"
 SRC = Path(__file__).resolve().parents[2] / "src"
 DECISION = Decision(
     is_plain=True, changes={}, rungs=(), lost=(), refused=(), skipped=(), speedup=None,
@@ -61,10 +64,15 @@ def written(spec: ExperimentSpec) -> str:
 
 def run_without_flatout(text: str, folder: Path) -> str:
     """What the program prints, where nobody can import flatout."""
+    return run_program(text, folder, barrier_in(folder))
+
+
+def barrier_in(folder: Path) -> Path:
+    """A folder in it whose flatout cannot be imported."""
     barrier = folder / "barrier"
     barrier.mkdir()
     (barrier / "flatout.py").write_text("raise ImportError('not here')\n", encoding="utf-8")
-    return run_program(text, folder, barrier)
+    return barrier
 
 
 def run_program(text: str, folder: Path, python_path: Path) -> str:
@@ -77,6 +85,32 @@ def run_program(text: str, folder: Path, python_path: Path) -> str:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def run_quickly() -> Iterator[Callable[[str, Path, Path], str]]:
+    """Runs programs as `run_program` does, in children of a process that has loaded torch."""
+    if not hasattr(os, "fork"):
+        yield run_program
+        return
+    command = [sys.executable, str(CODE / "run_each.py")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        requests, answers = process.stdin, process.stdout
+
+        def run(text: str, folder: Path, python_path: Path) -> str:
+            (folder / "plain.py").write_text(text, encoding="utf-8")
+            asked = {"program": "plain.py", "folder": str(folder), "python_path": str(python_path)}
+            print(json.dumps(asked), file=requests, flush=True)
+            exit_code = answers.readline()
+            printed = (folder / "printed.txt").read_text(encoding="utf-8")
+            assert exit_code == "0\n", printed
+            return printed
+
+        yield run
+        requests.close()
 
 
 def kept_weights(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -159,13 +193,13 @@ def folder(parent: Path, name: str) -> Path:
 
 @pytest.mark.parametrize(("case", "use"), CASES, ids=lambda value: str(value))
 def test_program_computes_what_flatout_computes(
-    lab: Lab, tell: Tell, tmp_path: Path, case: str, use: dict[str, Any]
+    lab: Lab, tell: Tell, tmp_path: Path, run_quickly: Any, case: str, use: dict[str, Any]
 ) -> None:
     parameters = {"case": case}
     spec = ExperimentSpec(
         name="mine", file=str(MINE), parameters=parameters, seed=5, fixed=lab.use | use
     )
-    printed = run_without_flatout(written(spec), tmp_path)
+    printed = run_quickly(written(spec), tmp_path, barrier_in(tmp_path))
     losses = epoch_losses(printed)
     found = re.findall(r"^step (\d+): ({.+})$", printed, re.M)
 
