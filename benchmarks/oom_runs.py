@@ -183,12 +183,15 @@ def quiet_state(folder: Path) -> Iterator[None]:
     os.environ["FLATOUT_STATE"] = str(folder)
     torch.set_num_threads(1)
     # Each want of memory looks through all objects: not through those of torch and its kind.
-    gc.collect()
-    gc.freeze()
+    is_frozen = gc.get_freeze_count() > 0
+    if not is_frozen:
+        gc.collect()
+        gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()
         torch.set_num_threads(threads)
         if before is None:
             del os.environ["FLATOUT_STATE"]

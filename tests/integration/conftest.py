@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
+import importlib
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -267,12 +270,37 @@ def weights_in(folder: RunFolder) -> dict[str, Any]:
 
 
 def _as_bytes(tensor: Tensor) -> bytes:
-    return bytes(tensor.contiguous().flatten().view(torch.uint8).tolist())
+    content: bytes = tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return content
 
 
 def without_time(line: Any) -> tuple[Any, ...]:
     """A line without the time of day."""
     return tuple(getattr(line, name) for name in line.__struct_fields__ if name != "at")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_collections() -> Iterator[None]:
+    """Where memory runs out, and before speeds are measured, all objects are looked through.
+
+    Not those of torch and its compiler, of which there are most, and none is ever free.
+    """
+    importlib.import_module("torch._dynamo")
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One cache of compiled code for all tests, also of those that run beside these."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiled"))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -53,14 +53,6 @@ pytestmark = pytest.mark.skipif(
 COMPILED = {"compiled": "loss", "num_threads": 1}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One cache of compiled code for all tests here: each compiles little more than its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        yield
-
-
 def loss(model: Any, batch: Any) -> Tensor:
     return (model(batch[0]) - batch[1]).square().mean()
 
