@@ -225,6 +225,16 @@ def test_ranks_with_other_versions_do_not_train() -> None:
     assert wrong.because == f"torch {own['torch']} on rank 0, 1.0 on rank 1"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="signals as Linux has them")
+def test_torchrun_that_is_asked_to_end_stops_its_ranks(tmp_path: Path) -> None:
+    attendance = attend(tmp_path, "torchrun:2", epochs=400)
+    launcher = psutil.Process(attendance.worker.pid)  # type: ignore[attr-defined]
+    run = followed(attendance, 20, launcher.terminate)
+    assert run.status == "stopped" and run.checkpoint_step == run.step
+    assert attendance.worker.exit_code() == 0
+    assert "Traceback" not in attendance.folder.log.read_text()
+
+
 def launchers(folder: RunFolder, nodes: range, port: int) -> list[int]:
     """Starts torchrun as if each were on a machine of its own, of two; gives how they ended."""
     words = [sys.executable, "-P", "-m", "flatout.engine.launch", str(folder.path)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -121,6 +123,35 @@ def test_variables_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     own = rank_variables(0, 1, local_rank=0, num_local=1, place=("head", 5000))
     assert "OMP_NUM_THREADS" not in own
+
+
+LATE = """
+import os, sys, threading, time
+from flatout.engine.launch.job import Lifeline
+# Whatever runs in another thread comes late.
+threading.settrace(lambda *_: time.sleep(0.2))
+with Lifeline(is_attached=True) as lifeline:
+    os.dup2(lifeline.reading, 0)
+    print("ready", flush=True)
+    os.read(lifeline.reading, 1)
+"""
+
+
+def test_lifeline_ends_with_its_own_input_whatever_is_put_in_its_place() -> None:
+    src = str(Path(__file__).resolve().parents[2] / "src")
+    process = subprocess.Popen(
+        [sys.executable, "-c", LATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": src},
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    process.stdout.readline()
+    process.stdin.close()
+    try:
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def test_command_of_a_rank(tmp_path: Path) -> None:

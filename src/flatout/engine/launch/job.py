@@ -120,7 +120,11 @@ class Lifeline:
 
     def __enter__(self) -> Lifeline:
         if self._is_attached:
-            threading.Thread(target=self._watch, name="command line", daemon=True).start()
+            # Under a number of its own: a launcher may put something else in its place.
+            source = os.dup(0)
+            threading.Thread(
+                target=self._watch, args=(source,), name="command line", daemon=True
+            ).start()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask)
         return self
@@ -144,8 +148,8 @@ class Lifeline:
         # Not from the handler itself: it may have interrupted whoever holds the lock.
         threading.Thread(target=self.cut, daemon=True).start()
 
-    def _watch(self) -> None:
+    def _watch(self, source: int) -> None:
         with contextlib.suppress(OSError):
-            while os.read(0, 1):
+            while os.read(source, 1):
                 pass
         self.cut()

@@ -11,6 +11,7 @@ import sys
 import uuid
 
 from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -36,18 +37,32 @@ def launch(job: Job) -> int:
             config = _among(job.nodes, job.num_ranks)
         except UsageError as error:
             return _told_once(job, job.nodes, error)
+    if hasattr(config, "signals_to_handle"):
+        # SIGTERM and Ctrl-C stay the lifeline's; a name there must be, or torch complains.
+        config.signals_to_handle = "SIGQUIT"
     program, *arguments = job.command()
     try:
         elastic_launch(config, program)(*arguments)
     except ChildFailedError as error:
         print(error, file=sys.stderr)
-        # Those that torchrun has ended itself, because another had failed, are not among them.
-        return ending_code({rank: one.exitcode for rank, one in error.failures.items()})
+        return _code({rank: one.exitcode for rank, one in error.failures.items()})
+    except SignalException:
+        # An older torch has passed the signal on to the ranks, which have stopped in good order.
+        return 0
     except (DistNetworkError, DistStoreError) as error:
         if job.nodes is None:
             raise
         return _told_once(job, job.nodes, _not_met(job.nodes, error))
     return 0
+
+
+def _code(codes: dict[int, int]) -> int:
+    """The exit code, by those of the ranks that have failed.
+
+    A rank that torchrun has ended itself, because another had failed, is not among them. So rank 0
+    may be missing that was about to refuse what the others have refused.
+    """
+    return 2 if 0 not in codes and set(codes.values()) == {2} else ending_code(codes)
 
 
 def _alone(num_ranks: int) -> LaunchConfig:
