@@ -12,7 +12,13 @@ import pytest
 from flatout.cluster import layout
 from flatout.cluster.compose_file import HEADS, compose_files
 from flatout.cluster.image import image_files
-from flatout.cluster.settings import address_in, engine_in, parse_settings, with_setting
+from flatout.cluster.settings import (
+    address_in,
+    engine_in,
+    parse_settings,
+    user_in,
+    with_setting,
+)  # fmt: skip
 from flatout.errors import UsageError
 from flatout.nouns.cluster import ClusterRequest, Engine, Layout, Share
 from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
@@ -222,6 +228,28 @@ def test_settings_are_read_as_compose_reads_them() -> None:
     changed = with_setting(text, "A", "3")
     assert parse_settings(changed) == {**found, "A": "3"} and changed.startswith("# A=1\n")
     assert parse_settings(with_setting(text, "F", "4"))["F"] == "4"
+
+
+def test_settings_are_filled_in_as_compose_does_it() -> None:
+    text = (
+        "CLUSTER_RUNS=~/runs\nCLUSTER_DATA=\"${DISK:-/mnt}/data\"\nA=$CLUSTER_RUNS x\nB='$A'\n"
+        "C=\\$5\n"
+    )
+    shell = {"HOME": "/home/ada", "COMPOSE_PROJECT_NAME": "lab", "A": "of the shell", "SHELL": "sh"}
+    found = parse_settings(text, shell)
+    # Compose itself prefers the shell, and fills in whatever is not in single quotes.
+    assert found == {
+        "CLUSTER_RUNS": "/home/ada/runs", "CLUSTER_DATA": "/mnt/data", "A": "of the shell",
+        "B": "$A", "C": "$5", "COMPOSE_PROJECT_NAME": "lab",
+    }  # fmt: skip
+    assert parse_settings("A=${B-x}${C:-y}${C-z}", {"C": ""})["A"] == "xy"
+
+
+def test_owner_is_a_number() -> None:
+    assert user_in({"CLUSTER_UID": "1001"}) == (1001, 1000)
+    with pytest.raises(UsageError, match="CLUSTER_UID=me in .env is no number") as told:
+        user_in({"CLUSTER_UID": "me"})
+    assert told.value.rule == "bad-cluster-setting" and "id -u" in told.value.fix
 
 
 def test_address_is_one_that_this_machine_reaches() -> None:

@@ -30,7 +30,8 @@ MACHINE = Machine(cpu=Cpu(num_threads=8), memory=Memory(total_bytes=16 * GIB), g
 
 def node(name: str, **more: Any) -> NodeReport:
     sound = NodeReport(
-        node=name, python="3.12.3", versions=VERSIONS, now_s=100.0, asked_s=100.0,
+        node=name, python="3.12.3", versions=VERSIONS,
+        asked_s=100.0, began_s=100.0, now_s=100.0, answered_s=100.0,
         shared_bytes=GIB, addresses={"head": "172.18.0.2"}, reached={"head:6379": True},
         interfaces=("lo", "eth0"),
     )  # fmt: skip
@@ -44,7 +45,7 @@ def rules(*nodes: NodeReport) -> list[str]:
 
 
 def test_nodes_that_go_together_are_quiet() -> None:
-    assert rules(node("head"), node("worker-1"), node("worker-2", now_s=101.0)) == []
+    assert rules(node("head"), node("worker-1"), node("worker-2", began_s=101.0, now_s=101.0)) == []
     assert rules() == []
 
 
@@ -55,7 +56,7 @@ def test_nodes_that_go_together_are_quiet() -> None:
         ({"versions": {**VERSIONS, "torch": "2.12.0"}}, "cluster-versions-differ"),
         ({"versions": {**VERSIONS, "flatout": None}}, "cluster-versions-differ"),
         ({"python": "3.11.9"}, "ray-python-version-mismatch"),
-        ({"now_s": 108.0}, "cluster-clocks-apart"),
+        ({"began_s": 108.0, "now_s": 108.0}, "cluster-clocks-apart"),
         ({"addresses": {"head": None}, "reached": {"head:6379": False}},
          "distributed-hostname-resolution"),
         ({"addresses": {"head": "127.0.1.1"}}, "distributed-hostname-resolution"),
@@ -72,6 +73,15 @@ def test_one_wrong_node_is_named(wrong: dict[str, Any], rule: str) -> None:
     assert rules(node("head"), node("worker-1", **wrong)) == [rule]
     (finding,) = judge_nodes([node("head"), node("worker-1", **wrong)], "ray")
     assert any("worker-1" in str(line) for line in finding.evidence)
+
+
+def test_slow_answers_are_no_clocks_apart() -> None:
+    # One and the same clock: the second node was begun late, the third took long to answer.
+    late = node("worker-1", began_s=107.5, now_s=107.6, answered_s=108.0)
+    slow = node("worker-2", began_s=100.5, now_s=107.9, answered_s=108.0)
+    assert rules(node("head"), late, slow) == []
+    ahead = node("worker-3", began_s=119.5, now_s=119.6, answered_s=108.0)
+    assert rules(node("head"), late, slow, ahead) == ["cluster-clocks-apart"]
 
 
 def test_dask_has_rules_of_its_own() -> None:
@@ -118,6 +128,7 @@ def test_a_node_answers_about_itself() -> None:
     assert told.addresses == {"localhost": "127.0.0.1", "no.such.": None}
     assert told.reached == {f"127.0.0.1:{port}": True, "127.0.0.1:1": False}
     assert "/no/such/folder" in told.unwritable and told.num_cpus
+    assert 0 < told.began_s < told.now_s
     assert told.python == ".".join(map(str, sys.version_info[:3])) or "+" in sys.version
 
 

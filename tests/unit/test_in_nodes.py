@@ -130,6 +130,32 @@ def test_what_a_cluster_cannot_take_is_refused_before_there_is_a_run(
     assert not cli.runs.exists() or not any(cli.runs.iterdir())
 
 
+def test_a_run_that_nodes_would_not_see_is_not_made(cli: Any, cluster: dict[str, str]) -> None:
+    away = {"CLUSTER_RUNS": str(cli.folder / "away")}
+    done = cli.run("train", cli.experiment, "--on", "cluster", **cluster, **away)
+    assert done.returncode == 2 and "see: run-not-shared" in done.stderr, done.stderr
+    assert not cli.runs.exists() or not any(cli.runs.iterdir())
+
+
+def test_scale_looks_first_and_remembers_what_works(cli: Any, cluster: dict[str, str]) -> None:
+    config = json.loads(FAKE.with_name("config-v2.json").read_text())
+    # This machine has no GPU.
+    del config["services"]["gpu-0"]
+    config["services"]["head"]["ports"] = []
+    given = cli.folder / "config.json"
+    given.write_text(json.dumps(config))
+    settings = cli.folder / "cluster" / ".env"
+    before = settings.read_text()
+    words = ("cluster", "scale", "500", "--json")
+    done = cli.run(*words, **cluster, FAKE_CONFIG=str(given), FAKE_FAILS="up")
+    assert done.returncode == 1 and "no space left" in done.stderr, done.stderr
+    # Told before it was tried.
+    assert done.stderr.index("cluster-does-not-fit") < done.stderr.index("no space left")
+    assert settings.read_text() == before
+    done = cli.run(*words, **cluster, FAKE_CONFIG=str(given))
+    assert "CLUSTER_WORKERS=500" in settings.read_text(), done.stderr
+
+
 SCRIPT = """
 import os, sys, time
 from pathlib import Path

@@ -23,6 +23,7 @@ _LIMIT = click.option(
 @JSON
 def up(limit_s: float, folder: str | None, is_json: bool) -> int:
     """Build the image, start the containers, and wait until all of them are well."""
+    from flatout.cli import show
     from flatout.cli.live import Waiting
     from flatout.cli.show_cluster import waiting_text
     from flatout.clustering import files, running
@@ -30,8 +31,9 @@ def up(limit_s: float, folder: str | None, is_json: bool) -> int:
     opened, waiting = files.open_folder(folder), Waiting("")
     try:
         state = running.up(
-            opened, limit_s=limit_s, on_wait=lambda found: waiting.say(waiting_text(found))
-        )
+            opened, limit_s=limit_s, on_wait=lambda found: waiting.say(waiting_text(found)),
+            on_warning=show.print_finding,
+        )  # fmt: skip
     finally:
         waiting.stop()
     return _tell(state, is_json=is_json)
@@ -67,6 +69,7 @@ def logs(services: tuple[str, ...], follow: bool, tail: int, folder: str | None)
 @JSON
 def scale(num_workers: int, limit_s: float, folder: str | None, is_json: bool) -> int:
     """Run N workers without a GPU; those with one stay as they are."""
+    from flatout.cli import show
     from flatout.cli.live import Waiting
     from flatout.cli.show_cluster import waiting_text
     from flatout.clustering import files, running
@@ -75,7 +78,7 @@ def scale(num_workers: int, limit_s: float, folder: str | None, is_json: bool) -
     try:
         state = running.scale(
             opened, num_workers, limit_s=limit_s,
-            on_wait=lambda found: waiting.say(waiting_text(found)),
+            on_wait=lambda found: waiting.say(waiting_text(found)), on_warning=show.print_finding,
         )  # fmt: skip
     finally:
         waiting.stop()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import cast, get_args
 
 from flatout.cluster.compose_file import PORTS
@@ -10,19 +12,53 @@ from flatout.errors import UsageError, nearest
 from flatout.nouns.cluster import Engine
 
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
+# \$, ${NAME}, ${NAME:-else}, ${NAME-else}, $NAME.
+_FILLED = re.compile(r"\\\$|\$(?:\{(\w+)(?:(:?-)([^}]*))?\}|([A-Za-z_]\w*))")
+# Names that a shell may have for Compose, whether .env has them or not.
+_OURS = ("CLUSTER_", "COMPOSE_PROJECT_NAME")
+_FOLDERS = ("CLUSTER_RUNS", "CLUSTER_DATA")
+_NO_SHELL: Mapping[str, str] = MappingProxyType({})
 
 
-def parse_settings(text: str) -> dict[str, str]:
-    """Names and values; the last of a name counts. Comments and quotes are not part of a value."""
-    found = {}
+def parse_settings(text: str, shell: Mapping[str, str] = _NO_SHELL) -> dict[str, str]:
+    """Names and values; the last of a name counts. Comments and quotes are not part of a value.
+
+    Source: docs.docker.com/compose/how-tos/environment-variables/env-file.
+
+    Args:
+        text: of .env.
+        shell: the variables of whoever runs Compose, which Compose prefers.
+    """
+    found: dict[str, str] = {}
     for line in text.splitlines():
         match = _LINE.fullmatch(line.strip())
         if match is None:
             continue
         value = match[2].strip()
         quoted = re.match(r"""(['"])(.*?)\1""", value)
-        found[match[1]] = quoted[2] if quoted else re.sub(r"\s+#.*", "", value).strip()
+        value = quoted[2] if quoted else re.sub(r"\s+#.*", "", value).strip()
+        is_literal = quoted is not None and quoted[1] == "'"
+        found[match[1]] = value if is_literal else _filled(value, {**found, **shell})
+    found |= {name: shell[name] for name in shell if name in found or name.startswith(_OURS)}
+    home = shell.get("HOME") or shell.get("USERPROFILE")
+    for name in _FOLDERS:
+        if home and re.match(r"~(?=[/\\]|$)", found.get(name, "")):
+            found[name] = home + found[name][1:]
     return found
+
+
+def _filled(value: str, known: Mapping[str, str]) -> str:
+    """A value in which the names of variables are replaced by what these hold."""
+
+    def fill(match: re.Match[str]) -> str:
+        if match[0] == r"\$":
+            return "$"
+        given = known.get(match[1] or match[4])
+        if match[2] and (given is None or (match[2] == ":-" and not given)):
+            return match[3]
+        return given or ""
+
+    return _FILLED.sub(fill, value)
 
 
 def with_setting(text: str, name: str, value: str) -> str:
@@ -47,6 +83,28 @@ def engine_in(settings: dict[str, str]) -> Engine:
             fix=nearest(name, get_args(Engine)),
         )
     return cast(Engine, name)
+
+
+def user_in(settings: dict[str, str]) -> tuple[int, int]:
+    """Numbers of the user and group that a cluster's programs run as.
+
+    Raises:
+        UsageError: bad-cluster-setting.
+    """
+    uid = _number_in(settings, "CLUSTER_UID", "id -u")
+    return uid, _number_in(settings, "CLUSTER_GID", "id -g")
+
+
+def _number_in(settings: dict[str, str], variable: str, command: str) -> int:
+    text = settings.get(variable, "1000")
+    if not re.fullmatch("[0-9]{1,9}", text):
+        raise UsageError(
+            "bad-cluster-setting",
+            f"{variable}={text} in .env is no number of a user or group.",
+            because="files are given to a number, and a name may be another one's in the image",
+            fix=f"what `{command}` prints, like 1000",
+        )
+    return int(text)
 
 
 def address_in(settings: dict[str, str], variable: str) -> str:

@@ -18,7 +18,7 @@ from flatout.cluster.layout import (
     project_name,
     share_of,
 )  # fmt: skip
-from flatout.cluster.settings import engine_in, parse_settings
+from flatout.cluster.settings import engine_in, parse_settings, user_in
 from flatout.cluster.told import parse_containers, parse_services
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.cluster import (
@@ -29,13 +29,13 @@ from flatout.nouns.cluster import (
     Service,
     Written,
 )  # fmt: skip
-from flatout.nouns.finding import finding_from
+from flatout.nouns.finding import Finding, finding_from
 from flatout.nouns.machine import Machine
 from flatout.nouns.setup_request import SetupRequest
 from flatout.nouns.units import bytes_text
 from flatout.probes.examination import examine
 from flatout.setting_up import choose
-from flatout.system import cluster_folder, compose, folders, own_wheel
+from flatout.system import cluster_folder, compose, folders, own_wheel, variables
 from flatout.system.compose import Compose
 from flatout.system.system import LocalSystem, System, Unread
 
@@ -50,6 +50,15 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """What Compose calls it."""
         return self.settings.get("COMPOSE_PROJECT_NAME") or self.path.name.lower()
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """Numbers of the user and group that its programs run as.
+
+        Raises:
+            UsageError: bad-cluster-setting.
+        """
+        return user_in(self.settings)
 
 
 def init(
@@ -120,13 +129,19 @@ def open_folder(text: str | None) -> Folder:
         UsageError: no-cluster-here.
     """
     path = cluster_folder.find(text)
-    return Folder(path=path, settings=parse_settings(cluster_folder.read_settings(path)))
+    text = cluster_folder.read_settings(path)
+    return Folder(path=path, settings=parse_settings(text, variables.shell_variables()))
 
 
 def check(folder: Folder, system: System | None = None) -> Checked:
-    """Whether the files are right, and whether this machine can give what they ask for."""
+    """Whether the files are right, and whether this machine can give what they ask for.
+
+    Raises:
+        UsageError: bad-cluster-setting.
+    """
     system = system or LocalSystem()
     engine_in(folder.settings)
+    user_in(folder.settings)
     told = {"folder": str(folder.path)}
     try:
         program = compose.find_compose(system)
@@ -137,16 +152,21 @@ def check(folder: Folder, system: System | None = None) -> Checked:
     told["services"] = ", ".join(
         f"{one.num_containers} x {one.name}" for one in services if not one.profiles
     )
-    machine = examine(system).machine
     listening = system.listening()
     told["ports"] = (
         f"unknown: {listening.reason}" if isinstance(listening, Unread) else
         ", ".join(f"{port.address}:{port.published}" for one in services for port in one.ports)
         or "none are published"
     )  # fmt: skip
+    return Checked(findings=judge(folder, services, system), told=told)
+
+
+def judge(folder: Folder, services: Sequence[Service], system: System) -> tuple[Finding, ...]:
+    """What of a cluster's services this machine cannot give, or should not."""
+    listening = system.listening()
     own = {port.published for one in containers(folder, system) for port in one.ports}
     busy = set() if isinstance(listening, Unread) else set(listening) - own
-    return Checked(findings=judge_files(services, machine, busy), told=told)
+    return judge_files(services, examine(system).machine, busy)
 
 
 def services_in(program: Compose, folder: Folder, system: System) -> tuple[Service, ...]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
+
 from flatout import __version__
 from flatout.cluster.compose_file import HEADS, MEETING_PORT, PORTS
 from flatout.cluster.nodes import PACKAGES, judge_nodes
 from flatout.cluster.settings import address_in, engine_in, with_setting
-from flatout.clustering.files import Folder, check, containers, open_folder, services_in
+from flatout.clustering.files import Folder, check, containers, judge, services_in
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.cluster import ClusterState, Container, Dashboard, Kept, NodeReport
 from flatout.nouns.finding import Finding
@@ -30,7 +32,11 @@ _DASHBOARDS = {
 
 
 def up(
-    folder: Folder, *, limit_s: float, on_wait: Callable[[Sequence[Container]], None]
+    folder: Folder,
+    *,
+    limit_s: float,
+    on_wait: Callable[[Sequence[Container]], None],
+    on_warning: Callable[[Finding], None],
 ) -> ClusterState:
     """Builds the image where something has changed, starts all, and waits until all is well.
 
@@ -38,6 +44,7 @@ def up(
         folder: of the cluster.
         limit_s: for the start, not for the building.
         on_wait: is told of the containers each time they were looked at.
+        on_warning: is told of what is not as it should be, before anything is started.
 
     Raises:
         UsageError: what `check` refuses; RunFailed: docker-failed, cluster-not-healthy.
@@ -45,9 +52,10 @@ def up(
     system = LocalSystem()
     checked = check(folder, system)
     _refuse(checked.findings)
-    uid, gid = (int(folder.settings.get(f"CLUSTER_{one}ID", "1000")) for one in "UG")
+    for finding in checked.findings:
+        on_warning(finding)
     for name in ("CLUSTER_RUNS", "CLUSTER_DATA"):
-        cluster_folder.ensure_shared(folder.path / folder.settings.get(name, "."), uid, gid)
+        cluster_folder.ensure_shared(folder.path / folder.settings.get(name, "."), *folder.owner)
     cluster_folder.refresh_wheel(folder.path)
     program = compose.find_compose(system)
     compose.run_shown(program.argv(folder.path, "build", HEADS[engine_in(folder.settings)]))
@@ -216,11 +224,13 @@ def scale(
     *,
     limit_s: float,
     on_wait: Callable[[Sequence[Container]], None],
+    on_warning: Callable[[Finding], None],
 ) -> ClusterState:
-    """As many workers without a GPU; .env remembers it.
+    """As many workers without a GPU; .env remembers it once they are well.
 
     Raises:
-        UsageError: cannot-scale; RunFailed: docker-failed, cluster-not-healthy.
+        UsageError: cannot-scale, and what this machine cannot give; RunFailed: docker-failed,
+            cluster-not-healthy.
     """
     system = LocalSystem()
     program = compose.find_compose(system)
@@ -232,15 +242,22 @@ def scale(
             because="two ranks on one GPU are refused by NCCL",
             fix="flatout cluster init --workers N writes workers without one beside them",
         )
+    wanted = [
+        msgspec.structs.replace(one, num_containers=num_workers) if one.name == "worker" else one
+        for one in services
+    ]
+    findings = judge(folder, wanted, system)
+    _refuse(findings)
+    for finding in findings:
+        on_warning(finding)
+    words = ("up", "--detach", "--no-recreate", "--scale", f"worker={num_workers}")
+    compose.run_shown(program.argv(folder.path, *words))
+    wait_until_well(folder, system, limit_s=limit_s, on_wait=on_wait)
     text = cluster_folder.read_settings(folder.path)
     cluster_folder.write_settings(
         folder.path, with_setting(text, "CLUSTER_WORKERS", str(num_workers))
     )
-    changed = open_folder(str(folder.path))
-    words = ("up", "--detach", "--no-recreate", "--scale", f"worker={num_workers}")
-    compose.run_shown(program.argv(folder.path, *words))
-    wait_until_well(changed, system, limit_s=limit_s, on_wait=on_wait)
-    return state(changed, system)
+    return state(folder, system)
 
 
 def stop(folder: Folder) -> tuple[Container, ...]:

@@ -135,17 +135,20 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a node tells of itself, asked inside it.
 
-    versions: of packages, by name; None where it has none. now_s: its clock; asked_s: what the
-    asking machine's clock showed meanwhile. addresses: of the names of the other nodes; None where
-    a name does not resolve. interfaces: its network interfaces' names. reached: whether a port
-    of a node answers, by "name:port". free_ports: two on which nobody listens.
+    versions: of packages, by name; None where it has none. began_s, now_s: its clock when it began
+    to answer and when it had; asked_s, answered_s: the asking machine's, before and after.
+    addresses: of the names of the other nodes; None where a name does not resolve. interfaces: its
+    network interfaces' names. reached: whether a port of a node answers, by "name:port".
+    free_ports: two on which nobody listens.
     """
 
     node: str
     python: str
     versions: dict[str, str | None] = {}
+    began_s: float = 0.0
     now_s: float = 0.0
     asked_s: float = 0.0
+    answered_s: float = 0.0
     shared_bytes: int | None = None
     addresses: dict[str, str | None] = {}
     reached: dict[str, bool] = {}

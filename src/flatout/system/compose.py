@@ -139,20 +139,20 @@ def volumes(project: str, system: System) -> tuple[str, ...]:
 
 def ask_node(container: str, question: NodeQuestion, system: System) -> NodeReport | str:
     """What a node tells of itself, or why it tells nothing."""
-    before = clock.now_s()
+    asked_s = clock.now_s()
     text = msgspec.json.encode(question).decode()
     told = system.run(
         ["docker", "exec", container, "python3", "-m", "flatout.system.node_report", text],
         ASK_LIMIT_S,
     )
-    asked = (before + clock.now_s()) / 2
+    answered_s = clock.now_s()
     if told.exit_code != 0:
         return told.reason or _said(told)
     try:
         report = msgspec.json.decode(told.stdout, type=NodeReport)
     except msgspec.DecodeError as error:
         return f"its answer is not of this flatout: {error}"
-    return msgspec.structs.replace(report, asked_s=asked)
+    return msgspec.structs.replace(report, asked_s=asked_s, answered_s=answered_s)
 
 
 def put_program(container: str, path: Path) -> str:

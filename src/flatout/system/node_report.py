@@ -41,10 +41,11 @@ class NodeQuestion(msgspec.Struct, frozen=True, kw_only=True):
 def answer(question: NodeQuestion) -> NodeReport:
     """The report of this node."""
     return NodeReport(
+        # First and last: they enclose whatever takes long.
+        began_s=time.time(),
         node=question.node,
         python=platform.python_version(),
         versions={name: _version(name) for name in question.packages},
-        now_s=time.time(),
         shared_bytes=_size("/dev/shm"),
         addresses={name: _address(name) for name in question.names},
         reached={place: _answers(place) for place in question.places},
@@ -55,6 +56,7 @@ def answer(question: NodeQuestion) -> NodeReport:
         num_cpus=_num_cpus(),
         num_gpus=_num_gpus(),
         free_ports=_free_ports(),
+        now_s=time.time(),
     )
 
 

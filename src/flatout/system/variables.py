@@ -48,6 +48,11 @@ def ranks_limit() -> dict[str, str]:
     return {name: os.environ[name] for name in (RANKS_LIMIT_NAME,) if name in os.environ}
 
 
+def shell_variables() -> dict[str, str]:
+    """All that the person's shell has set: programs that read a file of settings prefer it."""
+    return dict(os.environ)
+
+
 def plain_environment() -> dict[str, str]:
     """What a loop of the person's own would have been given."""
     added = set(os.environ.get(_NAMES, "").split(",")) - {_NOT_ABOUT_SPEED}

@@ -3,7 +3,8 @@
 What it needs to know stands in variables: FAKE_RUNS, the folder that the nodes have as
 /flatout/runs, and whose name with `-temporary` stands for their own /tmp; FAKE_PYTHON, an
 interpreter with the fake engine; FAKE_SOURCE, this checkout's src; FAKE_LOST, a file that names
-containers that are gone. Each call is a line of FAKE_CALLS.
+containers that are gone; FAKE_CONFIG, a file with what Compose understands; FAKE_FAILS, the command
+of Compose that fails. Each call is a line of FAKE_CALLS.
 """
 
 from __future__ import annotations
@@ -74,6 +75,10 @@ if "FAKE_CALLS" in os.environ:
         file.write(json.dumps(words) + "\n")
 if words[0] == "exec":
     execute(words[1:])
+elif words[0] == "compose" and os.environ.get("FAKE_FAILS", "nothing") in words:
+    sys.exit("no space left on device")
+elif words[0] == "compose" and "config" in words:
+    print(Path(os.environ["FAKE_CONFIG"]).read_text())
 else:
     answers = {
         "version": "27.0.1",
