@@ -17,29 +17,36 @@ from typing import Any
 
 import pytest
 
+from flatout import __version__
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.placement import LAUNCHER_LOST, Placement, parse_placement
+from flatout.nouns.placement import LAUNCHER_LOST, NOT_SHARED, Placement, parse_placement
 from flatout.system import ray_jobs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="jobs are lines of sh")
 
 
 class Head:
-    """What a head knows: jobs as processes. python: runs them in place of the cluster's."""
+    """What a head knows: jobs as processes. python: runs them in place of the cluster's.
+
+    code: what it answers whoever asks after a job; None for the truth.
+    """
 
     def __init__(self, python: str) -> None:
         self.python = python
         self.jobs: list[subprocess.Popen[bytes]] = []
         self.entrypoints: list[str] = []
         self.is_stopped = False
+        self.takes_jobs = True
+        self.code: int | None = None
 
     def submit(self, entrypoint: str) -> dict[str, Any]:
         self.entrypoints.append(entrypoint)
-        words = re.sub(r" --on \S+", "", entrypoint.replace("engine.launch", "engine.worker"))
+        launched = entrypoint.replace("engine.launch", "engine.worker")
+        words = re.sub(r" --(on|flatout) \S+", "", launched)
         line = words.replace("python3", self.python, 1)
         # The fake engine, not that of this checkout.
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        job = subprocess.Popen(["sh", "-c", f"exec {line}"], env=kept, start_new_session=True)
+        job = subprocess.Popen(["sh", "-c", line], env=kept, start_new_session=True)
         self.jobs.append(job)
         return {"submission_id": f"job_{len(self.jobs)}"}
 
@@ -63,15 +70,16 @@ def handler_of(head: Head) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             if self.path == "/api/version":
                 self.tell({"ray_version": "2.60.0"})
-            elif self.path.startswith("/api/v0/nodes"):
-                rows = [{"state": "ALIVE", "node_ip": "10.0.0.2", "resources_total": {"CPU": 2.0}}]
-                self.tell({"data": {"result": {"result": rows}}})
+            elif head.code is not None:
+                self.send_error(head.code)
             else:
                 self.tell(head.details(self.path.rsplit("/", 1)[-1]))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self.path.endswith("/stop"):
+            if not head.takes_jobs:
+                self.send_error(500)
+            elif self.path.endswith("/stop"):
                 self.tell(head.stop(self.path.split("/")[-2]))
             else:
                 self.tell(head.submit(body["entrypoint"]))
@@ -177,8 +185,57 @@ def test_a_job_is_killed_by_ray(head: tuple[Head, str], tmp_path: Path) -> None:
     assert job.is_running() and job.exit_code() is None
     job.kill()
     assert not job.is_running() and job.exit_code() == -15
-    (node,) = ray_jobs.nodes(address)
-    assert node.is_alive and node.num_cpus == 2.0
+
+
+def test_a_head_that_stumbles_is_asked_again_and_one_that_knows_no_job_has_lost_it(
+    head: tuple[Head, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_jobs, "_ASKED_EVERY_S", 0.0)
+    ray, address = head
+    ray.python = "sleep 60; echo"
+    log = tmp_path / "worker.log"
+    job = ray_jobs.submit(address, ["python3"], str(log), log)
+    for ray.code in (500, 503, 404):
+        assert job.is_running(), "one wrong answer is no end"
+    ray.code = None
+    assert job.is_running()
+    # It was killed and started again.
+    ray.code = 404
+    assert any(not job.is_running() for _ in range(20))
+    assert job.exit_code() == LAUNCHER_LOST
+    job.kill()
+
+
+def test_a_run_that_the_head_does_not_see_is_told_apart(
+    head: tuple[Head, str], tmp_path: Path
+) -> None:
+    log = tmp_path / "worker.log"
+    inside = str(tmp_path / "elsewhere" / "worker.log")
+    job = ray_jobs.submit(head[1], ["python3", "-c", ""], inside, log)
+    end = time.monotonic() + 20
+    while job.is_running():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert job.exit_code() == NOT_SHARED
+
+
+def test_what_a_job_is_told(cli: Any, head: tuple[Head, str]) -> None:
+    ray, address = head
+    words = ["--on", address, "--python", "/no/such/python"]
+    done = cli.run("train", cli.experiment, *words, FLATOUT_RANKS_LIMIT_S="60")
+    assert done.returncode == 0, done.stderr
+    assert "`--python` has no effect" in done.stderr and "option-without-effect" in done.stderr
+    (entrypoint,) = ray.entrypoints
+    assert "env -u OMP_NUM_THREADS FLATOUT_RANKS_LIMIT_S=60 python3" in entrypoint
+    assert f"--flatout {__version__}" in entrypoint
+
+
+def test_a_job_that_is_not_taken_leaves_no_run(cli: Any, head: tuple[Head, str]) -> None:
+    ray, address = head
+    ray.takes_jobs = False
+    done = cli.run("train", cli.experiment, "--on", address)
+    assert done.returncode == 1 and "see: ray-not-answering" in done.stderr
+    assert not any(cli.runs.iterdir())
 
 
 def test_a_head_that_goes_is_told_from_a_job_that_fails(

@@ -13,17 +13,26 @@ from pathlib import Path
 
 import msgspec
 
-from flatout import flow
+from flatout import __version__, flow
 from flatout.cluster.settings import address_in, engine_in
 from flatout.clustering import placing
 from flatout.clustering.files import Folder, open_folder
 from flatout.clustering.running import require_well
-from flatout.errors import UsageError
+from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.placement import CLUSTER, Placement
 from flatout.nouns.run import RunHeader
 from flatout.nouns.train_request import TrainRequest
-from flatout.system import cluster_folder, compose, ray_jobs, store, tail
+from flatout.system import (
+    cluster_folder,
+    compose,
+    folders,
+    ray_jobs,
+    runs,
+    store,
+    tail,
+    variables,
+)  # fmt: skip
 from flatout.system.attendance import Attendance, Running
 from flatout.system.interrupts import Interrupts
 from flatout.system.node_job import NodeJob
@@ -63,18 +72,19 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
 
 
-def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = True) -> Attendance:
+def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
     """Makes a new run, or takes up an old one, and hands it to a cluster.
+
+    It goes on without whoever has begun it, and is asked to stop by a file.
 
     Args:
         request: what was asked for; its placement names the cluster.
         interrupts: Ctrl-C.
-        is_attached: it goes on by itself in any case, and is asked to stop by a file.
 
     Raises:
-        UsageError: no-cluster-here, ray-version-mismatch and what else `judge_nodes` refuses,
-            ranks-do-not-fit; RunFailed: ray-not-answering; KeyboardInterrupt: Ctrl-C was pressed
-            before.
+        UsageError: no-cluster-here, run-not-shared, ranks-do-not-fit, not-a-ray-address, and, where
+            the cluster's folder is here, what `judge_nodes` refuses; RunFailed: ray-not-answering;
+            KeyboardInterrupt: Ctrl-C was pressed before.
     """
     request.check()
     on = request.placement
@@ -87,6 +97,8 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     spec = header.spec if header else flow.specify(request)
     if spec.init is not None and old is None:
         spec = msgspec.structs.replace(spec, init=where.inside(Path(spec.init)))
+    # Before there is a run, which nobody would train.
+    where.inside(old.path if old else folders.runs_folder())
     machine = flow.probe(sys.executable)
     interrupts.give_way()
     folder = old or flow.prepare(spec, machine, request.run_id)
@@ -95,10 +107,15 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     end = tail.Tail(folder, is_from_end=True)
     start = partial(_start, where, folder, on)
     change = request.change if old else Change()
+    try:
+        worker = start(change)
+    except FlatoutError:
+        if old is None:
+            runs.remove_run(folder)
+        raise
     return Attendance(
-        folder=folder, machine=machine, worker=start(change), tail=end, on=on, start=start,
-        change=change,
-    )  # fmt: skip
+        folder=folder, machine=machine, worker=worker, tail=end, on=on, start=start, change=change
+    )
 
 
 def _where(on: Placement) -> Where:
@@ -135,8 +152,7 @@ def _hand_over(where: Where, folder: RunFolder) -> None:
     with store.mapped_os_errors(folder.log):
         folder.log.touch()
     if where.folder is not None:
-        uid, gid = (int(where.folder.settings.get(f"CLUSTER_{one}ID", "1000")) for one in "UG")
-        cluster_folder.hand_over(folder.path, uid, gid)
+        cluster_folder.hand_over(folder.path, *where.folder.owner)
 
 
 def _start(where: Where, folder: RunFolder, on: Placement, change: Change) -> Running:
@@ -158,7 +174,11 @@ def _start(where: Where, folder: RunFolder, on: Placement, change: Change) -> Ru
 def _submit(
     address: str, inside: str, folder: RunFolder, on: Placement, change: Change
 ) -> ray_jobs.RayJob:
-    command = ["python3", "-P", "-m", "flatout.engine.launch", inside, "--on", str(on)]
+    # Ray sets the threads of its own processes, not those of ranks; a limit holds for these, too.
+    own = [f"{name}={value}" for name, value in variables.ranks_limit().items()]
+    command = ["env", "-u", "OMP_NUM_THREADS", *own]
+    command += ["python3", "-P", "-m", "flatout.engine.launch", inside, "--on", str(on)]
+    command += ["--flatout", __version__]
     if change != Change():
         command += ["--change", msgspec.json.encode(change).decode()]
     return ray_jobs.submit(address, command, f"{inside}/{folder.log.name}", folder.log)

@@ -15,6 +15,8 @@ from flatout.nouns.machine import Machine
 RANK_DIED = 10
 # What stands for its exit code where nobody can be asked any more how it has ended.
 LAUNCHER_LOST = 11
+# What a job of another machine ends with that does not see the run's folder.
+NOT_SHARED = 12
 # In good order, or told by rank 0 in the run's folder: 1 could not go on, 2 wrong use, 3 our fault.
 _TOLD = (1, 2, 3)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
 
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
+from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.placement import Placement, parse_placement
 from flatout.nouns.recipe import OutOfMemory, parse_field
 from flatout.nouns.settings import split_pairs
@@ -98,6 +100,22 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             is_only=self.is_only_tuned,
             is_outlined=self.emit is not None,
         )
+
+    def warnings(self) -> Iterator[Finding]:
+        """Tells of what was given and changes nothing.
+
+        Raises:
+            UsageError: bad-placement.
+        """
+        for option, value in (("--python", self.python), ("--env", self.env)):
+            if value is not None and self.placement is not None and self.placement.place:
+                yield Finding(
+                    rule="option-without-effect",
+                    severity="warning",
+                    problem=f"`{option}` has no effect.",
+                    because="what is installed on the cluster's nodes trains",
+                    fixes=(Fix(text="put packages into the image: flatout cluster init --with"),),
+                )
 
     def check(self) -> None:
         """Refuses what cannot go together.

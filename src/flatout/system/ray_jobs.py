@@ -5,7 +5,9 @@ Source: docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.h
 
 from __future__ import annotations
 
+import contextlib
 import json
+import posixpath
 import shlex
 import urllib.error
 import urllib.parse
@@ -16,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from flatout.errors import RunFailed, UsageError
-from flatout.nouns.placement import LAUNCHER_LOST
+from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.nouns.placement import LAUNCHER_LOST, NOT_SHARED
 from flatout.system import clock
 from flatout.system.store import mapped_os_errors
 
@@ -25,17 +27,9 @@ _LIMIT_S = 15.0
 _ASKED_EVERY_S = 1.0
 _STOP_LIMIT_S = 30.0
 _ALIVE = ("PENDING", "RUNNING")
-# How often a head that does not answer is asked before it counts as gone.
+# How often a head that does not answer, or not about the job, is asked before both count as gone:
+# one that was started again has never heard of the job.
 _MOST_SILENCES = 10
-
-
-class RayNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as Ray's dashboard tells of it."""
-
-    is_alive: bool
-    address: str
-    num_cpus: float
-    num_gpus: float
 
 
 class _Details(msgspec.Struct):
@@ -68,10 +62,10 @@ class RayJob:
     def _ask(self) -> None:
         try:
             told = _call(self.address, f"/api/jobs/{self.id}")
-        except RunFailed:
+        except FlatoutError:
             self._silences += 1
             if self._silences >= _MOST_SILENCES:
-                self._details = _Details(status="LOST", message="Ray's head does not answer")
+                self._details = _Details(status="LOST")
             return
         self._silences = 0
         self._details = msgspec.convert(told, _Details)
@@ -96,7 +90,9 @@ class RayJob:
         """Has Ray stop it, and waits until it has, so long and no longer."""
         if not self.is_running():
             return
-        _call(self.address, f"/api/jobs/{self.id}/stop", {})
+        # One that cannot be asked any more is found out below.
+        with contextlib.suppress(FlatoutError):
+            _call(self.address, f"/api/jobs/{self.id}/stop", {})
         end = clock.elapsed_s() + _STOP_LIMIT_S
         while self.is_running() and clock.elapsed_s() < end:
             clock.sleep_s(0.2)
@@ -108,13 +104,18 @@ def submit(address: str, command: Sequence[str], inside: str, log: Path) -> RayJ
     Args:
         address: of the cluster's dashboard.
         command: the program and its arguments.
-        inside: the file, as the head sees it, that what it prints is added to.
+        inside: the file, as the head sees it, that what it prints is added to; where the head does
+            not see its folder, the job ends with NOT_SHARED.
         log: the same file as it is seen here.
 
     Raises:
         RunFailed: ray-not-answering; UsageError: not-a-ray-address.
     """
-    entrypoint = f"{shlex.join(command)} >> {shlex.quote(inside)} 2>&1"
+    folder = shlex.quote(posixpath.dirname(inside))
+    entrypoint = (
+        f"test -d {folder} || exit {NOT_SHARED}; "
+        f"exec {shlex.join(command)} >> {shlex.quote(inside)} 2>&1"
+    )
     told = _call(address, "/api/jobs/", {"entrypoint": entrypoint})
     if "submission_id" not in told:
         raise _no_address(address, "what answers there takes no jobs")
@@ -128,25 +129,6 @@ def version(address: str) -> str:
         RunFailed: ray-not-answering; UsageError: not-a-ray-address.
     """
     return str(_call(address, "/api/version").get("ray_version", "unknown"))
-
-
-def nodes(address: str) -> tuple[RayNode, ...]:
-    """The nodes of a cluster.
-
-    Raises:
-        RunFailed: ray-not-answering; UsageError: not-a-ray-address.
-    """
-    told = _call(address, "/api/v0/nodes?limit=10000&detail=true")
-    rows = told.get("data", {}).get("result", {}).get("result", [])
-    return tuple(
-        RayNode(
-            is_alive=row.get("state") == "ALIVE",
-            address=str(row.get("node_ip")),
-            num_cpus=float((row.get("resources_total") or {}).get("CPU", 0)),
-            num_gpus=float((row.get("resources_total") or {}).get("GPU", 0)),
-        )
-        for row in rows
-    )
 
 
 def check_address(text: str) -> str:
@@ -179,18 +161,23 @@ def _call(address: str, path: str, body: dict[str, Any] | None = None) -> dict[s
     except urllib.error.HTTPError as error:
         said = error.read().decode(errors="replace").strip().splitlines()
         because = f"it answers {error.code}: {said[-1] if said else error.reason}"
+        if error.code >= 500:
+            raise _silent(address, because) from error
         raise _no_address(address, because) from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise RunFailed(
-            "ray-not-answering",
-            f"no Ray answers at {address}.",
-            because=str(reason),
-            fix="flatout cluster up starts one here; for another machine's, a tunnel: "
-            "ssh -L 8265:127.0.0.1:8265 HOST",
-        ) from error
+        raise _silent(address, str(getattr(error, "reason", None) or error)) from error
     # Some answers are a bare `true`.
     return told if isinstance(told, dict) else {}
+
+
+def _silent(address: str, because: str) -> RunFailed:
+    return RunFailed(
+        "ray-not-answering",
+        f"no Ray answers at {address}.",
+        because=because,
+        fix="flatout cluster up starts one here; for another machine's, a tunnel: "
+        "ssh -L 8265:127.0.0.1:8265 HOST",
+    )
 
 
 def _no_address(text: str, because: str) -> UsageError:

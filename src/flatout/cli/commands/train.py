@@ -78,16 +78,18 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     from flatout.nouns.train_request import TrainRequest
 
     request = TrainRequest(**options)
+    for finding in request.warnings():
+        show.print_finding(finding)
     screen = Display(is_quiet=is_json, is_still=detach)
     with flow.interrupts() as interrupts, screen as display:
         if flow.is_stopping(request):
             display.say(f"{request.resume} has been asked to stop: waiting for it, at most 30 s")
-        begin = flow.begin
         if request.placement and request.placement.place:
             from flatout.clustering import training
 
-            begin = training.begin
-        attendance = begin(request, interrupts, is_attached=not detach)
+            attendance = training.begin(request, interrupts)
+        else:
+            attendance = flow.begin(request, interrupts, is_attached=not detach)
         display.open(flow.read(str(attendance.folder.path)), attendance.machine)
         was_interrupted = False
         for lines in flow.follow(attendance, interrupts):

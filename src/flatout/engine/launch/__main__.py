@@ -10,7 +10,9 @@ import importlib
 import sys
 from pathlib import Path
 
-from flatout.engine.launch.job import Job, Lifeline, Nodes
+from flatout import __version__
+from flatout.engine.launch.job import Job, Lifeline, Nodes, tell
+from flatout.errors import UsageError
 from flatout.nouns.placement import parse_placement
 
 
@@ -21,6 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--on", required=True, type=parse_placement, metavar="LAUNCHER:N")
     parser.add_argument("--attached", action="store_true", help="stop when stdin ends")
     parser.add_argument("--change", default="{}", help="JSON, as the worker takes it")
+    parser.add_argument("--flatout", metavar="VERSION", help="of whoever has made the run")
     parser.add_argument("--node", type=int, default=0, help="which of --nodes this is, from 0")
     parser.add_argument("--nodes", type=int, default=1, help="machines with a launcher each")
     parser.add_argument("--meet", metavar="HOST:PORT", help="where that of the first waits")
@@ -35,7 +38,19 @@ def main(argv: list[str] | None = None) -> int:
             lifeline=lifeline,
             nodes=_nodes(given.node, given.nodes, given.meet),
         )
+        if given.flatout not in (None, __version__):
+            return tell(job, _other_version(given.flatout))
         return int(launcher.launch(job))
+
+
+def _other_version(wanted: str) -> UsageError:
+    return UsageError(
+        "cluster-versions-differ",
+        f"the cluster has flatout {__version__}; where the run was made it is {wanted}.",
+        because="a run is made there and trained here, which one version alone does alike",
+        fix=f"install flatout {wanted} on the cluster's nodes; flatout cluster up does it for "
+        "containers",
+    )
 
 
 def _nodes(node: int, count: int, place: str | None) -> Nodes | None:
