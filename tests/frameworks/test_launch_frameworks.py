@@ -90,6 +90,19 @@ def running(script: Path) -> list[psutil.Process]:
     ]
 
 
+def test_a_head_that_is_gone_is_told_soon(
+    interpreter_with: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TOLD)
+    # Port 1 is nobody's.
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    began_s = time.monotonic()
+    done = launch_on_ray(interpreter_with("ray"), script, 2)
+    assert done.returncode == 1 and "see: scheduler-not-reachable" in done.stderr, done.stderr
+    assert time.monotonic() - began_s < 60
+
+
 def test_ray_places_all_nodes_or_none(ray_head: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(TOLD)

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.engine.data_files import library
+from flatout.engine.ray_cluster import PLACE_LIMIT_S, NoAnswer, RayCluster, join, ray_module
 from flatout.errors import FlatoutError, RunFailed
 from flatout.nouns.finding import Finding, finding_from
 from flatout.nouns.launch import (
@@ -36,10 +36,9 @@ from flatout.nouns.launch import (
 from flatout.nouns.question import Answer, Broken
 from flatout.system import clock
 from flatout.system.guarded import GRACE_S, guarded
-from flatout.system.variables import head_address, worker_environment
+from flatout.system.variables import worker_environment
 
 _POLL_S = 0.2
-_PLACE_LIMIT_S = 60.0
 _LAST_LINES_S = 2.0
 # As a process that was killed: its node is gone.
 _GONE = -9
@@ -55,7 +54,7 @@ class Node:
 
     def place(self) -> NodePlace:
         """Where the others reach it: on the address that Ray knows its machine by."""
-        host = str(library("ray", package="Ray", extra="ray").util.get_node_ip_address())
+        host = str(ray_module().util.get_node_ip_address())
         with socket.socket() as one, socket.socket() as other:
             for each in (one, other):
                 each.bind((host, 0))
@@ -103,66 +102,37 @@ def launch(request: LaunchRequest) -> Iterator[NodeEvent]:
     """Places all nodes or none, starts the script on each, and tells what they print.
 
     Raises:
-        UsageError: data-package-not-installed.
+        UsageError: ray-not-installed.
         RunFailed: scheduler-not-reachable, nodes-not-placed, launch-too-long.
     """
-    ray = library("ray", package="Ray", extra="ray")
-    try:
-        ray.init(address=head_address("ray") or "auto", log_to_driver=False, logging_level="error")
-    except Exception as error:  # Ray has several for a head that is not there.
-        raise RunFailed(
-            "scheduler-not-reachable",
-            "no Ray runs here, or its head does not answer.",
-            because=(str(error).splitlines() or [type(error).__name__])[0],
-            fix="start one (ray start --head), or set RAY_ADDRESS; or use --on local",
-        ) from error
-    has_gpus = ray.cluster_resources().get("GPU", 0) >= request.nodes
-    actors = _placed(ray, request.nodes, has_gpus=has_gpus)
-    try:
-        yield from _run(ray, request, actors, has_gpus=has_gpus)
-    finally:
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.get([actor.end.remote() for actor in actors], timeout=3 * GRACE_S)
-        ray.shutdown()
+    with join() as cluster:
+        has_gpus = cluster.ray.cluster_resources().get("GPU", 0) >= request.nodes
+        actors = _placed(cluster, request.nodes, has_gpus=has_gpus)
+        try:
+            yield from _run(cluster, request, actors, has_gpus=has_gpus)
+        finally:
+            _end(cluster, actors)
 
 
-def _placed(ray: Any, count: int, *, has_gpus: bool) -> list[Any]:
+def _placed(cluster: RayCluster, count: int, *, has_gpus: bool) -> list[Any]:
     """An actor for each node, as far apart as there are machines: room for all, or for none."""
     bundle = {"CPU": 1.0, **({"GPU": 1.0} if has_gpus else {})}
-    group = ray.util.placement_group([bundle] * count, strategy="SPREAD")
-    if not group.wait(_PLACE_LIMIT_S):
-        total = ray.cluster_resources().get("CPU", 0)
+    bundles = cluster.reserve(lambda: [bundle] * count)
+    if not bundles:
+        total = cluster.ray.cluster_resources().get("CPU", 0)
         raise RunFailed(
             "nodes-not-placed",
-            f"Ray has not found room for {count} nodes within {_PLACE_LIMIT_S:.0f} s.",
+            f"Ray has not found room for {count} nodes within {PLACE_LIMIT_S:.0f} s.",
             because=f"each takes a CPU; the cluster has {total:.0f}, and others may hold them",
             fix="give fewer --nodes; `ray status` tells who holds what",
         )
-    kind = ray.remote(Node)
-    return [
-        kind.options(
-            num_cpus=1,
-            num_gpus=1 if has_gpus else 0,
-            max_restarts=0,
-            scheduling_strategy=ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-                placement_group=group, placement_group_bundle_index=number
-            ),
-        ).remote()
-        for number in range(count)
-    ]
+    return cluster.actors(Node, bundles)
 
 
 def _run(
-    ray: Any, request: LaunchRequest, actors: list[Any], *, has_gpus: bool
+    cluster: RayCluster, request: LaunchRequest, actors: list[Any], *, has_gpus: bool
 ) -> Iterator[NodeEvent]:
-    places = ray.get([actor.place.remote() for actor in actors])
-    argv = [request.script, *request.arguments]
-    starts = []
-    for actor, told in zip(actors, rendezvous(request.framework, places), strict=True):
-        # Ray has hidden the other GPUs from each of its own.
-        own = {} if has_gpus else computing(request.framework, None, 1)
-        starts.append(actor.start.remote(argv, {**own, **told}))
-    ray.get(starts)
+    places = _start(cluster, request, actors, has_gpus=has_gpus)
     yield NodesStarted(
         num_nodes=request.nodes,
         folder="",
@@ -176,9 +146,9 @@ def _run(
         ended: dict[int, int] = {}
         for node, actor in running.items():
             try:
-                lines, code = ray.get(actor.said.remote())
-            except ray.exceptions.RayError as error:
-                lines, code = [f"Ray: {str(error).splitlines()[0]}"], _GONE
+                ((lines, code),) = cluster.ask([actor.said.remote()])
+            except NoAnswer as error:
+                lines, code = [f"Ray: {error}"], _GONE
             yield from (NodeSaid(node=node, text=line) for line in lines)
             if code is not None:
                 ended[node] = code
@@ -186,14 +156,48 @@ def _run(
             del running[node]
             yield NodeEnded(node=node, exit_code=code, log="")
         if any(ended.values()):
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get([actor.end.remote() for actor in running.values()])
+            _end(cluster, list(running.values()))
             for node in running:
                 yield NodeEnded(node=node, exit_code=_GONE, log="", is_ours=True)
             return
         if request.limit_s is not None and clock.elapsed_s() - began_s > request.limit_s:
             raise RunFailed("launch-too-long", "the limit has passed.", fix="--limit SECONDS")
         clock.sleep_s(_POLL_S)
+
+
+def _start(
+    cluster: RayCluster, request: LaunchRequest, actors: list[Any], *, has_gpus: bool
+) -> list[NodePlace]:
+    """Starts the script on all nodes; where each of them is.
+
+    Raises:
+        RunFailed: nodes-not-placed.
+    """
+    argv = [request.script, *request.arguments]
+    # Ray has hidden the other GPUs from each of its own.
+    own = {} if has_gpus else computing(request.framework, None, 1)
+    try:
+        places: list[NodePlace] = cluster.ask([actor.place.remote() for actor in actors])
+        told = rendezvous(request.framework, places)
+        cluster.ask(
+            [
+                actor.start.remote(argv, {**own, **one})
+                for actor, one in zip(actors, told, strict=True)
+            ]
+        )
+    except NoAnswer as error:
+        raise RunFailed(
+            "nodes-not-placed",
+            f"Ray has found room for {len(actors)} nodes, and they do not start.",
+            because=str(error),
+            fix="every machine needs this flatout, and the script at this path",
+        ) from error
+    return places
+
+
+def _end(cluster: RayCluster, actors: list[Any]) -> None:
+    with contextlib.suppress(NoAnswer):
+        cluster.ask([actor.end.remote() for actor in actors], 3 * GRACE_S)
 
 
 def main() -> int:

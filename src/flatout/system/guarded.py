@@ -15,10 +15,12 @@ from collections.abc import Sequence
 GRACE_S = 5.0
 
 _GUARD = """
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
 group = int(sys.argv[1])
 while os.read(0, 1024):
     pass
+if sys.platform == "win32":
+    sys.exit(subprocess.call(["taskkill", "/f", "/t", "/pid", str(group)]))
 try:
     os.killpg(group, signal.SIGTERM)
     for _ in range(50):

@@ -13,41 +13,41 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+import msgspec
+import psutil
 
+from flatout import __version__
 from flatout.engine.launch.job import Job, rank_variables, tell
+from flatout.engine.ray_cluster import PLACE_LIMIT_S, Bundle, NoAnswer, RayCluster, join, ray_module
 from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.nouns.change import Change
 from flatout.nouns.placement import ending_code
-from flatout.system import clock
+from flatout.nouns.run import RunHeader
+from flatout.system import clock, store
+from flatout.system.runs import RunFolder
+from flatout.system.variables import ranks_limit, worker_environment
 
 _POLLED_EVERY_S = 0.2
 # After one rank has failed, the others notice by themselves, and rank 0 tells it. Where it was that
 # one itself, there is nobody left to tell it to.
 _GRACE_S = 20.0
 _GRACE_WITHOUT_FIRST_S = 5.0
-# For the nodes to have room, and for their processes to start.
-_PLACE_LIMIT_S = 60.0
-_COUNTED_EVERY_S = 5.0
 _KILLED = -9
+_THREADS = "OMP_NUM_THREADS"
 
 
 def launch(job: Job) -> int:
     """Has Ray place the ranks, waits until all have ended, and gives the launcher's exit code."""
     try:
-        _connect()
-        group, bundles = _reserve(job.num_ranks)
-        job = replace(job, num_ranks=len(bundles))
-        try:
-            codes = _attend(job, _place(job, group, bundles))
-        finally:
-            remove_placement_group(group)
-            ray.shutdown()
+        with join() as cluster:
+            bundles = _reserve(job, cluster)
+            job = replace(job, num_ranks=len(bundles))
+            codes = _attend(job, cluster, _place(job, cluster, bundles))
     except FlatoutError as error:
         return tell(job, error)
     for rank, code in codes.items():
@@ -56,138 +56,178 @@ def launch(job: Job) -> int:
     return ending_code(codes)
 
 
-def _connect() -> None:
-    """Joins the Ray that runs here.
-
-    Raises:
-        UsageError: ray-not-running.
-    """
-    try:
-        ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), log_to_driver=False,
-                 logging_level="ERROR")  # fmt: skip
-    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
-        raise UsageError(
-            "ray-not-running",
-            "no Ray runs here that could place the ranks.",
-            because=str(error).splitlines()[0][:200],
-            fix="ray start --head; or make a cluster of containers: flatout cluster init",
-        ) from error
-
-
-def _reserve(wanted: int) -> tuple[Any, list[dict[str, float]]]:
-    """Room for the ranks: the group that Ray keeps it in, and what each rank gets of it.
-
-    What there is room for is counted again while it is waited for: that a node is gone, Ray
-    notices only after a while.
-
-    Args:
-        wanted: how many ranks; 0 for as many as there is room for.
+def _reserve(job: Job, cluster: RayCluster) -> list[Bundle]:
+    """Room for the ranks, of which there are to be as many as fit where nobody has said it.
 
     Raises:
         UsageError: ranks-do-not-fit; RunFailed: ranks-not-placed.
     """
-    end = clock.elapsed_s() + _PLACE_LIMIT_S
-    while True:
-        bundles = _bundles(wanted or _room())
-        group = placement_group(bundles, strategy="SPREAD")
-        if group.wait(_COUNTED_EVERY_S):
-            return group, bundles
-        remove_placement_group(group)
-        if clock.elapsed_s() > end:
-            raise RunFailed(
-                "ranks-not-placed",
-                f"Ray has not found room for {len(bundles)} ranks.",
-                because=f"it was waited for {_PLACE_LIMIT_S:.0f} s; others may hold what it has",
-                fix="flatout cluster status tells what the nodes have, ray status who holds it",
-            )
+    device = _device(job)
+
+    def wanted() -> list[Bundle]:
+        nodes = [node["Resources"] for node in cluster.nodes()]
+        return rank_bundles(nodes, job.num_ranks, device)
+
+    bundles = cluster.reserve(wanted)
+    if not bundles:
+        count = f"{job.num_ranks} ranks" if job.num_ranks else "any rank"
+        raise RunFailed(
+            "ranks-not-placed",
+            f"Ray has not found room for {count}.",
+            because=f"it was waited for {PLACE_LIMIT_S:.0f} s; "
+            + ("others may hold what it has" if wanted() else "no node of it has a CPU"),
+            fix="flatout cluster status tells what the nodes have, ray status who holds it",
+        )
+    return bundles
 
 
-def _room() -> int:
-    """How many ranks there are to be where nobody has said it: one for each GPU, or each node."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    return int(sum(node.get("GPU", 0) for node in nodes)) or sum("CPU" in node for node in nodes)
+def _device(job: Job) -> str:
+    """On what the person wants to train; `auto` where nobody has said it."""
+    spec = store.read_json(RunFolder(job.folder).header, RunHeader).spec
+    change = msgspec.json.decode(job.change, type=Change)
+    return str((spec.fixed | change.fixed).get("device", "auto"))
 
 
-def _bundles(num_ranks: int) -> list[dict[str, float]]:
-    """What each rank takes: a GPU if the cluster has any, and as many CPUs as leave room for all.
+def rank_bundles(nodes: Sequence[Mapping[str, float]], wanted: int, device: str) -> list[Bundle]:
+    """What each rank takes: a GPU, if the cluster has any that may be used, else a CPU.
+
+    Beside a GPU it takes as much of a CPU as leaves some for a rank on each of the node's.
+
+    Args:
+        nodes: the resources of each.
+        wanted: how many ranks; 0 for one on each GPU, or else one on each node.
+        device: as asked for: `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Returns:
+        Nothing while no node has a CPU.
 
     Raises:
         UsageError: ranks-do-not-fit.
     """
-    total = ray.cluster_resources()
-    num_gpus, num_cpus = int(total.get("GPU", 0)), int(total.get("CPU", 0))
-    room = min(num_gpus or num_cpus, num_cpus)
-    if num_ranks > room:
-        what = f"{num_gpus} GPUs" if num_gpus else f"{num_cpus} CPUs"
+    computing = [node for node in nodes if node.get("CPU", 0) >= 1]
+    if not computing:
+        return []
+    with_gpu = [node for node in computing if node.get("GPU", 0) >= 1]
+    on_gpus = device.startswith("cuda") or (device != "cpu" and bool(with_gpu))
+    num_cpus = sum(int(node["CPU"]) for node in computing)
+    num_gpus = sum(int(node["GPU"]) for node in with_gpu)
+    room, name = (num_gpus, "GPU") if on_gpus else (num_cpus, "CPU")
+    if max(wanted, 1) > room:
+        fixes = [f"--on with {room} of them"] if room else []
+        if on_gpus and num_cpus >= wanted:
+            fixes.append("train on the CPUs: --device cpu")
         raise UsageError(
             "ranks-do-not-fit",
-            f"{num_ranks} ranks are more than the cluster has room for.",
-            because=f"it has {what}, and each rank takes one",
-            fix=f"--on with {room} ranks" if room else "flatout cluster status tells what it has",
+            f"{max(wanted, 1)} ranks are more than the cluster has room for.",
+            because=f"each takes a {name}, and the nodes have {room}",
+            fix="; or ".join(fixes) or "flatout cluster status tells what the nodes have",
         )
-    return [{"CPU": 1.0, **({"GPU": 1.0} if num_gpus else {})} for _ in range(num_ranks)]
+    if not on_gpus:
+        return [{"CPU": 1.0}] * (wanted or len(computing))
+    each = min(1.0, *(node["CPU"] / int(node["GPU"]) for node in with_gpu))
+    # Ray counts in ten thousandths.
+    return [{"CPU": int(each * 1e4) / 1e4, "GPU": 1.0}] * (wanted or room)
 
 
-def _place(job: Job, group: Any, bundles: list[dict[str, float]]) -> list[Any]:
+def _place(job: Job, cluster: RayCluster, bundles: list[Bundle]) -> list[Any]:
     """Actors, one for each rank, that have started it.
 
     Raises:
-        RunFailed: ranks-not-placed.
+        RunFailed: ranks-not-placed; UsageError: cluster-versions-differ, run-not-shared.
     """
     try:
-        actors = [
-            ray.remote(Rank)
-            .options(
-                num_cpus=bundle["CPU"],
-                num_gpus=bundle.get("GPU", 0),
-                max_restarts=0,
-                max_task_retries=0,
-                max_concurrency=4,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
-            )
-            .remote()
-            for index, bundle in enumerate(bundles)
-        ]
-        nodes = ray.get([actor.node.remote() for actor in actors], timeout=_PLACE_LIMIT_S)
-        place = ray.get(actors[0].meeting_place.remote(), timeout=_PLACE_LIMIT_S)
-        starts = [
-            actor.start.remote(
-                job.command(), _variables(rank, bundles[rank], nodes, place), str(job.folder)
-            )
-            for rank, actor in enumerate(actors)
-        ]
-        ray.get(starts, timeout=_PLACE_LIMIT_S)
-    except (GetTimeoutError, RayError) as error:
+        actors = cluster.actors(Rank, bundles)
+        nodes = cluster.ask([actor.node.remote(str(job.folder)) for actor in actors])
+        refuse_unfit(nodes, str(job.folder))
+        (place,) = cluster.ask([actors[0].meeting_place.remote()])
+        cpus = {one["NodeID"]: int(one["Resources"].get("CPU", 1)) for one in cluster.nodes()}
+        cluster.ask(
+            [
+                actor.start.remote(
+                    job.command(),
+                    own_variables(rank, nodes, cpus, has_gpu="GPU" in bundles[rank], place=place),
+                    str(job.folder),
+                )
+                for rank, actor in enumerate(actors)
+            ]
+        )
+    except NoAnswer as error:
         raise RunFailed(
             "ranks-not-placed",
             f"Ray has not started {len(bundles)} ranks.",
-            because=f"after {_PLACE_LIMIT_S:.0f} s at most: {_first_line(error)}",
-            fix="flatout cluster status tells what the nodes have, ray status what they wait for",
+            because=str(error),
+            fix="every node needs this flatout, with torch; flatout cluster status tells what the "
+            "nodes have, ray status what they wait for",
         ) from error
     return actors
 
 
-def _variables(
-    rank: int, bundle: dict[str, float], nodes: list[dict[str, Any]], place: tuple[str, int]
+def refuse_unfit(nodes: Sequence[Mapping[str, Any]], folder: str) -> None:
+    """Refuses nodes that would train something else, or elsewhere.
+
+    Args:
+        nodes: of each rank, as `Rank.node` tells it.
+        folder: of the run.
+
+    Raises:
+        UsageError: cluster-versions-differ, run-not-shared.
+    """
+    others = {node["host"]: node["version"] for node in nodes if node["version"] != __version__}
+    if others:
+        raise UsageError(
+            "cluster-versions-differ",
+            "the nodes have different versions of flatout.",
+            because=f"{__version__} where the ranks are started; "
+            + ", ".join(f"{version} on {host}" for host, version in others.items()),
+            fix="install the same on all; flatout cluster up does it for containers",
+        )
+    blind = sorted({node["host"] for node in nodes if not node["sees"]})
+    if blind:
+        raise UsageError(
+            "run-not-shared",
+            f"{folder} is not seen by {', '.join(blind)}.",
+            because="every rank reads the run, and the first writes it, at the same path",
+            fix="put the folder of runs on a disk that all machines mount there: FLATOUT_STATE",
+        )
+
+
+def own_variables(
+    rank: int,
+    nodes: Sequence[Mapping[str, Any]],
+    cpus: Mapping[str, int],
+    *,
+    has_gpu: bool,
+    place: tuple[str, int],
 ) -> dict[str, str]:
-    """A rank's variables; its threads are its share of what Ray was told that its node has."""
-    # Of GPUs it sees its own alone, whatever its number among the node's ranks.
-    has_gpu = "GPU" in bundle
-    mates = [other for other, node in enumerate(nodes) if node["id"] == nodes[rank]["id"]]
-    cpus = next((int(one["Resources"].get("CPU", 1)) for one in ray.nodes()
-                 if one["NodeID"] == nodes[rank]["id"]), 1)  # fmt: skip
+    """A rank's variables.
+
+    Its threads are what a person has set here or on the node, or else its share of what Ray was
+    told that its node has.
+
+    Args:
+        rank: its number.
+        nodes: of each rank, as `Rank.node` tells it.
+        cpus: of each node, by its id.
+        has_gpu: it sees one, its own, whatever its number among the node's ranks.
+        place: host and port where rank 0 waits for the others.
+    """
+    id = nodes[rank]["id"]
+    mates = [other for other, node in enumerate(nodes) if node["id"] == id]
     own = rank_variables(
         rank,
         len(nodes),
         local_rank=0 if has_gpu else mates.index(rank),
-        num_local=1 if has_gpu else len(mates),
+        num_local=len(mates),
         place=place,
     )
-    return {**own, "OMP_NUM_THREADS": str(max(1, cpus // len(mates)))}
+    threads = os.environ.get(_THREADS) or nodes[rank]["threads"]
+    share = max(1, cpus.get(id, 1) // len(mates))
+    return {**own, **ranks_limit(), _THREADS: threads or str(share)}
 
 
-def _attend(job: Job, ranks: list[Any]) -> dict[int, int]:
+def _attend(job: Job, cluster: RayCluster, ranks: list[Any]) -> dict[int, int]:
     """How each rank has ended; once one has failed, the others are waited for only so long."""
+    ray = cluster.ray
     waits = {actor.wait.remote(): rank for rank, actor in enumerate(ranks)}
     codes: dict[int, int] = {}
     failed_s: float | None = None
@@ -195,7 +235,7 @@ def _attend(job: Job, ranks: list[Any]) -> dict[int, int]:
     while waits:
         done, _ = ray.wait(list(waits), num_returns=1, timeout=_POLLED_EVERY_S)
         for reference in done:
-            codes[waits.pop(reference)] = _code(reference)
+            codes[waits.pop(reference)] = _code(cluster, reference)
         if failed_s is None and any(codes.values()):
             failed_s = clock.elapsed_s()
         if not is_asked and _is_cut(job):
@@ -212,10 +252,10 @@ def _attend(job: Job, ranks: list[Any]) -> dict[int, int]:
     return codes
 
 
-def _code(reference: Any) -> int:
+def _code(cluster: RayCluster, reference: Any) -> int:
     try:
-        return int(ray.get(reference))
-    except RayActorError:
+        return int(cluster.ask([reference])[0])
+    except NoAnswer:
         # The actor went with its node, or was killed.
         return _KILLED
 
@@ -229,10 +269,6 @@ def _is_cut(job: Job) -> bool:
     return bool(ready)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
-
 class Rank:
     """An actor that holds one rank's process on its node."""
 
@@ -241,15 +277,24 @@ class Rank:
         self._writing: int | None = None
         self._lock = threading.Lock()
 
-    def node(self) -> dict[str, Any]:
-        """On which node Ray has placed it."""
-        return {"id": ray.get_runtime_context().get_node_id(), "host": socket.gethostname()}
+    def node(self, folder: str) -> dict[str, Any]:
+        """On which node Ray has placed it, and what of it matters to the run in this folder.
+
+        threads: that a person has set there. Ray sets them, too, once the actor's process runs.
+        """
+        return {
+            "id": ray_module().get_runtime_context().get_node_id(),
+            "host": socket.gethostname(),
+            "version": __version__,
+            "sees": RunFolder(Path(folder)).header.is_file(),
+            "threads": psutil.Process().environ().get(_THREADS),
+        }
 
     def meeting_place(self) -> tuple[str, int]:
         """Address of this node, as the others see it, and a port that is free there."""
         with socket.socket() as one:
             one.bind(("", 0))
-            return ray.util.get_node_ip_address(), int(one.getsockname()[1])
+            return ray_module().util.get_node_ip_address(), int(one.getsockname()[1])
 
     def start(self, command: list[str], variables: dict[str, str], folder: str) -> None:
         """Starts the rank's process; its log lies in the run's folder."""
@@ -257,7 +302,7 @@ class Rank:
         # Further ranks open a log of their own.
         with open(os.path.join(folder, "worker.log"), "ab") as log:
             self._process = subprocess.Popen(
-                command, env={**os.environ, **variables}, stdin=reading, stdout=log,
+                command, env={**worker_environment(), **variables}, stdin=reading, stdout=log,
                 stderr=subprocess.STDOUT,
             )  # fmt: skip
         os.close(reading)

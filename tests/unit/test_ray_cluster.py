@@ -1,0 +1,169 @@
+"""Ranks on a Ray, as far as it goes without one: what each takes and is told, who is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flatout import __version__
+from flatout.engine import ray_cluster
+from flatout.engine.launch.ray import own_variables, rank_bundles, refuse_unfit
+from flatout.engine.ray_cluster import Bundle, RayCluster, said
+from flatout.errors import UsageError
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.lines import Event, Failed
+from flatout.nouns.run import RunHeader
+from flatout.system import store
+from flatout.system.runs import RunFolder, create_run
+
+SRC = Path(__file__).resolve().parents[2] / "src"
+# A head that computes nothing, and what may be beside it.
+HEAD: Bundle = {"memory": 2e9}
+CPUS: Bundle = {"CPU": 2.0}
+ONE_GPU: Bundle = {"CPU": 2.0, "GPU": 1.0}
+FOUR_GPUS: Bundle = {"CPU": 2.0, "GPU": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "device", "bundles"),
+    [
+        ([HEAD, CPUS, CPUS], 0, "auto", [{"CPU": 1.0}] * 2),
+        ([HEAD, CPUS, CPUS], 3, "auto", [{"CPU": 1.0}] * 3),
+        # All workers are gone: room comes, or the wait for it ends.
+        ([HEAD], 0, "auto", []),
+        ([HEAD], 2, "cuda", []),
+        ([HEAD, ONE_GPU, CPUS], 0, "auto", [{"CPU": 1.0, "GPU": 1.0}]),
+        ([HEAD, ONE_GPU, CPUS, CPUS], 3, "cpu", [{"CPU": 1.0}] * 3),
+        # Few CPUs are no reason to leave a GPU idle.
+        ([FOUR_GPUS], 0, "cuda", [{"CPU": 0.5, "GPU": 1.0}] * 4),
+    ],
+)
+def test_what_each_rank_takes(
+    nodes: list[Bundle], wanted: int, device: str, bundles: list[Bundle]
+) -> None:
+    assert rank_bundles(nodes, wanted, device) == bundles
+
+
+@pytest.mark.parametrize(
+    ("nodes", "wanted", "device", "because", "fix"),
+    [
+        ([HEAD, CPUS], 3, "auto", "each takes a CPU, and the nodes have 2", "--on with 2 of them"),
+        ([ONE_GPU, CPUS, CPUS], 3, "auto", "each takes a GPU, and the nodes have 1",
+         "--on with 1 of them; or train on the CPUs: --device cpu"),
+        ([ONE_GPU], 3, "auto", "each takes a GPU, and the nodes have 1", "--on with 1 of them"),
+        ([CPUS], 0, "cuda", "each takes a GPU, and the nodes have 0",
+         "train on the CPUs: --device cpu"),
+    ],
+)  # fmt: skip
+def test_more_ranks_than_room_are_refused_by_what_is_short(
+    nodes: list[Bundle], wanted: int, device: str, because: str, fix: str
+) -> None:
+    with pytest.raises(UsageError) as told:
+        rank_bundles(nodes, wanted, device)
+    assert (told.value.rule, told.value.because, told.value.fix) == (
+        "ranks-do-not-fit", because, fix,
+    )  # fmt: skip
+
+
+def node(id: str, **more: Any) -> dict[str, Any]:
+    return {"id": id, "host": f"host-{id}", "version": __version__, "sees": True,
+            "threads": None, **more}  # fmt: skip
+
+
+def test_threads_are_a_persons_or_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "60")
+    nodes = [node("a"), node("a"), node("b", threads="3")]
+
+    def told(rank: int, *, has_gpu: bool = False) -> dict[str, str]:
+        return own_variables(rank, nodes, {"a": 8, "b": 8}, has_gpu=has_gpu, place=("host-a", 5000))
+
+    assert [told(rank)["OMP_NUM_THREADS"] for rank in range(3)] == ["4", "4", "3"]
+    assert (told(1)["LOCAL_RANK"], told(1)["LOCAL_WORLD_SIZE"]) == ("1", "2")
+    # Of GPUs it sees its own alone.
+    assert (told(1, has_gpu=True)["LOCAL_RANK"], told(1)["RANK"]) == ("0", "1")
+    assert told(0)["FLATOUT_RANKS_LIMIT_S"] == "60"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert {told(rank)["OMP_NUM_THREADS"] for rank in range(3)} == {"5"}
+
+
+def test_nodes_that_would_train_something_else_are_refused() -> None:
+    refuse_unfit([node("a"), node("b")], "/runs/mine-0001")
+    with pytest.raises(UsageError, match="0.0.1 on host-b") as told:
+        refuse_unfit([node("a"), node("b", version="0.0.1")], "/runs/mine-0001")
+    assert told.value.rule == "cluster-versions-differ"
+    with pytest.raises(UsageError, match="/runs/mine-0001 is not seen by host-b") as told:
+        refuse_unfit([node("a"), node("b", sees=False)], "/runs/mine-0001")
+    assert told.value.rule == "run-not-shared"
+
+
+def fake_ray(has_room: list[bool]) -> tuple[Any, list[list[Bundle]]]:
+    """A Ray that has room or not, one answer for each time that it is asked; and what was left."""
+    kept: list[list[Bundle]] = []
+
+    def placement_group(bundles: list[Bundle], strategy: str) -> Any:
+        assert bundles and strategy == "SPREAD"
+        kept.append(bundles)
+        return SimpleNamespace(
+            wait=lambda limit_s: bool(has_room) and has_room.pop(0), bundles=bundles
+        )
+
+    util = SimpleNamespace(
+        placement_group=placement_group,
+        remove_placement_group=lambda group: kept.remove(group.bundles),
+    )
+    return SimpleNamespace(util=util), kept
+
+
+def test_room_is_waited_for_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "_COUNTED_EVERY_S", 0.01)
+    ray, kept = fake_ray([False, True])
+    # A node comes back, and its room is held by others at first.
+    answers = iter([[], [CPUS], [CPUS]])
+    assert RayCluster(ray).reserve(lambda: next(answers)) == [CPUS]
+    assert kept == [[CPUS]]
+    ray, kept = fake_ray([])
+    assert RayCluster(ray).reserve(lambda: [CPUS], 0.05) == [] and kept == []
+    assert RayCluster(ray).reserve(list, 0.05) == []
+
+
+def test_what_ray_says_is_one_line() -> None:
+    text = "ray::Rank.node() (pid=7)\n  File ...\nModuleNotFoundError: No module named 'flatout'\n"
+    assert said(RuntimeError(text)) == "ModuleNotFoundError: No module named 'flatout'"
+    assert said(RuntimeError("The actor died.\nclass_name: Rank")) == "The actor died."
+    assert said(TimeoutError()) == "TimeoutError"
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (("--on", "ray:2"), "ray-not-installed"),
+        (("--on", "local:1", "--flatout", "0.0.1"), "cluster-versions-differ"),
+    ],
+)
+def test_a_launcher_that_cannot_start_says_why_in_the_run(
+    words: tuple[str, ...], rule: str, tmp_path: Path
+) -> None:
+    if rule == "ray-not-installed" and find_spec("ray") is not None:
+        pytest.skip("Ray is here; this is about an environment without it")
+    header = RunHeader(
+        id="mine-0001", created_at=0.0, flatout_version=__version__, python="",
+        spec=ExperimentSpec(name="mine"),
+    )  # fmt: skip
+    folder: RunFolder = create_run(header, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "flatout.engine.launch", str(folder.path), *words],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    (told,) = store.read_lines(folder.events, Event)
+    assert isinstance(told, Failed) and told.finding.rule == rule
+    assert "Traceback" not in done.stderr
