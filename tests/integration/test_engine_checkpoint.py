@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -21,8 +22,9 @@ from flatout.engine.checkpoint import prune, read_checkpoint, write_checkpoint
 from flatout.engine.state import pack
 from flatout.engine.tensor_file import write_tensors
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.nouns.lines import Checkpointed, Failed
+from flatout.nouns.lines import Checkpointed, Event, Failed
 from flatout.system import store
+from flatout.system.claim import Claim
 from flatout.system.runs import RunFolder, read_run
 
 if TYPE_CHECKING:
@@ -312,6 +314,27 @@ def test_checkpoints_are_told_with_their_cost(lab: Lab, tell: Tell, plain: Plain
     run = read_run(folder)
     assert run.checkpoint_step == 21 and run.finished is not None
     assert 0 < (run.finished.checkpoint_share or 0) < 1
+
+
+def test_a_run_that_another_process_takes_over_is_written_no_more(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    experiment, folder = plain(), lab.new(checkpoint_every=4)
+    calls = 0
+
+    def loss(model: torch.nn.Module, batch: Any) -> Any:
+        nonlocal calls
+        calls += model.training
+        if model.training and calls == 6:
+            # As one does that the lock has not kept out.
+            Claim(folder.writer)
+        return experiment.loss(model, batch)  # type: ignore[misc]
+
+    with pytest.raises(UsageError, match="another process has taken over") as caught:
+        lab.go_on(folder, dataclasses.replace(experiment, loss=loss))
+    assert caught.value.rule == "run-in-use"
+    assert folder.checkpoint_steps() == [4]
+    assert not any(isinstance(line, Failed) for line in store.read_lines(folder.events, Event))
 
 
 def test_failure_is_told_when_the_run_has_no_room_left(lab: Lab, tell: Tell, plain: Plain) -> None:

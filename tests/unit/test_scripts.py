@@ -294,9 +294,9 @@ def test_gpu_jobs_when_a_benchmark_has_parts() -> None:
 
 # What of `system` the engine may use: it reads and writes files, and starts nothing.
 FOR_THE_ENGINE = {
-    "clock", "compilers", "datasets", "download", "folders", "free_memory", "guarded", "host",
-    "keepalive", "processor", "recipes", "row_files", "runs", "scan", "shard_folder", "site_file",
-    "source_files", "store", "topology", "variables",
+    "claim", "clock", "compilers", "datasets", "download", "folders", "free_memory", "guarded",
+    "host", "keepalive", "processor", "recipes", "row_files", "runs", "scan", "shard_folder",
+    "site_file", "source_files", "store", "topology", "variables",
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from flatout.engine.state import Packed
 from flatout.engine.tensor_file import write_tensors
 from flatout.nouns.lines import Checkpointed
 from flatout.system import store
+from flatout.system.claim import Claim
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.runs import RunFolder
 
@@ -44,13 +45,14 @@ class Saver:
     """Writes checkpoints in the background.
 
     Args:
-        folder: the run's folder.
+        folder: the run's folder, which is claimed for this process.
         every: steps between checkpoints; None chooses the interval by cost.
         meter: knows how long the steps take.
     """
 
     def __init__(self, folder: RunFolder, every: int | None, meter: Meter) -> None:
         self._folder = folder
+        self._claim = Claim(folder.writer)
         self._meter = meter
         self._every = every
         self._writing: _Writing | None = None
@@ -104,7 +106,8 @@ class Saver:
             taken = snapshot(False)
         self._last_save_s = began_s
         stall_s = elapsed_s() - began_s
-        self._writing = _Writing(self._folder, taken, stall_s, step_s, self._meter.steps_s())
+        steps_s = self._meter.steps_s()
+        self._writing = _Writing(self._folder, self._claim, taken, (stall_s, step_s, steps_s))
         self._writing.thread.start()
         if not is_copied:
             self.finish()
@@ -196,15 +199,14 @@ class _Writing:
     def __init__(
         self,
         folder: RunFolder,
+        claim: Claim,
         taken: Snapshot,
-        stall_s: float,
-        step_s: float | None,
-        began_steps_s: float,
+        times: tuple[float, float | None, float],
     ) -> None:
         self.taken = taken
-        self.stall_s = stall_s
-        self.step_s = step_s
-        self.began_steps_s = began_steps_s
+        # Of the copy, of a step undisturbed, of all steps so far.
+        self.stall_s, self.step_s, self.began_steps_s = times
+        self._claim = claim
         self.write_s = 0.0
         self.size_bytes = 0
         self.error: BaseException | None = None
@@ -215,6 +217,7 @@ class _Writing:
         taken = self.taken
         began_s = elapsed_s()
         try:
+            self._claim.require()
             # Before the checkpoint that calls them the best: after it, nobody would write them.
             if taken.weights is not None:
                 write_tensors(

@@ -148,7 +148,9 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
         # A full disk cannot take this line; the failure itself is told by what is raised.
         with contextlib.suppress(FlatoutError):
             failed = Failed(at=now_s(), step=_step(course, step), finding=finding)
-            journal.event(failed, is_synced=True)
+            # Where another process has taken over the run, this is the end of nobody else's.
+            if finding.rule != "run-in-use":
+                journal.event(failed, is_synced=True)
         if news is None or news is error:
             raise
         raise news from error

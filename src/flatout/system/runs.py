@@ -9,6 +9,7 @@ weights.safetensors the best weights by validation, else the last
 plots/              pictures drawn by whoever looks
 worker.log          what the worker printed; worker.rank1.log and so on: other ranks, if any
 lock, stop          held while somebody trains; asks them to stop
+writer              a word of whoever trains, or has trained last
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class RunFolder:
         self.recipe = path / "recipe.json"
         self.log = path / "worker.log"
         self.stop = path / "stop"
+        self.writer = path / "writer"
 
     def rank_log(self, rank: int) -> Path:
         """What a rank other than the first has printed."""
