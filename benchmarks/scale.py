@@ -1,10 +1,11 @@
 """What `--on` costs a step, over torchrun with a plain DDP script.
 
-    python benchmarks/scale.py [--rounds 7] [--ranks 2] [--steps 120] [--only torchrun,local]
+    python benchmarks/scale.py [--rounds 7] [--ranks 2] [--steps 120] [--only torchrun,local,ray]
 
 Four million weights on CPUs, one thread for each rank, so that ranks need as many free cores. The
-contestants take turns, each in fresh processes: `ddp` is `scale_ddp.py` under torchrun; `torchrun`
-and `local` are `flatout train --on` with the same model, rows, batch and optimizer. Compared is the
+contestants take turns, each in fresh processes: `ddp` is `scale_ddp.py` under torchrun; `torchrun`,
+`local` and, if this interpreter has Ray, `ray` (over a Ray of this machine that is running already)
+are `flatout train --on` with the same model, rows, batch and optimizer. Compared is the
 time of a step after the first third of them, round by round; start-up is from the command to
 the end of the first step. What flatout's own way costs in overlap is in there: it sends gradients
 after the backward pass, DDP beside it.
@@ -13,6 +14,7 @@ after the backward pass, DDP beside it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -20,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import dated
@@ -33,7 +37,14 @@ from flatout.tune.statistics import speedup
 
 HERE = Path(__file__).parent
 GOAL = 1.05
-CONTESTANTS = ("ddp", "torchrun", "local")
+CONTESTANTS = ("ddp", "torchrun", "local", *(["ray"] if find_spec("ray") else []))
+# A Ray that ends with its standard input.
+RAY = """
+import sys, ray
+told = ray.init(num_cpus=int(sys.argv[1]), include_dashboard=False, logging_level="ERROR")
+print(told.address_info["gcs_address"], flush=True)
+sys.stdin.read()
+"""
 
 
 def main() -> int:
@@ -47,19 +58,35 @@ def main() -> int:
     options = parser.parse_args()
     names = ["ddp", *(name for name in options.only if name != "ddp")]
     rounds: list[dict[str, dict[str, float]]] = []
-    for number in range(options.rounds):
-        # Each round begins with another one: nobody always follows an idle moment.
-        shift = number % len(names)
-        with tempfile.TemporaryDirectory() as folder:
-            rounds.append(
-                {
-                    name: measure(name, options.ranks, options.steps, Path(folder))
-                    for name in names[shift:] + names[:shift]
-                }
-            )
-        said = "  ".join(f"{name} {rounds[-1][name]['step_s'] * 1e3:.1f} ms" for name in names)
-        print(f"round {number + 1}/{options.rounds}   {said}", file=sys.stderr, flush=True)
+    with ray_here(options.ranks) if "ray" in names else contextlib.nullcontext():
+        for number in range(options.rounds):
+            # Each round begins with another one: nobody always follows an idle moment.
+            shift = number % len(names)
+            with tempfile.TemporaryDirectory() as folder:
+                rounds.append(
+                    {
+                        name: measure(name, options.ranks, options.steps, Path(folder))
+                        for name in names[shift:] + names[:shift]
+                    }
+                )
+            said = "  ".join(f"{name} {rounds[-1][name]['step_s'] * 1e3:.1f} ms" for name in names)
+            print(f"round {number + 1}/{options.rounds}   {said}", file=sys.stderr, flush=True)
     return report(names, rounds, options)
+
+
+@contextlib.contextmanager
+def ray_here(num_cpus: int) -> Iterator[None]:
+    """A Ray of this machine, that RAY_ADDRESS names meanwhile."""
+    with subprocess.Popen(
+        [sys.executable, "-c", RAY, str(num_cpus)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        os.environ["RAY_ADDRESS"] = process.stdout.readline().strip()
+        try:
+            yield
+        finally:
+            del os.environ["RAY_ADDRESS"]
 
 
 def measure(name: str, num_ranks: int, num_steps: int, folder: Path) -> dict[str, float]:
