@@ -13,6 +13,7 @@ import pytest
 from flatout import __version__
 from flatout.errors import UsageError
 from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
+from flatout.nouns.placement import RANK_DIED
 from flatout.setup import torch_needed
 from flatout.system import child, environments
 from flatout.system.runs import RunFolder
@@ -108,6 +109,9 @@ def test_worker_died_says_where_to_look_and_how_to_go_on(tmp_path: Path) -> None
     fixes = [fix.text for fix in finding.fixes]
     assert str(folder.log) in fixes[0]
     assert fixes[1].endswith("flatout train --resume mine-0001")
+    assert child.worker_died(folder, RANK_DIED).because == (
+        "one of its ranks was killed, or ended without a word"
+    )
 
 
 def test_check_interpreter_when_it_holds_the_same_flatout(cli: Any) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from flatout import __version__
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.placement import LAUNCHER_LOST, NOT_SHARED, Placement, parse_placement
+from flatout.nouns.placement import LAUNCHER_LOST, Placement, parse_placement
 from flatout.system import ray_jobs
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="jobs are lines of sh")
@@ -37,10 +37,13 @@ class Head:
         self.entrypoints: list[str] = []
         self.is_stopped = False
         self.takes_jobs = True
+        self.is_blind = False
         self.code: int | None = None
 
     def submit(self, entrypoint: str) -> dict[str, Any]:
         self.entrypoints.append(entrypoint)
+        if self.is_blind:
+            entrypoint = entrypoint.replace("/runs/", "/not/here/")
         launched = entrypoint.replace("engine.launch", "engine.worker")
         words = re.sub(r" --(on|flatout) \S+", "", launched)
         line = words.replace("python3", self.python, 1)
@@ -206,17 +209,11 @@ def test_a_head_that_stumbles_is_asked_again_and_one_that_knows_no_job_has_lost_
     job.kill()
 
 
-def test_a_run_that_the_head_does_not_see_is_told_apart(
-    head: tuple[Head, str], tmp_path: Path
-) -> None:
-    log = tmp_path / "worker.log"
-    inside = str(tmp_path / "elsewhere" / "worker.log")
-    job = ray_jobs.submit(head[1], ["python3", "-c", ""], inside, log)
-    end = time.monotonic() + 20
-    while job.is_running():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    assert job.exit_code() == NOT_SHARED
+def test_a_run_that_the_head_does_not_see_is_told(cli: Any, head: tuple[Head, str]) -> None:
+    ray, address = head
+    ray.is_blind = True
+    done = cli.run("train", cli.experiment, "--on", address)
+    assert done.returncode == 1 and "see: run-not-shared" in done.stderr, done.stderr
 
 
 def test_what_a_job_is_told(cli: Any, head: tuple[Head, str]) -> None:

@@ -14,7 +14,7 @@ import psutil
 
 from flatout.nouns.change import Change
 from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.placement import Placement
+from flatout.nouns.placement import NOT_SHARED, RANK_DIED, Placement
 from flatout.system.runs import RunFolder
 from flatout.system.store import mapped_os_errors
 from flatout.system.variables import worker_environment
@@ -106,10 +106,14 @@ def start_worker(
 
 def worker_died(folder: RunFolder, exit_code: int) -> Finding:
     """Bad news of a worker that ended without a word in the run's events."""
+    if exit_code == NOT_SHARED:
+        return _not_shared(folder)
     name = folder.path.name
     because = f"the worker {ending_text(exit_code)}"
     if exit_code == -9:
         because += "; if nobody killed it, the kernel did, because memory ran out"
+    elif exit_code == RANK_DIED:
+        because = "one of its ranks was killed, or ended without a word"
     return Finding(
         rule="worker-died",
         severity="error",
@@ -121,6 +125,19 @@ def worker_died(folder: RunFolder, exit_code: int) -> Finding:
             Fix(text=f"go on from the last checkpoint: flatout train --resume {name}"),
         ),
     )
+
+
+def _not_shared(folder: RunFolder) -> Finding:
+    return Finding(
+        rule="run-not-shared",
+        severity="error",
+        problem=f"{folder.path} is not seen by the machine that was to start the ranks.",
+        because="every rank reads the run, and the first writes it, at the same path",
+        fixes=(
+            Fix(text="put the folder of runs on a disk that all machines mount there: "
+                     "FLATOUT_STATE"),
+        ),
+    )  # fmt: skip
 
 
 def was_memory_full(exit_code: int | None, kills_before: int | None, kills: int | None) -> bool:

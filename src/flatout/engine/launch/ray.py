@@ -118,7 +118,7 @@ def rank_bundles(nodes: Sequence[Mapping[str, float]], wanted: int, device: str)
             fixes.append("train on the CPUs: --device cpu")
         raise UsageError(
             "ranks-do-not-fit",
-            f"{max(wanted, 1)} ranks are more than the cluster has room for.",
+            f"the cluster has no room for {wanted or 'any'} rank{'s' * (wanted > 1)}.",
             because=f"each takes a {name}, and the nodes have {room}",
             fix="; or ".join(fixes) or "flatout cluster status tells what the nodes have",
         )
