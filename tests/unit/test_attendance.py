@@ -217,6 +217,33 @@ def test_ranks_are_started_again_whose_launcher_was_killed(
     assert starts == changes
 
 
+def test_starts_are_counted_since_the_run_has_last_got_further(tmp_path: Path) -> None:
+    lost = Finding(rule="rank-lost", severity="error", problem="rank 1 of 2 has gone.")
+    lines = [STARTED, Failed(at=2.0, step=3, finding=lost)]
+    attendance, _ = deserted(tmp_path, 1, *lines)
+    folder, count = attendance.folder, 0
+
+    def start(change: Change) -> Ended:
+        nonlocal count
+        count += 1
+        # A node is lost now and then for a week; at last one cannot be used any more.
+        if count <= 5:
+            (folder.checkpoints / str(count)).mkdir(parents=True)
+            (folder.checkpoints / str(count) / "rank0.json").touch()
+        events = store.Lines(folder.events)
+        for line in lines:
+            events.append(line)
+        events.close()
+        return Ended(1)
+
+    attendance.start = start
+    list(follow(attendance, Interrupts()))
+    assert count == 5 + 3
+    outcome = conclude(attendance)
+    assert outcome.finding is not None and outcome.finding.rule == "rank-lost"
+    assert "started again 3 times" in str(outcome.finding.because)
+
+
 def test_two_never_train_while_a_node_that_was_cut_off_holds_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,6 +268,12 @@ def test_a_head_that_is_lost_is_told(tmp_path: Path) -> None:
     list(follow(attendance, Interrupts()))
     outcome = conclude(attendance)
     assert outcome.finding is not None and outcome.finding.rule == "ray-not-answering"
+    assert "--resume mine-0001" in outcome.finding.fixes[-1].text
+    lock = attendance.folder.lock()
+    assert lock.acquire()
+    held = conclude(attendance).finding
+    assert held is not None and not any("--resume" in fix.text for fix in held.fixes)
+    lock.release()
     assert starts == []
 
 

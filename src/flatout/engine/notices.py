@@ -71,7 +71,7 @@ class Notices:
             "rank-lost",
             f"rank {who} of {self._size} {how}.",
             because=said.splitlines()[0] if said else None,
-            fix="nothing is lost: resume the run; `flatout train` does so by itself",
+            fix="nothing is lost: resume the run, where `flatout train` has not done so itself",
         )
 
     def _has(self, name: str) -> bool:

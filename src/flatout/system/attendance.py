@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from flatout.nouns.change import Change
 from flatout.nouns.finding import Finding, Fix, finding_from
 from flatout.nouns.lines import DESERTED, Failed, Fetched, Finished, Line, Started, Stopped, Warned
@@ -21,7 +23,7 @@ from flatout.system.runs import RunFolder, read_run, run_in_use
 from flatout.system.store import no_room
 from flatout.system.tail import Tail, follow_lines, wait_until_free
 
-# Each start takes less memory than the one before; more of them would not help.
+# In a row, without getting further than the checkpoint before: more of them would not help.
 _MOST_STARTS_AGAIN = 3
 # How long the processes of a worker that was ended may take to end, too.
 _LEFT_OVER_LIMIT_S = 30.0
@@ -57,6 +59,7 @@ class Attendance:
     want of memory; None starts none. on: its ranks, if it is spread over several. start: starts
     another one, where it is no process of this machine. change: what the first one was told.
     is_held: the run could not be gone on with, since somebody else still worked in its folder.
+    num_in_vain: starts again since the run has last got further. is_given_up: they were too many.
     """
 
     folder: RunFolder
@@ -71,6 +74,8 @@ class Attendance:
     start: Callable[[Change], Running] | None = None
     change: Change = field(default_factory=Change)
     is_held: bool = False
+    num_in_vain: int = 0
+    is_given_up: bool = False
     num_kernel_kills: int | None = field(default_factory=num_kernel_kills)
 
 
@@ -81,15 +86,26 @@ def follow(attendance: Attendance, interrupts: Interrupts) -> Iterator[list[Line
     another one, which goes on from the last checkpoint.
     """
     yield from _follow_worker(attendance, interrupts)
-    for _ in range(_MOST_STARTS_AGAIN):
+    reached = _reached(attendance.folder)
+    while True:
         change = _change_after(attendance)
         if change is None or interrupts.count:
             return
+        before, reached = reached, _reached(attendance.folder)
+        attendance.num_in_vain = 0 if reached > before else attendance.num_in_vain
+        if attendance.num_in_vain == _MOST_STARTS_AGAIN:
+            attendance.is_given_up = True
+            return
+        attendance.num_in_vain += 1
         attendance.is_held = not (yield from _freed(attendance, interrupts))
         if attendance.is_held or interrupts.count:
             return
         _start_again(attendance, change)
         yield from _follow_worker(attendance, interrupts)
+
+
+def _reached(folder: RunFolder) -> int:
+    return max(folder.checkpoint_steps(), default=0)
 
 
 def _change_after(attendance: Attendance) -> Change | None:
@@ -179,7 +195,8 @@ def conclude(attendance: Attendance) -> Outcome:
     if isinstance(ending, Failed):
         # The worker may also have been killed while it ended, after it had told why.
         exit_code = code if code in (1, 2, 3) else 1
-        return Outcome(run=run, finding=ending.finding, exit_code=exit_code)
+        finding = _given_up(ending.finding) if attendance.is_given_up else ending.finding
+        return Outcome(run=run, finding=finding, exit_code=exit_code)
     if code == 2 and (attendance.has_begun or folder.lock().is_taken()):
         # It tells every refusal as Failed, but that somebody else was quicker to take the run.
         return Outcome(run=run, finding=finding_from(run_in_use(folder)), exit_code=2)
@@ -188,8 +205,15 @@ def conclude(attendance: Attendance) -> Outcome:
     if ending is None and code is not None:
         full = no_room(folder.path)
         finding = finding_from(full) if full else worker_died(folder, code)
+        finding = _given_up(finding) if attendance.is_given_up else finding
         return Outcome(run=run, finding=finding, exit_code=3 if code == 3 else 1)
     return Outcome(run=run)
+
+
+def _given_up(finding: Finding) -> Finding:
+    told = f"started again {_MOST_STARTS_AGAIN} times, it has not got to another checkpoint"
+    because = f"{finding.because}; {told}" if finding.because else told
+    return msgspec.structs.replace(finding, because=because)
 
 
 def _held_for(limit_s: float) -> Finding:
@@ -215,6 +239,10 @@ def _still_held(folder: RunFolder) -> Finding:
 
 def _head_lost(folder: RunFolder) -> Finding:
     name = folder.path.name
+    if folder.lock().is_taken():
+        go_on = f"its ranks still work: follow them: flatout show {name} --follow"
+    else:
+        go_on = f"go on from the last checkpoint: flatout train --resume {name} --on ..."
     return Finding(
         rule="ray-not-answering",
         severity="error",
@@ -223,6 +251,6 @@ def _head_lost(folder: RunFolder) -> Finding:
         "or so",
         fixes=(
             Fix(text="start the head again: flatout cluster up"),
-            Fix(text=f"go on from the last checkpoint: flatout train --resume {name} --on ..."),
+            Fix(text=go_on),
         ),
     )
