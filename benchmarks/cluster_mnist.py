@@ -24,6 +24,7 @@ import dated
 import msgspec
 from container_cluster import BUILD_LIMIT_S, ContainerCluster, read_told, wait_until
 from containers import Docker, find_docker
+from progress import Problem
 
 from flatout.clustering.files import open_folder
 from flatout.errors import UsageError
@@ -83,7 +84,7 @@ def main() -> int:
     words += ["--tune", "off", "--json"]
     words += [] if options.samples is None else ["-s", f"samples={options.samples}"]
     docker = find_docker()
-    rows, alone = [], []
+    rows, alone, failed = [], [], []
     with tempfile.TemporaryDirectory(prefix="flatout-mnist-") as folder:
         for engine in options.engines:
             place = Path(folder, engine)
@@ -91,11 +92,17 @@ def main() -> int:
             cluster = ContainerCluster(place, engine, f"flatout-mnist-{engine}", PORTS[engine])
             try:
                 rows.append(measure(cluster, docker, words))
+            except (AssertionError, Problem) as error:
+                # What the other engine has shown is worth keeping.
+                failed.append(f"{engine}: {error}"[:2000])
+                continue
             finally:
                 cluster.flatout("cluster", "down", "--volumes")
             alone = alone or [one_process(cluster, words, seed)
                               for seed in range(options.seeds)]  # fmt: skip
-    return report(rows, alone, options)
+    if not rows:
+        sys.exit("\n".join(failed))
+    return report(rows, alone, failed, options)
 
 
 def measure(cluster: ContainerCluster, docker: Docker, words: list[str]) -> Row:
@@ -216,7 +223,9 @@ def say(cluster: ContainerCluster, text: str) -> None:
     print(f"{cluster.engine} {text}", file=sys.stderr, flush=True)
 
 
-def report(rows: list[Row], alone: list[float], options: argparse.Namespace) -> int:
+def report(
+    rows: list[Row], alone: list[float], failed: list[str], options: argparse.Namespace
+) -> int:
     """Prints and writes what was found; 1 if something is not as it should be."""
     machine = dated.read_machine()
     print(f"machine   {dated.machine_text(machine)}")
@@ -228,7 +237,9 @@ def report(rows: list[Row], alone: list[float], options: argparse.Namespace) -> 
               f"{row.ranks[0]:5} > {row.ranks[1]}{row.accuracy:10.2%}")  # fmt: skip
     spread = f"{min(alone):.2%} to {max(alone):.2%} with other seeds" if len(alone) > 1 else ""
     print(f"one process: {alone[0]:.2%}   {spread}")
-    wrong = [line for row in rows for line in faults(row, rows[0], alone[0], options.epochs)]
+    wrong = failed + [
+        line for row in rows for line in faults(row, rows[0], alone[0], options.epochs)
+    ]
     for line in wrong:
         print(f"wrong     {line}")
     details: dict[str, Any] = {"rows": [msgspec.to_builtins(row) for row in rows],

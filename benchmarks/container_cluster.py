@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ class ContainerCluster:
         engine: `ray`, `dask` or `torchrun`.
         project: of Compose; no two clusters of one machine have the same.
         settings: of `.env`, beside those that such an image needs.
-        packages: in the image, beside torch and what flatout needs.
     """
 
     def __init__(
@@ -41,7 +40,6 @@ class ContainerCluster:
         engine: str,
         project: str,
         settings: Mapping[str, str] | None = None,
-        packages: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.engine = engine
@@ -49,7 +47,6 @@ class ContainerCluster:
         self.state = folder / "state"
         self.data = folder / "data"
         self._settings = settings or {}
-        self._packages = packages
 
     def flatout(self, *words: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Runs the command line in the folder above the cluster's."""
@@ -82,10 +79,8 @@ class ContainerCluster:
         """Writes the files, for an image that can be built on this machine."""
         version = metadata.version("torch").partition("+")[0]
         self.data.mkdir(exist_ok=True)
-        packages = (f"torch=={version}+cpu", *self._packages)
-        wanted = [word for package in packages for word in ("--with", package)]
         self.told("cluster", "init", "--engine", self.engine, "--gpus", "none",
-                  "--base-image", base_image, *wanted)  # fmt: skip
+                  "--base-image", base_image, "--with", f"torch=={version}+cpu")  # fmt: skip
         place = self.folder / "cluster"
         changes = {
             "COMPOSE_PROJECT_NAME": self.project,
