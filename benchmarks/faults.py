@@ -5,7 +5,7 @@
 Each fault is brought about in a run of its own, of counted.py, whose weights count how often each
 sample was in an update. Beside it stands a run that nothing happened to. Counted: seconds in
 which nothing was trained that lasted, updates that were made again, samples that were lost or came
-twice, and how far the weights are from those of the other run. With --containers also faults of
+twice, and how far the weights are from those of the other run. With --containers those of
 machines: a cluster of Ray in three containers, whose image is built here.
 """
 
@@ -41,15 +41,15 @@ def main() -> int:
     measurements = [Measurement(name=row.fault, value=row.lost_s, unit="s") for row in rows]
     details = {"rows": [dataclasses.asdict(row) for row in rows]}
     if rows:
-        path = dated.write_result("faults", machine, measurements, details, options.out)
+        name = "faults-containers" if options.containers else "faults"
+        path = dated.write_result(name, machine, measurements, details, options.out)
         print(f"written   {path}")
     return int(not rows or any(row.problem for row in rows))
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--containers", action="store_true", help="also faults of machines")
-    parser.add_argument("--containers-alone", action="store_true", help="no others")
+    parser.add_argument("--containers", action="store_true", help="those of machines instead")
     parser.add_argument("--only", default="", help="faults with this word in their name")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
@@ -59,16 +59,16 @@ def _options() -> argparse.Namespace:
 def _rows(options: argparse.Namespace) -> Iterator[Row]:
     with tempfile.TemporaryDirectory(prefix="faults-") as name:
         folder = Path(name)
-        here = Runs(
-            state=folder / "here", on="local:2", logs=folder / "logs", epochs=options.epochs
-        )
-        if not options.containers_alone:
+        if not options.containers:
+            here = Runs(
+                state=folder / "here", on="local:2", logs=folder / "logs", epochs=options.epochs
+            )
             yield from _each(faults_here.faults(), here, options.only)
-        if options.containers or options.containers_alone:
-            import faults_in_containers
+            return
+        import faults_in_containers
 
-            with faults_in_containers.cluster(folder, options.epochs) as there:
-                yield from _each(faults_in_containers.faults(), there, options.only)
+        with faults_in_containers.cluster(folder, options.epochs) as there:
+            yield from _each(faults_in_containers.faults(), there, options.only)
 
 
 def _each(faults: dict[str, Callable[[Any], Row]], runs: Runs, only: str) -> Iterator[Row]:

@@ -17,15 +17,13 @@ import psutil
 from faults_runs import LIMIT_S, Blow, Row, Runs, Training, Unexpected, judged, story, strike
 
 from flatout.engine.launch.job import rank_variables
-from flatout.nouns.lines import Metric
-from flatout.nouns.run import RunHeader
-from flatout.system import store
-from flatout.system.runs import RunFolder
 
 # Where the fault lands: in the midst of the run, and of an epoch.
 AT_STEP = 330
 STILL_S = 15.0
 _DISK = "24m"
+# For as long as somebody else takes to be refused.
+_SLOW_S = 0.2
 _NO_HOST = "no-such-host.invalid"
 
 
@@ -41,7 +39,7 @@ def faults() -> dict[str, Callable[[Runs], Row]]:
         "rank 1 out of memory": out_of_memory,
         "run trained by a second": second_writer,
         "run taken up twice at once": taken_up_twice,
-        "rank 0's port taken": port_taken,
+        "rank 0's port wanted": port_wanted,
         "rank 0's name unknown": name_unknown,
     }
     if sys.platform == "linux" and os.geteuid() == 0:
@@ -117,8 +115,8 @@ def out_of_memory(runs: Runs) -> Row:
 
 def second_writer(runs: Runs) -> Row:
     """While a run is trained, somebody resumes it, and somebody else starts ranks by hand."""
-    training = runs.begin("wanted", "dropout=0.1")
-    training.wait_for_step(AT_STEP)
+    training = runs.begin("wanted", f"dropout=0.1 pause={_SLOW_S}")
+    training.wait_for_step(1)
     began_s = time.monotonic()
     other = runs.resume("wanted")
     code = other.process.wait(LIMIT_S)
@@ -150,26 +148,23 @@ def taken_up_twice(runs: Runs) -> Row:
     return replace(row, told=f"run-in-use; {row.told}")
 
 
-def port_taken(runs: Runs) -> Row:
-    """Somebody listens where rank 0 is going to, once that port was found free."""
-    training = runs.begin("portless", "dropout=0.1")
+def port_wanted(runs: Runs) -> Row:
+    """Somebody wants the port at which rank 0 is to listen, before that one has started."""
+    training = runs.begin("wanted-port", "dropout=0.1")
     training.wait_until(lambda: 0 in training.ranks())
-    at = time.time()
+    blow = Blow(at=time.time(), step=0)
     with socket.socket() as thief:
-        thief.bind(("127.0.0.1", int(training.ranks()[0].environ()["MASTER_PORT"])))
-        thief.listen()
+        try:
+            thief.bind(("127.0.0.1", int(training.ranks()[0].environ()["MASTER_PORT"])))
+        except OSError:
+            told = "refused to the other: rank 0 was handed it"
+        else:
+            thief.listen()
+            told = "taken"
         training.wait_for_step(1)
     training.end()
-    reference = runs.reference("dropout=0.1")
-    row = judged("rank 0's port taken", training, reference, Blow(at=at, step=0))
-    lost_s = _first_line_s(training.folder) - _first_line_s(reference)
-    return replace(row, lost_s=lost_s, num_redone=0)
-
-
-def _first_line_s(folder: RunFolder) -> float:
-    """From the run's making to its first line of progress."""
-    lines = store.read_lines(folder.metrics, Metric)
-    return float(lines[0].at - store.read_json(folder.header, RunHeader).created_at)
+    row = judged("rank 0's port wanted", training, runs.reference("dropout=0.1"), blow)
+    return replace(row, told=told if row.told == "went on" else f"{told}, {row.told}", lost_s=0.0)
 
 
 def name_unknown(runs: Runs) -> Row:
