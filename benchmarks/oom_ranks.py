@@ -67,18 +67,21 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--sharding", choices=["none", "full"], default="none", help="of the models"
+    )
     parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
     parser.add_argument("--as-rank", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_rank is not None:
-        run_trials(options.as_rank, options.trials, options.seed)
+        run_trials(options)
         return 0
     began_s = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ |= {"FLATOUT_RANKS_LIMIT_S": _LIMIT_S, "FLATOUT_STATE": str(folder / "state")}
         command = [__file__, "--as-rank", str(folder), "--trials", str(options.trials)]
-        command += ["--seed", str(options.seed)]
+        command += ["--seed", str(options.seed), "--sharding", options.sharding]
         problem = None
         try:
             ranks_runs.run_ranks(options.ranks, command, folder, limit_s=4 * 3600.0)
@@ -88,23 +91,27 @@ def main() -> int:
     return _report(rows, problem, options, time.perf_counter() - began_s)
 
 
-def run_trials(folder: Path, num_trials: int, seed: int) -> None:
+def run_trials(options: argparse.Namespace) -> None:
     """What each rank does: all trials, one after the other."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    ranks = ranks_runs.ranks_here()
-    dice = random.Random(seed)
-    known = {name: _reference(folder, name, ranks) for name in oom_models.NAMES}
+    folder, ranks = options.as_rank, ranks_runs.ranks_here()
+    dice = random.Random(options.seed)
+    fixed = {"sharding": options.sharding, "checkpoint_every": 2}
+    use = {name: oom_models.USE.get(name, {}) | fixed for name in oom_models.NAMES}
+    known = {name: _reference(folder, name, use[name], ranks) for name in oom_models.NAMES}
     # Each want of memory looks through all objects: not through those of torch and its kind.
     gc.collect()
     gc.freeze()
-    for number in range(num_trials):
+    for number in range(options.trials):
         name = dice.choice(oom_models.NAMES)
         weights, num_operations = known[name]
         at = dice.randint(1, num_operations)
         short = dice.choice([*range(ranks.size), None])
         row = {"trial": number, "model": name, "at": at, "short": short}
-        row |= _trial(folder / f"trial{number}", name, ranks, at, short, weights)
+        injection = OfRank(at if short in (None, ranks.rank) else None)
+        place = folder / f"trial{number}"
+        row |= _trial(place, name, use[name], ranks, injection, weights)
         if ranks.is_first:
             with open(folder / "rows.jsonl", "a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -119,38 +126,44 @@ def _experiment(name: str, injection: Injection | None) -> Experiment:
     return dataclasses.replace(experiment, train_data=lambda: oom_models.points(44, seed=1))
 
 
-def _reference(folder: Path, name: str, ranks: Ranks) -> tuple[dict[str, torch.Tensor], int]:
+def _reference(
+    folder: Path, name: str, use: dict[str, Any], ranks: Ranks
+) -> tuple[dict[str, torch.Tensor], int]:
     """Weights without want of memory, and how many operations there are to fail."""
     injection = OfRank()
-    model = _trained(folder / f"reference-{name}", name, ranks, injection)
+    model = _trained(folder / f"reference-{name}", name, use, ranks, injection)
     return model, ranks.gathered(injection.num_operations)[0]
 
 
 def _trained(
-    folder: Path, name: str, ranks: Ranks, injection: Injection
+    folder: Path, name: str, use: dict[str, Any], ranks: Ranks, injection: Injection
 ) -> dict[str, torch.Tensor]:
-    fixed = oom_models.USE.get(name, {}) | {"checkpoint_every": 2}
-    run = ranks_runs.new_run(folder, ranks, **fixed)
+    run = ranks_runs.new_run(folder, ranks, **use)
     if isinstance(ranks, ranks_runs.Together):
         # A second want of memory, while going back to a checkpoint, ends the training: on several
         # ranks as on one. Both may be short at once, though.
         ranks.settling = injection.end
     with injection:
         model = ranks_runs.train(run, _experiment(name, injection), ranks)
-    return {key: value.detach().clone() for key, value in model.state_dict().items()}
+    return {key: _whole(value).clone() for key, value in model.state_dict().items()}
+
+
+def _whole(value: Any) -> torch.Tensor:
+    """Put together from all ranks, where each has a part of it."""
+    whole: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return whole.detach()
 
 
 def _trial(
     folder: Path,
     name: str,
+    use: dict[str, Any],
     ranks: Ranks,
-    at: int,
-    short: int | None,
+    injection: Injection,
     known: dict[str, torch.Tensor],
 ) -> dict[str, Any]:
-    injection = OfRank(at if short in (None, ranks.rank) else None)
     try:
-        weights = _trained(folder, name, ranks, injection)
+        weights = _trained(folder, name, use, ranks, injection)
     except FlatoutError as error:
         return {"problem": f"{injection.failed}: {error}"}
     digest = hashlib.sha256()

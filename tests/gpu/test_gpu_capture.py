@@ -21,6 +21,7 @@ from flatout.engine.experiment import Experiment as AnyExperiment
 from flatout.engine.loading import load_experiment
 from flatout.engine.meter import Meter
 from flatout.engine.session import Session, build, process_settings
+from flatout.engine.session_state import state_of
 from flatout.engine.step import Step
 from flatout.errors import FlatoutError
 from flatout.nouns.experiment_spec import ExperimentSpec
@@ -131,7 +132,7 @@ def trained(
 
 
 def assert_alike(one: Session, other: Session) -> None:
-    ours, theirs = one.state(), other.state()
+    ours, theirs = state_of(one), state_of(other)
     for name, value in ours["model"].items():
         assert torch.equal(value, theirs["model"][name]), name
     for index, state in ours["optimizer"]["state"].items():

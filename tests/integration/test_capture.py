@@ -24,6 +24,7 @@ from flatout.engine.gate import Subject, judge
 from flatout.engine.gate.material import changed
 from flatout.engine.meter import Meter
 from flatout.engine.session import Session, build
+from flatout.engine.session_state import state_of
 from flatout.engine.step import Step
 
 Plain = Callable[..., Experiment]
@@ -79,7 +80,7 @@ def trained(session: Session, step: Any, epochs: int = 3) -> list[float]:
 
 def assert_alike(one: Session, other: Session) -> None:
     """All that a checkpoint holds is equal, bit for bit."""
-    ours, theirs = one.state(), other.state()
+    ours, theirs = state_of(one), state_of(other)
     for name, value in ours["model"].items():
         assert torch.equal(value, theirs["model"][name]), name
     for index, state in ours["optimizer"]["state"].items():

@@ -29,6 +29,7 @@ from flatout.engine.meter import Meter
 from flatout.engine.outline import outline
 from flatout.engine.saver import Saver
 from flatout.engine.session import Session, build, process_settings
+from flatout.engine.session_state import take_over
 from flatout.engine.watch import StopRequest
 from flatout.errors import FlatoutError
 from flatout.nouns.experiment_spec import ExperimentSpec
@@ -85,7 +86,7 @@ class Capturing:
         with process_settings(recipe):
             session = Session(built, recipe)
             if checkpoint is not None:
-                session.load_state(checkpoint.state)
+                take_over(session, checkpoint.state)
             saver = Saver(folder, recipe.checkpoint_every.value, meter)
             around = Surroundings(
                 folder=folder, journal=journal, saver=saver, meter=meter, request=request

@@ -58,9 +58,9 @@ def _set_paths(setenv: Callable[[str, str], None]) -> None:
     setenv("PYTHONPATH", os.pathsep.join(filter(None, own)))
 
 
-def trained(folder: Path, num_ranks: int, mode: str) -> None:
+def trained(folder: Path, num_ranks: int, mode: str, name: str = "rows") -> None:
     """Runs the cases on so many ranks; one trains by itself."""
-    run_ranks(num_ranks, [str(CASES / "train_all.py"), str(folder), mode], folder, LIMIT_S)
+    run_ranks(num_ranks, [str(CASES / "train_all.py"), str(folder), mode, name], folder, LIMIT_S)
 
 
 @pytest.fixture(scope="module")

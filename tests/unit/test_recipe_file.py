@@ -24,7 +24,7 @@ VALUES: dict[str, Any] = {
     "deterministic": True, "nonfinite_loss": "skip", "checkpoint_every": None,
     "activation_checkpointing": False, "cpu_affinity": "all", "allocator": "system",
     "out_of_memory": "auto", "capture": "step", "steps_per_launch": 8, "compiled": "off",
-    "compile_mode": "default",
+    "compile_mode": "default", "sharding": "none", "batch_norm": "per-rank",
 }  # fmt: skip
 
 

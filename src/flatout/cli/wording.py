@@ -209,6 +209,10 @@ def recipe_text(recipe: Recipe) -> str:
         parts.append(f"activations computed again{of}")
     if recipe.compiled.value != "off":
         parts.append(f"compiled {COMPILED_PARTS[recipe.compiled.value]}")
+    if recipe.sharding.value == "full":
+        parts.append("model in parts")
+    if recipe.batch_norm.value == "synchronized":
+        parts.append("BatchNorm over all ranks")
     if recipe.cpu_affinity.value != "all":
         parts.append(f"on {recipe.cpu_affinity.value.replace('-', ' ')}")
     if recipe.allocator.value == "retain":

@@ -52,8 +52,15 @@ def repeated_blocks(model: nn.Module) -> Blocks:
     )
 
 
-def _found(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    if has_its_own(module) and not _has_running_statistics(module):
+def listed_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """The same blocks, by their names; those of models that know theirs, too, one by one."""
+    return dict(_found(model, "", is_asked=False))
+
+
+def _found(
+    module: nn.Module, name: str, *, is_asked: bool = True
+) -> Iterator[tuple[str, nn.Module]]:
+    if is_asked and has_its_own(module) and not _has_running_statistics(module):
         yield name, module
         return
     children = list(module.named_children())
@@ -64,7 +71,7 @@ def _found(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         if is_list and is_repeated and not _is_single_layer(child):
             yield path, child
         else:
-            yield from _found(child, path)
+            yield from _found(child, path, is_asked=is_asked)
 
 
 def has_its_own(module: nn.Module) -> bool:

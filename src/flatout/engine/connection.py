@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore
 
 from flatout.engine.failures import is_out_of_memory
 from flatout.engine.notices import Notices
 from flatout.engine.patience import Patience
 from flatout.engine.rendezvous import await_words, open_store, unlike, versions_here
+from flatout.engine.transfer import Transfer
 from flatout.errors import UsageError
 from flatout.nouns.finding import Finding
 from flatout.nouns.placement import RANKS_LIMIT_NAME, RANKS_LIMIT_S
@@ -86,7 +86,7 @@ def may_be_first() -> bool:
 class Connection:
     """The ranks of a training, connected.
 
-    num_met: how often all of them have exchanged numbers.
+    num_met: how often all of them have exchanged numbers. tensors: sends them.
 
     Args:
         place: which rank this is.
@@ -103,9 +103,9 @@ class Connection:
         self._table: _Table | None = None
         # Every rank has been to as many meetings as the others.
         self.num_met = 0
+        self.tensors = Transfer(self._call, self._limit_s)
         # Once it has joined.
         self._store: Any = None
-        self._data: Any = None
 
     def join(self, tell: Callable[[Finding], None]) -> None:
         """Waits for all ranks and connects them.
@@ -147,13 +147,6 @@ class Connection:
             timeout=limit,
         )
 
-    def attach(self, device: torch.device) -> None:
-        """Gradients go from GPU to GPU where that is where they are."""
-        if device.type == "cuda" and self._data is None:
-            torch.cuda.set_device(device)
-            limit = timedelta(seconds=self._limit_s)
-            self._data = self._call(lambda: dist.new_group(backend="nccl", timeout=limit))
-
     def leave(self, error: BaseException | None) -> None:
         """Ends the connection; with an error, the others are left word of it."""
         if self._patience is not None:
@@ -186,20 +179,6 @@ class Connection:
     def drop(self, name: str) -> None:
         """Removes a value of this rank's, once all have taken it."""
         self._call(lambda: self._store.delete_key(f"{name}/{self.place.rank}"))
-
-    def add_up(self, tensors: list[Tensor]) -> None:
-        """Replaces tensors by their sums over the ranks."""
-
-        def add() -> None:
-            works = [dist.all_reduce(one, group=self._data, async_op=True) for one in tensors]
-            for work in works:
-                work.wait()
-
-        self._call(add)
-
-    def copy_from_first(self, tensors: list[Tensor]) -> None:
-        """Replaces tensors by the first rank's."""
-        self._call(lambda: [dist.broadcast(one, src=0, group=self._data) for one in tensors])
 
     def _call(self, call: Callable[[], T]) -> T:
         assert self._notices is not None and self._patience is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,6 +19,7 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device
 from flatout.engine.history import History, read_history
 from flatout.engine.journal import Journal
+from flatout.engine.layout import Layout
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
 from flatout.engine.memory import MemoryCap, give_way, release_memory, room_left, room_on
 from flatout.engine.meter import Meter, peak_memory_bytes
@@ -28,6 +30,7 @@ from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.relief import means_of, relieved_after_kill
 from flatout.engine.saver import Saver, SilentSaver
 from flatout.engine.session import Built, Session, build, process_settings
+from flatout.engine.session_state import own_state_of, state_of, take_over
 from flatout.engine.start import (
     are_other_ranks,
     check_ranks,
@@ -45,7 +48,7 @@ from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Extended, Finished, Outlined, RecipeSet, Stopped
-from flatout.nouns.recipe import Recipe
+from flatout.nouns.recipe import Recipe, Sharding
 from flatout.nouns.run import RunHeader
 from flatout.system import store
 from flatout.system.clock import elapsed_s, now_s
@@ -110,8 +113,9 @@ class Course:
         ranks = self._task.ranks
         device_name = named.get("device") or (recipe.device.value if recipe else None)
         device_name = ranks.device_name(device_name)
+        wish = named.get("sharding") or (recipe.sharding.value if recipe else None)
         with randomness.untouched_generators(chosen_device(device_name)):
-            built = self._with_room(self._build(device_name))
+            built = self._with_room(self._build(device_name, wish))
             if self._task.spec.tuning.is_outlined and self._experiment.step is None:
                 # Before the search: what no program can be written for is refused at once.
                 found = outline(built, built.recipe(self._task.spec.fixed))
@@ -135,13 +139,14 @@ class Course:
                 # Two of them may not fit into the memory.
                 del built
                 recipe = self._turn(ending)
-                built = self._build(ranks.device_name(recipe.device.value))
+                device_name = ranks.device_name(recipe.device.value)
+                built = self._build(device_name, recipe.sharding.value)
 
     def _turn(self, ending: Ending) -> Recipe:
         """The end of one stretch and the beginning of the next: its state, and its recipe."""
         assert self._session is not None
         if ending == "recipe":
-            packed = pack(self._session.state())
+            packed = pack(state_of(self._session, is_for_all=True))
             self._state = unpack(packed.tree, packed.tensors)
         else:
             checkpoint, damaged = shared_checkpoint(self._task.folder, self._task.ranks)
@@ -176,21 +181,22 @@ class Course:
         facts = replace(built.facts, free_device_bytes=max(0, free - room.leave_bytes))
         return replace(built, facts=facts)
 
-    def _build(self, device_name: str | None) -> Built:
-        built = build(self._experiment, self._task.spec.seed, device_name)
-        if self._state is None and self._task.spec.init is not None:
-            _begin_with(self._task, built.model)
+    def _build(self, device_name: str | None, wish: Sharding | None = None) -> Built:
+        is_begun_with = self._state is None and self._task.spec.init is not None
+        init = functools.partial(_begin_with, self._task) if is_begun_with else None
+        layout = Layout(ranks=self._task.ranks, wish=wish, init=init)
+        built = build(self._experiment, self._task.spec.seed, device_name, layout=layout)
         return replace(built, num_sharing=self._task.ranks.num_here)
 
     def _stretch(self, session: Session, limits: Limits, meter: Meter) -> Ending:
         if self._state is not None:
-            session.load_state(self._state)
+            take_over(session, self._state)
         # Whatever an experiment has drawn where no seed reaches: all begin with the same.
         session.ranks.copy_from_first(session.model)
         self._session = session
         if self._saver is None:
             # What cannot be stored is refused before the first step, not at the first save.
-            pack(session.state(), is_copied=False)
+            pack(own_state_of(session), is_copied=False)
             self._saver = SilentSaver()
             if session.ranks.is_first:
                 every = session.recipe.checkpoint_every.value

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flatout.engine.feed import MicroBatch
+from flatout.engine.group import Group
 from flatout.engine.meter import Meter
 from flatout.engine.step import StepParts, bad_loss, or_one
+from flatout.engine.step_exchange import SharedUpdate, StepExchange
 from flatout.engine.weight_update import WeightUpdate
 from flatout.errors import UsageError, nearest
 
@@ -26,15 +29,16 @@ class Updates:
     a single optimizer without a name is `updates["optimizer"]`.
     """
 
-    def __init__(self, parts: StepParts, meter: Meter) -> None:
+    def __init__(self, parts: StepParts, meter: Meter, exchange: StepExchange | None) -> None:
         self._position = parts.position
         self._buffers = _KeptBuffers(parts) if parts.skips_nonfinite else None
-        self._by_name = {
-            name: Update(
-                name, WeightUpdate([optimizer], parts.scaler, parts.clip_norm), meter, self._buffers
-            )
-            for name, optimizer in parts.optimizers.by_name.items()
-        }
+        self._by_name: dict[str, Update] = {}
+        for name, optimizer in parts.optimizers.by_name.items():
+            weights = WeightUpdate([optimizer], parts.scaler, parts.clip_norm)
+            shared = None
+            if exchange is not None:
+                shared = exchange.update_of(parts.model, weights.parameters)
+            self._by_name[name] = Update(name, weights, meter, self._buffers, shared)
 
     @property
     def step(self) -> int:
@@ -76,12 +80,18 @@ class Update:
     """Makes updates of one optimizer's weights; got from `Updates` by the optimizer's name."""
 
     def __init__(
-        self, name: str, weights: WeightUpdate, meter: Meter, buffers: _KeptBuffers | None
+        self,
+        name: str,
+        weights: WeightUpdate,
+        meter: Meter,
+        buffers: _KeptBuffers | None,
+        shared: SharedUpdate | None,
     ) -> None:
         self._name = name
         self._weights = weights
         self._meter = meter
         self._buffers = buffers
+        self._shared = shared
         self._device_type = weights.parameters[0].device.type
         self.num_made = 0
         self.num_left_out = 0
@@ -93,11 +103,12 @@ class Update:
         the loss depends on them too.
 
         Args:
-            loss: a scalar that depends on the optimizer's weights.
+            loss: a scalar that depends on the optimizer's weights; on several ranks a mean over
+                this one's samples.
             retain_graph: keeps what backward needs, for another update from the same forward pass.
 
         Returns:
-            The loss, detached.
+            The loss of the whole batch, detached.
 
         Raises:
             UsageError: loss-is-not-a-scalar.
@@ -106,18 +117,23 @@ class Update:
         if not isinstance(loss, Tensor) or loss.dim() != 0 or not loss.requires_grad:
             raise bad_loss(loss, said)
         self._meter.mark("forward")
+        own = loss if self._shared is None else self._shared.weighed(loss)
         with self._without_autocast():
             self._weights.clear()
-            self._weights.backward_to_own(loss, retain_graph=retain_graph)
+            self._weights.backward_to_own(own, retain_graph=retain_graph)
             self._meter.mark("backward")
             if not self._weights.gradients():
                 raise bad_loss(loss, said)
-            self._apply(loss)
+            whole = loss.detach()
+            if self._shared is not None:
+                whole = self._shared.shared(own)
+                self._meter.mark("exchange")
+            self._apply(whole)
             self._weights.clear()
         # Autocast keeps the weights it has cast until it ends: they have just changed.
         torch.clear_autocast_cache()
         self._meter.mark("optimizer")
-        return loss.detach()
+        return whole
 
     def forget(self) -> None:
         """Forgets the gradients of an update that was broken off."""
@@ -130,7 +146,7 @@ class Update:
         return contextlib.nullcontext()
 
     def _apply(self, loss: Tensor) -> None:
-        if self._buffers is not None and not self._weights.is_finite(loss.detach()):
+        if self._buffers is not None and not self._weights.is_finite(loss):
             self._buffers.put_back()
             self.num_left_out += 1
             return
@@ -170,12 +186,15 @@ class CustomStep:
         self._parts = parts
         self._step = parts.experiment.step
         self._meter = meter
-        self._updates = Updates(parts, meter)
+        self.exchange: StepExchange | None = None
+        if isinstance(parts.ranks, Group):
+            assert parts.passes is not None
+            batch_size = parts.experiment.batch_size
+            self.exchange = StepExchange(parts.ranks, parts.passes, batch_size)
+        self._updates = Updates(parts, meter, self.exchange)
 
     # A step that was broken off may have made the first of several updates.
     has_begun = True
-    # Several ranks do not take it.
-    exchange = None
     problem: str | None = None
 
     def prepare(self, update: list[MicroBatch]) -> bool:
@@ -199,12 +218,12 @@ class CustomStep:
             UsageError: step-without-update, loss-is-not-a-scalar, unknown-optimizer.
         """
         parts, updates = self._parts, self._updates
-        [(batch, _)] = update
+        batch = update[0][0] if self.exchange is None else self.exchange.begin(update)
         if parts.place is not None:
             batch = parts.place(batch)
             self._meter.mark("copy")
         updates.begin()
-        with parts.autocast():
+        with self._own_pass(), parts.autocast():
             told = self._step(updates, parts.model, batch)
         if updates.num_made() and parts.average is not None:
             parts.average.update()
@@ -217,20 +236,31 @@ class CustomStep:
             )
         # A step that is not whole is told as what it is: not a number.
         factor = torch.nan if updates.num_left_out() else None
-        losses: Tensor | dict[str, Tensor]
-        if isinstance(told, Mapping) and told:
-            losses = {name: _scalar(value, factor) for name, value in told.items()}
+        named = dict(told) if isinstance(told, Mapping) and told else {"": told}
+        given = {name: _pair(value) for name, value in named.items()}
+        if self.exchange is not None:
+            losses = self.exchange.told(given)
         else:
-            losses = _scalar(told, factor)
+            losses = {name: _mean(*pair) for name, pair in given.items()}
+        if factor is not None:
+            losses = {name: loss * factor for name, loss in losses.items()}
         self._meter.mark("forward")
-        return losses
+        return losses if isinstance(told, Mapping) and told else losses[""]
+
+    def _own_pass(self) -> AbstractContextManager[None]:
+        """What fills up a pass of the others' counts for nothing."""
+        parts, exchange = self._parts, self.exchange
+        if exchange is None or parts.passes is None:
+            return contextlib.nullcontext()
+        return parts.passes.of(exchange.own_samples)
 
 
-def _scalar(told: Any, factor: float | None) -> Tensor:
+def _pair(told: Any) -> tuple[Tensor, Any]:
     value, count = told if isinstance(told, tuple) else (told, None)
     if not isinstance(value, Tensor) or value.dim() != 0:
         raise bad_loss(value, "`step(updates, model, batch)` returned")
-    loss: Tensor = value.detach()
-    if count is not None:
-        loss = loss / or_one(count)
-    return loss if factor is None else loss * factor
+    return value.detach(), count
+
+
+def _mean(value: Tensor, count: Any) -> Tensor:
+    return value if count is None else value / or_one(count)

@@ -96,6 +96,8 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
         "steps_per_launch": Choice(value=1, why="each step is launched by itself"),
         "compiled": Choice(value="off", why="compiling takes time that only long runs gain back"),
         "compile_mode": Choice(value="default", why="as torch.compile does it by itself"),
+        "sharding": facts.sharding,
+        "batch_norm": Choice(value="per-rank", why="as in a micro-batch; nothing waits for it"),
         "num_threads": threads(facts),
         "cpu_affinity": Choice(value="all", why="the system schedules threads as it likes"),
         "allocator": Choice(value="system", why="keeping what was freed takes memory"),

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flatout.engine.rank_gradients import is_spread, local_part
+
 
 class WeightAverage:
     """Averages a model's floating-point parameters; buffers are taken as they are.
@@ -27,13 +29,14 @@ class WeightAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Moves the average towards the weights, after an update of the optimizer."""
-        torch._foreach_lerp_(self._averages, self._parameters, 1 - self._decay)
+        averages, parameters = map(local_part, self._averages), map(local_part, self._parameters)
+        torch._foreach_lerp_(list(averages), list(parameters), 1 - self._decay)
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:
         """The model computes with the averages; afterwards with its own weights again."""
         # All at hand before the first is changed: what fails must not leave half of them swapped.
-        own = [parameter.data for parameter in self._parameters]
+        own = [p.detach().clone() if is_spread(p) else p.data for p in self._parameters]
         try:
             _put(self._parameters, self._averages)
             yield
@@ -51,6 +54,11 @@ class WeightAverage:
             average.copy_(stored)
 
 
+@torch.no_grad()
 def _put(parameters: list[Tensor], values: list[Tensor]) -> None:
     for parameter, value in zip(parameters, values, strict=True):
-        parameter.data = value
+        if is_spread(parameter):
+            # What puts it together with the others' parts knows this memory alone.
+            local_part(parameter).copy_(local_part(value))
+        else:
+            parameter.data = value

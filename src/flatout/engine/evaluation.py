@@ -18,6 +18,7 @@ from flatout.engine.failures import is_out_of_memory, one_line
 from flatout.engine.feed import Feed
 from flatout.engine.journal import Journal
 from flatout.engine.memory import release_memory
+from flatout.engine.passes import Passes
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.session import Session
 from flatout.engine.state import Packed, pack
@@ -88,24 +89,27 @@ class Validator:
         if session.validation_feed is not None:
             self._judge()
         position.validated_step = position.step
-        if session.experiment.generate is not None and session.ranks.is_first:
+        has_weights = session.ranks.is_first or session.sharding is not None
+        if session.experiment.generate is not None and has_weights:
             self._try_to_generate(session.experiment.generate)
 
     def _judge(self) -> None:
         session, position = self._session, self._session.position
         with randomness.untouched_generators(session.device):
-            measured = measure(session, session.ranks)
+            passes = session.passes if session.sharding is not None else None
+            measured = measure(session, session.ranks, passes)
         name, metrics = session.experiment.best, measured.metrics
         _check_best(name, metrics)
         value = metrics[name]
         is_best = _is_better(name, value, position.best_value)
         # Memory may be short for the copy: only then is anything of it noted.
-        best = self.weights() if is_best and session.ranks.is_first else None
+        has_part = session.ranks.is_first or session.sharding is not None
+        best = self.weights() if is_best and has_part else None
         position.last_value = value
         position.num_worse = 0 if is_best else position.num_worse + 1
         if is_best:
             position.best_value, position.best_step = value, position.step
-            self._best = best
+            self._best = best if session.ranks.is_first else None
         self._journal.metric(
             Validated(
                 at=now_s(),
@@ -152,7 +156,7 @@ class Validator:
                 self._generate(generate)
                 return
             except Exception as error:
-                if not is_out_of_memory(error):
+                if not is_out_of_memory(error) or self._session.sharding is not None:
                     raise
                 because = one_line(error)
             release_memory()
@@ -170,6 +174,10 @@ class Validator:
         session = self._session
         untouched = randomness.untouched_generators(session.device)
         with untouched, session.evaluated() as model, torch.no_grad(), session.autocast():
+            if session.sharding is not None:
+                # All ranks go through the model together, and must draw the same on the way.
+                seed = randomness.mixed_seed(session.seed, "samples", session.position.step)
+                randomness.seed_generators(seed)
             given = generate(model)
         texts = (given,) if isinstance(given, str) else given
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
@@ -189,9 +197,16 @@ class Validator:
             self._journal.warn(self._session.position.step, finding)
 
     def weights(self) -> Packed:
-        """A copy of the weights as they would be validated now."""
+        """A copy of the weights as they would be validated now.
+
+        Of a model that is spread over ranks, all of them call it; the first has the copy.
+        """
+        sharding = self._session.sharding
         with self._session.evaluated() as model:
-            return pack(dict(model.state_dict()))
+            if sharding is None:
+                return pack(dict(model.state_dict()))
+            whole = sharding.whole(dict(model.state_dict(keep_vars=True)))
+        return pack(whole, is_copied=False)
 
     def take_best(self) -> Packed | None:
         """The best weights, if there are better ones since the last call."""
@@ -204,15 +219,21 @@ class Validator:
         return patience is not None and self._session.position.num_worse >= patience
 
 
-def measure(judged: Judged, ranks: Ranks = ALONE) -> Measured:
+def measure(judged: Judged, ranks: Ranks = ALONE, passes: Passes | None = None) -> Measured:
     """Computes the experiment's metrics, and the loss if they have none, over all samples.
 
     A mean is weighted by its batch's samples; a sum and its count, and the counts of a confusion,
     are added up, over ranks as over batches. Nothing is waited for before the last batch.
+
+    Args:
+        judged: what is validated.
+        ranks: each with its share of the samples.
+        passes: keeps them together where they need each other for one.
     """
     sums: dict[str, tuple[Any, Any]] = {}
     confusions: dict[str, Confusion] = {}
-    for own_sums, own_confusions in ranks.gathered(_counted(judged), about="validation"):
+    counted = _counted(judged, passes)
+    for own_sums, own_confusions in ranks.gathered(counted, about="validation"):
         for name, (total, count) in own_sums.items():
             before = sums.get(name, (0.0, 0.0))
             sums[name] = (before[0] + float(total), before[1] + float(count))
@@ -229,18 +250,22 @@ def measure(judged: Judged, ranks: Ranks = ALONE) -> Measured:
 
 
 def _counted(
-    judged: Judged,
+    judged: Judged, passes: Passes | None
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Tensor, Tensor]]]:
     """Sums and counts over the samples that this rank has; of confusions counts and strays."""
     feed = judged.validation_feed
     assert feed is not None
     sums: dict[str, tuple[Any, Any]] = {}
     confusions: dict[str, Confusion] = {}
+    batches = feed.updates(0, 0)
+    evened = batches if passes is None else map(passes.evened, batches)
     with judged.evaluated() as model, torch.no_grad():
-        for batch, num_samples in (micro for update in feed.updates(0, 0) for micro in update):
+        for batch, num_samples in (micro for update in evened for micro in update):
             placed = judged.place(batch) if judged.place is not None else batch
             with judged.autocast():
                 values = values_of_batch(judged.experiment, model, placed)
+            if num_samples == 0:
+                continue
             for name, value in values.items():
                 if isinstance(value, Confusion):
                     confusions[name] = confusions[name] + value if name in confusions else value

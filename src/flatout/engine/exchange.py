@@ -12,7 +12,6 @@ over the ranks, and divided once.
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +21,8 @@ from torch import Tensor, nn
 
 from flatout.engine.group import Ballot, Group
 from flatout.engine.moving_buffers import MovingBuffers
+from flatout.engine.rank_gradients import RankGradients
 from flatout.engine.ranks import Wishes
-from flatout.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +46,24 @@ class Exchange:
     Args:
         group: the ranks.
         model: whose buffers move.
-        parameters: those that are trained.
+        gradients: of the weights that are trained.
         batch_size: samples of a whole batch; losses and gradients come divided by it.
+        number: of several exchanges in a step: which of them; all ranks make the same ones.
     """
 
     def __init__(
-        self, group: Group, model: nn.Module, parameters: list[Tensor], batch_size: int
+        self,
+        group: Group,
+        model: nn.Module,
+        gradients: RankGradients,
+        batch_size: int,
+        number: int = 0,
     ) -> None:
         self._group = group
-        self._parameters = parameters
+        self._gradients = gradients
         self._batch_size = batch_size
-        self._trained: list[Tensor] = []
-        self._flat: list[Tensor] = []
-        self._views: list[Tensor] = []
+        self._number = number
+        self._is_on_host = next((p.device.type for p in model.parameters()), "cpu") == "cpu"
         self._buffers = MovingBuffers(model)
         self._wishes: Callable[[], Wishes] = Wishes
         self.num_samples = 0
@@ -75,7 +79,7 @@ class Exchange:
         Raises:
             PeerShort: another rank has no memory for its share; nothing was added up.
         """
-        has_gradient = self._copied()
+        has_gradient = self._gradients.take()
         moved = self._buffers.moved()
         while True:
             # All that is to be sent is made before the vote: after it nothing may fail.
@@ -85,51 +89,24 @@ class Exchange:
             if len({one.signature for one in ballots}) == 1:
                 break
             has_gradient, moved = self._united(has_gradient, moved)
-        self._group.connection.add_up([*self._flat, *buffers, *numbers])
+        self._group.connection.tensors.add_up([*self._gradients.sent(), *buffers, *numbers])
         self.num_samples = round(sum(one.num_samples for one in ballots))
-        self.heard = _agreed(ballots)
+        self.heard = agreed(ballots)
         loss, correction = self._mean(part, ballots, numbers)
-        if not (isinstance(correction, float) and correction == 1.0):
-            torch._foreach_mul_(self._flat, correction)
-        for parameter, view, is_there in zip(self._trained, self._views, has_gradient, strict=True):
-            parameter.grad = view if is_there else None
+        self._gradients.put(has_gradient, correction)
         self._buffers.unpack(moved, buffers, self.num_samples)
         return loss
 
-    @torch.no_grad()
-    def _copied(self) -> list[bool]:
-        """Copies the gradients to where they are added up; gives which weights have one."""
-        trained = [one for one in self._parameters if one.requires_grad]
-        if len(trained) != len(self._trained) or any(
-            one is not other for one, other in zip(trained, self._trained, strict=True)
-        ):
-            self._flat, self._views = _laid_out(trained)
-            self._trained = trained
-        gradients = [one.grad for one in trained]
-        if any(one is not None and one.is_sparse for one in gradients):
-            raise UsageError(
-                "ranks-do-not-fit",
-                "a gradient is sparse: several ranks cannot add it up.",
-                fix="build the embedding with sparse=False, or train without --on",
-            )
-        pairs = list(zip(self._views, gradients, strict=True))
-        there = [(view, one) for view, one in pairs if one is not None]
-        if there:
-            torch._foreach_copy_([view for view, _ in there], [one for _, one in there])
-        missing = [view for view, one in pairs if one is None]
-        if missing:
-            torch._foreach_zero_(missing)
-        return [one is not None for one in gradients]
-
     def _ballot(self, part: Part, has_gradient: list[bool], moved: list[bool]) -> Ballot:
         wishes = self._wishes()
-        is_on_host = part.loss is None or part.loss.device.type == "cpu"
+        is_told = part.loss is not None and self._is_on_host
         return Ballot(
+            place=self._number,
             num_samples=part.num_samples,
             signature=zlib.crc32(bytes([*has_gradient, *moved])),
             is_sum=part.count is not None,
-            loss=float(part.loss) if part.loss is not None and is_on_host else 0.0,
-            count=float(part.count) if part.count is not None and is_on_host else 0.0,
+            loss=float(part.loss) if part.loss is not None and is_told else 0.0,
+            count=float(part.count) if part.count is not None and is_told else 0.0,
             is_stop_wished=wishes.stop is not None,
             is_save_due=wishes.is_save_due,
             has_moved=wishes.has_moved,
@@ -145,10 +122,9 @@ class Exchange:
 
     def _numbers(self, part: Part) -> list[Tensor]:
         """Loss and count where they are on a GPU: nobody waits for numbers that are only told."""
-        device = self._flat[0].device if self._flat else torch.device("cpu")
-        if device.type == "cpu":
+        if self._is_on_host:
             return []
-        own = torch.zeros(2, dtype=torch.float64, device=device)
+        own = torch.zeros(2, dtype=torch.float64, device=self._group.device)
         if part.loss is not None:
             own[0] = part.loss
             own[1] = 0 if part.count is None else part.count
@@ -167,30 +143,10 @@ class Exchange:
         return torch.as_tensor(loss * correction).to(dtype), correction
 
 
-def _agreed(ballots: list[Ballot]) -> Wishes:
+def agreed(ballots: list[Ballot]) -> Wishes:
+    """What any of the ranks wishes."""
     return Wishes(
         stop="asked to stop" if any(one.is_stop_wished for one in ballots) else None,
         is_save_due=any(one.is_save_due for one in ballots),
         has_moved=any(one.has_moved for one in ballots),
     )
-
-
-def _laid_out(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """One flat tensor for each kind of weight, and each weight's part of it, laid out as it is."""
-    groups: defaultdict[Any, list[int]] = defaultdict(list)
-    for index, one in enumerate(parameters):
-        groups[one.dtype, one.device].append(index)
-    flats: list[Tensor] = []
-    views: dict[int, Tensor] = {}
-    for (dtype, device), indices in groups.items():
-        size = sum(parameters[index].numel() for index in indices)
-        flat = torch.zeros(size, dtype=dtype, device=device)
-        flats.append(flat)
-        start = 0
-        for index in indices:
-            one = parameters[index]
-            # As torch.empty_like lays it out, without gaps: fused kernels take that for granted.
-            stride = torch.empty_like(one, device="meta").stride()
-            views[index] = flat.as_strided(one.shape, stride, start)
-            start += one.numel()
-    return flats, [views[index] for index in range(len(parameters))]

@@ -18,7 +18,7 @@ from flatout.engine.float8 import float8_layers
 from flatout.engine.optim import forms_to_capture
 from flatout.engine.optimizers import Optimizers
 from flatout.errors import UsageError
-from flatout.nouns.recipe import OptimizerImplementation
+from flatout.nouns.recipe import Choice, OptimizerImplementation, Sharding
 from flatout.nouns.topology import Topology
 from flatout.system.topology import read_topology
 
@@ -37,6 +37,7 @@ class Facts:
     topology: of the CPUs that the process may use, before any recipe holds.
     num_float8_layers: linear layers whose products can be made in 8 bits.
     forms_to_capture: implementations of the optimizer whose whole update is the device's work.
+    sharding: how the model is laid out, and why.
     """
 
     device: torch.device
@@ -58,6 +59,7 @@ class Facts:
     topology: Topology
     num_float8_layers: int = 0
     forms_to_capture: tuple[OptimizerImplementation, ...] = ()
+    sharding: Choice[Sharding] = Choice(value="none", why="one rank holds the whole model")
 
 
 def data_kind(data: Any) -> DataKind:

@@ -13,7 +13,7 @@ from typing import TypeGuard
 import torch
 
 import flatout
-from flatout.errors import FlatoutError, RunFailed
+from flatout.errors import FlatoutError, RunFailed, UsageError
 
 _OWN = Path(flatout.__file__).parent
 _EXPERIMENTS = _OWN / "experiments"
@@ -26,6 +26,8 @@ _OUT_OF_MEMORY = (
 )  # fmt: skip
 # torch's attention, where the only kernels it may use are not made for the device or the shapes.
 _NO_ATTENTION = ("No available kernel", "No viable backend for scaled_dot_product_attention")
+# A layer of a model that is spread over ranks, used while its weights are not put together.
+_PARTS_USED = "got mixed torch.Tensor and DTensor"
 # Our files that call what the experiment has built: backward, step, a loader's iteration.
 _AT_WORK = (
     "step.py", "weight_update.py", "optim.py", "activations.py", "learning_rates.py",
@@ -65,6 +67,14 @@ def bad_news(error: BaseException) -> FlatoutError | None:
             "the attention kernel that was asked for cannot compute this step.",
             because=one_line(error),
             fix="leave the choice to torch: --use attention=auto",
+        )
+    if isinstance(error, RuntimeError) and _PARTS_USED in text:
+        return UsageError(
+            "ranks-do-not-fit",
+            "the model is used otherwise than by calling it, as in `model(batch)`.",
+            because="each rank has a part of every weight; they are put together when the model, "
+            "or a block, is called",
+            fix="call it; or train with --use sharding=none",
         )
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
         return RunFailed(

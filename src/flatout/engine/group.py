@@ -17,6 +17,7 @@ from flatout.engine.facts import chosen_device
 from flatout.engine.failures import is_out_of_memory
 from flatout.engine.message import read, written
 from flatout.engine.notices import error_in, word_of
+from flatout.engine.rank_gradients import is_spread
 from flatout.engine.ranks import Share, Trouble
 from flatout.engine.shortage import PeerShort
 from flatout.errors import UsageError
@@ -24,8 +25,8 @@ from flatout.nouns.finding import Finding
 
 T = TypeVar("T")
 
-# Where ranks meet: two of them at different places are our own fault, unless memory is short.
-_UPDATE, _SHORT, _COPY, _VALUE = 0.0, 1.0, 2.0, 3.0
+# Where ranks meet: to vote, because memory is short, to copy, or about a value.
+_VOTE, _SHORT, _COPY, _VALUE = 0.0, 1.0, 2.0, 3.0
 
 # Before a value that the first rank tells; else it is why there is none.
 _FINE = b"+"
@@ -34,13 +35,15 @@ _SHORT_THERE = b"short"
 
 @dataclass(frozen=True, kw_only=True)
 class Ballot:
-    """What a rank brings to a meeting about an update whose gradient it has.
+    """What a rank brings to a meeting, mostly about an update whose gradient it has.
 
+    place: what is voted about, the same on all ranks.
     num_samples: that it has seen. signature: of which weights have a gradient, which buffers have
     moved. is_sum: its loss is a sum with a count; loss, count: of its share, on a CPU.
     wishes: after this update, as numbers.
     """
 
+    place: float = 0.0
     num_samples: float = 0.0
     signature: float = 0.0
     is_sum: float = 0.0
@@ -55,6 +58,7 @@ class Group:
     """One of several ranks; see Ranks.
 
     connection: to the others; who has just met them may add tensors up through it.
+    device: where gradients lie.
 
     Args:
         connection: to the others.
@@ -67,6 +71,7 @@ class Group:
         self.num_here = connection.place.num_here
         self.is_first = self.rank == 0
         self.share = Share(rank=self.rank, size=self.size)
+        self.device = torch.device("cpu")
         self._laid: deque[str] = deque()
 
     def join(self, tell: Callable[[Finding], None]) -> None:
@@ -94,17 +99,22 @@ class Group:
 
     def attach(self, device: torch.device) -> None:
         """See Ranks."""
-        self.connection.attach(device)
+        self.device = device
+        self.connection.tensors.attach(device)
 
     def vote(self, ballot: Ballot) -> list[Ballot]:
-        """The ballots of all ranks, by rank, once each has the gradient of its share.
+        """The ballots of all ranks, by rank, once each has come so far: to the gradient of its
+        share, or to what they exchange in the midst of a pass through the model.
 
         Raises:
             PeerShort: a rank has no memory for it.
+            UsageError: ranks-do-not-fit, where they are not at the same place.
         """
-        return [
-            Ballot(**dict(zip(_FIELDS, row, strict=True))) for row in self._met(_UPDATE, ballot)
-        ]
+        rows = self._met(_VOTE, ballot)
+        ballots = [Ballot(**dict(zip(_FIELDS, row, strict=True))) for row in rows]
+        if len({one.place for one in ballots}) > 1:
+            raise _unlike()
+        return ballots
 
     def told(self, make: Callable[[], T], kind: Any = None, *, about: str = "") -> T:
         """See Ranks."""
@@ -142,7 +152,8 @@ class Group:
         """See Ranks."""
         tensors = [one.detach() for one in (*model.parameters(), *model.buffers())]
         self._met(_COPY)
-        self.connection.copy_from_first(tensors)
+        # The parts that are spread over the ranks were cut from the first one's weights.
+        self.connection.tensors.copy_from_first([one for one in tensors if not is_spread(one)])
 
     def settle(self, trouble: Trouble) -> Trouble:
         """See Ranks."""
@@ -181,7 +192,7 @@ class Group:
             if place != _SHORT:
                 raise PeerShort
         elif len(places) > 1:
-            raise AssertionError(f"ranks met at different places: {sorted(places)}")
+            raise _unlike()
         return [row[1:] for row in rows]
 
 
@@ -191,3 +202,14 @@ _FIELDS = tuple(Ballot.__dataclass_fields__)
 def _place(how: str, kind: Any, about: str) -> float:
     """Where ranks meet about a value, as a number: one for each kind of value, and what it is."""
     return _VALUE + zlib.crc32(f"{how} {kind} {about}".encode())
+
+
+def _unlike() -> UsageError:
+    return UsageError(
+        "ranks-do-not-fit",
+        "the ranks do not do the same: one goes on where another waits for it.",
+        because="what the experiment does, or how many samples an iterable gives, differs between "
+        "them",
+        fix="let what is called, and which weights get a gradient, not depend on a rank's samples; "
+        "or train without --on",
+    )

@@ -22,8 +22,9 @@ from flatout.engine.relief import Relief, means_of
 from flatout.engine.reporter import Reporter, SilentReporter
 from flatout.engine.saver import Saver, SilentSaver, Snapshot
 from flatout.engine.session import Session
+from flatout.engine.session_state import own_state_of, state_of
 from flatout.engine.shortage import Shortage, shortage_of
-from flatout.engine.state import pack
+from flatout.engine.state import Packed, pack
 from flatout.engine.update_maker import GoBack, Made, UpdateMaker, agreed, await_device
 from flatout.engine.watch import StopRequest
 from flatout.engine.weights import weights_metadata
@@ -177,7 +178,9 @@ class Loop:
             session.learning_rates.after_update()
         if self._is_first_update:
             # By now the optimizer has its state: what cannot be stored is refused at once.
-            self._saver.expect_size(pack(session.state(), is_copied=False).num_bytes)
+            own = pack(own_state_of(session), is_copied=False)
+            num_parts = session.ranks.size if session.sharding is not None else 1
+            self._saver.expect_size(own.num_bytes * num_parts)
             if session.activations is not None and session.activations.is_without_effect():
                 self._journal.warn(position.step, _unused_checkpointing())
             self._maker.look()
@@ -248,7 +251,8 @@ class Loop:
             shortage = shortage_of(error)
             if shortage is None or position.validated_step == position.step:
                 raise
-        return agreed(self._session, self._relief, shortage, "validation", can_repeat=True)
+        can_repeat = self._session.sharding is None
+        return agreed(self._session, self._relief, shortage, "validation", can_repeat=can_repeat)
 
     def _save(self, *, is_last: bool = False, is_waiting: bool = False) -> None:
         """Saves the state after the last update, in the background; never one with NaN in it.
@@ -267,28 +271,47 @@ class Loop:
         self._meter.mark("other")
         own = generator_states(self._session.device)
         states = self._session.ranks.gathered(own, about="generators")
-        self._saver.save(lambda is_copied: self._snapshot(is_last, is_copied, states[1:]))
+        whole = None
+        if self._session.sharding is not None:
+            # Not while the checkpoint before is in memory, too.
+            self._saver.finish()
+            whole = _put_together(self._session, self._validator, is_last=is_last)
+        self._saver.save(lambda is_copied: self._snapshot(is_last, is_copied, states[1:], whole))
         if is_waiting:
             self._saver.finish()
         self._meter.mark("checkpoint")
 
-    def _snapshot(self, is_last: bool, is_copied: bool, others: list[Any]) -> Snapshot:
-        state = self._session.state()
+    def _snapshot(
+        self,
+        is_last: bool,
+        is_copied: bool,
+        others: list[Any],
+        whole: tuple[dict[str, Any], Packed | None] | None,
+    ) -> Snapshot:
+        state = state_of(self._session) if whole is None else dict(whole[0])
         if others:
             state["generators_of_others"] = others
         state["split_s"] = self._meter.split_s()
         state["metrics_bytes"] = self._journal.metrics_bytes()
         # First, for it may be in vain: what is taken below is taken once.
-        packed = pack(state, is_copied=is_copied)
+        packed = pack(state, is_copied=is_copied and whole is None)
         weights = self._validator.take_best()
         if is_last and self._session.validation_feed is None:
-            weights = self._validator.weights()
+            weights = self._validator.weights() if whole is None else whole[1]
         return Snapshot(
             step=self._session.position.step,
             packed=packed,
             weights=weights,
             weights_metadata=weights_metadata(self._session, weights) if weights else {},
         )
+
+
+def _put_together(
+    session: Session, validator: Validator, *, is_last: bool
+) -> tuple[dict[str, Any], Packed | None]:
+    """State and last weights of a model that is spread over ranks, which all do this."""
+    needs_weights = is_last and session.validation_feed is None
+    return state_of(session), validator.weights() if needs_weights else None
 
 
 def _wishes(around: Surroundings, reporter: Reporter | SilentReporter, step: int) -> Wishes:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
+from flatout.engine.rank_gradients import is_spread
 from flatout.errors import UsageError
 from flatout.nouns.recipe import OptimizerImplementation
 
@@ -173,11 +174,13 @@ def prepared_step(optimizer: Optimizer) -> Callable[[], None] | None:
     """The fused kernel of an optimizer whose state exists, as a call without detours.
 
     None where the optimizer is not exactly torch's Adam, AdamW or SGD in fused form, where
-    somebody listens to its steps, or where parameters differ in device.
+    somebody listens to its steps, where parameters differ in device, or are spread over ranks.
     """
     kernel = _KERNELS.get(type(optimizer))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if kernel is None or _listeners(optimizer) or len({p.device for p in parameters}) != 1:
+        return None
+    if any(map(is_spread, parameters)):
         return None
     if any(not group["fused"] or group["differentiable"] for group in optimizer.param_groups):
         return None

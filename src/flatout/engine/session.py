@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,12 +30,17 @@ from flatout.engine.facts import Facts, chosen_device, experiment_facts
 from flatout.engine.feeds import Reading, built_data, check_apart
 from flatout.engine.float8 import Float8Products
 from flatout.engine.graphs import Graphs, graphs_on
+from flatout.engine.group import Group
+from flatout.engine.layout import ON_ONE_RANK, Layout
 from flatout.engine.learning_rates import LearningRates
 from flatout.engine.optimizers import Optimizers
+from flatout.engine.passes import Passes
 from flatout.engine.position import Position
+from flatout.engine.rank_gradients import local_part
 from flatout.engine.ranks import ALONE, Ranks
+from flatout.engine.sharding import Sharding
 from flatout.engine.step import StepParts
-from flatout.errors import UsageError
+from flatout.engine.synchronized_norms import SynchronizedNorms
 from flatout.nouns.recipe import Recipe
 
 
@@ -44,6 +49,7 @@ class Built:
     """An experiment's live objects before a recipe is applied to them.
 
     graphs: what records work of the device; None where nothing can.
+    sharding: what has spread the weights over ranks; None where they are whole.
     num_sharing: ranks of this machine, each of which keeps samples of its own.
     """
 
@@ -55,6 +61,7 @@ class Built:
     train_data: Any
     facts: Facts
     graphs: Graphs | None = None
+    sharding: Sharding | None = None
     num_sharing: int = 1
 
     def recipe(self, fixed: dict[str, Any]) -> Recipe:
@@ -90,7 +97,11 @@ class Built:
 
 
 def build(
-    experiment: Experiment, seed: int, device_name: str | None, train_data: Any = None
+    experiment: Experiment,
+    seed: int,
+    device_name: str | None,
+    train_data: Any = None,
+    layout: Layout = ON_ONE_RANK,
 ) -> Built:
     """Builds model, optimizer and training data, the same ones whenever the seed is the same.
 
@@ -99,23 +110,39 @@ def build(
         seed: of the weights.
         device_name: as in a recipe; None takes the best device here.
         train_data: what its factory has given before, where it need not be called again.
+        layout: what is wished of the weights.
     """
     device = chosen_device(device_name)
     randomness.seed_generators(randomness.mixed_seed(seed, "model"))
-    model = experiment.model().to(device)
-    parameters = model.named_parameters() if experiment.named_parameters else model.parameters()
-    optimizers = Optimizers(experiment.optimizer(parameters))
+    model = experiment.model()
+    if layout.init is not None:
+        layout.init(model)
+    chosen = layout.chosen(model, device)
+    is_spread = chosen.value == "full"
+    if not is_spread:
+        model = model.to(device)
+    optimizers = _optimizers(experiment, model)
     if train_data is None:
         train_data = built_data(experiment, experiment.train_data)
+    facts = experiment_facts(experiment, model, optimizers, train_data, device)
+    sharding = layout.spread(model, optimizers, device) if is_spread else None
     return Built(
         experiment=experiment,
         seed=seed,
         device=device,
         model=model,
-        optimizers=optimizers,
+        optimizers=optimizers if sharding is None else _optimizers(experiment, model),
         train_data=train_data,
-        facts=experiment_facts(experiment, model, optimizers, train_data, device),
+        facts=replace(facts, sharding=chosen),
         graphs=graphs_on(device),
+        sharding=sharding,
+    )
+
+
+def _optimizers(experiment: Experiment, model: nn.Module) -> Optimizers:
+    named = experiment.named_parameters
+    return Optimizers(
+        experiment.optimizer(model.named_parameters() if named else model.parameters())
     )
 
 
@@ -190,6 +217,11 @@ class Session:
         is_float8 = recipe.precision.value == "float8"
         self._float8 = Float8Products(self.model) if is_float8 else None
         self.activations = self._checkpointing()
+        self.sharding = built.sharding
+        self.passes = self._passes()
+        self._norms = None
+        if self.passes is not None and recipe.batch_norm.value == "synchronized":
+            self._norms = SynchronizedNorms(self.model, self.passes)
         self._set_optimizers()
         self.learning_rates = LearningRates(built.experiment, self.optimizers)
         self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)
@@ -214,9 +246,9 @@ class Session:
         self.autocast = precision.forward_settings(
             recipe.precision.value, recipe.attention.value, self.device
         )
-        randomness.seed_generators(self._dice())
+        randomness.seed_generators(self.training_seed())
 
-    def _dice(self, *parts: int) -> int:
+    def training_seed(self, *parts: int) -> int:
         """The seed of what a step draws; dropout leaves other elements out on another rank."""
         rank = self.ranks.rank
         return randomness.mixed_seed(self.seed, "training", *((rank, *parts) if rank else ()))
@@ -224,6 +256,14 @@ class Session:
     def _set_optimizers(self) -> None:
         self.optimizers.set_capturable(is_captured=self.recipe.capture.value == "step")
         self.optimizers.set_implementation(self.recipe.optimizer_implementation.value)
+
+    def _passes(self) -> Passes | None:
+        """What keeps the ranks together where they exchange something within a pass."""
+        if self.sharding is not None:
+            return self.sharding.passes
+        is_own = self.experiment.step is not None
+        is_needed = is_own or self.recipe.batch_norm.value == "synchronized"
+        return Passes(self.ranks) if is_needed and isinstance(self.ranks, Group) else None
 
     def _checkpointing(self) -> ActivationCheckpointing | None:
         share = float(self.recipe.activation_checkpointing.value)
@@ -267,68 +307,14 @@ class Session:
             clip_norm=self.recipe.clip_norm.value,
             skips_nonfinite=self.recipe.nonfinite_loss.value == "skip",
             ranks=self.ranks,
+            passes=self.passes,
+            is_spread=self.sharding is not None,
         )
-
-    def state(self) -> dict[str, Any]:
-        """All that a session after this one needs to go on exactly; tensors are live ones."""
-        weights = self.model.state_dict()
-        return {
-            "model": dict(weights),
-            # Buffers kept out of the state_dict still change while training.
-            "buffers": {
-                name: value for name, value in self.model.named_buffers() if name not in weights
-            },
-            "optimizer": self.optimizers.state_dict(),
-            "schedule": self.learning_rates.state_dict(),
-            "scaler": self.scaler.state_dict() if self.scaler is not None else None,
-            "average": self.average.state_dict() if self.average is not None else None,
-            "generators": randomness.generator_states(self.device),
-            "feed": self.feed.state(),
-            "position": asdict(self.position),
-        }
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Takes a state over, also from a session under another recipe.
-
-        Raises:
-            UsageError: experiment-changed, where it is the state of something else.
-        """
-        try:
-            self._load_state(state)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                "experiment-changed",
-                "the run's checkpoint does not fit what the experiment builds now.",
-                because=str(error),
-                fix="go on with the experiment this run was begun with, or begin a new run from "
-                "its weights with --init",
-            ) from error
-
-    @torch.no_grad()
-    def _load_state(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        buffers = dict(self.model.named_buffers())
-        for name, value in state["buffers"].items():
-            buffers[name].copy_(value)
-        implementation = self.recipe.optimizer_implementation.value
-        self.optimizers.load_state_dict(state["optimizer"], implementation)
-        self.learning_rates.load_state_dict(state["schedule"])
-        for part, name in ((self.scaler, "scaler"), (self.average, "average")):
-            if part is not None and state[name] is not None:
-                part.load_state_dict(state[name])
-        self.feed.load_state(state["feed"])
-        self.position = Position(**state["position"])
-        # One for each rank; older checkpoints are of a single one.
-        of_ranks = [state["generators"], *state.get("generators_of_others", [])]
-        if self.ranks.rank < len(of_ranks):
-            randomness.restore_generators(of_ranks[self.ranks.rank], self.device)
-        else:
-            randomness.seed_generators(self._dice(self.position.step))
 
     def close(self) -> None:
         """Ends the processes that read data for it, and leaves the model as it was built."""
+        if self._norms is not None:
+            self._norms.close()
         if self.activations is not None:
             self.activations.close()
         if self._float8 is not None:
@@ -340,13 +326,17 @@ class Session:
     @torch.no_grad()
     def has_finite_weights(self) -> bool:
         """Whether no weight is NaN or infinite: a gradient may be where the loss is not."""
-        trained: list[Tensor] = [
-            p for p in self.model.parameters() if p.requires_grad and p.numel()
-        ]
-        if not trained:
-            return True
-        largest = torch._foreach_norm(trained, float("inf"))
-        return bool(torch.stack([one.float() for one in largest]).isfinite().all())
+        own = [local_part(p) for p in self.model.parameters() if p.requires_grad]
+        trained: list[Tensor] = [one for one in own if one.numel()]
+        is_finite = True
+        if trained:
+            largest = torch._foreach_norm(trained, float("inf"))
+            is_finite = bool(torch.stack([one.float() for one in largest]).isfinite().all())
+        return (
+            is_finite
+            if self.sharding is None
+            else all(self.ranks.gathered(is_finite, about="weights"))
+        )
 
     @contextlib.contextmanager
     def evaluated(self) -> Iterator[nn.Module]:

@@ -70,13 +70,8 @@ def check_ranks(ranks: Ranks, recipe: Recipe, built: Built) -> None:
     """
     if ranks.size == 1:
         return
-    if built.experiment.step is not None:
-        raise UsageError(
-            "ranks-do-not-fit",
-            "an experiment with its own `step` trains on one rank.",
-            because="it makes its updates itself, from the whole batch",
-            fix="train it without --on",
-        )
+    if recipe.sharding.value == "full":
+        _check_spread(recipe, built)
     if recipe.capture.value != "off":
         raise UsageError(
             "ranks-do-not-fit",
@@ -91,6 +86,23 @@ def check_ranks(ranks: Ranks, recipe: Recipe, built: Built) -> None:
             because="where one of them could not compile, the others would wait for it in vain",
             fix="use --use compiled=off, or train without --on",
         )
+
+
+def _check_spread(recipe: Recipe, built: Built) -> None:
+    reasons = {
+        "an experiment with its own `step`": built.experiment.step is not None,
+        "`memory_format=channels_last`": recipe.memory_format.value != "contiguous",
+        # A scaler and scaled products look at whole weights.
+        f"`precision={recipe.precision.value}`": recipe.precision.value in ("fp16", "float8"),
+    }
+    for what, is_there in reasons.items():
+        if is_there:
+            raise UsageError(
+                "ranks-do-not-fit",
+                f"`sharding=full` does not go with {what}.",
+                because="each rank has a part of every weight, and it needs the whole ones",
+                fix="leave one of them out, or train with --use sharding=none",
+            )
 
 
 def are_other_ranks(ranks: Ranks, held: Recipe | None, history: History) -> bool:
@@ -144,7 +156,10 @@ def of_ranks(session: Session, history: History) -> list[Finding]:
                 fixes=(Fix(text=f"use as many as before for an exact resume: {before}"),),
             )
         )
-    if now > 1 and session.facts.has_batch_norm:
+    if history.versions is None:
+        findings += _without_effect(session)
+    is_per_rank = session.recipe.batch_norm.value == "per-rank"
+    if now > 1 and session.facts.has_batch_norm and is_per_rank:
         findings.append(
             Finding(
                 rule="batch-norm-per-rank",
@@ -152,11 +167,35 @@ def of_ranks(session: Session, history: History) -> list[Finding]:
                 problem="BatchNorm sees each rank's share of a batch, as if it were a micro-batch.",
                 because="its running statistics are averaged over the ranks after every step",
                 fixes=(
+                    Fix(text="let it see the whole batch: --use batch_norm=synchronized"),
                     Fix(text="use large enough shares; or GroupNorm, which looks at one sample"),
                 ),
             )
         )
     return findings
+
+
+def _without_effect(session: Session) -> list[Finding]:
+    """Settings for several ranks that change nothing here."""
+    recipe, alone = session.recipe, "one rank has the whole model and the whole batch"
+    is_alone = session.ranks.size == 1
+    reasons: dict[str, str] = {}
+    if recipe.sharding.value == "full" and is_alone:
+        reasons["sharding"] = alone
+    if recipe.batch_norm.value == "synchronized" and is_alone:
+        reasons["batch_norm"] = alone
+    elif recipe.batch_norm.value == "synchronized" and not session.facts.has_batch_norm:
+        reasons["batch_norm"] = "the model has no BatchNorm"
+    return [
+        Finding(
+            rule="setting-without-effect",
+            severity="warning",
+            problem=f"`{name}` has no effect here.",
+            because=because,
+            fixes=(Fix(text=f"leave --use {name} out"),),
+        )
+        for name, because in reasons.items()
+    ]
 
 
 def _ranks_text(number: int) -> str:

@@ -6,7 +6,9 @@ each micro-batch's share of them; a sum is divided once, by the count over the w
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +24,9 @@ from flatout.engine.feed import MicroBatch
 from flatout.engine.group import Group
 from flatout.engine.meter import Meter
 from flatout.engine.optimizers import Optimizers
+from flatout.engine.passes import Passes
 from flatout.engine.position import Position
+from flatout.engine.rank_gradients import RankGradients, SpreadGradients, WholeGradients
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.weight_update import WeightUpdate
 from flatout.errors import UsageError
@@ -36,6 +40,8 @@ class StepParts:
 
     position: of the training; followed, not changed. loss: the experiment's; None with a step of
         its own. step_of: makes an optimizer's steps. ranks: those that make the update together.
+        passes: keeps them together, where they exchange something in the midst of one. is_spread:
+        each rank has a part of every weight.
     """
 
     experiment: Experiment
@@ -51,6 +57,8 @@ class StepParts:
     clip_norm: float | None
     skips_nonfinite: bool
     ranks: Ranks = ALONE
+    passes: Passes | None = None
+    is_spread: bool = False
 
 
 class Step:
@@ -73,8 +81,9 @@ class Step:
         self._buffers = list(parts.model.buffers()) if parts.skips_nonfinite else []
         self.exchange: Exchange | None = None
         if isinstance(parts.ranks, Group):
-            batch_size, parameters = parts.experiment.batch_size, self._weights.parameters
-            self.exchange = Exchange(parts.ranks, parts.model, parameters, batch_size)
+            gradients = _gradients(self._weights, is_spread=parts.is_spread)
+            batch_size = parts.experiment.batch_size
+            self.exchange = Exchange(parts.ranks, parts.model, gradients, batch_size)
 
     def run(self, update: list[MicroBatch]) -> Tensor:
         """Makes one update from the micro-batches of one batch.
@@ -140,6 +149,8 @@ class Step:
     def _shared(self, update: list[MicroBatch]) -> Tensor:
         """The same where each rank has its share of the batch, which may be none of it."""
         assert self.exchange is not None
+        if self._parts.passes is not None:
+            update = self._parts.passes.evened(update)
         part = self._part(update, self._parts.experiment.batch_size)
         loss = self.exchange.shared(part)
         self._meter.mark("exchange")
@@ -150,17 +161,27 @@ class Step:
         total: Tensor | None = None
         total_count: Any = None
         for batch, size in update:
-            value, count = self._forward(batch, size)
-            # Sums are divided by the number of samples here, only to stay in a format's range,
-            # and put right later, when the whole batch's count is known.
-            value = value * (size / num_samples) if count is None else value / num_samples
-            self._backward(value)
+            with self._pass_of(size):
+                value, count = self._forward(batch, size)
+                if size == 0 and count is not None:
+                    # It fills up a pass of the others, and counts for nothing.
+                    value, count = value * 0.0, count * 0
+                # Sums are divided by the number of samples here, only to stay in a format's range,
+                # and put right later, when the whole batch's count is known.
+                value = value * (size / num_samples) if count is None else value / num_samples
+                self._backward(value)
             detached = value.detach()
             total = detached if total is None else total + detached
             if count is not None:
                 total_count = count if total_count is None else total_count + count
         own = sum(size for _, size in update)
         return Part(loss=total, count=total_count, num_samples=own)
+
+    def _pass_of(self, size: int) -> AbstractContextManager[None]:
+        passes = self._parts.passes
+        if passes is None:
+            return contextlib.nullcontext()
+        return passes.of(size, self._parts.model.buffers())
 
     def _forward(self, batch: Any, size: int) -> tuple[Tensor, Any]:
         parts = self._parts
@@ -178,6 +199,14 @@ class Step:
     def _backward(self, value: Tensor) -> None:
         self._weights.backward(value)
         self._meter.mark("backward")
+
+
+def _gradients(weights: WeightUpdate, *, is_spread: bool) -> RankGradients:
+    if not is_spread:
+        return WholeGradients(weights.parameters)
+    gradients = SpreadGradients(weights.parameters)
+    weights.norm = gradients.norm
+    return gradients
 
 
 def or_one(count: Any) -> Any:

@@ -139,6 +139,9 @@ class UpdateMaker:
         session, position = self._session, self._session.position
         is_untouched = self.is_whole or not self._step.has_begun
         can_repeat = is_untouched and session.feed.can_go_on(position.update)
+        if self._session.sharding is not None:
+            # Of the blocks some are put together and some are not, on each rank others.
+            can_repeat = False
         if shortage is not None:
             await_device(self._session, self._relief, shortage)
         if not self.is_whole:

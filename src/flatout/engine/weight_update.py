@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from flatout.engine.optim import QuickStep
+from flatout.engine.rank_gradients import local_part, scale
 
 
 class WeightUpdate:
@@ -16,6 +17,7 @@ class WeightUpdate:
 
     parameters: all that these optimizers train, and nothing else is touched.
     has_begun: the optimizers have begun to change weights since the gradients were cleared.
+    norm: gives that of all gradients, where each rank has parts of them; None computes it here.
 
     Args:
         optimizers: the optimizers.
@@ -35,6 +37,7 @@ class WeightUpdate:
         self._scaler = scaler
         self._clip_norm = clip_norm
         self.has_begun = False
+        self.norm: Callable[[], Tensor] | None = None
         self._steps = [step_of(optimizer) for optimizer in self._optimizers]
         self.parameters: list[Tensor] = [
             parameter
@@ -64,6 +67,8 @@ class WeightUpdate:
     def is_finite(self, loss: Tensor) -> bool:
         """Whether the loss and every gradient are finite; a scaler looks at gradients itself."""
         gradients = self.gradients()
+        if self.norm is not None:
+            return bool(loss.isfinite() & self.norm().isfinite())
         if self._scaler is not None or not gradients:
             return bool(loss.isfinite())
         norms = torch._foreach_norm(gradients, float("inf"))
@@ -75,10 +80,18 @@ class WeightUpdate:
             self._apply_scaled(self._scaler)
             return
         if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+            self._clip(self._clip_norm)
         self.has_begun = True
         for step in self._steps:
             step()
+
+    def _clip(self, largest: float) -> None:
+        if self.norm is None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, largest)
+            return
+        # As torch does it with a norm that it has computed itself.
+        factor = (largest / (self.norm() + 1e-6)).clamp(max=1.0)
+        scale([local_part(one) for one in self.gradients()], factor)
 
     def _apply_scaled(self, scaler: torch.amp.GradScaler) -> None:
         # A scaler does not take an optimizer none of whose weights was used.

@@ -29,6 +29,8 @@ CpuAffinity = Literal["all", "one-per-core", "performance-cores"]
 NonfiniteLoss = Literal["stop", "skip"]
 OutOfMemory = Literal["auto", "shrink", "stop"]
 Capture = Literal["off", "step"]
+Sharding = Literal["none", "full"]
+BatchNorm = Literal["per-rank", "synchronized"]
 
 
 # Sides of matrices that tensor cores multiply in 8 bits are multiples of this.
@@ -64,6 +66,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     compiled: what torch.compile turns into code: the forward pass with its `loss`, the step of the
         `optimizer`, both, or nothing.
     compile_mode: how; `dynamic` makes one code for all shapes.
+    sharding: of several ranks: `full` spreads weights, gradients and moments over them.
+    batch_norm: of several ranks: statistics of each `per-rank` share, or `synchronized` ones.
     clip_norm: largest gradient norm (2-norm over all parameters), None for no clipping.
     num_threads: intra-op threads of the CPU.
     cpu_affinity: the CPUs that threads run on: `all` that the process may use, one of each core,
@@ -97,6 +101,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     )
     compile_mode: Choice[CompileMode] = Choice(
         value="default", why="no such field when this recipe was chosen"
+    )
+    sharding: Choice[Sharding] = Choice(
+        value="none", why="no such field when this recipe was chosen"
+    )
+    batch_norm: Choice[BatchNorm] = Choice(
+        value="per-rank", why="no such field when this recipe was chosen"
     )
     clip_norm: Choice[float | None]
     num_threads: Choice[int]

@@ -1,4 +1,9 @@
-"""What each rank of a test runs: experiments one after the other, then some that are taken up."""
+"""What each rank of a test runs: experiments one after the other, or one that is taken up.
+
+train_all.py FOLDER all|spread             all those experiments, and two epochs of a last one
+train_all.py FOLDER begin NAME             two epochs of one
+train_all.py FOLDER EPOCHS NAME [OTHER]    the same run, to so many epochs; then a new one
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,26 @@ import dataclasses
 import sys
 from pathlib import Path
 
-from rank_experiments import ALL, rows
+from rank_experiments import ALL
 from ranks_runs import new_run, ranks_here, train
+from spread_experiments import SPREAD, UNLIKE
 
 from flatout.system.runs import RunFolder
 
-folder, mode = Path(sys.argv[1]), sys.argv[2]
+folder, mode, *names = Path(sys.argv[1]), *sys.argv[2:]
+known = ALL | SPREAD | UNLIKE
 ranks = ranks_here()
-if mode in ("all", *ALL):
-    for name in ALL if mode == "all" else [mode]:
-        make, fixed = ALL[name]
+if mode in ("all", "spread"):
+    for name, (make, fixed) in (ALL if mode == "all" else SPREAD).items():
         train(new_run(folder / name, ranks, **fixed), make(), ranks)
-else:
-    experiment = dataclasses.replace(rows(), steps=None, epochs=2)
-    if mode == "begin":
-        train(new_run(folder / "moved", ranks), experiment, ranks)
-    else:
-        train(RunFolder(folder / "moved"), experiment, ranks, epochs=int(mode))
+if mode in ("begin", "spread"):
+    make, fixed = known[names[0]]
+    short = dataclasses.replace(make(), steps=None, epochs=2)
+    train(new_run(folder / "moved", ranks, **fixed), short, ranks)
+elif mode != "all":
+    make, _ = known[names[0]]
+    longer = dataclasses.replace(make(), steps=None, epochs=2)
+    train(RunFolder(folder / "moved"), longer, ranks, epochs=int(mode))
+    for name in names[1:]:
+        make, fixed = known[name]
+        train(new_run(folder / name, ranks, **fixed), make(), ranks)

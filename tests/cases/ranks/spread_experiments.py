@@ -1,0 +1,163 @@
+"""Experiments whose ranks need each other within a pass; they too train as one rank does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from rank_experiments import Sentences, rows, sentences
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from flatout.engine import Experiment, Updates
+
+# Five epochs of three updates.
+STEPS = 15
+FULL = {"sharding": "full"}
+
+
+class Block(nn.Module):
+    """A repeated block, with sizes that no number of ranks divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(7, 11), nn.Linear(11, 7, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = hidden + self.narrow(torch.tanh(self.wide(hidden)))
+        return out
+
+
+class Deep(nn.Module):
+    """Blocks between two layers; two of the others share a weight, and one has a single row."""
+
+    def __init__(self, *, norm: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 7)
+        self.norm = nn.BatchNorm1d(7) if norm else nn.Identity()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.turn, self.back = nn.Linear(7, 7, bias=False), nn.Linear(7, 7, bias=False)
+        self.back.weight = self.turn.weight
+        self.last = nn.Linear(7, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.norm(self.first(inputs))
+        for block in self.blocks:
+            hidden = block(hidden)
+        out: Tensor = self.last(self.back(torch.tanh(self.turn(hidden))))
+        return out
+
+
+def _samples(model: nn.Module) -> list[str]:
+    drawn = torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return [f"{value:.6f}" for value in model(drawn).flatten().tolist()]
+
+
+def deep() -> Experiment:
+    """A mean over rows, AdamW, clipping, an average of weights; the last batch has one sample."""
+    data = rows().train_data
+    return dataclasses.replace(
+        rows(),
+        model=lambda: Deep().double(),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
+        train_data=lambda: tuple(column[:81] for column in data()),
+        generate=_samples,
+        steps=STEPS,
+    )
+
+
+def deep_sentences() -> Experiment:
+    """A sum over tokens with noise of its own, momentum, no validation data."""
+    return dataclasses.replace(
+        sentences(),
+        model=lambda: Deep().double(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
+        train_data=lambda: Sentences(27),
+        validation_data=None,
+        validate_every="epoch",
+        steps=STEPS,
+    )
+
+
+def normed() -> Experiment:
+    """BatchNorm that sees the batch of all ranks; a rank has one sample of the last one."""
+    data = rows().train_data
+    return dataclasses.replace(
+        deep(),
+        model=lambda: Deep(norm=True).double(),
+        train_data=lambda: tuple(column[:83] for column in data()),
+        generate=None,
+    )
+
+
+def pair() -> nn.Module:
+    """Two networks against each other."""
+    draws = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+    judges = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    return nn.ModuleDict({"draws": draws, "judges": judges}).double()
+
+
+def _optimizers(named: Any) -> dict[str, torch.optim.Optimizer]:
+    named = list(named)
+    return {
+        part: torch.optim.Adam([p for name, p in named if name.startswith(part)], lr=0.01)
+        for part in ("draws", "judges")
+    }
+
+
+def _step(updates: Updates, model: Any, batch: Any) -> dict[str, Any]:
+    inputs, _ = batch
+    drawn = model["draws"](inputs)
+    real, fake = model["judges"](inputs), model["judges"](drawn.detach())
+    told = {"judges": updates["judges"](softplus(-real).mean() + softplus(fake).mean())}
+    if updates.step % 3:
+        told["draws"] = updates["draws"](softplus(-model["judges"](drawn)).mean())
+    distances = (drawn - inputs).detach().square()
+    return told | {"error": (distances.sum(), distances.numel())}
+
+
+def own_step() -> Experiment:
+    """A step of its own with two optimizers, clipped; the last batch has one sample."""
+    return dataclasses.replace(
+        deep(),
+        model=pair,
+        optimizer=_optimizers,
+        named_parameters=True,
+        loss=None,
+        step=_step,
+        metrics=lambda model, batch: {
+            "loss": (model["draws"](batch[0]) - batch[0]).square().mean()
+        },
+        generate=None,
+    )
+
+
+def unlike() -> Experiment:
+    """Its ranks do not call the same blocks."""
+
+    class Choosing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.deep = Deep()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            hidden = self.deep.first(inputs)
+            chosen = self.deep.blocks[0](hidden) if inputs[0, 0] > 0 else hidden
+            out: Tensor = self.deep.last(chosen)
+            return out
+
+    return dataclasses.replace(deep(), model=lambda: Choosing().double(), generate=None)
+
+
+SPREAD: dict[str, tuple[Callable[[], Experiment], dict[str, Any]]] = {
+    "deep": (deep, FULL),
+    "accumulated": (deep, {**FULL, "micro_batch_size": 6, "activation_checkpointing": True}),
+    "sentences": (deep_sentences, {**FULL, "micro_batch_size": 2, "loader_workers": 0}),
+    "skipping": (deep, {**FULL, "nonfinite_loss": "skip", "optimizer_implementation": "foreach"}),
+    "norms": (normed, {"batch_norm": "synchronized"}),
+    "spread_norms": (normed, {**FULL, "batch_norm": "synchronized"}),
+    "own_step": (own_step, {}),
+}
+UNLIKE = {"unlike": (unlike, FULL)}

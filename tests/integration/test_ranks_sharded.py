@@ -1,0 +1,175 @@
+"""A model in parts, norms over all ranks, and an experiment's own step give what one rank gives."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from ranks_runs import run_ranks
+from torch import Tensor, nn
+
+from flatout.engine.optimizers import Optimizers
+from flatout.engine.sharding import check_can_be_spread
+from flatout.errors import UsageError
+from flatout.nouns.lines import EpochEnded, Event, Failed, Generated, Metric, Validated
+from flatout.system import store
+from flatout.system.runs import RunFolder, read_run
+
+CASES = Path(__file__).parents[1] / "cases" / "ranks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LIMIT_S = 300.0
+NAMES = ("deep", "accumulated", "sentences", "skipping", "norms", "spread_norms", "own_step")
+
+
+def _set_paths(setenv: Callable[[str, str], None], state: Path) -> None:
+    own = [str(CASES), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
+    setenv("PYTHONPATH", os.pathsep.join(filter(None, own)))
+    setenv("FLATOUT_STATE", str(state))
+
+
+@pytest.fixture(autouse=True)
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set_paths(monkeypatch.setenv, tmp_path / "state")
+
+
+def trained(folder: Path, num_ranks: int, *words: str) -> None:
+    command = [str(CASES / "train_all.py"), str(folder), *words]
+    run_ranks(num_ranks, command, folder, LIMIT_S)
+
+
+@pytest.fixture(scope="module")
+def by_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """All of them, trained on 1 and on 2 ranks."""
+    folders = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for num_ranks in (1, 2):
+            folders[num_ranks] = folder = tmp_path_factory.mktemp(f"spread{num_ranks}")
+            _set_paths(patch.setenv, folder / "state")
+            trained(folder, num_ranks, "spread", "accumulated")
+    return folders
+
+
+def curve(run: Path) -> list[float]:
+    """Losses in the order in which they were told: of epochs, by name too, and of validations."""
+    found: list[float | None] = []
+    for line in store.read_lines(RunFolder(run).metrics, Metric):
+        if isinstance(line, EpochEnded):
+            found += [line.loss, *(line.losses or {}).values()]
+        elif isinstance(line, Validated):
+            found.append(line.metrics["loss"])
+    assert None not in found
+    return [one for one in found if one is not None]
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    return safetensors.torch.load_file(RunFolder(run).weights)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_give_what_one_gives(by_ranks: dict[int, Path], name: str) -> None:
+    one, two = (curve(by_ranks[n] / name) for n in (1, 2))
+    assert len(one) >= 4
+    assert two == pytest.approx(one, rel=1e-9, abs=1e-9)
+    known, found = (weights(by_ranks[n] / name) for n in (1, 2))
+    assert found.keys() == known.keys()
+    for key, value in known.items():
+        assert found[key].shape == value.shape
+        assert torch.allclose(found[key].double(), value.double(), rtol=1e-9, atol=1e-9), key
+
+
+def test_generate_sees_the_whole_model(by_ranks: dict[int, Path]) -> None:
+    one, two = (
+        [line.texts for line in store.read_lines(RunFolder(by_ranks[n] / "deep").metrics, Metric)
+         if isinstance(line, Generated)]
+        for n in (1, 2)
+    )  # fmt: skip
+    assert len(one) > 3
+    assert one == two
+
+
+def test_findings_of_one_and_of_several(by_ranks: dict[int, Path]) -> None:
+    rules = {
+        n: [one.rule for one in read_run(RunFolder(by_ranks[n] / "spread_norms")).findings]
+        for n in (1, 2)
+    }
+    assert rules == {1: ["setting-without-effect"] * 2, 2: []}
+    recipe = read_run(RunFolder(by_ranks[2] / "deep")).recipe
+    assert recipe is not None and recipe.sharding.value == "full"
+
+
+@pytest.fixture(scope="module")
+def on_three(by_ranks: dict[int, Path]) -> Path:
+    """What two ranks have begun, taken up by three; then ranks that do not do the same."""
+    folder = by_ranks[2]
+    with pytest.MonkeyPatch.context() as patch:
+        _set_paths(patch.setenv, folder / "state")
+        with pytest.raises(RuntimeError, match="the ranks do not do the same"):
+            trained(folder, 3, "5", "accumulated", "unlike")
+    return folder
+
+
+def test_resume_of_parts_at_another_number_of_ranks(
+    by_ranks: dict[int, Path], on_three: Path
+) -> None:
+    one, moved = (
+        [line.metrics["loss"] for line in store.read_lines(RunFolder(run).metrics, Metric)
+         if isinstance(line, Validated)]
+        for run in (by_ranks[1] / "accumulated", on_three / "moved")
+    )  # fmt: skip
+    assert len(moved) == 15
+    assert moved == pytest.approx(one, rel=1e-9, abs=1e-9)
+    run = read_run(RunFolder(on_three / "moved"))
+    assert run.started is not None and run.started.num_ranks == 3
+
+
+def test_ranks_that_call_other_blocks_say_so(on_three: Path) -> None:
+    failed = store.read_lines(RunFolder(on_three / "unlike").events, Event)[-1]
+    assert isinstance(failed, Failed) and failed.finding.rule == "ranks-do-not-fit"
+
+
+def test_memory_that_runs_out_on_a_rank_with_parts(tmp_path: Path) -> None:
+    command = [str(BENCHMARKS / "oom_ranks.py"), "--as-rank", str(tmp_path), "--sharding", "full"]
+    run_ranks(2, [*command, "--trials", "5", "--seed", "3"], tmp_path, LIMIT_S)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert len(rows) == 5
+    assert [row for row in rows if row["problem"]] == []
+    assert all(row["is_same_on_all"] and row["is_close"] for row in rows)
+    short = [row for row in rows if row["failed"]]
+    assert len(short) > 2
+    # All of them went back to the last checkpoint, and the run's history says so.
+    assert all(row["num_adaptations"] and not row["is_in_place"] for row in short)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+
+class Strided(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, 4).t())
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer", "said"),
+    [
+        (Scaled(), torch.optim.SGD, "`scale` has no dimension"),
+        (Strided(), torch.optim.SGD, "`weight` is not contiguous"),
+        (nn.Linear(2, 2), torch.optim.Adafactor, "Adafactor may need a weight as a whole"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half()), torch.optim.SGD, "several types"),
+    ],
+)
+def test_what_cannot_be_spread_is_refused(
+    model: nn.Module, optimizer: type[torch.optim.Optimizer], said: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_can_be_spread(model, Optimizers(optimizer(model.parameters(), lr=0.1)))
+    assert caught.value.rule == "ranks-do-not-fit"
+    assert said in str(caught.value.because)
