@@ -5,40 +5,52 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from flatout.errors import UsageError
 from flatout.nouns.run import DamagedRun, Run
 from flatout.nouns.scaling import (
     Forecasts,
     MeasuredStep,
     PredictRequest,
+    Rates,
     forecasts,
     measured_step,
+    parse_energy_price,
     parse_link,
+    parse_power,
     parse_price,
     parse_workers,
 )
 from flatout.system import runs
-from flatout.system.reading import list_runs, split_of
+from flatout.system.reading import list_runs, power_of, split_of
 
 
 def predict(request: PredictRequest) -> Forecasts:
-    """Throughput, efficiency and cost on that many workers, by the model in nouns/scaling.py.
+    """Throughput, energy and cost on that many workers, by the model in nouns/scaling.py.
 
     Raises:
         UsageError: bad-forecast, no-measured-step, unknown-run.
     """
     workers = parse_workers(request.workers)
     link = parse_link(request.link, request.latency_us)
-    price = parse_price(request.price)
+    given = Rates(
+        price_per_hour=parse_price(request.price),
+        power_w=parse_power(request.power),
+        price_per_kwh=parse_energy_price(request.energy_price),
+    )
     run, measured = _measured(request.run)
+    power_w = power_of(run) if given.power_w is None else None
+    rates = given if power_w is None else msgspec.structs.replace(given, power_w=power_w)
     return Forecasts(
         run=run.id,
         unit=run.started.unit if run.started else "samples",
         measured=measured,
         link=link,
         scaling=request.scaling,
-        price_per_hour=price,
-        rows=forecasts(measured, workers, link, request.scaling, price),
+        rates=rates,
+        is_power_measured=power_w is not None,
+        rows=forecasts(measured, workers, link, request.scaling, rates),
     )
 
 

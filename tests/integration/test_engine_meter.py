@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import flatout.engine
 from flatout.engine import Experiment
 from flatout.engine.meter import PARTS
+from flatout.engine.power import PowerMeter, gpu_joules
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.lines import Finished, Progress, Started, Validated
 
@@ -226,3 +227,14 @@ def test_interrupt_stops_after_the_step(plain: Plain) -> None:
     resumed = flatout.engine.train(plain(), resume="stopped", is_quiet=True)
     for one, two in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_power_is_energy_by_time() -> None:
+    energy_j, now_s = [1000.0], [5.0]
+    meter = PowerMeter(lambda: energy_j[0], lambda: now_s[0])
+    assert meter.mean_w() is None, "the driver counts in steps"
+    energy_j[0], now_s[0] = 4000.0, 15.0
+    assert meter.mean_w() == 300.0
+    energy_j[0] = 10.0
+    assert meter.mean_w() is None, "the driver was loaded anew"
+    assert PowerMeter(gpu_joules(torch.device("cpu"))).mean_w() is None

@@ -11,11 +11,14 @@ from flatout.errors import UsageError
 from flatout.nouns.scaling import (
     Link,
     MeasuredStep,
+    Rates,
     all_reduce_s,
     forecast,
     forecasts,
     measured_step,
+    parse_energy_price,
     parse_link,
+    parse_power,
     parse_price,
     parse_workers,
 )
@@ -41,7 +44,7 @@ def test_all_reduce_sends_nearly_twice_the_gradients() -> None:
 
 
 def test_one_worker_is_what_was_measured() -> None:
-    found = forecast(STEP, 1, LINK, "strong", None)
+    found = forecast(STEP, 1, LINK, "strong", Rates())
     assert found.step_s == pytest.approx(1.0)
     assert found.efficiency == found.most_efficiency == pytest.approx(1.0)
     assert found.samples_per_s == pytest.approx(64)
@@ -50,7 +53,7 @@ def test_one_worker_is_what_was_measured() -> None:
 
 
 def test_strong_scaling_shares_the_batch() -> None:
-    found = forecast(STEP, 2, LINK, "strong", 3.6)
+    found = forecast(STEP, 2, LINK, "strong", Rates(price_per_hour=3.6))
     # 0.45 s of the samples' part, the optimizer's 0.1 s, the all-reduce's 0.32 s.
     assert found.step_s == pytest.approx(0.87)
     assert found.samples_per_s == pytest.approx(64 / 0.87)
@@ -62,7 +65,7 @@ def test_strong_scaling_shares_the_batch() -> None:
 
 
 def test_weak_scaling_gives_each_worker_a_batch() -> None:
-    found = forecast(STEP, 8, LINK, "weak", None)
+    found = forecast(STEP, 8, LINK, "weak", Rates())
     reduce_s = 2 * 7 / 8 * 0.32
     assert found.step_s == pytest.approx(1 + reduce_s)
     assert found.samples_per_s == pytest.approx(8 * 64 / (1 + reduce_s))
@@ -73,16 +76,31 @@ def test_weak_scaling_gives_each_worker_a_batch() -> None:
 
 
 def test_more_workers_than_samples_have_no_numbers() -> None:
-    found = forecast(STEP, 65, LINK, "strong", 1.0)
+    found = forecast(STEP, 65, LINK, "strong", Rates(price_per_hour=1.0))
     assert (found.step_s, found.efficiency, found.cost) == (None, None, None)
-    assert forecast(STEP, 64, LINK, "strong", 1.0).step_s is not None
+    assert forecast(STEP, 64, LINK, "strong", Rates(price_per_hour=1.0)).step_s is not None
 
 
 def test_rows_begin_with_what_was_measured_and_cost_nothing_there() -> None:
-    rows = forecasts(STEP, [1, 2, 8], LINK, "strong", 2.5)
+    rows = forecasts(STEP, [1, 2, 8], LINK, "strong", Rates(price_per_hour=2.5))
     assert [row.workers for row in rows] == [1, 2, 8]
     assert rows[0].cost is None
     assert rows[1].cost is not None
+
+
+def test_energy_is_what_all_workers_draw_and_costs_where_none_is_rented() -> None:
+    own = Rates(power_w=500.0, price_per_kwh=0.3)
+    here, both = forecasts(STEP, [2], LINK, "strong", own)
+    # 100 s at 500 W are 50 kJ; two workers take 87 s.
+    assert here.energy_kwh == pytest.approx(50 / 3600)
+    assert both.energy_kwh == pytest.approx(2 * 0.5 * 87 / 3600)
+    assert both.cost == pytest.approx(0.3 * 2 * 0.5 * 87 / 3600)
+    rented = Rates(power_w=500.0, price_per_kwh=0.3, price_per_hour=3.6)
+    here, both = forecasts(STEP, [2], LINK, "strong", rented)
+    # A rent has the energy in it; this machine is not rented.
+    assert here.cost == pytest.approx(0.3 * 50 / 3600)
+    assert both.cost == pytest.approx(2 * 3.6 * 87 / 3600)
+    assert forecast(STEP, 2, LINK, "strong", Rates(price_per_kwh=0.3)).cost is None
 
 
 def test_measured_step_is_the_mean_of_a_run() -> None:
@@ -105,6 +123,8 @@ def test_links_as_they_are_sold(text: str, bits: float) -> None:
 def test_prices_and_workers_as_they_are_typed() -> None:
     assert [parse_price(text) for text in ("2.5/h", "2.5 / h", "3", None)] == [2.5, 2.5, 3, None]
     assert parse_workers("64, 8,8") == [8, 64]
+    assert [parse_power(text) for text in ("350W", "1.2 kW", "90", None)] == [350, 1200, 90, None]
+    assert [parse_energy_price(text) for text in ("0.3/kWh", "0.3", None)] == [0.3, 0.3, None]
 
 
 @pytest.mark.parametrize(
@@ -120,6 +140,9 @@ def test_prices_and_workers_as_they_are_typed() -> None:
         lambda: parse_workers("eight"),
         lambda: parse_price("cheap"),
         lambda: parse_price("-1/h"),
+        lambda: parse_power("350 J"),
+        lambda: parse_power("kW"),
+        lambda: parse_energy_price("0.3/h"),
     ],
 )
 def test_what_cannot_be_read_is_told(parse: Any) -> None:
@@ -136,4 +159,8 @@ def test_command_predicts_from_a_run_and_says_what_it_does_not_know(cli: Any) ->
         # The fake engine's runs may not tell how long a step took.
         assert json.loads(done.stdout)["error"]["rule"] == "no-measured-step"
         return
-    assert [row["workers"] for row in json.loads(done.stdout)["rows"]] == [1, 2, 4, 8]
+    told = json.loads(done.stdout)
+    assert [row["workers"] for row in told["rows"]] == [1, 2, 4, 8]
+    assert told["is_power_measured"] and told["rates"]["power_w"] == 120
+    given = cli.run("cluster", "predict", "--power", "1.5kW", "--energy-price", "0.3")
+    assert "1,500 W" in given.stdout and "cost: give" not in given.stdout

@@ -26,6 +26,10 @@ from flatout.cli.options import json_document
     help="Share the batch, or one for each.",
 )  # fmt: skip
 @click.option("--price", metavar="PRICE", help="Of one worker for an hour, as 2.5/h.")
+@click.option("--power", metavar="WATTS", help="What one worker draws, as 350W; else as measured.")
+@click.option(
+    "--energy-price", metavar="PRICE", help="Of a kWh, as 0.30/kWh, where none is rented."
+)
 @json_document
 def predict(is_json: bool, **options: Any) -> None:
     """Say what a training would take on many workers, from a run's measured step.

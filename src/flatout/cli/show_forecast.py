@@ -9,6 +9,7 @@ from flatout.nouns.scaling import Forecast, Forecasts
 from flatout.nouns.units import (
     bytes_text,
     count_text,
+    energy_text,
     percent_text,
     rate_text,
     seconds_text,
@@ -29,10 +30,11 @@ def print_forecasts(found: Forecasts) -> None:
         ("link", f"{found.link.bits_per_s / 1e9:g} Gbit/s{DOT}"
          f"{seconds_text(found.link.latency_s)} per message{DOT}"
          f"{bytes_text(measured.gradient_bytes)} of gradients"),
+        *([("power", _power_text(found))] if found.rates.power_w is not None else []),
     ])  # fmt: skip
     console.print()
     table = plain_table(
-        "workers", "step", "throughput", "efficiency", "overlapped", "epoch", "cost of an epoch"
+        "workers", "step", "throughput", "efficiency", "overlapped", "epoch", "energy", "cost"
     )
     for row in found.rows:
         table.add_row(*_cells(row, found))
@@ -44,7 +46,7 @@ def print_forecasts(found: Forecasts) -> None:
 def _cells(row: Forecast, found: Forecasts) -> list[str]:
     name = "here: 1" if row.workers == 1 else count_text(row.workers)
     if row.step_s is None or row.samples_per_s is None or row.epoch_s is None:
-        return [name, f"fewer {found.unit} than workers", *[_NOT_KNOWN] * 5]
+        return [name, f"fewer {found.unit} than workers", *[_NOT_KNOWN] * 6]
     is_here = row.workers == 1
     return [
         name,
@@ -55,13 +57,24 @@ def _cells(row: Forecast, found: Forecasts) -> list[str]:
         if is_here or row.most_efficiency is None
         else percent_text(row.most_efficiency, 0),
         seconds_text(row.epoch_s),
+        _NOT_KNOWN if row.energy_kwh is None else energy_text(row.energy_kwh),
         _NOT_KNOWN if row.cost is None else f"{row.cost:,.3g}",
     ]
 
 
+def _power_text(found: Forecasts) -> str:
+    whose = f"the GPU of {found.run}, on the average" if found.is_power_measured else "each worker"
+    return f"{found.rates.power_w:,.0f} W{DOT}{whose}"
+
+
 def _unknown(found: Forecasts) -> list[str]:
-    told = ["energy: no power was measured"]
-    if found.price_per_hour is None:
-        told.append("cost: give --price")
+    rates = found.rates
+    told = []
+    if rates.power_w is None:
+        told.append("energy: no power was measured; give --power")
+    elif found.is_power_measured:
+        told.append("energy of all but the GPU; give --power of a whole worker")
+    if rates.price_per_hour is None and (rates.price_per_kwh is None or rates.power_w is None):
+        told.append("cost: give --price of a rented worker, or --power and --energy-price")
     told.append("whether workers are as fast as this machine, and what else uses the link")
     return told

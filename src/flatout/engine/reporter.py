@@ -9,6 +9,7 @@ from flatout.engine.journal import Journal
 from flatout.engine.memory import MemoryCap, SpillWatch
 from flatout.engine.meter import Losses, Meter, memory_bytes
 from flatout.engine.named_losses import NamedLosses
+from flatout.engine.power import PowerMeter, gpu_joules
 from flatout.engine.randomness import sample_order
 from flatout.engine.session import Session
 from flatout.engine.shortage import Shortage
@@ -48,6 +49,7 @@ class Reporter:
         self._named = NamedLosses(session.device, session.position)
         self._num_skips = 0
         self._spill = SpillWatch(session.device)
+        self._power = PowerMeter(gpu_joules(session.device))
         self.moved: Shortage | None = None
 
     def add(self, loss: Tensor | dict[str, Tensor], num_samples: int) -> None:
@@ -124,6 +126,7 @@ class Reporter:
                 learning_rate=next(iter(rates.values())),
                 memory_bytes=memory_bytes(session.device),
                 split_s=self._meter.split_s(),
+                power_w=self._power.mean_w(),
                 losses=self._named.end_line(),
                 learning_rates=rates if len(rates) > 1 else {},
             )

@@ -182,6 +182,8 @@ class Progress(Line, frozen=True, kw_only=True):
     learning_rate: of the first optimizer's first group; learning_rates: of each, if several.
     split_s: seconds since the run's beginning in data, copy, forward, backward, optimizer,
     checkpoint, validation and other; with several ranks also exchange.
+    power_w: what the GPU has drawn since the worker took up the run, on the average; None where
+    nobody tells.
     """
 
     epoch: int
@@ -190,6 +192,7 @@ class Progress(Line, frozen=True, kw_only=True):
     learning_rate: float
     memory_bytes: int | None
     split_s: dict[str, float]
+    power_w: float | None = None
     losses: dict[str, float] = {}
     learning_rates: dict[str, float] = {}
 

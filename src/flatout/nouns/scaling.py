@@ -25,6 +25,7 @@ Scaling = Literal["strong", "weak"]
 
 _GRADIENT_BYTES = 4  # fp32, as weights and gradients are held whatever the step computes in
 _MOST_WORKERS = 1_000_000
+_POWER_FIX = "write what one worker draws, in watts: --power 350W"
 
 
 class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,8 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
     scaling: Scaling = "strong"
     latency_us: float = 50.0
     price: str | None = None
+    power: str | None = None
+    energy_price: str | None = None
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +77,23 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float
 
 
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker costs and draws; None where nobody says it.
+
+    price_per_hour: of a rented one, its energy included. power_w: watts while it trains.
+    price_per_kwh: of energy, for workers that are not rented.
+    """
+
+    price_per_hour: float | None = None
+    power_w: float | None = None
+    price_per_kwh: float | None = None
+
+
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """A training on that many workers. None for all numbers: it cannot be split so far.
 
     efficiency: throughput beside that of as many separate workers; most_efficiency: the same if
-    the backward pass hides as much of the all-reduce as it can. cost: of an epoch.
+    the backward pass hides as much of the all-reduce as it can. energy_kwh, cost: of an epoch.
     """
 
     workers: int
@@ -87,23 +102,28 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     efficiency: float | None = None
     most_efficiency: float | None = None
     epoch_s: float | None = None
+    energy_kwh: float | None = None
     cost: float | None = None
 
 
 class Forecasts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, and what follows from it. run: its id; unit: what a sample is."""
+    """What was measured, and what follows from it. run: its id; unit: what a sample is.
+
+    is_power_measured: the power is that of the run's GPU, and not what somebody has said.
+    """
 
     run: str
     unit: str
     measured: MeasuredStep
     link: Link
     scaling: Scaling
-    price_per_hour: float | None
+    rates: Rates
+    is_power_measured: bool
     rows: tuple[Forecast, ...]
 
 
 def forecast(
-    measured: MeasuredStep, workers: int, link: Link, scaling: Scaling, price_per_hour: float | None
+    measured: MeasuredStep, workers: int, link: Link, scaling: Scaling, rates: Rates
 ) -> Forecast:
     """What the model says of that many workers.
 
@@ -112,7 +132,7 @@ def forecast(
         workers: how many.
         link: between them.
         scaling: whether they share the measured batch, or each has as large a one.
-        price_per_hour: of one worker.
+        rates: of one worker.
     """
     is_strong = scaling == "strong"
     if is_strong and workers > measured.samples:
@@ -125,7 +145,7 @@ def forecast(
     alone = measured.samples / measured.step_s * workers
     # An epoch has whole steps; the small number keeps rounding from adding one.
     epoch_s = math.ceil(measured.samples_per_epoch / samples - 1e-9) * step_s
-    cost = None if price_per_hour is None else workers * price_per_hour * epoch_s / 3600
+    energy_kwh, cost = _spent(workers * epoch_s / 3600, rates)
     return Forecast(
         workers=workers,
         step_s=step_s,
@@ -133,8 +153,19 @@ def forecast(
         efficiency=samples / step_s / alone,
         most_efficiency=samples / (step_s - hidden_s) / alone,
         epoch_s=epoch_s,
+        energy_kwh=energy_kwh,
         cost=cost,
     )
+
+
+def _spent(worker_hours: float, rates: Rates) -> tuple[float | None, float | None]:
+    """Energy in kWh, and what is paid: for rented workers their rent, for others their energy."""
+    energy_kwh = None if rates.power_w is None else worker_hours * rates.power_w / 1e3
+    if rates.price_per_hour is not None:
+        return energy_kwh, worker_hours * rates.price_per_hour
+    if rates.price_per_kwh is None or energy_kwh is None:
+        return energy_kwh, None
+    return energy_kwh, energy_kwh * rates.price_per_kwh
 
 
 def all_reduce_s(num_bytes: int, workers: int, link: Link) -> float:
@@ -203,11 +234,39 @@ def parse_price(text: str | None) -> float | None:
     Raises:
         UsageError: bad-forecast.
     """
+    return _number(
+        text, r"/\s*h", "--price", "write what one worker costs in an hour: --price 2.5/h"
+    )
+
+
+def parse_power(text: str | None) -> float | None:
+    """`350W`, `1.2kW` or `350`: watts of one worker.
+
+    Raises:
+        UsageError: bad-forecast.
+    """
+    if text is not None and text.strip().lower().endswith("kw"):
+        kilowatts = _number(text, "[kK][wW]", "--power", _POWER_FIX)
+        return None if kilowatts is None else kilowatts * 1e3
+    return _number(text, "[wW]", "--power", _POWER_FIX)
+
+
+def parse_energy_price(text: str | None) -> float | None:
+    """`0.30/kWh` or `0.30`.
+
+    Raises:
+        UsageError: bad-forecast.
+    """
+    fix = "write what a kWh costs: --energy-price 0.30/kWh"
+    return _number(text, r"/\s*[kK][wW][hH]", "--energy-price", fix)
+
+
+def _number(text: str | None, unit: str, option: str, fix: str) -> float | None:
     if text is None:
         return None
-    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(?:\s*/\s*h)?", text.strip())
+    found = re.fullmatch(rf"([0-9]{{1,9}}(?:\.[0-9]{{1,9}})?)(?:\s*{unit})?", text.strip())
     if found is None:
-        raise _bad(f"--price {text}", "write what one worker costs in an hour: --price 2.5/h")
+        raise _bad(f"{option} {text}", fix)
     return float(found[1])
 
 
@@ -216,12 +275,12 @@ def forecasts(
     workers: Sequence[int],
     link: Link,
     scaling: Scaling,
-    price: float | None,
+    rates: Rates,
 ) -> tuple[Forecast, ...]:
-    """A row for each number of workers, the one that was measured first."""
-    here = forecast(measured, 1, link, scaling, None)
+    """A row for each number of workers, the one that was measured first: nobody rents that."""
+    here = forecast(measured, 1, link, scaling, msgspec.structs.replace(rates, price_per_hour=None))
     more = [count for count in workers if count > 1]
-    return (here, *(forecast(measured, count, link, scaling, price) for count in more))
+    return (here, *(forecast(measured, count, link, scaling, rates) for count in more))
 
 
 def _bad(option: str, fix: str) -> UsageError:

@@ -62,6 +62,15 @@ def rate_text(per_second: float, unit: str = "samples") -> str:
     return f"{number} {unit}/s"
 
 
+def energy_text(kwh: float) -> str:
+    """0.0042 -> "4.2 Wh", 42 -> "42 kWh", 4200 -> "4.2 MWh"."""
+    for scale, unit, limit in ((1e3, "Wh", 1000), (1, "kWh", 1000)):
+        text = f"{kwh * scale:.3g}"
+        if float(text) < limit:
+            return f"{text} {unit}"
+    return f"{kwh / 1e3:,.3g} MWh"
+
+
 def count_text(count: int) -> str:
     """60000 -> "60,000"."""
     return f"{count:,}"

@@ -86,6 +86,12 @@ def split_of(run: Run) -> dict[str, float]:
     return told.split_s if isinstance(told, Progress) else {}
 
 
+def power_of(run: Run) -> float | None:
+    """Watts that a run's GPU has drawn on the average, as its last line tells; None if unknown."""
+    told = last_line(RunFolder(Path(run.folder)).metrics, Metric, b'"progress"')
+    return told.power_w if isinstance(told, Progress) else None
+
+
 def tuned_recipe(run: Run) -> TunedRecipe:
     """The recipe that a search has found, with how it was found.
 

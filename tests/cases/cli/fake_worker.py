@@ -136,6 +136,7 @@ while step < steps:
         samples_per_s=1000.0,
         learning_rate=0.1,
         memory_bytes=2**20,
+        power_w=120.0,
         split_s=split,
     )
     if step % 2 == 0:
