@@ -65,27 +65,31 @@ __all__ = [
 STOP_LIMIT_S = 30.0
 
 
+def recognized(request: SketchRequest) -> SketchRequest:
+    """A request with what its path says of itself."""
+    return sketches.recognized(request)
+
+
 def sketch(request: SketchRequest) -> Sketch:
     """A request for a new experiment, with its defaults, checked against the data that is named.
 
     Raises:
         UsageError: bad-experiment-name, data-for-another-task, data-path-not-found,
-            column-not-found, table-not-readable.
+            column-not-found, table-not-readable, no-shards, no-data.
     """
+    request = recognized(request)
     kind = request.settled_data
-    path, is_beside, target = None, False, None
-    if request.path is not None and kind != "synthetic":
-        path, is_beside = sketches.settled_path(request.path)
-        if kind in TABLES:
-            target = sketches.settled_target(request.path, kind, request.target)
-    return Sketch(
-        name=check_name(request.name),
-        task=request.settled_task,
-        data=kind,
-        path=path,
-        is_path_beside=is_beside,
-        target=target,
-    )
+    made = Sketch(name=check_name(request.name), task=request.settled_task, data=kind)
+    if request.path is None or kind == "synthetic":
+        return made
+    path, is_beside = sketches.settled_path(request.path)
+    made = msgspec.structs.replace(made, path=path, is_path_beside=is_beside)
+    if kind == "shards":
+        return sketches.of_shards(made, request)
+    target = None
+    if kind in TABLES:
+        target = sketches.settled_target(request.path, kind, request.target)
+    return msgspec.structs.replace(made, target=target)
 
 
 def write_new(sketch: Sketch, *, is_forced: bool) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ import torch
 
 from flatout import flow
 from flatout.engine import Experiment, train
+from flatout.nouns.ingestion import Ingested, IngestRequest
 from flatout.nouns.sketch import DATA_OF, SketchRequest
 
 MADE_UP = [(task, kind) for task, kinds in DATA_OF.items() for kind in kinds]
@@ -50,7 +52,7 @@ def write_images() -> str:
         pytest.skip("needs pillow: pip install 'flatout[data]'")
     from PIL import Image
 
-    for number in range(20):
+    for number in range(40):
         file = Path("photos", "ab"[number % 2], f"{number}.png")
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (30, 20), (number, 0, 0)).save(file)
@@ -90,6 +92,42 @@ def write_huggingface() -> str:
     columns = {"text": [f"number {n}" for n in numbers], "label": [n % 3 for n in numbers]}
     datasets.Dataset.from_dict(columns).save_to_disk("texts")
     return "texts"
+
+
+def write_shards(kind: str) -> str:
+    pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'flatout[data]'")
+    from flatout.engine.ingest.ingestion import ingest
+
+    source = {"csv": write_csv, "images": write_images, "text": write_passages, "idx": write_idx}[
+        kind
+    ]()
+    *_, last = ingest(
+        IngestRequest(source=source, dest="shards", workers=1, validation=0.3, test=0.0)
+    )
+    assert isinstance(last, Ingested), last
+    return "shards"
+
+
+def write_passages() -> str:
+    passages = [f"The night was {number} times as dark as it was stormy. " for number in range(60)]
+    Path("book.txt").write_text("\n\n".join(passages))
+    return "book.txt"
+
+
+def write_idx() -> str:
+    Path("digits").mkdir()
+    for name, count in (("train", 40), ("t10k", 10)):
+        for what, sizes in (("images-idx3", (count, 4, 4)), ("labels-idx1", (count,))):
+            head = bytes((0, 0, 8, len(sizes))) + b"".join(one.to_bytes(4, "big") for one in sizes)
+            content = bytes(number % 3 for number in range(math.prod(sizes)))
+            Path("digits", f"{name}-{what}-ubyte").write_bytes(head + content)
+    return "digits"
+
+
+@pytest.mark.parametrize("kind", ["csv", "images", "text", "idx"])
+def test_experiment_on_shards_trains(kind: str) -> None:
+    metrics = trained_metrics(path=write_shards(kind))
+    assert metrics["loss"] is not None
 
 
 @pytest.mark.parametrize(

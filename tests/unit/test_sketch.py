@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -17,7 +18,9 @@ from flatout.cli.commands import new
 from flatout.cli.questions import answered
 from flatout.errors import UsageError
 from flatout.experiment_text import parse_parameters, parse_settings
+from flatout.nouns.ingestion import FORMAT, Column, Manifest, Settings
 from flatout.nouns.sketch import (
+    CONTENT_OF,
     DATA_KINDS,
     DATA_OF,
     TABLES,
@@ -38,19 +41,25 @@ def sketches() -> Iterator[Sketch]:
             for path in (None, 'my $data/it\'s "here"', "/elsewhere/\\odd"):
                 if kind == "synthetic" and path:
                     continue
-                yield Sketch(
+                made = Sketch(
                     name="mine",
                     task=task,
                     data=kind,
                     path=path,
                     is_path_beside=path is not None and path.startswith("my"),
-                    target='the "price" in $' if kind in TABLES and path else None,
                 )
+                inside = [one for one, content in CONTENT_OF.items() if content in kinds]
+                inside = [one for one in inside if (task, one) != ("regression", "idx")]
+                for ingested in inside if kind == "shards" and path else [None]:
+                    sketch = msgspec.structs.replace(made, ingested=ingested)
+                    is_table = sketch.content in TABLES and path
+                    target = 'the "price" in $' if is_table else None
+                    yield msgspec.structs.replace(sketch, target=target)
 
 
 def described(sketch: Sketch) -> str:
     place = "beside" if sketch.is_path_beside else "made-up" if sketch.is_made_up else "elsewhere"
-    return f"{sketch.task}-{sketch.data}-{place}"
+    return f"{sketch.task}-{sketch.data}-{sketch.ingested or ''}-{place}"
 
 
 @pytest.mark.parametrize("sketch", list(sketches()), ids=described)
@@ -182,8 +191,38 @@ def test_new_takes_the_last_column_of_a_csv_file(cli: Any) -> None:
     done = cli.run("new", "houses", "--path", "houses.csv", "--task", "regression", "--json")
     assert json.loads(done.stdout)["experiment"] == {
         "name": "houses", "task": "regression", "data": "csv", "path": "houses.csv",
-        "is_path_beside": True, "target": "price",
+        "is_path_beside": True, "target": "price", "ingested": None, "held_out": "validation",
     }  # fmt: skip
+
+
+def write_shards(folder: Path, settings: Settings, **counts: int) -> None:
+    manifest = Manifest(
+        format=FORMAT, settings=settings, num_rejected=0, source="", versions={}, shards=(),
+        counts={"train": 9, "validation": 0, "test": 0, **counts},  # type: ignore[dict-item]
+    )  # fmt: skip
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+
+
+def test_new_knows_a_folder_of_shards(cli: Any) -> None:
+    columns = tuple(Column(name=name, type="double") for name in ("rooms", "price"))
+    settings = Settings(kind="csv", validation=0.0, test=0.1, columns=columns)
+    write_shards(cli.folder / "houses-shards", settings, test=1)
+    done = cli.run("new", "houses", "--path", "houses-shards", "--task", "regression", "--json")
+    made = json.loads(done.stdout)["experiment"]
+    assert (made["data"], made["ingested"], made["target"]) == ("shards", "csv", "price")
+    # There is no part for validation; what is trained on is not taken for it.
+    text = (cli.folder / "houses.py").read_text()
+    assert 'PARTS = ("train", "test")' in text and "houses-shards" in text
+    wrong = cli.run("new", "more", "--path", "houses-shards", "--target", "prise")
+    assert wrong.returncode == 2 and "`price`" in wrong.stderr
+    write_shards(cli.folder / "book", Settings(kind="text", validation=0.0, test=0.0))
+    alone = cli.run("new", "more", "--path", "book")
+    assert alone.returncode == 2 and "see: no-data" in alone.stderr
+    other = cli.run("new", "more", "--path", "book", "--task", "regression")
+    assert "see: data-for-another-task" in other.stderr
+    none = cli.run("new", "more", "--data", "shards", "--path", ".")
+    assert none.returncode == 2 and "see: no-shards" in none.stderr
 
 
 @pytest.mark.parametrize(

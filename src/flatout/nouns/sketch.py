@@ -14,13 +14,18 @@ from flatout.nouns.finding import Finding, Fix
 
 # Task: the data it can be shown with; the first is meant where nothing else is said.
 DATA_OF = {
-    "classification": ("synthetic", "images", "csv", "parquet", "huggingface", "tensors"),
-    "regression": ("synthetic", "csv", "parquet", "huggingface", "tensors"),
-    "language-model": ("synthetic", "text", "huggingface"),
-}
+    "classification": (
+        "synthetic", "images", "csv", "parquet", "huggingface", "tensors", "shards",
+    ),
+    "regression": ("synthetic", "csv", "parquet", "huggingface", "tensors", "shards"),
+    "language-model": ("synthetic", "text", "huggingface", "shards"),
+}  # fmt: skip
 TASKS = tuple(DATA_OF)
 DATA_KINDS = tuple(dict.fromkeys(kind for kinds in DATA_OF.values() for kind in kinds))
 TABLES = ("csv", "parquet")
+# What `flatout ingest` has made of each kind of source, as what it is handed to a model.
+CONTENT_OF = {"idx": "tensors", "images": "images", "csv": "csv", "parquet": "parquet",
+              "text": "text"}  # fmt: skip
 _ENDINGS = {
     ".csv": "csv", ".parquet": "parquet", ".txt": "text", ".safetensors": "tensors",
 }  # fmt: skip
@@ -78,7 +83,7 @@ class SketchRequest(msgspec.Struct, frozen=True, kw_only=True):
         kind = self.settled_data
         if self.path is not None and kind == "synthetic":
             yield _without_effect("--path", "made-up data is read from nowhere")
-        if self.target is not None and kind not in TABLES:
+        if self.target is not None and kind not in (*TABLES, "shards"):
             yield _without_effect("--target", f"{kind} data has no columns to choose from")
         elif self.target is not None and self.path is None:
             yield _without_effect("--target", "without --path the data is made up")
@@ -90,6 +95,7 @@ class Sketch(msgspec.Struct, frozen=True, kw_only=True):
     path: where the data is: below the folder of the new file if is_path_beside, else absolute;
         None for made-up data.
     target: the column of a table that is to be predicted.
+    ingested: for shards, the kind of what they were made of. held_out: their part to validate on.
     """
 
     name: str
@@ -98,11 +104,22 @@ class Sketch(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     is_path_beside: bool = False
     target: str | None = None
+    ingested: str | None = None
+    held_out: str = "validation"
 
     @property
     def is_made_up(self) -> bool:
         """Whether there is no data yet."""
         return self.path is None
+
+    @property
+    def content(self) -> str:
+        """What the samples are, whatever they are kept in."""
+        if self.ingested is not None:
+            return CONTENT_OF[self.ingested]
+        if self.data != "shards":
+            return self.data
+        return "text" if self.task == "language-model" else "tensors"
 
 
 def check_name(text: str) -> str:

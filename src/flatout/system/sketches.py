@@ -6,7 +6,12 @@ import csv
 import importlib.util
 from pathlib import Path
 
-from flatout.errors import UsageError, nearest
+import msgspec
+
+from flatout.errors import FlatoutError, UsageError, nearest
+from flatout.nouns.ingestion import Manifest
+from flatout.nouns.sketch import CONTENT_OF, DATA_OF, Sketch, SketchRequest
+from flatout.system.shard_folder import MANIFEST, ShardFolder
 from flatout.system.store import mapped_os_errors, write_atomically
 
 
@@ -60,6 +65,76 @@ def settled_target(text: str, kind: str, target: str | None) -> str:
             fix=nearest(target, columns),
         )
     return target or columns[-1]
+
+
+def recognized(request: SketchRequest) -> SketchRequest:
+    """A request with what its path says of itself: that it is a folder of shards."""
+    if request.path is None or request.data not in (None, "shards"):
+        return request
+    try:
+        manifest = ShardFolder(Path(request.path).expanduser()).read_manifest()
+    except FlatoutError:
+        if request.data is not None:
+            raise
+        # Somebody else's manifest.json.
+        return request
+    if manifest is None:
+        return request
+    tasks = _tasks_of(manifest)
+    task = tasks[0] if request.task is None and len(tasks) == 1 else request.task
+    return msgspec.structs.replace(request, data="shards", task=task)
+
+
+def of_shards(sketch: Sketch, request: SketchRequest) -> Sketch:
+    """The sketch of an experiment on shards, as their manifest tells what they hold.
+
+    Raises:
+        UsageError: no-shards, data-for-another-task, column-not-found, no-data.
+    """
+    path = Path(request.path or "").expanduser()
+    manifest = ShardFolder(path).read_manifest()
+    if manifest is None:
+        raise UsageError(
+            "no-shards",
+            f"{path} holds no shards.",
+            because=f"there is no {MANIFEST} in it, which is written when all of them are there",
+            fix=f"flatout ingest SOURCE {path}",
+        )
+    kind, tasks = manifest.settings.kind, _tasks_of(manifest)
+    task = request.task or tasks[0]
+    if task not in tasks:
+        raise UsageError(
+            "data-for-another-task",
+            f"there is nothing to write for the task {task} with shards of {kind}.",
+            fix=nearest(task, tasks),
+        )
+    held_out = next((part for part in ("validation", "test") if manifest.counts.get(part)), None)
+    if held_out is None or not manifest.counts.get("train"):
+        raise UsageError(
+            "no-data",
+            f"{path} has not both: records to train on, and others to validate on.",
+            fix="ingest it into another folder, with a share for each: --validation 0.1",
+        )
+    columns = [one.name for one in manifest.settings.columns]
+    if request.target is not None and request.target not in columns:
+        raise UsageError(
+            "column-not-found",
+            f"the shards in {path} have no column `{request.target}`.",
+            fix=nearest(request.target, columns) if columns else "leave --target out",
+        )
+    target = (request.target or columns[-1]) if columns else None
+    return msgspec.structs.replace(
+        sketch, task=task, ingested=kind, held_out=held_out, target=target
+    )
+
+
+def _tasks_of(manifest: Manifest) -> tuple[str, ...]:
+    """What can be learned from shards."""
+    kind = manifest.settings.kind
+    if kind == "idx":
+        # The number of a class is no measure.
+        return ("classification",)
+    return tuple(task for task, content in DATA_OF.items() if CONTENT_OF[kind] in content)
 
 
 def write_new(name: str, text: str, *, is_forced: bool) -> Path:

@@ -147,6 +147,6 @@ def model(sketch: Sketch) -> Piece:
         return _GPT
     if sketch.data == "huggingface":
         return _READER
-    if sketch.data in ("csv", "parquet"):
+    if sketch.content in ("csv", "parquet"):
         return _TABLE
-    return _IMAGES if sketch.data == "images" else _TENSORS
+    return _IMAGES if sketch.content == "images" else _TENSORS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flatout.nouns.sketch import Sketch
 from flatout.templates.piece import Piece
+from flatout.templates.shards import shards
 
 _TORCH = ("import torch", "from torch import Tensor")
 
@@ -14,6 +15,8 @@ def source(sketch: Sketch) -> Piece:
     The pieces define `samples(is_training)`, and fill in `$num_classes`, which may call it, and
     `$classes`, what the classes are called.
     """
+    if sketch.data == "shards" and not sketch.is_made_up:
+        return shards(sketch)
     if sketch.data in ("csv", "parquet"):
         return _table(sketch)
     if sketch.data == "huggingface":

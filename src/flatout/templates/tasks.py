@@ -139,9 +139,9 @@ def entry(sketch: Sketch, classes: str) -> Piece:
         data += f"        collate={collate},\n"
     has_labels = sketch.task == "classification" and classes != ""
     # The model needs them too: looked up once.
-    is_read = has_labels and sketch.data == "images" and not sketch.is_made_up
+    is_read = has_labels and sketch.content == "images" and not sketch.is_made_up
     labels = "classes" if is_read else classes
-    unit = _UNITS.get(sketch.data, "samples")
+    unit = _UNITS.get(sketch.content, "samples")
     return Piece(
         imports=("import flatout", "from flatout.engine import schedules"),
         text=_EXPERIMENT,

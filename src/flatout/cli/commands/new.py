@@ -10,7 +10,7 @@ from flatout.cli.options import json_document
 
 # As in `nouns.sketch`, which --help does not load.
 _TASKS = ("classification", "regression", "language-model")
-_DATA = ("synthetic", "images", "csv", "parquet", "huggingface", "tensors", "text")
+_DATA = ("synthetic", "images", "csv", "parquet", "huggingface", "tensors", "shards", "text")
 
 
 @click.command("new")
@@ -31,7 +31,7 @@ def command(name: str, yes: bool, force: bool, is_json: bool, **answers: str | N
     from flatout.cli import show
     from flatout.nouns.sketch import SketchRequest, check_name
 
-    request = SketchRequest(name=check_name(name), **answers)
+    request = flow.recognized(SketchRequest(name=check_name(name), **answers))
     if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
         from flatout.cli.questions import answered
 
