@@ -5,7 +5,7 @@ distribution and starts it by hand; it stays, and so does the base image. All el
 of the process that made it and goes with it; what a killed one has left, the next removes.
 
 As a program it makes engine and base image ready; with `--clean` it removes all that bears the
-label, and the images that stay, by their names. Standard library only.
+label or the name of tests, the images that stay among it. Standard library only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ from docker_engine import (
 from progress import Problem, guarded, say
 
 LABEL = "flatout.test"
+# Of an image that stays, so that `--clean` finds it without a name, too.
+KEPT = f"{LABEL}=kept"
 BASE = "flatout-test-base:bookworm"
+# What all images and projects of tests are called.
+_NAMES = "flatout-test"
+_COMPOSE = "com.docker.compose.project"
 _PUBLIC = f"debian:{SUITE}-slim"
 _HOST_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
@@ -349,14 +354,36 @@ def _is_alive(number: int) -> bool:
     return True
 
 
+def clean_all(docker: Docker) -> None:
+    """Removes whatever tests have made here, also what they keep for the next ones, and no more.
+
+    What a build keeps in a cache of its own (BuildKit) bears no names: `docker builder prune` is
+    for that, and takes what others have built along.
+    """
+    remove(docker, LABEL)
+    for project in sorted(_projects(docker)):
+        remove(docker, f"{_COMPOSE}={project}")
+    named = docker.ask("image", "ls", "--quiet", "--filter", f"reference={_NAMES}*")
+    for image in dict.fromkeys(named.stdout.split()):
+        docker.ask("image", "rm", "--force", image)
+
+
+def _projects(docker: Docker) -> set[str]:
+    """Compose's projects that tests have made: by their names, since they label nothing."""
+    found = set()
+    for kind in ("container", "network", "volume"):
+        every = ["--all"] if kind == "container" else []
+        form = f'{{{{.Label "{_COMPOSE}"}}}}'
+        told = docker.ask(kind, "ls", *every, "--filter", f"label={_COMPOSE}", "--format", form)
+        found |= {name for name in told.stdout.split() if name.startswith(f"{_NAMES}-")}
+    return found
+
+
 def main(arguments: list[str]) -> int:
     """Makes engine and base image ready, or cleans."""
     docker = find_docker()
     if "--clean" in arguments:
-        remove(docker, LABEL)
-        named = docker.ask("image", "ls", "--quiet", "--filter", "reference=flatout-test*")
-        for image in dict.fromkeys(named.stdout.split()):
-            docker.ask("image", "rm", "--force", image)
+        clean_all(docker)
         return 0
     say("docker", f"{docker.program} · {docker.base_image()}")
     return 0
