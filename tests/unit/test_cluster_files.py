@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import msgspec
 import pytest
 
 from flatout.cluster import layout
-from flatout.cluster.compose_file import HEADS, compose_files
+from flatout.cluster.compose_file import HEADS, TOKEN_FILE, compose_files
 from flatout.cluster.image import image_files
 from flatout.cluster.settings import (
     address_in,
@@ -120,6 +122,28 @@ def test_each_engine_publishes_what_people_open_and_no_more() -> None:
         "dask": ["127.0.0.1:8786:8786", "127.0.0.1:8787:8787"],
         "torchrun": [],
     }
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have other rights there")
+def test_ray_asks_for_a_token_that_stays_on_this_machine(tmp_path: Path) -> None:
+    made = laid(NONE)
+    for name, service in services_of(made).items():
+        own = service["environment"]
+        assert (own["RAY_AUTH_MODE"], own["RAY_AUTH_TOKEN_PATH"]) == (
+            "token", "/run/flatout/ray-token",
+        ), name  # fmt: skip
+        assert "./secrets/ray-token:/run/flatout/ray-token:ro" in service["volumes"]
+    files = compose_files(made)
+    assert "secrets/" in files[".gitignore"].splitlines() and ".dockerignore" in files
+    assert not any("token" in text for text in compose_files(laid(NONE, "dask")).values())
+    path = tmp_path / TOKEN_FILE
+    assert cluster_folder.ensure_secret(path, os.getuid(), os.getgid())
+    token = cluster_folder.read_secret(path)
+    assert token is not None and len(token) == 64
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    # It stays: what runs knows this one.
+    assert not cluster_folder.ensure_secret(path, os.getuid(), os.getgid())
+    assert cluster_folder.read_secret(path) == token
 
 
 def test_shares_leave_the_machine_room() -> None:

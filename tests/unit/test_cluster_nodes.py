@@ -24,6 +24,7 @@ VERSIONS = {"flatout": "0.1.0", "torch": "2.13.0+cpu", "ray": "2.60.0"}
 OWN_RULES = {
     "cluster-versions-differ", "cluster-clocks-apart", "cluster-runs-as-root",
     "cluster-folder-not-writable", "cluster-published", "cluster-does-not-fit",
+    "cluster-without-token",
 }  # fmt: skip
 MACHINE = Machine(cpu=Cpu(num_threads=8), memory=Memory(total_bytes=16 * GIB), gpus=(Gpu(index=0),))
 
@@ -146,7 +147,10 @@ def test_a_node_is_asked_as_a_program_that_imports_no_framework() -> None:
 
 
 def service(name: str = "worker", **more: Any) -> Service:
-    sound = Service(name=name, user="1000:1000", cpus=2, memory_bytes=GIB, shared_bytes=GIB)
+    sound = Service(
+        name=name, user="1000:1000", cpus=2, memory_bytes=GIB, shared_bytes=GIB,
+        variables={"RAY_AUTH_MODE": "token"},
+    )  # fmt: skip
     return msgspec.structs.replace(sound, **more)
 
 
@@ -157,6 +161,8 @@ def service(name: str = "worker", **more: Any) -> Service:
          "warning"),
         ({"ports": (Port(address="127.0.0.1", published=9000, target=8265),)}, "port-in-use",
          "error"),
+        ({"ports": (Port(address="127.0.0.1", published=8265, target=8265),), "variables": {}},
+         "cluster-without-token", "warning"),
         ({"user": "0:0"}, "cluster-runs-as-root", "warning"),
         ({"is_privileged": True}, "cluster-published", "warning"),
         ({"is_on_host_network": True}, "cluster-published", "warning"),

@@ -10,6 +10,7 @@ from flatout.clustering import training
 from flatout.clustering.files import Folder
 from flatout.errors import UsageError
 from flatout.nouns.placement import parse_placement
+from flatout.system.ray_jobs import RayHead
 
 SETTINGS = (
     "COMPOSE_PROJECT_NAME=flatout-lab\nCLUSTER_ENGINE={engine}\nCLUSTER_RUNS={runs}\n"
@@ -28,7 +29,7 @@ def cluster(folder: Path, engine: str = "ray") -> Path:
 
 def test_a_run_is_found_by_the_nodes_where_they_have_it(tmp_path: Path) -> None:
     where = training.Where(
-        address="http://127.0.0.1:9265",
+        head=RayHead(address="http://127.0.0.1:9265"),
         folder=Folder(path=tmp_path, settings={"CLUSTER_RUNS": str(tmp_path / "runs")}),
     )
     assert where.inside(tmp_path / "runs" / "digits-0001") == "/flatout/runs/digits-0001"
@@ -36,7 +37,9 @@ def test_a_run_is_found_by_the_nodes_where_they_have_it(tmp_path: Path) -> None:
         where.inside(tmp_path / "elsewhere" / "digits-0001")
     assert told.value.rule == "run-not-shared"
     # Machines with one shared disk see it at one path.
-    assert training.Where(address="http://head:8265").inside(tmp_path) == str(tmp_path)
+    assert training.Where(head=RayHead(address="http://head:8265")).inside(tmp_path) == str(
+        tmp_path
+    )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

@@ -21,6 +21,7 @@ from flatout import __version__
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.placement import LAUNCHER_LOST, Placement, parse_placement
 from flatout.system import ray_jobs
+from flatout.system.ray_jobs import RayHead
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="jobs are lines of sh")
 
@@ -39,6 +40,7 @@ class Head:
         self.takes_jobs = True
         self.is_blind = False
         self.code: int | None = None
+        self.token: str | None = None
 
     def submit(self, entrypoint: str) -> dict[str, Any]:
         self.entrypoints.append(entrypoint)
@@ -71,6 +73,8 @@ class Head:
 def handler_of(head: Head) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.is_refused():
+                return
             if self.path == "/api/version":
                 self.tell({"ray_version": "2.60.0"})
             elif head.code is not None:
@@ -78,7 +82,15 @@ def handler_of(head: Head) -> type[BaseHTTPRequestHandler]:
             else:
                 self.tell(head.details(self.path.rsplit("/", 1)[-1]))
 
+        def is_refused(self) -> bool:
+            if head.token in (None, self.headers.get("Authorization", "").removeprefix("Bearer ")):
+                return False
+            self.send_error(403 if "Authorization" in self.headers else 401)
+            return True
+
         def do_POST(self) -> None:
+            if self.is_refused():
+                return
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if not head.takes_jobs:
                 self.send_error(500)
@@ -184,7 +196,7 @@ def test_a_job_is_killed_by_ray(head: tuple[Head, str], tmp_path: Path) -> None:
     ray, address = head
     ray.python = "sleep 60; echo"
     log = tmp_path / "worker.log"
-    job = ray_jobs.submit(address, ["python3"], str(log), log)
+    job = ray_jobs.submit(RayHead(address=address), ["python3"], str(log), log)
     assert job.is_running() and job.exit_code() is None
     job.kill()
     assert not job.is_running() and job.exit_code() == -15
@@ -197,7 +209,7 @@ def test_a_head_that_stumbles_is_asked_again_and_one_that_knows_no_job_has_lost_
     ray, address = head
     ray.python = "sleep 60; echo"
     log = tmp_path / "worker.log"
-    job = ray_jobs.submit(address, ["python3"], str(log), log)
+    job = ray_jobs.submit(RayHead(address=address), ["python3"], str(log), log)
     for ray.code in (500, 503, 404):
         assert job.is_running(), "one wrong answer is no end"
     ray.code = None
@@ -241,18 +253,36 @@ def test_a_head_that_goes_is_told_from_a_job_that_fails(
     monkeypatch.setattr(ray_jobs, "_ASKED_EVERY_S", 0.0)
     ray, address = head
     ray.python = "sleep 60; echo"
-    job = ray_jobs.submit(address, ["python3"], str(tmp_path / "log"), tmp_path / "log")
+    where, log = RayHead(address=address), tmp_path / "log"
+    job = ray_jobs.submit(where, ["python3"], str(log), log)
     assert job.is_running()
     # Nobody listens there any more.
-    job.address = "http://127.0.0.1:1"
+    job.head = RayHead(address="http://127.0.0.1:1")
     for _ in range(20):
         job.is_running()
     assert not job.is_running() and job.exit_code() == LAUNCHER_LOST
 
 
+def test_a_token_is_taken_from_where_ray_has_it(
+    cli: Any, head: tuple[Head, str], tmp_path: Path
+) -> None:
+    ray, address = head
+    ray.token = "first"
+    refused = cli.run("train", cli.experiment, "--on", address, RAY_AUTH_MODE="disabled")
+    assert refused.returncode == 2 and "see: ray-token-refused" in refused.stderr
+    (tmp_path / "token").write_text("first\n")
+    kept = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    done = cli.run("train", cli.experiment, "--on", address, "--json", **kept)
+    assert done.returncode == 0 and len(ray.entrypoints) == 1, done.stderr
+    other = cli.run("train", cli.experiment, "--on", address, RAY_AUTH_TOKEN="second", **kept)
+    assert other.returncode == 2 and "that is another one" in other.stderr
+    # Nobody is to read it in a message.
+    assert "first" not in repr(RayHead(address=address, token="first"))
+
+
 def test_no_ray_is_told_with_the_way() -> None:
     with pytest.raises(RunFailed, match="no Ray answers at http://127.0.0.1:1") as told:
-        ray_jobs.version("http://127.0.0.1:1")
+        ray_jobs.version(RayHead(address="http://127.0.0.1:1"))
     assert "flatout cluster up" in told.value.fix
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from flatout.cluster import doctor_pages
+from flatout.cluster.compose_file import PORTS
 from flatout.nouns.cluster import Service
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.machine import Machine
 from flatout.nouns.units import bytes_text
+
+# Ports of Ray inside a container.
+_OF_RAY = tuple(port for _, port in PORTS["ray"])
 
 
 def judge_files(
@@ -28,15 +32,28 @@ def judge_files(
 
 def _ports(services: Sequence[Service], busy: Collection[int]) -> Iterator[Finding]:
     for service in services:
+        has_token = service.variables.get("RAY_AUTH_MODE") == "token"
         for port in service.ports:
             place = f"{port.address}:{port.published}"
+            if port.target in _OF_RAY and not has_token:
+                yield Finding(
+                    rule="cluster-without-token",
+                    severity="warning",
+                    problem=f"The Ray of {service.name} is published on {place} without a token.",
+                    because="whoever reaches it can run programs in the cluster: every user and "
+                    "program of this machine, if nobody else",
+                    fixes=(Fix(text="CLUSTER_RAY_AUTH=token in .env, then: flatout cluster up; "
+                                    "where .env does not have it: flatout cluster init"),),
+                )  # fmt: skip
             if not port.is_private:
                 yield Finding(
                     rule="cluster-published",
                     severity="warning",
                     problem=f"Port {port.target} of {service.name} is published on {place}.",
-                    because="whoever reaches it can run programs in the cluster, without a "
-                    "password",
+                    because="nothing is encrypted: whoever sees the token on its way can run "
+                    "programs in the cluster"
+                    if has_token and port.target in _OF_RAY
+                    else "whoever reaches it can run programs in the cluster, without a password",
                     fixes=(Fix(text="CLUSTER_PUBLISHED_ON=127.0.0.1 in .env; from elsewhere use a "
                                     f"tunnel: ssh -L {port.published}:127.0.0.1:{port.published} "
                                     "this-machine"),),

@@ -43,7 +43,7 @@ x-node: &node
     - cache:/cache
     - ${{CLUSTER_RUNS}}:/flatout/runs
     - ${{CLUSTER_DATA}}:/data
-  shm_size: ${{CLUSTER_SHARED_MEMORY}}
+{token}  shm_size: ${{CLUSTER_SHARED_MEMORY}}
   ulimits:
     # Stacks of many threads; memory that cannot be swapped, which transfers to a GPU want.
 {limits}  cpus: ${{CLUSTER_WORKER_CPUS}}
@@ -74,6 +74,13 @@ volumes:
   state:
   cache:
 """
+
+# The secret by which Ray's nodes and clients know each other: its place in the cluster's folder,
+# and in the nodes.
+TOKEN_FILE = "secrets/ray-token"
+_TOKEN_INSIDE = "/run/flatout/ray-token"
+_TOKEN = f"    - ./{TOKEN_FILE}:{_TOKEN_INSIDE}:ro\n"
+_KEPT_SECRET = "# What only this machine is to know.\nsecrets/\n"
 
 # A worker stops by itself when its head is gone, and is told by its exit code.
 _COMMANDS: Mapping[Engine, tuple[str, str]] = MappingProxyType({
@@ -108,8 +115,11 @@ _ROLES: Mapping[str, tuple[str, str]] = MappingProxyType({
 
 
 def compose_files(layout: Layout) -> dict[str, str]:
-    """compose.yaml and .env, by name."""
-    return {"compose.yaml": compose_text(layout), ".env": settings_text(layout)}
+    """compose.yaml, .env, and what keeps a secret out of git and out of the image, by name."""
+    files = {"compose.yaml": compose_text(layout), ".env": settings_text(layout)}
+    if layout.engine == "ray":
+        files |= {".gitignore": _KEPT_SECRET, ".dockerignore": _KEPT_SECRET}
+    return files
 
 
 def compose_text(layout: Layout) -> str:
@@ -123,7 +133,10 @@ def compose_text(layout: Layout) -> str:
     services += [_role(name, layout) for name in _ROLES]
     # Some engines may not raise this one, and without a GPU nobody needs it.
     limits = "    stack: 67108864\n" + ("    memlock: -1\n" if layout.gpus else "")
-    text = _HEAD.format(engine=engine, limits=limits) + "\n".join(services) + "\n" + _TAIL
+    token = _TOKEN if engine == "ray" else ""
+    text = (
+        _HEAD.format(engine=engine, limits=limits, token=token) + "\n".join(services) + "\n" + _TAIL
+    )
     return text.replace("{head}", head)
 
 
@@ -163,6 +176,11 @@ def settings_text(layout: Layout) -> str:
             "# loopback publishes them to the network.",
             "CLUSTER_PUBLISHED_ON=127.0.0.1",
             *(f"{name}={port}" for name, port in PORTS[layout.engine]),
+        ]
+    if layout.engine == "ray":
+        lines += [
+            "# Ray asks everybody for the token in secrets/ray-token; `disabled` asks nobody.",
+            "CLUSTER_RAY_AUTH=token",
         ]
     lines += [
         "",
@@ -218,7 +236,11 @@ def _role(name: str, layout: Layout) -> str:
 def _environment(layout: Layout, gpu: int | None) -> str:
     values = {"CLUSTER_HEAD": HEADS[layout.engine]}
     if layout.engine == "ray":
-        values |= {"RAY_USAGE_STATS_ENABLED": "0"}
+        values |= {
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "${CLUSTER_RAY_AUTH}",
+            "RAY_AUTH_TOKEN_PATH": _TOKEN_INSIDE,
+        }
     if layout.engine == "dask":
         # What `flatout ingest --on dask` looks for.
         values |= {"DASK_SCHEDULER_ADDRESS": "scheduler:8786"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from flatout.cluster.checks import judge_files
-from flatout.cluster.compose_file import compose_files
+from flatout.cluster.compose_file import TOKEN_FILE, compose_files
 from flatout.cluster.image import image_files
 from flatout.cluster.layout import (
     chosen_gpus,
@@ -60,6 +60,12 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
         """
         return user_in(self.settings)
 
+    @property
+    def token_file(self) -> Path | None:
+        """Where the token is that its Ray asks for; None where nobody is asked for one."""
+        is_asked = self.settings.get("CLUSTER_RAY_AUTH") == "token"
+        return self.path / TOKEN_FILE if is_asked else None
+
 
 def init(
     request: ClusterRequest, text: str, *, is_forced: bool, machine: Machine | None = None
@@ -74,6 +80,9 @@ def init(
     layout, notes = _layout(request, path, machine)
     texts = {**compose_files(layout), **image_files(layout)}
     files = cluster_folder.write(path, texts, is_forced=is_forced)
+    if request.engine == "ray":
+        cluster_folder.ensure_secret(path / TOKEN_FILE, layout.uid, layout.gid)
+        files = (*files, TOKEN_FILE)
     return Written(folder=str(path), files=files, notes=notes)
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 
 from flatout import __version__
-from flatout.cluster.compose_file import HEADS, MEETING_PORT, PORTS
+from flatout.cluster.compose_file import HEADS, MEETING_PORT, PORTS, TOKEN_FILE
 from flatout.cluster.nodes import PACKAGES, judge_nodes
 from flatout.cluster.settings import address_in, engine_in, with_setting
 from flatout.clustering.files import Folder, check, containers, judge, services_in
@@ -56,6 +56,9 @@ def up(
         on_warning(finding)
     for name in ("CLUSTER_RUNS", "CLUSTER_DATA"):
         cluster_folder.ensure_shared(folder.path / folder.settings.get(name, "."), *folder.owner)
+    if "CLUSTER_RAY_AUTH" in folder.settings:
+        # Where git has brought the folder, it is not there; Docker would make a folder of it.
+        cluster_folder.ensure_secret(folder.path / TOKEN_FILE, *folder.owner)
     cluster_folder.refresh_wheel(folder.path)
     program = compose.find_compose(system)
     compose.run_shown(program.argv(folder.path, "build", HEADS[engine_in(folder.settings)]))
@@ -134,8 +137,9 @@ def state(folder: Folder, system: System | None = None) -> ClusterState:
     found = containers(folder, system)
     nodes, unread = ask_nodes(folder, found, system)
     is_up = any(one.state == "running" for one in found)
+    asked = f"; asks for the token in {TOKEN_FILE}" if folder.token_file else ""
     dashboards = tuple(
-        Dashboard(text=text, address=address.format(address_in(folder.settings, variable)))
+        Dashboard(text=text + asked, address=address.format(address_in(folder.settings, variable)))
         for variable, _ in PORTS[engine]
         for text, address in [_DASHBOARDS[engine, variable]]
         if is_up

@@ -36,6 +36,7 @@ from flatout.system import (
 from flatout.system.attendance import Attendance, Running
 from flatout.system.interrupts import Interrupts
 from flatout.system.node_job import NodeJob
+from flatout.system.ray_jobs import RayHead
 from flatout.system.runs import RunFolder
 from flatout.system.system import LocalSystem
 
@@ -44,12 +45,12 @@ _RUNS_INSIDE = "/flatout/runs"
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
-    """Who trains. address: of a Ray's dashboard; None where the nodes are given launchers.
+    """Who trains. head: of a Ray; None where the nodes are given launchers.
 
     folder: of the cluster of containers that it is; None for a Ray of other machines.
     """
 
-    address: str | None = None
+    head: RayHead | None = None
     folder: Folder | None = None
 
     def inside(self, path: Path) -> str:
@@ -90,8 +91,8 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
     on = request.placement
     assert on is not None and on.place is not None
     where = _where(on)
-    if where.address is not None:
-        ray_jobs.version(where.address)
+    if where.head is not None:
+        ray_jobs.version(where.head)
     old = flow.reopen(request, interrupts) if request.resume else None
     header = store.read_json(old.header, RunHeader) if old else None
     spec = header.spec if header else flow.specify(request)
@@ -126,15 +127,22 @@ def _where(on: Placement) -> Where:
     """
     if on.place != CLUSTER:
         address = ray_jobs.check_address(on.place or "")
-        return Where(address=address, folder=_own_cluster(address))
+        own = _own_cluster(address)
+        token = _token(own) if own is not None else ray_jobs.own_token()
+        return Where(head=RayHead(address=address, token=token), folder=own)
     folder = open_folder(None)
     require_well(folder)
     if engine_in(folder.settings) == "ray":
         address = f"http://{address_in(folder.settings, 'CLUSTER_DASHBOARD_PORT')}"
-        return Where(address=address, folder=folder)
+        return Where(head=RayHead(address=address, token=_token(folder)), folder=folder)
     # Before there is a run.
     placing.ranks_of(placing.computing_nodes(folder, LocalSystem()), on.num_ranks)
     return Where(folder=folder)
+
+
+def _token(folder: Folder) -> str | None:
+    path = folder.token_file
+    return None if path is None else cluster_folder.read_secret(path)
 
 
 def _own_cluster(address: str) -> Folder | None:
@@ -162,8 +170,8 @@ def _start(where: Where, folder: RunFolder, on: Placement, change: Change) -> Ru
         UsageError: ranks-do-not-fit; RunFailed: ray-not-answering, docker-failed.
     """
     inside = where.inside(folder.path)
-    if where.address is not None:
-        return _submit(where.address, inside, folder, on, change)
+    if where.head is not None:
+        return _submit(where.head, inside, folder, on, change)
     assert where.folder is not None
     system = LocalSystem()
     compose.find_compose(system)
@@ -172,7 +180,7 @@ def _start(where: Where, folder: RunFolder, on: Placement, change: Change) -> Ru
 
 
 def _submit(
-    address: str, inside: str, folder: RunFolder, on: Placement, change: Change
+    head: RayHead, inside: str, folder: RunFolder, on: Placement, change: Change
 ) -> ray_jobs.RayJob:
     # Ray sets the threads of its own processes, not those of ranks; a limit holds for these, too.
     own = [f"{name}={value}" for name, value in variables.ranks_limit().items()]
@@ -181,4 +189,4 @@ def _submit(
     command += ["--flatout", __version__]
     if change != Change():
         command += ["--change", msgspec.json.encode(change).decode()]
-    return ray_jobs.submit(address, command, f"{inside}/{folder.log.name}", folder.log)
+    return ray_jobs.submit(head, command, f"{inside}/{folder.log.name}", folder.log)

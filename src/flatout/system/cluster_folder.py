@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,6 +104,31 @@ def write_settings(folder: Path, text: str) -> None:
     """Another text of .env."""
     with store.mapped_os_errors(folder / ".env"):
         store.write_atomically(folder / ".env", text.encode())
+
+
+def ensure_secret(path: Path, uid: int, gid: int) -> bool:
+    """A random text in a file that only its owner reads, made once; whether it was made now.
+
+    Where root makes it, it is given to the cluster's user, whose programs are to read it.
+    """
+    with store.mapped_os_errors(path):
+        if path.is_file() and path.stat().st_size:
+            return False
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        # Never readable by others, not even for a moment.
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+        os.replace(part, path)
+    hand_over(path.parent, uid, gid)
+    return True
+
+
+def read_secret(path: Path) -> str | None:
+    """What such a file holds; None where there is none."""
+    with store.mapped_os_errors(path):
+        return path.read_text(encoding="ascii", errors="ignore").strip() if path.is_file() else None
 
 
 def owner() -> tuple[int, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import posixpath
 import shlex
 import urllib.error
@@ -20,7 +21,7 @@ import msgspec
 
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.placement import LAUNCHER_LOST, NOT_SHARED
-from flatout.system import clock
+from flatout.system import clock, cluster_folder
 from flatout.system.store import mapped_os_errors
 
 _LIMIT_S = 15.0
@@ -32,6 +33,17 @@ _ALIVE = ("PENDING", "RUNNING")
 _MOST_SILENCES = 10
 
 
+class RayHead(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a Ray's dashboard is, and the token that it asks for; None where nobody has one."""
+
+    address: str
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        """Without the token, which is nobody else's business."""
+        return f"RayHead({self.address!r})"
+
+
 class _Details(msgspec.Struct):
     status: str = ""
     message: str | None = None
@@ -41,11 +53,11 @@ class _Details(msgspec.Struct):
 class RayJob:
     """A job that was handed to a Ray cluster, watched from here.
 
-    log: of the run; where the job failed, what Ray says of it is added.
+    head: where it was handed in. log: of the run; where it failed, what Ray says of it is added.
     """
 
-    def __init__(self, address: str, id: str, log: Path) -> None:
-        self.address = address
+    def __init__(self, head: RayHead, id: str, log: Path) -> None:
+        self.head = head
         self.id = id
         self.log = log
         self._details = _Details(status="PENDING")
@@ -61,7 +73,7 @@ class RayJob:
 
     def _ask(self) -> None:
         try:
-            told = _call(self.address, f"/api/jobs/{self.id}")
+            told = _call(self.head, f"/api/jobs/{self.id}")
         except FlatoutError:
             self._silences += 1
             if self._silences >= _MOST_SILENCES:
@@ -92,43 +104,43 @@ class RayJob:
             return
         # One that cannot be asked any more is found out below.
         with contextlib.suppress(FlatoutError):
-            _call(self.address, f"/api/jobs/{self.id}/stop", {})
+            _call(self.head, f"/api/jobs/{self.id}/stop", {})
         end = clock.elapsed_s() + _STOP_LIMIT_S
         while self.is_running() and clock.elapsed_s() < end:
             clock.sleep_s(0.2)
 
 
-def submit(address: str, command: Sequence[str], inside: str, log: Path) -> RayJob:
+def submit(head: RayHead, command: Sequence[str], inside: str, log: Path) -> RayJob:
     """Hands a command to a cluster; Ray runs it on the head, once.
 
     Args:
-        address: of the cluster's dashboard.
+        head: of the cluster.
         command: the program and its arguments.
         inside: the file, as the head sees it, that what it prints is added to; where the head does
             not see its folder, the job ends with NOT_SHARED.
         log: the same file as it is seen here.
 
     Raises:
-        RunFailed: ray-not-answering; UsageError: not-a-ray-address.
+        RunFailed: ray-not-answering; UsageError: not-a-ray-address, ray-token-refused.
     """
     folder = shlex.quote(posixpath.dirname(inside))
     entrypoint = (
         f"test -d {folder} || exit {NOT_SHARED}; "
         f"exec {shlex.join(command)} >> {shlex.quote(inside)} 2>&1"
     )
-    told = _call(address, "/api/jobs/", {"entrypoint": entrypoint})
+    told = _call(head, "/api/jobs/", {"entrypoint": entrypoint})
     if "submission_id" not in told:
-        raise _no_address(address, "what answers there takes no jobs")
-    return RayJob(address, str(told["submission_id"]), log)
+        raise _no_address(head.address, "what answers there takes no jobs")
+    return RayJob(head, str(told["submission_id"]), log)
 
 
-def version(address: str) -> str:
+def version(head: RayHead) -> str:
     """Which Ray answers there.
 
     Raises:
-        RunFailed: ray-not-answering; UsageError: not-a-ray-address.
+        RunFailed: ray-not-answering; UsageError: not-a-ray-address, ray-token-refused.
     """
-    return str(_call(address, "/api/version").get("ray_version", "unknown"))
+    return str(_call(head, "/api/version").get("ray_version", "unknown"))
 
 
 def check_address(text: str) -> str:
@@ -147,18 +159,37 @@ def check_address(text: str) -> str:
     return text.rstrip("/")
 
 
-def _call(address: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def own_token() -> str | None:
+    """The token of whoever asks, where Ray's own clients look for it; None if there is none.
+
+    Source: docs.ray.io/en/latest/ray-security/token-auth.html.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled":
+        return None
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return os.environ["RAY_AUTH_TOKEN"]
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or os.path.expanduser("~/.ray/auth_token")
+    return cluster_folder.read_secret(Path(path))
+
+
+def _call(head: RayHead, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    address = check_address(head.address)
     request = urllib.request.Request(
-        check_address(address) + path,
+        address + path,
         data=None if body is None else json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
+    if head.token is not None:
+        # Not for whomever a redirection leads to.
+        request.add_unredirected_header("Authorization", f"Bearer {head.token}")
     # What a proxy is for lies outside; a cluster's head does not.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_LIMIT_S) as answer:
             told = json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise _refused(head) from error
         said = error.read().decode(errors="replace").strip().splitlines()
         because = f"it answers {error.code}: {said[-1] if said else error.reason}"
         if error.code >= 500:
@@ -177,6 +208,17 @@ def _silent(address: str, because: str) -> RunFailed:
         because=because,
         fix="flatout cluster up starts one here; for another machine's, a tunnel: "
         "ssh -L 8265:127.0.0.1:8265 HOST",
+    )
+
+
+def _refused(head: RayHead) -> UsageError:
+    return UsageError(
+        "ray-token-refused",
+        f"the Ray at {head.address} asks for a token"
+        + (" that is another one." if head.token else "."),
+        because="without it, whoever reaches its dashboard could run programs there",
+        fix="set RAY_AUTH_TOKEN_PATH to the file that holds it; a cluster that flatout has made "
+        "keeps it in secrets/ray-token",
     )
 
 
