@@ -68,7 +68,8 @@ def _measured(text: str | None) -> tuple[Run, MeasuredStep]:
         f"no run of {name} tells how long a step takes on one worker."
         if text
         else "no run tells how long a step takes on one worker.",
-        because="a run must have made some steps, on one rank, over data of known length",
+        because="a run must have made some steps, on one rank, over data of known length, "
+        "and not in CUDA graphs",
         fix=f"measure it: flatout train {name} --epochs 1",
     )
 
@@ -85,7 +86,7 @@ def _runs_of(text: str | None) -> Iterator[Run]:
 
 
 def _step_of(run: Run) -> MeasuredStep | None:
-    """A run's step; None where its data has no length, nothing was timed, or ranks shared it."""
+    """A run's step; None where its data has no length, or nothing tells a single rank's parts."""
     started = run.started
     if started is None or not started.num_samples or not started.steps_per_epoch:
         return None
@@ -93,7 +94,8 @@ def _step_of(run: Run) -> MeasuredStep | None:
     # A rank of several has only its share of the batch, and waits for the others.
     if started.num_ranks > 1:
         return None
-    if not run.step or not split_s:
+    # Of a CUDA graph nobody knows what is the optimizer's part, which ranks do not share.
+    if not run.step or not split_s or split_s.get("step"):
         return None
     num_sent = started.num_parameters if started.num_trained is None else started.num_trained
     return measured_step(split_s, run.step, started.num_samples, started.steps_per_epoch, num_sent)

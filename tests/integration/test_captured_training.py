@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
+from oom_injection import SAID
 from recorded_graphs import RecordedGraphs
 from torch import Tensor, nn
 
@@ -59,6 +60,25 @@ class NotRecorded(RecordedGraphs):
                 action()
 
         return Repeated()
+
+
+class ShortAtLaunch(RecordedGraphs):
+    """Graphs of which the second launch of several steps finds no memory."""
+
+    num_launches = 0
+
+    def recorded(self, action: Callable[[], object]) -> Any:
+        is_of_several = not self.num_recorded
+        graph, graphs = super().recorded(action), self
+
+        class Launched:
+            def replay(self) -> None:
+                graphs.num_launches += is_of_several
+                if is_of_several and graphs.num_launches == 2:
+                    raise RuntimeError(SAID)
+                graph.replay()
+
+        return Launched()
 
 
 @dataclasses.dataclass
@@ -159,6 +179,26 @@ def test_a_graph_that_finds_no_memory_is_done_without(lab: Lab, tell: Tell, plai
     eager = lab.new()
     Capturing(experiment, NotRecorded, {}).go_on(eager, epochs=3)
     assert tell.traces(folder)["weights"] == tell.traces(eager)["weights"]
+
+
+def test_a_launch_that_finds_no_memory_loses_no_update(lab: Lab, tell: Tell, plain: Plain) -> None:
+    def model() -> nn.Module:
+        # Nothing in it sees how many samples are computed at a time.
+        return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    folders = []
+    for graphs in (ShortAtLaunch, NotRecorded):
+        folder = lab.new()
+        assert (
+            Capturing(plain(model=model), graphs, {"steps_per_launch": 3}).go_on(folder, epochs=4)
+            == "finished"
+        )
+        folders.append(folder)
+    assert read_run(folders[0]).adaptations
+    whole = tell.state(folders[1])["model"]
+    for name, value in tell.state(folders[0])["model"].items():
+        # Smaller micro-batches add up in another order; an update that is lost is far more.
+        torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-6)
 
 
 def reading(model: nn.Module, batch: Any) -> Tensor:

@@ -138,6 +138,8 @@ class CapturedStep:
         if self._prepared is not update:
             self.prepare(update)
         self._prepared = None
+        if self._is_staging and not self._staged:
+            self._meter.begin_step()
         place, placed = self._parts.place, update
         if place is not None:
             placed = [(place(batch), size) for batch, size in update]
@@ -151,18 +153,24 @@ class CapturedStep:
         tensors = self._next_tensors if place is None else _flat(placed)
         self._staged.append(_Staged(tensors, self._rates.now(), loss))
         if len(self._staged) == self._num_steps:
-            staged, self._staged = self._staged, []
-            self._launch(staged)
+            try:
+                self._launch(self._staged)
+            except BaseException:
+                # Whoever repeats an update repeats this one; those before it are still to be made.
+                self._staged.pop()
+                raise
+            self._staged = []
             self._made.copy_(self._losses)
-        self._meter.mark("optimizer")
+        self._meter.mark("step")
         return loss
 
     def finish(self) -> None:
         """Launches what is laid aside: after it, weights and losses are those of all updates."""
-        staged, self._staged = self._staged, []
-        for one in staged:
+        while self._staged:
+            one = self._staged[0]
             self._launch([one])
             one.loss.copy_(self._losses[0])
+            del self._staged[0]
 
     def _launch(self, staged: list[_Staged]) -> None:
         into: dict[torch.dtype, list[Tensor]] = defaultdict(list)

@@ -21,10 +21,11 @@ from torch import Tensor
 from flatout.system.clock import elapsed_s
 
 PARTS = ("data", "copy", "forward", "backward", "optimizer", "checkpoint", "validation", "other")
-# Between ranks: what a run of a single one does not have.
-_BETWEEN = "exchange"
-_ON_DEVICE = ("copy", "forward", "backward", _BETWEEN, "optimizer", "other")
-_OF_STEPS = ("data", "copy", "forward", "backward", _BETWEEN, "optimizer")
+# Between ranks: what a run of a single one does not have. And of a CUDA graph, which is not looked
+# into: all of it.
+_BETWEEN, _WHOLE = "exchange", "step"
+_ON_DEVICE = ("copy", "forward", "backward", _BETWEEN, "optimizer", _WHOLE, "other")
+_OF_STEPS = ("data", "copy", "forward", "backward", _BETWEEN, "optimizer", _WHOLE)
 _SAMPLED_EVERY = 16
 
 
@@ -66,7 +67,7 @@ class Meter:
         return sum(self._split_s.get(part, 0.0) for part in _OF_STEPS)
 
     def begin_step(self) -> None:
-        """An update begins: on a GPU, one in so many is looked at."""
+        """An update, or a launch of several, begins: on a GPU, one in so many is looked at."""
         if self._events is not None:
             self._events.begin_step()
 
