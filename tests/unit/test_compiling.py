@@ -198,8 +198,8 @@ def test_compiled_code_may_win_where_the_plain_loop_had_stayed() -> None:
 
 
 def test_no_more_is_compiled_than_there_is_time_for() -> None:
-    needed_s = trial_s(PROFILE)
-    short = problem(budget_s=needed_s + 5.0)
+    # Whatever the search takes before is missing then.
+    short = problem(budget_s=trial_s(PROFILE))
     decision, trials = searched(short, {"fused": 1.2, "loss": 1.5})
     assert not [one for one in trials if one.candidate.is_compiled]
     reasons = [one.reason for one in decision.skipped if one.axis == AXIS]
