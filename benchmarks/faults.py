@@ -32,18 +32,19 @@ def main() -> int:
     """Brings all faults about and writes the result; 1 if anything was not as it should be."""
     options = _options()
     rows: list[Row] = []
+    machine = dated.read_machine()
+    name = "faults-containers" if options.containers else "faults"
+    print(f"machine   {dated.machine_text(machine)}\n")
     print(f"{'fault':<34}{'s':>6}{'again':>7}{'lost':>6}{'twice':>7}  weights")
     for row in _rows(options):
         rows.append(row)
         show(row)
-    machine = dated.read_machine()
-    print(f"\nmachine   {dated.machine_text(machine)}")
-    measurements = [Measurement(name=row.fault, value=row.lost_s, unit="s") for row in rows]
-    details = {"rows": [dataclasses.asdict(row) for row in rows]}
-    if rows:
-        name = "faults-containers" if options.containers else "faults"
+        # What is done is kept, if this is ended.
+        measurements = [Measurement(name=one.fault, value=one.lost_s, unit="s") for one in rows]
+        details = {"rows": [dataclasses.asdict(one) for one in rows]}
         path = dated.write_result(name, machine, measurements, details, options.out)
-        print(f"written   {path}")
+    if rows:
+        print(f"\nwritten   {path}")
     return int(not rows or any(row.problem for row in rows))
 
 
@@ -77,6 +78,7 @@ def _each(faults: dict[str, Callable[[Any], Row]], runs: Runs, only: str) -> Ite
             continue
         began_s = time.monotonic()
         try:
+            runs.make_ready()
             yield bring_about(runs)
         except (Unexpected, AssertionError, subprocess.TimeoutExpired) as error:
             yield Row(fault=name, told="-", lost_s=time.monotonic() - began_s, problem=str(error))

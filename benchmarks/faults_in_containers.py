@@ -24,6 +24,7 @@ _LITTLE_CPU = "0.02"
 _PROJECT = "flatout-faults"
 _PORT = 8465
 _WORKERS = (1, 2)
+_TRIES = 3
 _OTHER_VERSION = """
 import importlib.metadata, re
 file = importlib.metadata.distribution("flatout")._path / "METADATA"
@@ -43,6 +44,16 @@ class Cluster(Runs):
         """All containers run and are well; takes note of their names."""
         found = self.nodes.up()["containers"]
         self.names = {(one["service"], one["number"]): one["name"] for one in found}
+
+    def make_ready(self) -> None:
+        """All containers run, also those that gave up while they started."""
+        for _ in range(_TRIES):
+            try:
+                self.up()
+                return
+            except AssertionError as error:
+                said = str(error)
+        raise Unexpected(f"the cluster does not come up: {said[-600:]}")
 
     def worker_of(self, rank: int) -> str:
         """The container that a rank is in."""
@@ -98,7 +109,6 @@ def container_killed(runs: Cluster, rank: int) -> Row:
     name = runs.worker_of(rank)
     blow = strike(training, AT_STEP, lambda: runs.docker.must("kill", name))
     training.end()
-    runs.up()
     return judged(f"container of rank {rank} killed", training, runs.reference(), blow)
 
 
@@ -112,7 +122,6 @@ def network_cut(runs: Cluster, rank: int) -> Row:
         training.end()
     finally:
         _join(runs, name)
-    runs.up()
     return judged(f"network of rank {rank} cut", training, runs.reference(), blow)
 
 
@@ -129,7 +138,6 @@ def network_cut_and_back(runs: Cluster) -> Row:
 
     blow = strike(training, AT_STEP, cut)
     training.end()
-    runs.up()
     return judged(f"network cut for {CUT_S:.0f} s", training, runs.reference(), blow)
 
 
@@ -162,7 +170,6 @@ def starved(runs: Cluster) -> Row:
 
     blow = strike(training, AT_STEP, starve)
     training.end()
-    runs.up()
     return judged(f"container without CPU {SLOW_S:.0f} s", training, runs.reference(), blow)
 
 

@@ -92,6 +92,9 @@ class Runs:
             )  # fmt: skip
         return Training(self.folder(name), process, self.logs / f"{name}.log")
 
+    def make_ready(self) -> None:
+        """Whatever the fault before has left behind is mended."""
+
     def reference(self, settings: str = "") -> RunFolder:
         """A run with these settings that nothing happens to."""
         if settings not in self.references:
