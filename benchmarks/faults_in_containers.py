@@ -50,8 +50,10 @@ class Cluster(Runs):
         for _ in range(_TRIES):
             try:
                 self.up()
+                # While all is well.
+                self.reference()
                 return
-            except AssertionError as error:
+            except (AssertionError, Unexpected) as error:
                 said = str(error)
         raise Unexpected(f"the cluster does not come up: {said[-600:]}")
 

@@ -99,6 +99,7 @@ class Runs:
         """A run with these settings that nothing happens to."""
         if settings not in self.references:
             name = f"reference-{len(self.references)}"
+            # One that was refused has left no run.
             training = self.begin(name, settings)
             training.end()
             _require_whole(training.folder, self.epochs)
