@@ -108,7 +108,8 @@ def straggler(runs: Runs) -> Row:
 def out_of_memory(runs: Runs) -> Row:
     """torch's own error, raised in the loss of one rank."""
     training = runs.begin("short", f"short_at={AT_STEP}")
-    blow = strike(training, AT_STEP - 2, lambda: None)
+    # The last line of progress comes a little before.
+    blow = replace(strike(training, AT_STEP - 30, lambda: None), step=AT_STEP - 1)
     training.end()
     return judged("rank 1 out of memory", training, runs.reference(), blow)
 

@@ -25,6 +25,10 @@ _PROJECT = "flatout-faults"
 _PORT = 8465
 _WORKERS = (1, 2)
 _TRIES = 3
+_NOTICED_S = 120.0
+# Nodes miss their head late: there is enough to do until then.
+_LONG_S = 0.5
+_SOON_STEP = 60
 _OTHER_VERSION = """
 import importlib.metadata, re
 file = importlib.metadata.distribution("flatout")._path / "METADATA"
@@ -124,6 +128,7 @@ def network_cut(runs: Cluster, rank: int) -> Row:
         training.end()
     finally:
         _join(runs, name)
+        _await_end(runs, name)
     return judged(f"network of rank {rank} cut", training, runs.reference(), blow)
 
 
@@ -151,12 +156,32 @@ def _join(runs: Cluster, name: str) -> None:
     runs.docker.must("network", "connect", "--alias", "worker", _PROJECT, name)
 
 
+def _await_end(runs: Cluster, name: str) -> None:
+    """Waits until a node that Ray has given up has noticed it: then it can be started again."""
+    until_s = time.monotonic() + _NOTICED_S
+    state = "true"
+    while state == "true" and time.monotonic() < until_s:
+        time.sleep(1.0)
+        state = runs.docker.must("inspect", "--format", "{{.State.Running}}", name).strip()
+
+
 def out_of_memory(runs: Cluster) -> Row:
     """A rank takes memory until the kernel ends it, at its container's limit."""
     training = runs.begin("starved-of-memory", f"hog_at={AT_STEP}")
-    blow = strike(training, AT_STEP - 2, lambda: None)
+    # The last line of progress comes a little before.
+    blow = replace(strike(training, AT_STEP - 30, lambda: None), step=AT_STEP - 1)
+    name = runs.worker_of(1)
     training.end()
-    return judged("container out of memory", training, runs.reference(), blow)
+    row = judged("container out of memory", training, runs.reference(), blow)
+    who = "the kernel" if _kernel_kills(runs, name) else "Ray's memory monitor"
+    return replace(row, told=f"ended by {who}, {row.told}")
+
+
+def _kernel_kills(runs: Cluster, name: str) -> int:
+    """Processes of a container that the kernel has ended for want of memory."""
+    files = "/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
+    told = runs.docker.ask("exec", name, "sh", "-c", f"cat {files} 2>/dev/null").stdout
+    return sum(map(int, re.findall(r"^oom_kill (\d+)", told, re.MULTILINE)))
 
 
 def starved(runs: Cluster) -> Row:
@@ -177,9 +202,9 @@ def starved(runs: Cluster) -> Row:
 
 def head_killed(runs: Cluster) -> Row:
     """`docker kill` of the head; then `flatout cluster up`, and the run is taken up again."""
-    training = runs.begin("headless")
+    training = runs.begin("headless", f"pause={_LONG_S}")
     head = runs.names["head", 1]
-    blow = strike(training, AT_STEP, lambda: runs.docker.must("kill", head))
+    blow = strike(training, _SOON_STEP, lambda: runs.docker.must("kill", head))
     code = training.wait()
     if code != 1 or "ray-not-answering" not in training.output():
         raise Unexpected(f"ended with {code}: {training.output()[-1500:]}")
