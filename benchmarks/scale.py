@@ -76,7 +76,8 @@ def main() -> int:
 
 @contextlib.contextmanager
 def ray_here(num_cpus: int) -> Iterator[None]:
-    """A Ray of this machine, that RAY_ADDRESS names meanwhile."""
+    """A Ray of this machine, that RAY_ADDRESS names meanwhile; it lets in who has its token."""
+    os.environ["RAY_AUTH_MODE"] = "token"
     with subprocess.Popen(
         [sys.executable, "-c", RAY, str(num_cpus)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -86,7 +87,7 @@ def ray_here(num_cpus: int) -> Iterator[None]:
         try:
             yield
         finally:
-            del os.environ["RAY_ADDRESS"]
+            del os.environ["RAY_ADDRESS"], os.environ["RAY_AUTH_MODE"]
 
 
 def measure(name: str, num_ranks: int, num_steps: int, folder: Path) -> dict[str, float]:
@@ -109,10 +110,12 @@ def measure(name: str, num_ranks: int, num_steps: int, folder: Path) -> dict[str
     told_of = [line for line in lines if isinstance(line, Progress)]
     begin = next(line for line in told_of if line.step >= first)
     end = told_of[-1]
+    # Lines come ten a second at most: from one to another, as many steps as they tell.
+    step_s = (end.at - begin.at) / (end.step - begin.step)
+    early = told_of[0]
     return {
-        # Lines come ten a second at most: from one to another, as many steps as they tell.
-        "step_s": (end.at - begin.at) / (end.step - begin.step),
-        "startup_s": told_of[0].at - began_at,
+        "step_s": step_s,
+        "startup_s": early.at - (early.step - 1) * step_s - began_at,
     }
 
 

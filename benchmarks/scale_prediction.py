@@ -2,11 +2,12 @@
 
     python benchmarks/scale_prediction.py [--rounds 5] [--ranks 2] [--steps 240]
 
-Each round, in fresh processes on CPUs with one thread for each rank: the link (an all-reduce of as
+Each round, in fresh processes on CPUs with one thread for each rank: the link (an exchange of as
 many bytes as the model's gradients, and one of a single number, by gloo over the loopback), the
-model of `scale_model.py` on one rank, what the command predicts from that run and that link, and
-the same training on several ranks. A step is the mean over a run, since that is what the command
-reads. Free cores are needed for as many ranks.
+model of `scale_model.py` on one rank, in whole batches and in micro-batches of a rank's share, what
+the command predicts from these runs and that link, and the same training on several ranks. A step
+is the mean over a run, since that is what the command reads. Free cores are needed for as many
+ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import dated
 from scale import HERE, output_of
-from scale_model import num_gradient_bytes
+from scale_model import BATCH_SIZE, num_gradient_bytes
 
 from flatout.engine.launch.job import loopback_variables
 from flatout.nouns.lines import Metric, Progress
@@ -50,13 +51,17 @@ def main() -> int:
 
 
 def one_round(num_ranks: int, num_steps: int, folder: Path) -> dict[str, float]:
-    """Seconds: of a step on one rank, of both all-reduces, of a step as predicted and as it is."""
+    """Seconds: of a step on one rank, in whole and in shares; of both exchanges; of a step on
+    several ranks, as predicted and as it is.
+    """
     environment = os.environ | loopback_variables()
     environment |= {"OMP_NUM_THREADS": "1", "FLATOUT_STATE": str(folder)}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num_ranks)]
     command += [str(HERE / "scale_link.py"), str(num_gradient_bytes())]
     link = json.loads(output_of(command, environment).strip().splitlines()[-1])
     alone_s = trained(["--tune", "off", "--name", "alone"], num_steps, environment)
+    share = ["--tune", "off", "--use", f"micro_batch_size={BATCH_SIZE // num_ranks}"]
+    shares_s = trained([*share, "--name", "shares"], num_steps, environment)
     # As the command wants them: what each rank sends over the link in a second, and a message.
     sent_bits = 2 * (num_ranks - 1) / num_ranks * num_gradient_bytes() * 8
     latency_us = link["small_s"] / (2 * (num_ranks - 1)) * 1e6
@@ -67,7 +72,8 @@ def one_round(num_ranks: int, num_steps: int, folder: Path) -> dict[str, float]:
     [predicted_s] = [row["step_s"] for row in rows if row["workers"] == num_ranks]
     on = ["--on", f"local:{num_ranks}", "--name", "together"]
     together_s = trained(on, num_steps, environment)
-    return {"alone": alone_s, **link, "predicted": predicted_s, "measured": together_s}
+    own = {"alone": alone_s, "shares": shares_s}
+    return {**own, **link, "predicted": predicted_s, "measured": together_s}
 
 
 def trained(arguments: list[str], num_steps: int, environment: dict[str, str]) -> float:

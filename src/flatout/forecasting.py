@@ -40,17 +40,20 @@ def predict(request: PredictRequest) -> Forecasts:
         price_per_kwh=parse_energy_price(request.energy_price),
     )
     run, measured = _measured(request.run)
+    smaller = _in_smaller_batches(run, measured) if request.scaling == "strong" else ()
     power_w = power_of(run) if given.power_w is None else None
     rates = given if power_w is None else msgspec.structs.replace(given, power_w=power_w)
     return Forecasts(
         run=run.id,
         unit=run.started.unit if run.started else "samples",
+        experiment=run.header.spec.file or run.header.spec.name,
         measured=measured,
+        smaller=smaller,
         link=link,
         scaling=request.scaling,
         rates=rates,
         is_power_measured=power_w is not None,
-        rows=forecasts(measured, workers, link, request.scaling, rates),
+        rows=forecasts([measured, *smaller], workers, link, request.scaling, rates),
     )
 
 
@@ -85,6 +88,29 @@ def _runs_of(text: str | None) -> Iterator[Run]:
             yield run
 
 
+def _in_smaller_batches(run: Run, measured: MeasuredStep) -> tuple[MeasuredStep, ...]:
+    """The same step as other runs have made it in smaller micro-batches, the newest of each."""
+    found: dict[int, MeasuredStep] = {}
+    for other in reversed(list_runs()):
+        if not isinstance(other, Run) or _but_for_micro_batches(other) != _but_for_micro_batches(
+            run
+        ):
+            continue
+        step = None if other.adaptations else _step_of(other)
+        if step is not None and step.micro_batch_size < measured.micro_batch_size:
+            found.setdefault(step.micro_batch_size, step)
+    return tuple(found[size] for size in sorted(found, reverse=True))
+
+
+def _but_for_micro_batches(run: Run) -> object:
+    """What two runs must have in common for a step of theirs to differ by micro-batches alone."""
+    spec, started = run.header.spec, run.started
+    recipe = msgspec.structs.asdict(run.recipe) if run.recipe else {}
+    values = {name: one.value for name, one in recipe.items() if name != "micro_batch_size"}
+    what = (spec.name, spec.file, spec.sha256, spec.parameters)
+    return what, values, started and (started.versions, started.num_samples)
+
+
 def _step_of(run: Run) -> MeasuredStep | None:
     """A run's step; None where its data has no length, or nothing tells a single rank's parts."""
     started = run.started
@@ -95,7 +121,14 @@ def _step_of(run: Run) -> MeasuredStep | None:
     if started.num_ranks > 1:
         return None
     # Of a CUDA graph nobody knows what is the optimizer's part, which ranks do not share.
-    if not run.step or not split_s or split_s.get("step"):
+    if not run.step or run.recipe is None or not split_s or split_s.get("step"):
         return None
     num_sent = started.num_parameters if started.num_trained is None else started.num_trained
-    return measured_step(split_s, run.step, started.num_samples, started.steps_per_epoch, num_sent)
+    return measured_step(
+        split_s,
+        run.step,
+        started.num_samples,
+        started.steps_per_epoch,
+        num_sent,
+        run.recipe.micro_batch_size.value,
+    )

@@ -76,5 +76,20 @@ def _unknown(found: Forecasts) -> list[str]:
         told.append("energy of all but the GPU; give --power of a whole worker")
     if rates.price_per_hour is None and (rates.price_per_kwh is None or rates.power_w is None):
         told.append("cost: give --price of a rented worker, or --power and --energy-price")
+    told += _too_small(found)
     told.append("whether workers are as fast as this machine, and what else uses the link")
     return told
+
+
+def _too_small(found: Forecasts) -> list[str]:
+    """Of rows that take small batches to be as fast by the sample as larger ones that were seen."""
+    rows = [row for row in found.rows if not row.is_shown and row.samples is not None]
+    if not rows:
+        return []
+    first = rows[0]
+    least = min(step.micro_batch_size for step in (found.measured, *found.smaller))
+    return [
+        f"how much slower {first.samples:,} {found.unit} at once are than {least:,}, which "
+        f"{first.workers:,} workers have; measure it: flatout train {found.experiment} "
+        f"--tune off --use micro_batch_size={first.samples}"
+    ]

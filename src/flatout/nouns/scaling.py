@@ -6,8 +6,10 @@ The model, with n workers:
     all_reduce(n) = 2 (n - 1) / n * gradient_bytes / bandwidth + 2 (n - 1) * latency
 
 `shrink` is n where the workers share the measured batch (strong scaling), and 1 where each takes as
-large a batch (weak scaling). Source of the second line: Patarasu and Yuan, Bandwidth optimal
-all-reduce algorithms for clusters of workstations, J. Parallel Distrib. Comput. 69 (2009).
+large a batch (weak scaling). A smaller batch is slower by the sample, so the step is taken from the
+run whose forward passes had as few samples as a worker then has, where there is one: as many
+micro-batches then divide by n exactly. Source of the second line: Patarasu and Yuan, Bandwidth
+optimal all-reduce algorithms for clusters of workstations, J. Parallel Distrib. Comput. 69 (2009).
 """
 
 from __future__ import annotations
@@ -49,13 +51,15 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
 
     shared_s: what becomes less with fewer samples; backward_s: the part of it that the all-reduce
     can hide behind. optimizer_s: what every worker does in full.
-    samples: of one step; samples_per_epoch: of the training data. num_parameters: that are trained.
+    samples: of one step; micro_batch_size: of one forward pass. samples_per_epoch: of the training
+    data. num_parameters: that are trained.
     """
 
     shared_s: float
     backward_s: float
     optimizer_s: float
     samples: float
+    micro_batch_size: int
     samples_per_epoch: int
     num_parameters: int
 
@@ -92,11 +96,15 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """A training on that many workers. None for all numbers: it cannot be split so far.
 
+    samples: that a worker has of a step, the largest share. is_shown: a run has made forward passes
+    of so few; if not, they are taken to be as fast by the sample as the smallest measured.
     efficiency: throughput beside that of as many separate workers; most_efficiency: the same if
     the backward pass hides as much of the all-reduce as it can. energy_kwh, cost: of an epoch.
     """
 
     workers: int
+    samples: int | None = None
+    is_shown: bool = True
     step_s: float | None = None
     samples_per_s: float | None = None
     efficiency: float | None = None
@@ -109,12 +117,15 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 class Forecasts(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured, and what follows from it. run: its id; unit: what a sample is.
 
+    smaller: the same step as other runs have made it, in smaller micro-batches.
     is_power_measured: the power is that of the run's GPU, and not what somebody has said.
     """
 
     run: str
     unit: str
+    experiment: str
     measured: MeasuredStep
+    smaller: tuple[MeasuredStep, ...] = ()
     link: Link
     scaling: Scaling
     rates: Rates
@@ -123,31 +134,36 @@ class Forecasts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def forecast(
-    measured: MeasuredStep, workers: int, link: Link, scaling: Scaling, rates: Rates
+    steps: Sequence[MeasuredStep], workers: int, link: Link, scaling: Scaling, rates: Rates
 ) -> Forecast:
     """What the model says of that many workers.
 
     Args:
-        measured: the step of one.
+        steps: the step of one worker, and maybe the same in smaller micro-batches.
         workers: how many.
         link: between them.
         scaling: whether they share the measured batch, or each has as large a one.
         rates: of one worker.
     """
     is_strong = scaling == "strong"
-    if is_strong and workers > measured.samples:
+    here = steps[0]
+    if is_strong and workers > here.samples:
         return Forecast(workers=workers)
     shrink = workers if is_strong else 1
+    share = math.ceil(here.samples / shrink - 1e-9)
+    measured = here if shrink == 1 else _nearest(steps, share)
     reduce_s = all_reduce_s(measured.gradient_bytes, workers, link)
     step_s = measured.shared_s / shrink + measured.optimizer_s + reduce_s
     hidden_s = min(reduce_s, measured.backward_s / shrink)
-    samples = measured.samples * (1 if is_strong else workers)
-    alone = measured.samples / measured.step_s * workers
+    samples = here.samples * (1 if is_strong else workers)
+    alone = here.samples / here.step_s * workers
     # An epoch has whole steps; the small number keeps rounding from adding one.
-    epoch_s = math.ceil(measured.samples_per_epoch / samples - 1e-9) * step_s
+    epoch_s = math.ceil(here.samples_per_epoch / samples - 1e-9) * step_s
     energy_kwh, cost = _spent(workers * epoch_s / 3600, rates)
     return Forecast(
         workers=workers,
+        samples=share,
+        is_shown=share >= measured.micro_batch_size,
         step_s=step_s,
         samples_per_s=samples / step_s,
         efficiency=samples / step_s / alone,
@@ -156,6 +172,14 @@ def forecast(
         energy_kwh=energy_kwh,
         cost=cost,
     )
+
+
+def _nearest(steps: Sequence[MeasuredStep], share: int) -> MeasuredStep:
+    """The step of the largest forward passes that a share has samples for, or of the smallest."""
+    fitting = [step for step in steps if step.micro_batch_size <= share]
+    if fitting:
+        return max(fitting, key=lambda step: step.micro_batch_size)
+    return min(steps, key=lambda step: step.micro_batch_size)
 
 
 def _spent(worker_hours: float, rates: Rates) -> tuple[float | None, float | None]:
@@ -182,17 +206,20 @@ def measured_step(
     samples_per_epoch: int,
     steps_per_epoch: int,
     num_parameters: int,
+    micro_batch_size: int,
 ) -> MeasuredStep | None:
     """A step of a run, from where its time went in that many steps; None if nothing was timed."""
     parts = {name: seconds / num_steps for name, seconds in split_s.items()}
     shared_s = sum(parts.get(name, 0.0) for name in ("data", "copy", "forward", "backward"))
     if not shared_s:
         return None
+    samples = samples_per_epoch / steps_per_epoch
     return MeasuredStep(
         shared_s=shared_s,
         backward_s=parts.get("backward", 0.0),
         optimizer_s=parts.get("optimizer", 0.0),
-        samples=samples_per_epoch / steps_per_epoch,
+        samples=samples,
+        micro_batch_size=min(micro_batch_size, math.ceil(samples)),
         samples_per_epoch=samples_per_epoch,
         num_parameters=num_parameters,
     )
@@ -271,16 +298,16 @@ def _number(text: str | None, unit: str, option: str, fix: str) -> float | None:
 
 
 def forecasts(
-    measured: MeasuredStep,
+    steps: Sequence[MeasuredStep],
     workers: Sequence[int],
     link: Link,
     scaling: Scaling,
     rates: Rates,
 ) -> tuple[Forecast, ...]:
     """A row for each number of workers, the one that was measured first: nobody rents that."""
-    here = forecast(measured, 1, link, scaling, msgspec.structs.replace(rates, price_per_hour=None))
+    here = forecast(steps, 1, link, scaling, msgspec.structs.replace(rates, price_per_hour=None))
     more = [count for count in workers if count > 1]
-    return (here, *(forecast(measured, count, link, scaling, rates) for count in more))
+    return (here, *(forecast(steps, count, link, scaling, rates) for count in more))
 
 
 def _bad(option: str, fix: str) -> UsageError:

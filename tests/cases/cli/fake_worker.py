@@ -36,7 +36,8 @@ with contextlib.suppress(FileNotFoundError):
     os.remove(os.path.join(folder, "stop"))
 with open(os.path.join(folder, "run.json")) as file:
     told = {"mode": "finish", "steps": 6, "pause": 0.02}
-    told.update(json.load(file)["spec"]["parameters"])
+    spec = json.load(file)["spec"]
+told.update(spec["parameters"])
 change = json.loads(sys.argv[sys.argv.index("--change") + 1]) if "--change" in sys.argv else {}
 steps = 2 * change["epochs"] if "epochs" in change else told["steps"]
 marks = os.path.join(folder, "checkpoints")
@@ -86,6 +87,7 @@ recipe = {
     "deterministic": True,
     "nonfinite_loss": "stop",
     "checkpoint_every": None,
+    **spec.get("fixed", {}),
 }
 if told["mode"] in ("fail", "no-kernel"):
     if told["mode"] == "no-kernel":
