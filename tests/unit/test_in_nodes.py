@@ -77,7 +77,10 @@ def launches(docker: dict[str, str]) -> list[list[str]]:
 
 
 def test_train_in_the_nodes_tells_the_same_as_here(cli: Any, cluster: dict[str, str]) -> None:
-    done = cli.run("train", cli.experiment, "--on", "cluster:3", "--json", **cluster)
+    # Of GPUs there would be two; they are not asked for.
+    cluster["FAKE_REPORT"] = msgspec.json.encode(report(num_gpus=1)).decode()
+    words = ("--on", "cluster:3", "--device", "cpu", "--json")
+    done = cli.run("train", cli.experiment, *words, **cluster)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["run"]["status"] == "finished"
     first, second = sorted(launches(cluster), key=lambda words: words[words.index("--node") + 1])
@@ -126,7 +129,7 @@ def test_what_a_cluster_cannot_take_is_refused_before_there_is_a_run(
 ) -> None:
     done = cli.run("train", cli.experiment, "--on", "cluster:5", **cluster)
     assert done.returncode == 2 and "see: ranks-do-not-fit" in done.stderr
-    assert "it has 4 CPUs" in done.stderr and "--on cluster:4" in done.stderr
+    assert "each takes a CPU, and the nodes have 4" in done.stderr
     assert not cli.runs.exists() or not any(cli.runs.iterdir())
 
 
@@ -268,13 +271,26 @@ def node(name: str, **more: Any) -> placing.Node:
 
 
 def test_ranks_are_spread_over_nodes() -> None:
+    def counts(nodes: list[placing.Node], num_ranks: int, device: str = "auto") -> dict[str, int]:
+        placed = placing.ranks_of(nodes, num_ranks, device)
+        return {one.name: count for one, count in placed}
+
     both = [node("a"), node("b")]
-    assert [count for _, count in placing.ranks_of(both, 0)] == [1, 1]
-    assert [count for _, count in placing.ranks_of(both, 3)] == [2, 1]
-    assert [one.name for one, _ in placing.ranks_of(both, 1)] == ["a-1"]
-    with pytest.raises(UsageError, match="3 ranks are more") as told:
-        placing.ranks_of([node("a", num_gpus=1), node("b", num_gpus=1)], 3)
-    assert "2 nodes with a GPU" in str(told.value)
+    assert counts(both, 0) == {"a-1": 1, "b-1": 1}
+    assert counts(both, 3) == {"a-1": 2, "b-1": 1}
+    assert counts(both, 1) == {"a-1": 1}
+    # Under WSL a container sees all GPUs, and has one.
+    mixed = [node("a"), node("b", num_gpus=2)]
+    assert counts(mixed, 0) == {"b-1": 1}
+    assert counts(mixed, 0, "cpu") == {"a-1": 1, "b-1": 1}
+    assert counts(mixed, 3, "cpu") == {"a-1": 2, "b-1": 1}
+    with pytest.raises(UsageError, match="no room for 2 ranks") as told:
+        placing.ranks_of(mixed, 2, "auto")
+    assert "each takes a GPU, and the nodes have 1" in str(told.value)
+    assert "--device cpu" in str(told.value)
+
+
+def test_variables_of_a_node_hold() -> None:
     (part,) = placing.parts([(node("a", variables={"OMP_NUM_THREADS": "5"}), 1)], "/r", Change())
     assert part.variables == {}, "what compose.yaml says holds"
 

@@ -13,7 +13,7 @@ from flatout.clustering.running import ask_nodes
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.cluster import Container, NodeReport
-from flatout.nouns.placement import spread
+from flatout.nouns.placement import Room, spread, take_gpus
 from flatout.system import variables
 from flatout.system.node_job import NodePart
 from flatout.system.system import System
@@ -39,6 +39,11 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     def num_cpus(self) -> int:
         """Whole CPUs that it may use."""
         return max(1, int(self.report.num_cpus or 1))
+
+    @property
+    def room(self) -> Room:
+        """What it has for ranks: of GPUs the one that is its own, though it may see all."""
+        return Room(num_cpus=self.num_cpus, num_gpus=min(1, self.report.num_gpus))
 
 
 def computing_nodes(folder: Folder, system: System) -> list[Node]:
@@ -78,29 +83,20 @@ def with_gpus(nodes: Sequence[Node]) -> list[Node]:
     return [one for one in nodes if one.report.num_gpus]
 
 
-def ranks_of(nodes: Sequence[Node], num_ranks: int) -> list[tuple[Node, int]]:
-    """How many ranks each node takes: of nodes with a GPU, if any has one.
+def ranks_of(nodes: Sequence[Node], num_ranks: int, device: str) -> list[tuple[Node, int]]:
+    """How many ranks each node takes: of nodes with a GPU, if any has one that may be used.
 
     Args:
         nodes: all that compute.
         num_ranks: over all of them; 0 for one each.
+        device: as asked for: `auto`, `cpu`, `cuda` or `cuda:N`.
 
     Raises:
         UsageError: ranks-do-not-fit.
     """
-    nodes = with_gpus(nodes) or nodes
-    has_gpus = bool(nodes[0].report.num_gpus)
-    room = len(nodes) if has_gpus else sum(one.num_cpus for one in nodes)
-    num_ranks = num_ranks or len(nodes)
-    if num_ranks > room:
-        what = f"{room} nodes with a GPU" if has_gpus else f"{room} CPUs"
-        raise UsageError(
-            "ranks-do-not-fit",
-            f"{num_ranks} ranks are more than the cluster has room for.",
-            because=f"it has {what}, and each rank takes one",
-            fix=f"--on cluster:{room}; or start what is down: flatout cluster up",
-        )
-    counts = spread(num_ranks, len(nodes))
+    if take_gpus([node.room for node in nodes], num_ranks, device):
+        nodes = with_gpus(nodes)
+    counts = spread(num_ranks or len(nodes), len(nodes))
     return [(node, count) for node, count in zip(nodes, counts, strict=True) if count]
 
 

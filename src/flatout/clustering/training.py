@@ -98,16 +98,20 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
     spec = header.spec if header else flow.specify(request)
     if spec.init is not None and old is None:
         spec = msgspec.structs.replace(spec, init=where.inside(Path(spec.init)))
+    change = request.change if old else Change()
+    device = spec.device(change)
     # Before there is a run, which nobody would train.
     where.inside(old.path if old else folders.runs_folder())
+    if where.head is None and where.folder is not None:
+        nodes = placing.computing_nodes(where.folder, LocalSystem())
+        placing.ranks_of(nodes, on.num_ranks, device)
     machine = flow.probe(sys.executable)
     interrupts.give_way()
     folder = old or flow.prepare(spec, machine, request.run_id)
     # What root makes here is written by another in the containers.
     _hand_over(where, folder)
     end = tail.Tail(folder, is_from_end=True)
-    start = partial(_start, where, folder, on)
-    change = request.change if old else Change()
+    start = partial(_start, where, folder, on, device)
     try:
         worker = start(change)
     except FlatoutError:
@@ -123,7 +127,7 @@ def _where(on: Placement) -> Where:
     """Who trains, by what `--on` names, and whether it can.
 
     Raises:
-        UsageError: no-cluster-here, ranks-do-not-fit, and what is wrong with its nodes.
+        UsageError: no-cluster-here, and what is wrong with its nodes.
     """
     if on.place != CLUSTER:
         address = ray_jobs.check_address(on.place or "")
@@ -135,8 +139,6 @@ def _where(on: Placement) -> Where:
     if engine_in(folder.settings) == "ray":
         address = f"http://{address_in(folder.settings, 'CLUSTER_DASHBOARD_PORT')}"
         return Where(head=RayHead(address=address, token=_token(folder)), folder=folder)
-    # Before there is a run.
-    placing.ranks_of(placing.computing_nodes(folder, LocalSystem()), on.num_ranks)
     return Where(folder=folder)
 
 
@@ -163,7 +165,7 @@ def _hand_over(where: Where, folder: RunFolder) -> None:
         cluster_folder.hand_over(folder.path, *where.folder.owner)
 
 
-def _start(where: Where, folder: RunFolder, on: Placement, change: Change) -> Running:
+def _start(where: Where, folder: RunFolder, on: Placement, device: str, change: Change) -> Running:
     """Starts a training, or starts it again with the nodes that are left.
 
     Raises:
@@ -175,7 +177,7 @@ def _start(where: Where, folder: RunFolder, on: Placement, change: Change) -> Ru
     assert where.folder is not None
     system = LocalSystem()
     compose.find_compose(system)
-    placed = placing.ranks_of(placing.computing_nodes(where.folder, system), on.num_ranks)
+    placed = placing.ranks_of(placing.computing_nodes(where.folder, system), on.num_ranks, device)
     return NodeJob(placing.parts(placed, inside, change), inside, folder.log)
 
 

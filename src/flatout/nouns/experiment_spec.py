@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from flatout.nouns.change import Change
 from flatout.nouns.tuning import Wish
 
 Value = bool | int | float | str | None
@@ -38,3 +39,7 @@ class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     init: str | None = None
     tuning: Wish = Wish()
     leave_free_bytes: int | None = None
+
+    def device(self, change: Change) -> str:
+        """On what it is to be trained, with what a resume changes; `auto` where nobody has said."""
+        return str((self.fixed | change.fixed).get("device", "auto"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -130,6 +130,41 @@ def _number(text: str, number: str, *, least: int = 0) -> int:
             fix="--on http://HOST:8265#2" if name.startswith("http") else f"--on {name}:2",
         )
     return num_ranks
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node of a cluster has for ranks, of which each takes a GPU, or else a CPU."""
+
+    num_cpus: int
+    num_gpus: int = 0
+
+
+def take_gpus(nodes: Sequence[Room], num_ranks: int, device: str) -> bool:
+    """Whether each rank of a training over a cluster takes a GPU; else it takes a CPU.
+
+    Args:
+        nodes: all that compute.
+        num_ranks: over all of them; 0 for as many as there are GPUs, or else nodes.
+        device: as asked for: `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        UsageError: ranks-do-not-fit.
+    """
+    num_cpus = sum(node.num_cpus for node in nodes)
+    num_gpus = sum(node.num_gpus for node in nodes)
+    on_gpus = device.startswith("cuda") or (device != "cpu" and num_gpus > 0)
+    room, name = (num_gpus, "GPU") if on_gpus else (num_cpus, "CPU")
+    if max(num_ranks, 1) <= room:
+        return on_gpus
+    fixes = [f"--on with {room} of them"] if room else []
+    if on_gpus and num_cpus >= num_ranks:
+        fixes.append("train on the CPUs: --device cpu")
+    raise UsageError(
+        "ranks-do-not-fit",
+        f"the cluster has no room for {num_ranks or 'any'} rank{'s' * (num_ranks > 1)}.",
+        because=f"each takes a {name}, and the nodes have {room}",
+        fix="; or ".join(fixes) or "flatout cluster status tells what the nodes have",
+    )
 
 
 def spread(num_ranks: int, num_nodes: int) -> list[int]:

@@ -26,7 +26,7 @@ from flatout.engine.launch.job import Job, rank_variables, tell
 from flatout.engine.ray_cluster import PLACE_LIMIT_S, Bundle, NoAnswer, RayCluster, join, ray_module
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.change import Change
-from flatout.nouns.placement import ending_code
+from flatout.nouns.placement import Room, ending_code, take_gpus
 from flatout.nouns.run import RunHeader
 from flatout.system import clock, store
 from flatout.system.runs import RunFolder
@@ -84,8 +84,7 @@ def _reserve(job: Job, cluster: RayCluster) -> list[Bundle]:
 def _device(job: Job) -> str:
     """On what the person wants to train; `auto` where nobody has said it."""
     spec = store.read_json(RunFolder(job.folder).header, RunHeader).spec
-    change = msgspec.json.decode(job.change, type=Change)
-    return str((spec.fixed | change.fixed).get("device", "auto"))
+    return spec.device(msgspec.json.decode(job.change, type=Change))
 
 
 def rank_bundles(nodes: Sequence[Mapping[str, float]], wanted: int, device: str) -> list[Bundle]:
@@ -104,29 +103,20 @@ def rank_bundles(nodes: Sequence[Mapping[str, float]], wanted: int, device: str)
     Raises:
         UsageError: ranks-do-not-fit.
     """
-    computing = [node for node in nodes if node.get("CPU", 0) >= 1]
+    computing = [
+        Room(num_cpus=int(node["CPU"]), num_gpus=int(node.get("GPU", 0)))
+        for node in nodes
+        if node.get("CPU", 0) >= 1
+    ]
     if not computing:
         return []
-    with_gpu = [node for node in computing if node.get("GPU", 0) >= 1]
-    on_gpus = device.startswith("cuda") or (device != "cpu" and bool(with_gpu))
-    num_cpus = sum(int(node["CPU"]) for node in computing)
-    num_gpus = sum(int(node["GPU"]) for node in with_gpu)
-    room, name = (num_gpus, "GPU") if on_gpus else (num_cpus, "CPU")
-    if max(wanted, 1) > room:
-        fixes = [f"--on with {room} of them"] if room else []
-        if on_gpus and num_cpus >= wanted:
-            fixes.append("train on the CPUs: --device cpu")
-        raise UsageError(
-            "ranks-do-not-fit",
-            f"the cluster has no room for {wanted or 'any'} rank{'s' * (wanted > 1)}.",
-            because=f"each takes a {name}, and the nodes have {room}",
-            fix="; or ".join(fixes) or "flatout cluster status tells what the nodes have",
-        )
-    if not on_gpus:
+    if not take_gpus(computing, wanted, device):
         return [{"CPU": 1.0}] * (wanted or len(computing))
-    each = min(1.0, *(node["CPU"] / int(node["GPU"]) for node in with_gpu))
+    with_gpu = [node for node in computing if node.num_gpus]
+    each = min(1.0, *(node.num_cpus / node.num_gpus for node in with_gpu))
     # Ray counts in ten thousandths.
-    return [{"CPU": int(each * 1e4) / 1e4, "GPU": 1.0}] * (wanted or room)
+    num_gpus = sum(node.num_gpus for node in with_gpu)
+    return [{"CPU": int(each * 1e4) / 1e4, "GPU": 1.0}] * (wanted or num_gpus)
 
 
 def _place(job: Job, cluster: RayCluster, bundles: list[Bundle]) -> list[Any]:
