@@ -16,7 +16,8 @@ from flatout.nouns.ingestion import IngestRequest
 def cluster(tmp_path: Path, engine: str) -> Folder:
     data = tmp_path / "data"
     data.mkdir(exist_ok=True)
-    return Folder(path=tmp_path, settings={"CLUSTER_ENGINE": engine, "CLUSTER_DATA": str(data)})
+    settings = {"CLUSTER_ENGINE": engine, "CLUSTER_RUNS": "runs", "CLUSTER_DATA": str(data)}
+    return Folder(path=tmp_path, settings=settings)
 
 
 def request(tmp_path: Path, source: str, dest: str) -> IngestRequest:

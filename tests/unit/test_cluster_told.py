@@ -37,8 +37,11 @@ def told(stdout: str = "", stderr: str = "", exit_code: int = 0) -> Completed:
 def folder(tmp_path: Path, **settings: str) -> files.Folder:
     return files.Folder(
         path=tmp_path,
-        settings={"COMPOSE_PROJECT_NAME": "flatout-lab", "CLUSTER_ENGINE": "ray", **settings},
-    )
+        settings={
+            "COMPOSE_PROJECT_NAME": "flatout-lab", "CLUSTER_ENGINE": "ray",
+            "CLUSTER_RUNS": "runs", "CLUSTER_DATA": "data", **settings,
+        },
+    )  # fmt: skip
 
 
 def config_words(tmp_path: Path) -> tuple[str, ...]:
@@ -198,6 +201,15 @@ def test_compose_v1_is_taken_where_there_is_no_other() -> None:
     system = machine({("docker", "version"): told("20.10.24"), ("docker-compose",): told("1.29.2")})
     found = compose.find_compose(system)
     assert found.is_v1 and found.argv(Path("/lab"), "up")[0] == "docker-compose"
+
+
+def test_a_folder_that_is_not_named_is_refused_everywhere(tmp_path: Path) -> None:
+    for text in ("CLUSTER_RUNS", "CLUSTER_DATA"):
+        made = folder(tmp_path, **{text: ""})
+        for ask in (files.check, lambda made, _: made.inside(tmp_path / "elsewhere")):
+            with pytest.raises(UsageError, match=f"{text} in .env names no folder") as bad:
+                ask(made, machine_with(tmp_path))
+            assert bad.value.rule == "bad-cluster-setting"
 
 
 def test_waiting_ends_with_what_the_first_that_failed_has_said(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from flatout.system.ray_jobs import RayHead
 
 SETTINGS = (
     "COMPOSE_PROJECT_NAME=flatout-lab\nCLUSTER_ENGINE={engine}\nCLUSTER_RUNS={runs}\n"
-    "CLUSTER_DASHBOARD_PORT=9265\n"
+    "CLUSTER_DATA=data\nCLUSTER_DASHBOARD_PORT=9265\n"
 )
 
 
@@ -30,9 +30,13 @@ def cluster(folder: Path, engine: str = "ray") -> Path:
 def test_a_run_is_found_by_the_nodes_where_they_have_it(tmp_path: Path) -> None:
     where = training.Where(
         head=RayHead(address="http://127.0.0.1:9265"),
-        folder=Folder(path=tmp_path, settings={"CLUSTER_RUNS": str(tmp_path / "runs")}),
+        folder=Folder(
+            path=tmp_path, settings={"CLUSTER_RUNS": str(tmp_path / "runs"), "CLUSTER_DATA": "data"}
+        ),
     )
     assert where.inside(tmp_path / "runs" / "digits-0001") == "/flatout/runs/digits-0001"
+    # Weights to begin with may lie among the data.
+    assert where.inside(tmp_path / "data" / "old.safetensors") == "/data/old.safetensors"
     with pytest.raises(UsageError, match="is not seen by the nodes") as told:
         where.inside(tmp_path / "elsewhere" / "digits-0001")
     assert told.value.rule == "run-not-shared"

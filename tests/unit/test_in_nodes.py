@@ -27,7 +27,10 @@ from flatout.system.node_job import NodeJob, NodePart
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "cases" / "cluster" / "fake_docker.py"
-SETTINGS = "COMPOSE_PROJECT_NAME=flatout-lab\nCLUSTER_ENGINE={engine}\nCLUSTER_RUNS={runs}\n"
+SETTINGS = (
+    "COMPOSE_PROJECT_NAME=flatout-lab\nCLUSTER_ENGINE={engine}\nCLUSTER_RUNS={runs}\n"
+    "CLUSTER_DATA=data\n"
+)
 SLEEP = "import sys, time; print(sys.argv[1], flush=True); time.sleep(600)"
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its shell is sh")

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from flatout.cluster.layout import SHARED_FOLDERS
 from flatout.nouns.cluster import Engine, Layout
 
 # What only its network reaches unless .env publishes it: Ray's Jobs API runs whatever it is sent.
@@ -41,9 +42,7 @@ x-node: &node
   volumes:
     - state:/flatout
     - cache:/cache
-    - ${{CLUSTER_RUNS}}:/flatout/runs
-    - ${{CLUSTER_DATA}}:/data
-{token}  shm_size: ${{CLUSTER_SHARED_MEMORY}}
+{shared}{token}  shm_size: ${{CLUSTER_SHARED_MEMORY}}
   ulimits:
     # Stacks of many threads; memory that cannot be swapped, which transfers to a GPU want.
 {limits}  cpus: ${{CLUSTER_WORKER_CPUS}}
@@ -134,9 +133,9 @@ def compose_text(layout: Layout) -> str:
     # Some engines may not raise this one, and without a GPU nobody needs it.
     limits = "    stack: 67108864\n" + ("    memlock: -1\n" if layout.gpus else "")
     token = _TOKEN if engine == "ray" else ""
-    text = (
-        _HEAD.format(engine=engine, limits=limits, token=token) + "\n".join(services) + "\n" + _TAIL
-    )
+    shared = "".join(f"    - ${{{name}}}:{place}\n" for name, place in SHARED_FOLDERS.items())
+    text = _HEAD.format(engine=engine, limits=limits, shared=shared, token=token)
+    text += "\n".join(services) + "\n" + _TAIL
     return text.replace("{head}", head)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from types import MappingProxyType
 
+from flatout.cluster.layout import SHARED_FOLDERS
 from flatout.nouns.cluster import Engine, Layout
 
 _WRITTEN = "Written by `flatout cluster init`"
@@ -53,14 +55,14 @@ ARG RUN_UID=1000
 ARG RUN_GID=1000
 RUN groupadd --non-unique --gid $RUN_GID trainer \\
     && useradd --non-unique --create-home --uid $RUN_UID --gid $RUN_GID trainer \\
-    && mkdir -p /flatout/runs /data /cache \\
-    && chown -R $RUN_UID:$RUN_GID /flatout /data /cache
+    && mkdir -p {runs} {data} /cache \\
+    && chown -R $RUN_UID:$RUN_GID {state} {data} /cache
 COPY --from=build /opt/flatout /opt/flatout
 # What changes most comes last: another flatout is a small layer, and all others stay.
 COPY own/ /own/
 RUN /opt/flatout/bin/pip install --no-cache-dir --no-index --no-deps /own/*.whl
 ENV PATH=/opt/flatout/bin:$PATH \\
-    FLATOUT_STATE=/flatout FLATOUT_DATA=/data FLATOUT_CACHE=/cache \\
+    FLATOUT_STATE={state} FLATOUT_DATA={data} FLATOUT_CACHE=/cache \\
     PYTHONUNBUFFERED=1 CUDA_DEVICE_ORDER=PCI_BUS_ID
 {gpu}USER trainer
 WORKDIR /home/trainer
@@ -81,10 +83,15 @@ A company's CA bundle goes here, as a .pem file; CLUSTER_CA_BUNDLE in .env names
 
 def image_files(layout: Layout) -> dict[str, str]:
     """Dockerfile and what it copies, but for flatout's own wheel, by name."""
+    runs = PurePosixPath(SHARED_FOLDERS["CLUSTER_RUNS"])
     return {
         "Dockerfile": _DOCKERFILE.format(
             written=_WRITTEN,
             base_image=layout.base_image,
+            runs=runs,
+            # Runs are where flatout looks for them by itself: in `runs` below its state.
+            state=runs.parent,
+            data=SHARED_FOLDERS["CLUSTER_DATA"],
             gpu=_GPU if layout.gpus else "",
         ),
         "requirements.txt": requirements_text(layout),

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from flatout.errors import UsageError
 from flatout.nouns.cluster import ClusterRequest, GpuForm, Share
 from flatout.nouns.machine import Machine
 from flatout.nouns.surroundings import ContainerEngine
 from flatout.nouns.units import bytes_text
+
+# Folders of this machine that all nodes see, by their settings, and where the nodes have them.
+SHARED_FOLDERS: Mapping[str, str] = MappingProxyType({
+    "CLUSTER_RUNS": "/flatout/runs", "CLUSTER_DATA": "/data",
+})  # fmt: skip
 
 _MIB = 2**20
 _GIB = 2**30

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import cast, get_args
 
 from flatout.cluster.compose_file import PORTS
+from flatout.cluster.layout import SHARED_FOLDERS
 from flatout.errors import UsageError, nearest
 from flatout.nouns.cluster import Engine
 
@@ -16,7 +17,6 @@ _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 _FILLED = re.compile(r"\\\$|\$(?:\{(\w+)(?:(:?-)([^}]*))?\}|([A-Za-z_]\w*))")
 # Names that a shell may have for Compose, whether .env has them or not.
 _OURS = ("CLUSTER_", "COMPOSE_PROJECT_NAME")
-_FOLDERS = ("CLUSTER_RUNS", "CLUSTER_DATA")
 _NO_SHELL: Mapping[str, str] = MappingProxyType({})
 
 
@@ -41,7 +41,7 @@ def parse_settings(text: str, shell: Mapping[str, str] = _NO_SHELL) -> dict[str,
         found[match[1]] = value if is_literal else _filled(value, {**found, **shell})
     found |= {name: shell[name] for name in shell if name in found or name.startswith(_OURS)}
     home = shell.get("HOME") or shell.get("USERPROFILE")
-    for name in _FOLDERS:
+    for name in SHARED_FOLDERS:
         if home and re.match(r"~(?=[/\\]|$)", found.get(name, "")):
             found[name] = home + found[name][1:]
     return found
@@ -83,6 +83,23 @@ def engine_in(settings: dict[str, str]) -> Engine:
             fix=nearest(name, get_args(Engine)),
         )
     return cast(Engine, name)
+
+
+def folder_in(settings: dict[str, str], variable: str) -> str:
+    """A folder that all nodes share, as it is named: from the cluster's own on, if not absolute.
+
+    Raises:
+        UsageError: bad-cluster-setting.
+    """
+    text = settings.get(variable, "")
+    if not text:
+        raise UsageError(
+            "bad-cluster-setting",
+            f"{variable} in .env names no folder.",
+            because=f"all nodes see one of this machine as {SHARED_FOLDERS[variable]}",
+            fix=f"{variable}=/path/to/a/folder; or flatout cluster init writes it anew",
+        )
+    return text
 
 
 def user_in(settings: dict[str, str]) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import msgspec
 
@@ -12,13 +12,14 @@ from flatout.cluster.checks import judge_files
 from flatout.cluster.compose_file import TOKEN_FILE, compose_files
 from flatout.cluster.image import image_files
 from flatout.cluster.layout import (
+    SHARED_FOLDERS,
     chosen_gpus,
     gpu_form,
     is_by_variable,
     project_name,
     share_of,
 )  # fmt: skip
-from flatout.cluster.settings import engine_in, parse_settings, user_in
+from flatout.cluster.settings import engine_in, folder_in, parse_settings, user_in
 from flatout.cluster.told import parse_containers, parse_services
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.cluster import (
@@ -59,6 +60,27 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: bad-cluster-setting.
         """
         return user_in(self.settings)
+
+    def shared(self, variable: str) -> Path:
+        """A folder of this machine that all nodes see, by the name of its setting.
+
+        Raises:
+            UsageError: bad-cluster-setting.
+        """
+        return (self.path / folder_in(self.settings, variable)).resolve()
+
+    def inside(self, path: Path) -> str | None:
+        """A path of this machine as the nodes see it; None where they do not.
+
+        Raises:
+            UsageError: bad-cluster-setting.
+        """
+        whole = path.resolve()
+        for variable, place in SHARED_FOLDERS.items():
+            shared = self.shared(variable)
+            if whole.is_relative_to(shared):
+                return str(PurePosixPath(place, whole.relative_to(shared).as_posix()))
+        return None
 
     @property
     def token_file(self) -> Path | None:
@@ -151,6 +173,8 @@ def check(folder: Folder, system: System | None = None) -> Checked:
     system = system or LocalSystem()
     engine_in(folder.settings)
     user_in(folder.settings)
+    for variable in SHARED_FOLDERS:
+        folder_in(folder.settings, variable)
     told = {"folder": str(folder.path)}
     try:
         program = compose.find_compose(system)

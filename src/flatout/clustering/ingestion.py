@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
@@ -18,9 +18,6 @@ from flatout.nouns.ingestion import AnyIngestAnswer, Ingested, IngestRequest
 from flatout.nouns.question import Broken, Noted
 from flatout.system import ingest_process
 from flatout.system.system import LocalSystem
-
-# Where the image of a cluster has the folder of data.
-_DATA_INSIDE = PurePosixPath("/data")
 
 
 def ingest(request: IngestRequest) -> Generator[AnyIngestAnswer]:
@@ -85,19 +82,19 @@ def _inside(folder: Folder, text: str) -> str:
     """A path of this machine as the nodes see it.
 
     Raises:
-        UsageError: data-not-shared.
+        UsageError: data-not-shared, bad-cluster-setting.
     """
-    shared = (folder.path / folder.settings.get("CLUSTER_DATA", "")).resolve()
-    path = Path(text).expanduser().resolve()
-    try:
-        return str(_DATA_INSIDE / path.relative_to(shared).as_posix())
-    except ValueError as error:
+    path = Path(text).expanduser()
+    inside = folder.inside(path)
+    if inside is None:
+        shared = folder.shared("CLUSTER_DATA")
         raise UsageError(
             "data-not-shared",
-            f"{path} is not seen by the nodes of the cluster.",
+            f"{path.resolve()} is not seen by the nodes of the cluster.",
             because=f"they see {shared}, as CLUSTER_DATA in .env says",
             fix=f"use folders below {shared}, or name another in .env; then: flatout cluster up",
-        ) from error
+        )
+    return inside
 
 
 def _without_effect(request: IngestRequest) -> Iterator[Noted]:

@@ -9,6 +9,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.cluster.compose_file import HEADS, MEETING_PORT, PORTS, TOKEN_FILE
+from flatout.cluster.layout import SHARED_FOLDERS
 from flatout.cluster.nodes import PACKAGES, judge_nodes
 from flatout.cluster.settings import address_in, engine_in, with_setting
 from flatout.clustering.files import Folder, check, containers, judge, services_in
@@ -54,8 +55,8 @@ def up(
     _refuse(checked.findings)
     for finding in checked.findings:
         on_warning(finding)
-    for name in ("CLUSTER_RUNS", "CLUSTER_DATA"):
-        cluster_folder.ensure_shared(folder.path / folder.settings.get(name, "."), *folder.owner)
+    for name in SHARED_FOLDERS:
+        cluster_folder.ensure_shared(folder.shared(name), *folder.owner)
     if "CLUSTER_RAY_AUTH" in folder.settings:
         # Where git has brought the folder, it is not there; Docker would make a folder of it.
         cluster_folder.ensure_secret(folder.path / TOKEN_FILE, *folder.owner)
@@ -196,7 +197,7 @@ def ask_nodes(
             packages=PACKAGES[engine],
             names=(head, *(one.name for one in running if one.id != container.id)),
             places=(f"{head}:{port}",) if port else (),
-            folders=("/flatout/runs",),
+            folders=(SHARED_FOLDERS["CLUSTER_RUNS"],),
         )
         return compose.ask_node(container.id, question, system)
 
@@ -286,7 +287,7 @@ def down(folder: Folder, *, is_with_volumes: bool) -> Kept:
     program = compose.find_compose(system)
     words = ["down", "--remove-orphans", *(["--volumes"] if is_with_volumes else [])]
     compose.run_shown(program.argv(folder.path, *words))
-    shared = [folder.settings.get(name) for name in ("CLUSTER_RUNS", "CLUSTER_DATA")]
+    shared = [folder.settings.get(name) for name in SHARED_FOLDERS]
     return Kept(
         folders=tuple(one for one in shared if one),
         volumes=compose.volumes(folder.name, system),

@@ -26,9 +26,6 @@ from flatout.system.guarded import guarded
 from flatout.system.nodes import NodeCommand, Nodes, find_script, judged, log_folder
 from flatout.system.system import LocalSystem
 
-# Folders of this machine that the nodes see, by their settings, and where the image has them.
-_SHARED = {"CLUSTER_RUNS": "/flatout/runs", "CLUSTER_DATA": "/data"}
-
 
 def launch(request: LaunchRequest) -> Generator[NodeEvent]:
     """Starts the script in that many nodes of the cluster that is here, and tells what they print.
@@ -93,11 +90,9 @@ def _share(request: LaunchRequest, node: Node, *, has_gpus: bool) -> dict[str, s
 
 def _places_inside(folder: Folder, script: Path, nodes: Sequence[Node]) -> list[str]:
     """The script as each node sees it: on a folder that all share, or else copied into each."""
-    for setting, inside in _SHARED.items():
-        shared = folder.settings.get(setting)
-        root = (folder.path / shared).resolve() if shared else None
-        if root is not None and script.resolve().is_relative_to(root):
-            return [f"{inside}/{script.resolve().relative_to(root).as_posix()}"] * len(nodes)
+    inside = folder.inside(script)
+    if inside is not None:
+        return [inside] * len(nodes)
     return [compose.put_program(one.container.id, script) for one in nodes]
 
 

@@ -40,9 +40,6 @@ from flatout.system.ray_jobs import RayHead
 from flatout.system.runs import RunFolder
 from flatout.system.system import LocalSystem
 
-# Where the image of a cluster has the folder of runs.
-_RUNS_INSIDE = "/flatout/runs"
-
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
     """Who trains. head: of a Ray; None where the nodes are given launchers.
@@ -57,20 +54,20 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
         """A path as the nodes see it; without containers all machines see the same.
 
         Raises:
-            UsageError: run-not-shared.
+            UsageError: run-not-shared, bad-cluster-setting.
         """
         if self.folder is None:
             return str(path)
-        shared = (self.folder.path / self.folder.settings.get("CLUSTER_RUNS", "")).resolve()
-        try:
-            return f"{_RUNS_INSIDE}/{path.resolve().relative_to(shared).as_posix()}"
-        except ValueError as error:
+        inside = self.folder.inside(path)
+        if inside is None:
+            shared = self.folder.shared("CLUSTER_RUNS")
             raise UsageError(
                 "run-not-shared",
                 f"{path} is not seen by the nodes of the cluster.",
                 because=f"they see {shared}, as CLUSTER_RUNS in .env says",
                 fix="flatout cluster init writes the folder of runs that is used here",
-            ) from error
+            )
+        return inside
 
 
 def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
