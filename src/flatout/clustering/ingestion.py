@@ -16,7 +16,7 @@ from flatout.errors import UsageError
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.ingestion import AnyIngestAnswer, Ingested, IngestRequest
 from flatout.nouns.question import Broken, Noted
-from flatout.system import ingest_process
+from flatout.system import compose, ingest_process
 from flatout.system.system import LocalSystem
 
 
@@ -38,7 +38,8 @@ def ingest(request: IngestRequest) -> Generator[AnyIngestAnswer]:
     head = HEADS[engine_in(folder.settings)]
     (container,) = [one for one in containers(folder, system) if one.service == head]
     yield from _without_effect(request)
-    for line in ingest_process.ask(("docker", "exec", "-i", container.id, "python3"), asked):
+    python = compose.exec_words(container.id, ("python3",), is_fed=True)
+    for line in ingest_process.ask(python, asked):
         if isinstance(line, Broken) and line.has_traceback:
             line = line.kept_in(str(flow.record_crash(line.printed)))
         if isinstance(line, Ingested):

@@ -44,7 +44,13 @@ def launch(request: LaunchRequest) -> Generator[NodeEvent]:
     shares = [_share(request, one, has_gpus=has_gpus) for one in nodes]
     commands = [
         NodeCommand(
-            argv=_argv(node, [path, *request.arguments], {**share, **own}), is_elsewhere=True
+            argv=compose.exec_words(
+                node.container.id,
+                guarded("python3", [path, *request.arguments]),
+                {**share, **own},
+                is_fed=True,
+            ),
+            is_elsewhere=True,
         )
         for node, path, share, own in zip(nodes, inside, shares, told, strict=True)
     ]
@@ -94,9 +100,3 @@ def _places_inside(folder: Folder, script: Path, nodes: Sequence[Node]) -> list[
     if inside is not None:
         return [inside] * len(nodes)
     return [compose.put_program(one.container.id, script) for one in nodes]
-
-
-def _argv(node: Node, program: Sequence[str], variables: dict[str, str]) -> tuple[str, ...]:
-    words = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
-    return ("docker", "exec", "--interactive", *words, node.container.id,
-            *guarded("python3", program))  # fmt: skip

@@ -9,8 +9,9 @@ import hashlib
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -26,6 +27,7 @@ from flatout.system.system import Completed, System
 # Compose v1 is a Python program that takes a second to start.
 ASK_LIMIT_S = 60.0
 _FIRST_V1 = (1, 28)
+_NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 class Compose(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,14 +139,32 @@ def volumes(project: str, system: System) -> tuple[str, ...]:
     return tuple(sorted(told.stdout.split()))
 
 
+def exec_words(
+    container: str,
+    program: Sequence[str],
+    variables: Mapping[str, str] = _NO_VARIABLES,
+    *,
+    is_fed: bool = False,
+) -> tuple[str, ...]:
+    """A program in a container as a command of this machine.
+
+    Args:
+        container: its id or name.
+        program: with its arguments, as the container has it.
+        variables: beside the container's own.
+        is_fed: it reads the command's standard input.
+    """
+    given = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
+    words = ["--interactive"] if is_fed else []
+    return ("docker", "exec", *words, *given, container, *program)
+
+
 def ask_node(container: str, question: NodeQuestion, system: System) -> NodeReport | str:
     """What a node tells of itself, or why it tells nothing."""
     asked_s = clock.now_s()
     text = msgspec.json.encode(question).decode()
-    told = system.run(
-        ["docker", "exec", container, "python3", "-m", "flatout.system.node_report", text],
-        ASK_LIMIT_S,
-    )
+    program = ("python3", "-m", "flatout.system.node_report", text)
+    told = system.run(exec_words(container, program), ASK_LIMIT_S)
     answered_s = clock.now_s()
     if told.exit_code != 0:
         return told.reason or _said(told)
@@ -168,7 +188,7 @@ def put_program(container: str, path: Path) -> str:
     folder = f"/tmp/flatout-{hashlib.sha256(content).hexdigest()[:16]}"
     # Moved into its place, so that it is whole for whoever sees it.
     text = 'mkdir -p "$1" && cat >"$1/.$$" && mv "$1/.$$" "$1/$2"'
-    argv = ["docker", "exec", "--interactive", container, "sh", "-c", text, "sh", folder, path.name]
+    argv = exec_words(container, ("sh", "-c", text, "sh", folder, path.name), is_fed=True)
     try:
         done = subprocess.run(
             argv, input=content, capture_output=True, timeout=ASK_LIMIT_S, check=False

@@ -17,6 +17,7 @@ from flatout.errors import RunFailed
 from flatout.nouns.placement import ending_code
 from flatout.system import clock, command
 from flatout.system.child import creation_flags
+from flatout.system.compose import exec_words
 from flatout.system.store import mapped_os_errors
 from flatout.system.together import run_together
 
@@ -93,12 +94,11 @@ class NodeJob:
 
 
 def _start(part: NodePart, inside: str, log: Path) -> subprocess.Popen[bytes]:
-    variables = [word for pair in part.variables.items() for word in ("--env", "=".join(pair))]
-    argv = ["docker", "exec", *variables, part.container, "sh", "-c", _INTO_LOG, "sh", inside]
+    program = ("sh", "-c", _INTO_LOG, "sh", inside, *part.command)
     with mapped_os_errors(log), open(log, "ab") as file:
         try:
             return subprocess.Popen(
-                [*argv, *part.command],
+                exec_words(part.container, program, part.variables),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -116,5 +116,5 @@ def _start(part: NodePart, inside: str, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _end(part: NodePart, inside: str) -> None:
-    program = ["python3", "-P", "-m", "flatout.system.node_end", inside]
-    command.run(["docker", "exec", part.container, *program], _END_LIMIT_S)
+    program = ("python3", "-P", "-m", "flatout.system.node_end", inside)
+    command.run(exec_words(part.container, program), _END_LIMIT_S)
