@@ -73,10 +73,14 @@ def cluster(cli: Any, docker: dict[str, str]) -> dict[str, str]:
     return docker
 
 
+def calls(docker: dict[str, str]) -> list[list[str]]:
+    """What Docker was asked for."""
+    return [json.loads(line) for line in Path(docker["FAKE_CALLS"]).read_text().splitlines()]
+
+
 def launches(docker: dict[str, str]) -> list[list[str]]:
     """What was started in the nodes."""
-    calls = [json.loads(line) for line in Path(docker["FAKE_CALLS"]).read_text().splitlines()]
-    return [words for words in calls if "flatout.engine.launch" in words]
+    return [words for words in calls(docker) if "flatout.engine.launch" in words]
 
 
 def test_train_in_the_nodes_tells_the_same_as_here(cli: Any, cluster: dict[str, str]) -> None:
@@ -92,6 +96,8 @@ def test_train_in_the_nodes_tells_the_same_as_here(cli: Any, cluster: dict[str, 
     assert second[second.index("--on") :][:2] == ["--on", "torchrun:1"]
     assert first[-1] == second[-1] == "172.20.0.3:4001"
     assert "OMP_NUM_THREADS=1" in first and "OMP_NUM_THREADS=2" in second
+    # The head and two workers, each asked about itself once.
+    assert sum("flatout.system.node_report" in words for words in calls(cluster)) == 3
 
 
 def test_a_training_goes_on_when_the_command_line_is_killed(
@@ -189,6 +195,22 @@ def test_a_script_runs_in_the_nodes(cli: Any, cluster: dict[str, str]) -> None:
     assert "option-without-effect" in done.stderr
     more = cli.run(*LAUNCH[:4], "3", *LAUNCH[5:], "train.py", **cluster)
     assert more.returncode == 2 and "flatout cluster scale 3" in more.stderr
+
+
+def test_shards_are_not_asked_of_a_head_that_is_gone(cli: Any, cluster: dict[str, str]) -> None:
+    settings = cli.folder / "cluster" / ".env"
+    settings.write_text(settings.read_text().replace("torchrun", "dask"))
+    data = cli.folder / "cluster" / "data"
+    data.mkdir()
+    versions = {"flatout": __version__, "torch": "2.13.0", "dask": "1", "distributed": "1"}
+    cluster["FAKE_REPORT"] = msgspec.json.encode(
+        report(versions=versions, reached={"scheduler:8786": True})
+    ).decode()
+    # The recorded containers have no scheduler.
+    words = ("ingest", str(data), str(data / "shards"), "--on", "cluster")
+    done = cli.run(*words, **cluster)
+    assert done.returncode == 2 and "see: cluster-not-up" in done.stderr, done.stderr
+    assert "no container of its `scheduler`" in done.stderr
 
 
 def test_a_script_ends_everywhere_when_one_node_fails(cli: Any, cluster: dict[str, str]) -> None:

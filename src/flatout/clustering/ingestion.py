@@ -10,14 +10,14 @@ import msgspec
 from flatout import flow
 from flatout.cluster.compose_file import HEADS, MEETING_PORT
 from flatout.cluster.settings import engine_in
-from flatout.clustering.files import Folder, containers, open_folder
+from flatout.clustering.files import Folder, open_folder
 from flatout.clustering.running import require_well
 from flatout.errors import UsageError
+from flatout.nouns.cluster import ClusterState, Container
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.ingestion import AnyIngestAnswer, Ingested, IngestRequest
 from flatout.nouns.question import Broken, Noted
 from flatout.system import compose, ingest_process
-from flatout.system.system import LocalSystem
 
 
 def ingest(request: IngestRequest) -> Generator[AnyIngestAnswer]:
@@ -33,12 +33,9 @@ def ingest(request: IngestRequest) -> Generator[AnyIngestAnswer]:
     request.check()
     folder = open_folder(None)
     asked = request_inside(request, folder)
-    system = LocalSystem()
-    require_well(folder, system)
-    head = HEADS[engine_in(folder.settings)]
-    (container,) = [one for one in containers(folder, system) if one.service == head]
+    head = _head_of(require_well(folder))
     yield from _without_effect(request)
-    python = compose.exec_words(container.id, ("python3",), is_fed=True)
+    python = compose.exec_words(head.id, ("python3",), is_fed=True)
     for line in ingest_process.ask(python, asked):
         if isinstance(line, Broken) and line.has_traceback:
             line = line.kept_in(str(flow.record_crash(line.printed)))
@@ -46,6 +43,24 @@ def ingest(request: IngestRequest) -> Generator[AnyIngestAnswer]:
             here = str(Path(request.dest).expanduser().absolute())
             line = msgspec.structs.replace(line, folder=here, on_nodes=line.folder)
         yield line
+
+
+def _head_of(now: ClusterState) -> Container:
+    """The container that hands out the work.
+
+    Raises:
+        UsageError: cluster-not-up.
+    """
+    name = HEADS[now.engine]
+    head = next((one for one in now.containers if one.service == name), None)
+    if head is None:
+        raise UsageError(
+            "cluster-not-up",
+            f"the cluster {now.name} is not up.",
+            because=f"it has no container of its `{name}`, which hands out the work",
+            fix="flatout cluster up",
+        )
+    return head
 
 
 def request_inside(request: IngestRequest, folder: Folder) -> IngestRequest:

@@ -7,16 +7,12 @@ from collections.abc import Sequence
 import msgspec
 
 from flatout.cluster.compose_file import HEADS
-from flatout.cluster.settings import engine_in
-from flatout.clustering.files import Folder, containers
-from flatout.clustering.running import ask_nodes
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
-from flatout.nouns.cluster import Container, NodeReport
+from flatout.nouns.cluster import ClusterState, Container, NodeReport
 from flatout.nouns.placement import Room, spread, take_gpus
 from flatout.system import variables
 from flatout.system.node_job import NodePart
-from flatout.system.system import System
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,16 +42,15 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return Room(num_cpus=self.num_cpus, num_gpus=min(1, self.report.num_gpus))
 
 
-def computing_nodes(folder: Folder, system: System) -> list[Node]:
-    """The nodes that run and compute, in order.
+def computing_nodes(now: ClusterState) -> list[Node]:
+    """The nodes that run and compute, in order, of a cluster that was just looked at.
 
     Raises:
-        UsageError: cluster-not-up, cluster-versions-differ; RunFailed: docker-failed.
+        UsageError: cluster-not-up, cluster-versions-differ.
     """
-    head = HEADS[engine_in(folder.settings)]
-    found = [one for one in containers(folder, system) if one.is_well and one.service != head]
-    reports, unread = ask_nodes(folder, found, system)
-    by_name = {one.node: one for one in reports}
+    head = HEADS[now.engine]
+    found = [one for one in now.containers if one.is_well and one.service != head]
+    by_name = {one.node: one for one in now.nodes}
     nodes = [
         Node(container=one, report=by_name[f"{one.service}-{one.number}"])
         for one in found
@@ -64,8 +59,8 @@ def computing_nodes(folder: Folder, system: System) -> list[Node]:
     if not nodes:
         raise UsageError(
             "cluster-not-up",
-            f"no node of the cluster {folder.name} computes.",
-            because="; ".join(f"{name}: {why}" for name, why in unread.items()) or None,
+            f"no node of the cluster {now.name} computes.",
+            because="; ".join(f"{name}: {why}" for name, why in now.unread.items()) or None,
             fix="flatout cluster up",
         )
     if not all(len(one.report.free_ports) > 1 for one in nodes):

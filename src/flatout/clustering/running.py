@@ -157,8 +157,11 @@ def state(folder: Folder, system: System | None = None) -> ClusterState:
     )
 
 
-def require_well(folder: Folder, system: System | None = None) -> None:
+def require_well(folder: Folder, system: System | None = None) -> ClusterState:
     """Looks at all nodes before a training.
+
+    Returns:
+        What they have told: nobody need ask them again.
 
     Raises:
         UsageError: cluster-not-up, and whatever is wrong with the nodes.
@@ -181,6 +184,7 @@ def require_well(folder: Folder, system: System | None = None) -> None:
             because="a run is made here and trained there, which one version alone does alike",
             fix="flatout cluster up puts this one into the image",
         )
+    return now
 
 
 def ask_nodes(

@@ -24,7 +24,6 @@ from flatout.nouns.launch import (
 from flatout.system import compose
 from flatout.system.guarded import guarded
 from flatout.system.nodes import NodeCommand, Nodes, find_script, judged, log_folder
-from flatout.system.system import LocalSystem
 
 
 def launch(request: LaunchRequest) -> Generator[NodeEvent]:
@@ -36,8 +35,7 @@ def launch(request: LaunchRequest) -> Generator[NodeEvent]:
     """
     script = find_script(request.script)
     folder = open_folder(None)
-    require_well(folder)
-    nodes = _chosen(placing.computing_nodes(folder, LocalSystem()), request.nodes)
+    nodes = _chosen(placing.computing_nodes(require_well(folder)), request.nodes)
     inside = _places_inside(folder, script, nodes)
     has_gpus = len(placing.with_gpus(nodes)) == len(nodes)
     told = rendezvous(request.framework, [_place(one) for one in nodes])

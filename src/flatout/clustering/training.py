@@ -17,15 +17,15 @@ from flatout import __version__, flow
 from flatout.cluster.settings import address_in, engine_in
 from flatout.clustering import placing
 from flatout.clustering.files import Folder, open_folder
-from flatout.clustering.running import require_well
+from flatout.clustering.running import require_well, state
 from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.change import Change
+from flatout.nouns.cluster import ClusterState
 from flatout.nouns.placement import CLUSTER, Placement
 from flatout.nouns.run import RunHeader
 from flatout.nouns.train_request import TrainRequest
 from flatout.system import (
     cluster_folder,
-    compose,
     folders,
     ray_jobs,
     runs,
@@ -38,17 +38,18 @@ from flatout.system.interrupts import Interrupts
 from flatout.system.node_job import NodeJob
 from flatout.system.ray_jobs import RayHead
 from flatout.system.runs import RunFolder
-from flatout.system.system import LocalSystem
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
     """Who trains. head: of a Ray; None where the nodes are given launchers.
 
     folder: of the cluster of containers that it is; None for a Ray of other machines.
+    now: that cluster as it was just looked at, where its nodes are given launchers.
     """
 
     head: RayHead | None = None
     folder: Folder | None = None
+    now: ClusterState | None = None
 
     def inside(self, path: Path) -> str:
         """A path as the nodes see it; without containers all machines see the same.
@@ -99,9 +100,8 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
     device = spec.device(change)
     # Before there is a run, which nobody would train.
     where.inside(old.path if old else folders.runs_folder())
-    if where.head is None and where.folder is not None:
-        nodes = placing.computing_nodes(where.folder, LocalSystem())
-        placing.ranks_of(nodes, on.num_ranks, device)
+    if where.now is not None:
+        placing.ranks_of(placing.computing_nodes(where.now), on.num_ranks, device)
     machine = flow.probe(sys.executable)
     interrupts.give_way()
     folder = old or flow.prepare(spec, machine, request.run_id)
@@ -109,6 +109,8 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
     _hand_over(where, folder)
     end = tail.Tail(folder, is_from_end=True)
     start = partial(_start, where, folder, on, device)
+    # Later they are asked anew, since some may be gone.
+    again = partial(_start, msgspec.structs.replace(where, now=None), folder, on, device)
     try:
         worker = start(change)
     except FlatoutError:
@@ -116,7 +118,7 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
             runs.remove_run(folder)
         raise
     return Attendance(
-        folder=folder, machine=machine, worker=worker, tail=end, on=on, start=start, change=change
+        folder=folder, machine=machine, worker=worker, tail=end, on=on, start=again, change=change
     )
 
 
@@ -132,11 +134,11 @@ def _where(on: Placement) -> Where:
         token = _token(own) if own is not None else ray_jobs.own_token()
         return Where(head=RayHead(address=address, token=token), folder=own)
     folder = open_folder(None)
-    require_well(folder)
+    now = require_well(folder)
     if engine_in(folder.settings) == "ray":
         address = f"http://{address_in(folder.settings, 'CLUSTER_DASHBOARD_PORT')}"
         return Where(head=RayHead(address=address, token=_token(folder)), folder=folder)
-    return Where(folder=folder)
+    return Where(folder=folder, now=now)
 
 
 def _token(folder: Folder) -> str | None:
@@ -172,9 +174,8 @@ def _start(where: Where, folder: RunFolder, on: Placement, device: str, change: 
     if where.head is not None:
         return _submit(where.head, inside, folder, on, change)
     assert where.folder is not None
-    system = LocalSystem()
-    compose.find_compose(system)
-    placed = placing.ranks_of(placing.computing_nodes(where.folder, system), on.num_ranks, device)
+    nodes = placing.computing_nodes(where.now or state(where.folder))
+    placed = placing.ranks_of(nodes, on.num_ranks, device)
     return NodeJob(placing.parts(placed, inside, change), inside, folder.log)
 
 

@@ -173,7 +173,7 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     folder: str
-    engine: str
+    engine: Engine
     containers: tuple[Container, ...]
     nodes: tuple[NodeReport, ...] = ()
     dashboards: tuple[Dashboard, ...] = ()
