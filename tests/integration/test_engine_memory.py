@@ -53,7 +53,7 @@ def test_a_cpu_leaves_what_was_asked_for() -> None:
     room = room_on(CPU, 2**30)
     assert room.leave_bytes == 2**30 and not room.is_capped
     assert "1.0 GiB of the computer's memory" in room_left(room, CPU, is_searched=True).problem
-    assert room_left(room, CPU, is_searched=False).rule == "setting-without-effect"
+    assert room_left(room, CPU, is_searched=False).rule == "option-without-effect"
 
 
 TOLD = {"gpus": [

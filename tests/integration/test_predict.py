@@ -198,7 +198,7 @@ def test_rows_of_a_table_become_numbers(run_of: Callable[..., RunFolder], tmp_pa
     assert (first.row, second.row) == (0, 1)
     assert isinstance(first.values["prediction"], float) and first.values == second.values
     assert "not of 20" in of(Refused, said)[0].finding.problem
-    assert [one.finding.rule for one in of(Noted, said)] == ["setting-without-effect"]
+    assert [one.finding.rule for one in of(Noted, said)] == ["option-without-effect"]
 
 
 def test_pictures_are_written_to_a_folder(run_of: Callable[..., RunFolder], tmp_path: Path) -> None:

@@ -315,7 +315,7 @@ def test_settings_without_effect_are_warned_of(tmp_path: Path) -> None:
     )  # fmt: skip
     told = [line.finding for line in ingest(request) if isinstance(line, Noted)]
     assert [(one.rule, one.severity) for one in told] == [
-        ("setting-without-effect", "warning"), ("setting-without-effect", "warning"),
+        ("option-without-effect", "warning"), ("option-without-effect", "warning"),
         ("files-left-out", "note"),
     ]  # fmt: skip
 

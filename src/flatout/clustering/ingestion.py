@@ -14,7 +14,7 @@ from flatout.clustering.files import Folder, open_folder
 from flatout.clustering.running import require_well
 from flatout.errors import UsageError
 from flatout.nouns.cluster import ClusterState, Container
-from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.finding import option_without_effect
 from flatout.nouns.ingestion import AnyIngestAnswer, Ingested, IngestRequest
 from flatout.nouns.question import Broken, Noted
 from flatout.system import compose, ingest_process
@@ -118,11 +118,9 @@ def _without_effect(request: IngestRequest) -> Iterator[Noted]:
     for option, value in given.items():
         if value is not None:
             yield Noted(
-                finding=Finding(
-                    rule="setting-without-effect",
-                    severity="warning",
-                    problem=f"`{option}` has no effect here.",
-                    because="the nodes of the cluster do the work, with what is in their image",
-                    fixes=(Fix(text=f"leave {option} out"),),
+                finding=option_without_effect(
+                    option,
+                    "the nodes of the cluster do the work, with what is in their image",
+                    f"leave {option} out",
                 )
             )

@@ -24,7 +24,7 @@ from flatout.engine.inference import Predictor, load
 from flatout.engine.inputs import Batch, Unreadable, batches_of, read_tensors
 from flatout.engine.outputs import Output, Telling, open_output
 from flatout.errors import FlatoutError, RunFailed
-from flatout.nouns.finding import Finding, Fix, finding_from
+from flatout.nouns.finding import Finding, Fix, finding_from, option_without_effect
 from flatout.nouns.question import (
     Answer,
     Broken,
@@ -224,12 +224,10 @@ def _broken(error: Exception) -> Broken:
     return Broken(finding=finding_from(news), exit_code=news.exit_code)
 
 
-_TOP_WITHOUT_LABELS = Finding(
-    rule="setting-without-effect",
-    severity="warning",
-    problem="`--top` has no effect here.",
-    because="the experiment names no classes",
-    fixes=(Fix(text="give the experiment `labels`, or leave --top out"),),
+_TOP_WITHOUT_LABELS = option_without_effect(
+    "--top",
+    "the experiment names no classes",
+    "give the experiment `labels`, or leave --top out",
 )
 
 

@@ -16,7 +16,7 @@ import torch
 
 from flatout.engine.aside import asked_aside
 from flatout.errors import UsageError
-from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.finding import Finding, Fix, option_without_effect
 from flatout.nouns.units import bytes_text
 from flatout.system.clock import elapsed_s
 from flatout.system.host import has_windows_driver
@@ -173,12 +173,10 @@ class MemoryCap:
 def room_left(room: Room, device: torch.device, *, is_searched: bool) -> Finding:
     """What a person should know of a run that leaves memory to others."""
     if device.type == "cpu" and not is_searched:
-        return Finding(
-            rule="setting-without-effect",
-            severity="warning",
-            problem="`--leave-free` has no effect here.",
-            because="on a CPU it bounds what a search tries, and nothing is searched",
-            fixes=(Fix(text="leave it out, or search with --tune full"),),
+        return option_without_effect(
+            "--leave-free",
+            "on a CPU it bounds what a search tries, and nothing is searched",
+            "leave it out, or search with --tune full",
         )
     of, also = "the computer's memory", ""
     if device.type == "cuda":

@@ -74,3 +74,14 @@ def finding_from(error: FlatoutError, severity: Severity = "error") -> Finding:
         because=error.because,
         fixes=(Fix(text=error.fix),),
     )
+
+
+def option_without_effect(option: str, because: str, fix: str) -> Finding:
+    """That an option of the command line was given and changes nothing."""
+    return Finding(
+        rule="option-without-effect",
+        severity="warning",
+        problem=f"`{option}` has no effect.",
+        because=because,
+        fixes=(Fix(text=fix),),
+    )

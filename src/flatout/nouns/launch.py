@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.finding import Finding, option_without_effect
 from flatout.nouns.question import Answer, Broken
 
 LaunchFramework = Literal["tensorflow", "paddle", "torch"]
@@ -34,12 +34,10 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Tells of what was given and changes nothing."""
         for option, value in (("--python", self.python), ("--env", self.env)):
             if self.on == "cluster" and value is not None:
-                yield Finding(
-                    rule="option-without-effect",
-                    severity="warning",
-                    problem=f"`{option}` has no effect.",
-                    because="the Python of the cluster's image runs the script",
-                    fixes=(Fix(text="put packages into the image: flatout cluster init --with"),),
+                yield option_without_effect(
+                    option,
+                    "the Python of the cluster's image runs the script",
+                    "put packages into the image: flatout cluster init --with",
                 )
 
 

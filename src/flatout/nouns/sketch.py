@@ -10,7 +10,7 @@ from pathlib import PurePath
 import msgspec
 
 from flatout.errors import UsageError, nearest
-from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.finding import Finding, option_without_effect
 
 # Task: the data it can be shown with; the first is meant where nothing else is said.
 DATA_OF = {
@@ -153,10 +153,4 @@ def _kind_of(path: str | None) -> str | None:
 
 
 def _without_effect(option: str, because: str) -> Finding:
-    return Finding(
-        rule="option-without-effect",
-        severity="warning",
-        problem=f"`{option}` has no effect.",
-        because=because,
-        fixes=(Fix(text="leave it out, or choose other --data"),),
-    )
+    return option_without_effect(option, because, "leave it out, or choose other --data")

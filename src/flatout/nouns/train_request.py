@@ -9,7 +9,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
-from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.finding import Finding, option_without_effect
 from flatout.nouns.placement import Placement, parse_placement
 from flatout.nouns.recipe import OutOfMemory, parse_field
 from flatout.nouns.settings import split_pairs
@@ -109,12 +109,10 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
         """
         for option, value in (("--python", self.python), ("--env", self.env)):
             if value is not None and self.placement is not None and self.placement.place:
-                yield Finding(
-                    rule="option-without-effect",
-                    severity="warning",
-                    problem=f"`{option}` has no effect.",
-                    because="what is installed on the cluster's nodes trains",
-                    fixes=(Fix(text="put packages into the image: flatout cluster init --with"),),
+                yield option_without_effect(
+                    option,
+                    "what is installed on the cluster's nodes trains",
+                    "put packages into the image: flatout cluster init --with",
                 )
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ from flatout.engine.ingest.crews import carry_out_all
 from flatout.engine.ingest.listing import Source, look_through
 from flatout.engine.ingest.work import Failure, versions_for
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.finding import Finding, option_without_effect
 from flatout.nouns.ingestion import (
     FORMAT,
     PARTS,
@@ -190,10 +190,4 @@ def _without_effect(request: IngestRequest, source: Source) -> Iterator[Finding]
 
 
 def _note(option: str, because: str) -> Finding:
-    return Finding(
-        rule="setting-without-effect",
-        severity="warning",
-        problem=f"`{option}` has no effect here.",
-        because=because,
-        fixes=(Fix(text=f"leave {option} out"),),
-    )
+    return option_without_effect(option, because, f"leave {option} out")
