@@ -163,6 +163,8 @@ def service(name: str = "worker", **more: Any) -> Service:
          "error"),
         ({"ports": (Port(address="127.0.0.1", published=8265, target=8265),), "variables": {}},
          "cluster-without-token", "warning"),
+        ({"ports": (Port(address="127.0.0.1", published=8786, target=8786),)},
+         "cluster-without-token", "warning"),
         ({"user": "0:0"}, "cluster-runs-as-root", "warning"),
         ({"is_privileged": True}, "cluster-published", "warning"),
         ({"is_on_host_network": True}, "cluster-published", "warning"),

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from flatout.cluster import doctor_pages
-from flatout.cluster.compose_file import PORTS
-from flatout.nouns.cluster import Service
+from flatout.cluster.compose_file import MEETING_PORT, PORTS
+from flatout.nouns.cluster import Port, Service
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.machine import Machine
 from flatout.nouns.units import bytes_text
 
-# Ports of Ray inside a container.
+# Inside a container: ports of Ray, and the one of Dask at which it takes programs.
 _OF_RAY = tuple(port for _, port in PORTS["ray"])
+_OF_DASK = MEETING_PORT["dask"]
 
 
 def judge_files(
@@ -35,16 +36,7 @@ def _ports(services: Sequence[Service], busy: Collection[int]) -> Iterator[Findi
         has_token = service.variables.get("RAY_AUTH_MODE") == "token"
         for port in service.ports:
             place = f"{port.address}:{port.published}"
-            if port.target in _OF_RAY and not has_token:
-                yield Finding(
-                    rule="cluster-without-token",
-                    severity="warning",
-                    problem=f"The Ray of {service.name} is published on {place} without a token.",
-                    because="whoever reaches it can run programs in the cluster: every user and "
-                    "program of this machine, if nobody else",
-                    fixes=(Fix(text="CLUSTER_RAY_AUTH=token in .env, then: flatout cluster up; "
-                                    "where .env does not have it: flatout cluster init"),),
-                )  # fmt: skip
+            yield from _without_token(service, port)
             if not port.is_private:
                 yield Finding(
                     rule="cluster-published",
@@ -67,6 +59,31 @@ def _ports(services: Sequence[Service], busy: Collection[int]) -> Iterator[Findi
                     fixes=(Fix(text="stop that program, or choose another port in .env"),),
                     confirm=(f"ss -ltnp 'sport = :{port.published}'",),
                 )
+
+
+def _without_token(service: Service, port: Port) -> Iterator[Finding]:
+    """What runs programs for whoever reaches it, and asks for nothing."""
+    if port.target == _OF_DASK:
+        engine, fix = "Dask", (
+            f"where others use this machine, take port {port.target} out of compose.yaml: flatout "
+            "itself does not need it; or flatout cluster init --engine ray, which asks for a token"
+        )  # fmt: skip
+    elif port.target in _OF_RAY and service.variables.get("RAY_AUTH_MODE") != "token":
+        engine, fix = "Ray", (
+            "CLUSTER_RAY_AUTH=token in .env, then: flatout cluster up; where .env does not have "
+            "it: flatout cluster init"
+        )  # fmt: skip
+    else:
+        return
+    place = f"{port.address}:{port.published}"
+    yield Finding(
+        rule="cluster-without-token",
+        severity="warning",
+        problem=f"The {engine} of {service.name} is published on {place} without a token.",
+        because="whoever reaches it can run programs in the cluster: every user and program of "
+        "this machine, if nobody else",
+        fixes=(Fix(text=fix),),
+    )
 
 
 def _safety(services: Sequence[Service]) -> Iterator[Finding]:
