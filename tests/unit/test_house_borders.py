@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
 import pytest
 
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -167,3 +168,15 @@ def test_only_system_touches_the_world() -> None:
 )
 def test_uses_when_a_wall_is_broken(source: str, what: str) -> None:
     assert what in set(uses(source))
+
+
+def test_the_engine_uses_of_system_what_is_told() -> None:
+    graph = grimp.build_graph("flatout", exclude_type_checking_imports=True, cache_dir=None)
+    reached = graph.find_upstream_modules("flatout.engine", as_package=True)
+    reached |= graph.find_upstream_modules("flatout.experiments", as_package=True)
+    prefix = "flatout.system."
+    used = {name.removeprefix(prefix) for name in reached if name.startswith(prefix)}
+    pages = (SRC.parent / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()
+    (row,) = [line for line in pages if line.startswith("| `engine` (beside) |")]
+    told = row.rpartition("of system: ")[2].removesuffix(" |").split(", ")
+    assert sorted(used) == told

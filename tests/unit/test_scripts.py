@@ -6,7 +6,6 @@ import ast
 import datetime
 import subprocess
 import sys
-import tomllib
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -290,27 +289,3 @@ def test_gpu_jobs_when_a_benchmark_has_parts() -> None:
     jobs = script("gpu").jobs(Path("out"))
     assert jobs["gpu_goals-resnet50"][-2:] == ["--part", "resnet50"]
     assert "gpu_goals" not in jobs and {"tests", "gpu_accuracy", "unpadding"} <= set(jobs)
-
-
-# What of `system` the engine may use: it reads and writes files, and starts nothing.
-FOR_THE_ENGINE = {
-    "claim", "clock", "compilers", "datasets", "download", "folders", "free_memory", "guarded",
-    "host", "keepalive", "processor", "recipes", "row_files", "runs", "scan", "shard_folder",
-    "site_file", "source_files", "store", "topology", "variables",
-}  # fmt: skip
-
-
-def test_contracts_when_system_has_a_new_module() -> None:
-    with open(ROOT / "pyproject.toml", "rb") as file:
-        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
-    (engine,) = [
-        contract
-        for contract in contracts
-        if contract["type"] == "forbidden" and "flatout.engine" in contract["source_modules"]
-    ]
-    prefix = "flatout.system."
-    forbidden = {
-        name.removeprefix(prefix) for name in engine["forbidden_modules"] if prefix in name
-    }
-    there = {path.stem for path in (ROOT / "src/flatout/system").glob("[!_]*.py")}
-    assert forbidden == there - FOR_THE_ENGINE
