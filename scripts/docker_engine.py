@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,9 @@ _APT_SETTINGS = (
 )  # fmt: skip
 _START_S = 60.0
 _INSTALL_S = 600.0
+# Another process may install, and make a Debian, before it is this one's turn.
+_OTHERS_S = 2400.0
+_SAID_EVERY_S = 10.0
 
 
 def find_engine() -> str:
@@ -136,16 +138,47 @@ def _apt_settings() -> str:
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Lets one process at a time install, start or make what all of them use."""
+def one_at_a_time(folder: Path | None = None) -> Iterator[None]:
+    """Lets one process at a time install, start or make what all of them use.
+
+    Args:
+        folder: of the lock. Left out, root shares one among all checkouts of this machine, as they
+            share what root installs, where nobody else can have put a file of that name.
+
+    Raises:
+        Problem: the others have not come to an end.
+    """
     if sys.platform == "win32":
         yield
         return
     import fcntl
 
-    with open(Path(tempfile.gettempdir(), "flatout-containers.lock"), "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    folder = folder or (Path("/run") if is_debian_root() else CACHE)
+    folder.mkdir(exist_ok=True)
+    began_s, said_s = time.monotonic(), 0.0
+    with open(folder / "flatout-containers.lock", "ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                said_s = _wait_for_others(time.monotonic() - began_s, said_s)
         yield
+
+
+def _wait_for_others(waited_s: float, said_s: float) -> float:
+    """Waits a little, says so now and then, and gives when that was said last."""
+    if waited_s > _OTHERS_S:
+        raise Problem(
+            "another process holds what containers are made with.",
+            because=f"it has installed or made something for {waited_s:.0f} s",
+            fix="end it, then run this again",
+        )
+    if waited_s >= said_s + _SAID_EVERY_S:
+        said_s = waited_s
+        say("docker", f"waiting for another process that makes containers ({waited_s:.0f} s)")
+    time.sleep(0.1)
+    return said_s
 
 
 def run(

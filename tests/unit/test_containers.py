@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
+from pathlib import Path
 
+import docker_engine
+import pytest
 from containers import KEPT, LABEL, Docker, clean_all
+from progress import Problem
 
 PROJECT = "com.docker.compose.project"
 
@@ -57,3 +62,20 @@ def test_clean_removes_what_tests_have_made_and_nothing_else() -> None:
     )
     clean_all(engine)
     assert engine.held == others
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no containers are made there")
+def test_a_process_that_prepares_containers_is_waited_for_aloud_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(docker_engine, "_SAID_EVERY_S", 0.0)
+    monkeypatch.setattr(docker_engine, "_OTHERS_S", 0.3)
+    with (
+        docker_engine.one_at_a_time(tmp_path),
+        pytest.raises(Problem, match="another process holds"),
+        docker_engine.one_at_a_time(tmp_path),
+    ):
+        raise AssertionError
+    assert "waiting for another process" in capsys.readouterr().out
+    with docker_engine.one_at_a_time(tmp_path):
+        pass
