@@ -18,8 +18,9 @@ from flatout.system.nodes import (
     judged,
     log_folder,
 )
+from flatout.system.variables import loopback_variables
 
-# Nodes here are processes of one machine, and nothing else is to reach them.
+# Nodes here are processes of one machine. Where a framework listens, it decides by itself.
 _HOST = "127.0.0.1"
 
 
@@ -46,6 +47,7 @@ def launch(request: LaunchRequest) -> Generator[NodeEvent]:
         NodeCommand(
             argv=(python, str(script), *request.arguments),
             variables={
+                **loopback_variables(),
                 **told[node],
                 **computing(request.framework, gpus[node] if gpus else None, threads),
             },

@@ -26,7 +26,11 @@ from flatout.system.nodes import NodeCommand, Nodes, free_places
 
 PLACES = [NodePlace("one", (1001, 2001)), NodePlace("two", (1002, 2002))]
 
-TOLD = "import os; print('I am', os.environ['NODE_RANK'], 'of', os.environ['NNODES'])"
+TOLD = """
+from os import environ
+print("I am", environ["NODE_RANK"], "of", environ["NNODES"], environ.get("GLOO_SOCKET_IFNAME"))
+"""
+LOOPBACK = {"win32": None, "darwin": "lo0"}.get(sys.platform, "lo")
 # Node 1 fails once node 0 is there; node 0 would wait for ever.
 ONE_FAILS = """
 import os, pathlib, sys, time
@@ -66,16 +70,17 @@ def failure_of(asked: LaunchRequest, events: list[NodeEvent]) -> FlatoutError:
     return caught.value
 
 
-def test_every_node_is_told_who_it_is(tmp_path: Path) -> None:
+def test_every_node_is_told_who_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     events = list(launch(request(tmp_path, TOLD, nodes=3)))
     started, *rest = events
     assert isinstance(started, NodesStarted)
     said = sorted(one.text for one in rest if isinstance(one, NodeSaid))
-    assert said == ["I am 0 of 3", "I am 1 of 3", "I am 2 of 3"]
+    assert said == [f"I am {node} of 3 {LOOPBACK}" for node in range(3)]
     ended = [one for one in rest if isinstance(one, NodeEnded)]
     assert sorted((one.node, one.exit_code) for one in ended) == [(0, 0), (1, 0), (2, 0)]
     for one in ended:
-        assert Path(one.log).read_text() == f"I am {one.node} of 3\n"
+        assert Path(one.log).read_text() == f"I am {one.node} of 3 {LOOPBACK}\n"
     assert Path(started.folder).name == "script-0001"
 
 

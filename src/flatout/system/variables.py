@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from flatout.nouns.placement import RANKS_LIMIT_NAME
 from flatout.system import folders
@@ -46,6 +47,13 @@ def visible_gpus() -> str | None:
 def ranks_limit() -> dict[str, str]:
     """How long ranks wait for each other, for those that do not inherit it; nothing by default."""
     return {name: os.environ[name] for name in (RANKS_LIMIT_NAME,) if name in os.environ}
+
+
+def loopback_variables() -> dict[str, str]:
+    """Keeps what processes of one machine tell each other on it, whatever its name resolves to."""
+    if "GLOO_SOCKET_IFNAME" in os.environ or sys.platform == "win32":
+        return {}
+    return {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 
 
 def shell_variables() -> dict[str, str]:

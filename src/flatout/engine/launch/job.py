@@ -84,13 +84,6 @@ def thread_variables(num_local: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, _num_cores() // num_local))}
 
 
-def loopback_variables() -> dict[str, str]:
-    """For ranks of one machine: they need no network, whatever its name resolves to."""
-    if "GLOO_SOCKET_IFNAME" in os.environ or sys.platform == "win32":
-        return {}
-    return {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
-
-
 def tell(job: Job, error: FlatoutError) -> int:
     """Writes into the run's history why no rank was started, where nobody else writes into it."""
     print(error, file=sys.stderr)

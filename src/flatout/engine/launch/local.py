@@ -7,10 +7,11 @@ import socket
 import subprocess
 import sys
 
-from flatout.engine.launch.job import Job, loopback_variables, rank_variables
+from flatout.engine.launch.job import Job, rank_variables
 from flatout.engine.listening import SOCKET_NAME
 from flatout.nouns.placement import ending_code
 from flatout.system.clock import elapsed_s, sleep_s
+from flatout.system.variables import loopback_variables
 
 _LOOPBACK = "127.0.0.1"
 _POLLED_EVERY_S = 0.05

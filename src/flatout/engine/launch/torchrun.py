@@ -16,10 +16,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flatout.engine.connection import ranks_limit_s
-from flatout.engine.launch.job import Job, Nodes, loopback_variables, tell, thread_variables
+from flatout.engine.launch.job import Job, Nodes, tell, thread_variables
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.placement import ending_code
-from flatout.system.variables import worker_environment
+from flatout.system.variables import loopback_variables, worker_environment
 
 
 def launch(job: Job) -> int:
