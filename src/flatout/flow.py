@@ -10,15 +10,12 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import FlatoutError, UsageError
-from flatout.experiment_text import parse_parameters, parse_settings
-from flatout.nouns.change import Change
 from flatout.nouns.comparison import Comparison, compare_runs
 from flatout.nouns.data_state import DataState
-from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Line
 from flatout.nouns.machine import Machine
 from flatout.nouns.placement import num_gpus_for
-from flatout.nouns.run import Run, RunHeader
+from flatout.nouns.run import Run
 from flatout.nouns.sketch import TABLES, Sketch, SketchRequest, check_name
 from flatout.nouns.train_request import TrainRequest
 from flatout.nouns.tuned_recipe import TunedRecipe
@@ -32,7 +29,6 @@ from flatout.system import (
     made_environments,
     runs,
     sketches,
-    sources,
     store,
     tail,
     variables,
@@ -50,19 +46,17 @@ from flatout.system.reading import (
     split_of,
     tuned_recipe,
 )  # fmt: skip
-from flatout.system.recipes import fields_in, forget_recipes, left_to_ranks
+from flatout.system.recipes import forget_recipes
 from flatout.system.runs import RunFolder
 from flatout.templates.writing import written
 from flatout.tune.code import program
+from flatout.undertaking import choose_interpreter, run_for, take_up
 
 # The verbs of which there is nothing to say here but where they are.
 __all__ = [
     "checkpoint_steps", "conclude", "each_metric", "follow", "forget_recipes", "list_runs",
     "milestones", "results_of", "split_of",
 ]  # fmt: skip
-
-# How long a resume waits for a run that has been asked to stop.
-STOP_LIMIT_S = 30.0
 
 
 def recognized(request: SketchRequest) -> SketchRequest:
@@ -117,96 +111,23 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     """
     request.check()
     request = made_environments.with_interpreter(request)
-    old = reopen(request, interrupts) if request.resume else None
-    header = store.read_json(old.header, RunHeader) if old else None
-    spec = header.spec if header else specify(request)
-    python = choose_interpreter(request, old, header)
+    asked = take_up(request, interrupts)
+    python = choose_interpreter(request, asked)
     version = environments.check_interpreter(python, __version__)
     machine = probe(python)
     torch_needed.require_torch(machine, version)
     on = request.placement
     if on is not None:
-        num_gpus = num_gpus_for(machine, variables.visible_gpus())
-        on.check(num_gpus, str(request.fixed.get("device", "auto")))
-    interrupts.give_way()
-    folder = old or prepare(spec, machine, request.run_id)
-    end = tail.Tail(folder, is_from_end=True)
-    change = request.change if old else None
-    worker = child.start_worker(python, folder, change=change, is_attached=is_attached, on=on)
+        on.check(num_gpus_for(machine, variables.visible_gpus()), asked.device)
+    with run_for(asked, machine, interrupts) as folder:
+        end = tail.Tail(folder, is_from_end=True)
+        worker = child.start_worker(
+            python, folder, change=asked.change, is_attached=is_attached, on=on
+        )
     return Attendance(
         folder=folder, machine=machine, worker=worker, tail=end, python=python, on=on,
-        change=change or Change(),
+        change=asked.change,
     )  # fmt: skip
-
-
-def specify(request: TrainRequest) -> ExperimentSpec:
-    """A request for a new run as what crosses the border, checked against the experiment's text."""
-    source = sources.find_source(request.experiment)
-    parameters = parse_parameters(source.text, source.place)
-    of_file = fields_in(Path(request.recipe)) if request.recipe else {}
-    on = request.placement
-    left_out = () if on is None or on.num_ranks == 1 else left_to_ranks(of_file)
-    of_file = {name: value for name, value in of_file.items() if name not in left_out}
-    return ExperimentSpec(
-        name=source.name,
-        file=source.file,
-        sha256=source.sha256,
-        parameters=parse_settings(parameters, request.settings),
-        seed=request.seed or 0,
-        fixed=of_file | request.fixed,
-        not_fixed=tuple(name for name in left_out if name not in request.fixed),
-        epochs=request.epochs,
-        init=sources.find_weights(request.init) if request.init else None,
-        tuning=request.wish,
-        leave_free_bytes=request.leave_free_bytes,
-    )
-
-
-def choose_interpreter(
-    request: TrainRequest, old: RunFolder | None, header: RunHeader | None
-) -> str:
-    """The interpreter that trains: the one asked for, the run's own, or this one."""
-    if old and header and not request.python:
-        environments.require_own(header.python, old.path)
-    return environments.find_interpreter(request.python or (header.python if header else None))
-
-
-def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFolder:
-    """Makes the folder of a new run, or of a search, with a copy of the experiment's file in it."""
-    parent = folders.tunes_folder() if spec.tuning.is_only else folders.runs_folder()
-    header = RunHeader(
-        id=runs.check_id(run_id) if run_id else runs.free_id(spec.name, parent),
-        created_at=clock.now_s(),
-        flatout_version=__version__,
-        python=machine.python or sys.executable,
-        spec=spec,
-        machine=machine,
-    )
-    folder = runs.create_run(header, parent)
-    if spec.file:
-        sources.copy_source(Path(spec.file), folder.experiment)
-    return folder
-
-
-def reopen(request: TrainRequest, interrupts: Interrupts) -> RunFolder:
-    """The run that a request goes on with, once nobody else trains in it.
-
-    Raises:
-        UsageError: unknown-run, run-in-use, run-is-finished, experiment-file-not-found.
-    """
-    folder = runs.find_run(request.resume or "")
-    if folder.stop.exists():
-        tail.wait_until_free(folder, STOP_LIMIT_S, interrupts)
-    tail.refuse_if_taken(folder)
-    run = runs.read_run(folder)
-    if run.status == "finished" and request.epochs is None:
-        raise UsageError(
-            "run-is-finished",
-            f"the run {folder.path.name} has reached its end.",
-            fix=f"train it longer: flatout train --resume {folder.path.name} --epochs N",
-        )
-    sources.require_source(run.header.spec.file, folder.experiment)
-    return folder
 
 
 def is_stopping(request: TrainRequest) -> bool:

@@ -17,6 +17,7 @@ from flatout.cli import show
 from flatout.cli.live import Display
 from flatout.engine import worker
 from flatout.nouns.train_request import TrainRequest
+from flatout.undertaking import prepare, specify
 
 
 def main() -> int:
@@ -37,7 +38,7 @@ def train(request: TrainRequest) -> int:
     """Trains one file; gives its worker's exit code."""
     request.check()
     machine = flow.probe(sys.executable)
-    folder = flow.prepare(flow.specify(request), machine, request.run_id)
+    folder = prepare(specify(request), machine, request.run_id)
     name = str(folder.path)
     with Display() as display:
         display.open(flow.read(name), machine)

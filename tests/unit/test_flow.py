@@ -15,7 +15,11 @@ import pytest
 
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.machine import Machine
 from flatout.nouns.train_request import TrainRequest
+from flatout.system.interrupts import Interrupts
+from flatout.undertaking import Undertaking, run_for
 
 NOT_ON_WINDOWS = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
 SLOW = {"steps": 2000, "pause": 0.02}
@@ -277,3 +281,27 @@ def test_train_under_a_name_that_is_taken(cli: Any) -> None:
     again = cli.run(*cli.train("--name", "best"))
     assert again.returncode == 2
     assert "see: run-exists" in again.stderr
+
+
+def test_a_new_run_that_nobody_could_be_set_to_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
+    spec = ExperimentSpec(name="digits", fixed={"device": "cpu"})
+
+    def fail_to_start(asked: Undertaking) -> Path:
+        with pytest.raises(UsageError), run_for(asked, Machine(), Interrupts()) as folder:
+            assert folder.header.is_file()
+            raise UsageError("a-rule", "nobody is there.", fix="none")
+        return folder.path
+
+    assert not fail_to_start(Undertaking(spec=spec)).exists()
+    with run_for(Undertaking(spec=spec), Machine(), Interrupts()) as folder:
+        pass
+    # One that was there before stays, and keeps its device until a resume names another.
+    old = Undertaking(spec=spec, old=folder)
+    assert fail_to_start(old) == folder.path and folder.header.is_file()
+    assert old.device == "cpu"
+    assert (
+        Undertaking(spec=spec, old=folder, change=Change(fixed={"device": "cuda"})).device == "cuda"
+    )

@@ -18,17 +18,15 @@ from flatout.cluster.settings import address_in, engine_in
 from flatout.clustering import placing
 from flatout.clustering.files import Folder, open_folder
 from flatout.clustering.running import require_well, state
-from flatout.errors import FlatoutError, UsageError
+from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.cluster import ClusterState
 from flatout.nouns.placement import CLUSTER, Placement
-from flatout.nouns.run import RunHeader
 from flatout.nouns.train_request import TrainRequest
 from flatout.system import (
     cluster_folder,
     folders,
     ray_jobs,
-    runs,
     store,
     tail,
     variables,
@@ -38,6 +36,7 @@ from flatout.system.interrupts import Interrupts
 from flatout.system.node_job import NodeJob
 from flatout.system.ray_jobs import RayHead
 from flatout.system.runs import RunFolder
+from flatout.undertaking import run_for, take_up
 
 
 class Where(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,35 +90,24 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
     where = _where(on)
     if where.head is not None:
         ray_jobs.version(where.head)
-    old = flow.reopen(request, interrupts) if request.resume else None
-    header = store.read_json(old.header, RunHeader) if old else None
-    spec = header.spec if header else flow.specify(request)
-    if spec.init is not None and old is None:
-        spec = msgspec.structs.replace(spec, init=where.inside(Path(spec.init)))
-    change = request.change if old else Change()
-    device = spec.device(change)
+    asked = take_up(request, interrupts)
+    if asked.spec.init is not None and asked.old is None:
+        spec = msgspec.structs.replace(asked.spec, init=where.inside(Path(asked.spec.init)))
+        asked = msgspec.structs.replace(asked, spec=spec)
     # Before there is a run, which nobody would train.
-    where.inside(old.path if old else folders.runs_folder())
+    where.inside(asked.old.path if asked.old else folders.runs_folder())
     if where.now is not None:
-        placing.ranks_of(placing.computing_nodes(where.now), on.num_ranks, device)
+        placing.ranks_of(placing.computing_nodes(where.now), on.num_ranks, asked.device)
     machine = flow.probe(sys.executable)
-    interrupts.give_way()
-    folder = old or flow.prepare(spec, machine, request.run_id)
-    # What root makes here is written by another in the containers.
-    _hand_over(where, folder)
-    end = tail.Tail(folder, is_from_end=True)
-    start = partial(_start, where, folder, on, device)
-    # Later they are asked anew, since some may be gone.
-    again = partial(_start, msgspec.structs.replace(where, now=None), folder, on, device)
-    try:
-        worker = start(change)
-    except FlatoutError:
-        if old is None:
-            runs.remove_run(folder)
-        raise
+    with run_for(asked, machine, interrupts) as folder:
+        end = tail.Tail(folder, is_from_end=True)
+        worker = _start(where, folder, on, asked.device, asked.change)
+    # Later the nodes are asked anew, since some may be gone.
+    later = msgspec.structs.replace(where, now=None)
     return Attendance(
-        folder=folder, machine=machine, worker=worker, tail=end, on=on, start=again, change=change
-    )
+        folder=folder, machine=machine, worker=worker, tail=end, on=on, change=asked.change,
+        start=partial(_start, later, folder, on, asked.device),
+    )  # fmt: skip
 
 
 def _where(on: Placement) -> Where:
@@ -170,6 +158,8 @@ def _start(where: Where, folder: RunFolder, on: Placement, device: str, change: 
     Raises:
         UsageError: ranks-do-not-fit; RunFailed: ray-not-answering, docker-failed.
     """
+    # What root makes here is written by another in the containers.
+    _hand_over(where, folder)
     inside = where.inside(folder.path)
     if where.head is not None:
         return _submit(where.head, inside, folder, on, change)

@@ -1,0 +1,142 @@
+"""A training that was asked for, until somebody trains: checked, and made a run."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from flatout import __version__
+from flatout.errors import FlatoutError, UsageError
+from flatout.experiment_text import parse_parameters, parse_settings
+from flatout.nouns.change import Change
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.machine import Machine
+from flatout.nouns.run import RunHeader
+from flatout.nouns.train_request import TrainRequest
+from flatout.system import clock, environments, folders, runs, sources, store, tail
+from flatout.system.interrupts import Interrupts
+from flatout.system.recipes import fields_in, left_to_ranks
+from flatout.system.runs import RunFolder
+
+# How long a resume waits for a run that has been asked to stop.
+STOP_LIMIT_S = 30.0
+
+
+class Undertaking(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be trained: a run that is yet to be made, or one that is gone on with.
+
+    run_id: as a new run is to be called. change: what a resume changes. old, header: of the run
+    that is gone on with.
+    """
+
+    spec: ExperimentSpec
+    run_id: str | None = None
+    change: Change = Change()
+    old: RunFolder | None = None
+    header: RunHeader | None = None
+
+    @property
+    def device(self) -> str:
+        """On what the person wants it trained; `auto` where nobody has said it."""
+        return self.spec.device(self.change)
+
+
+def take_up(request: TrainRequest, interrupts: Interrupts) -> Undertaking:
+    """What a request wants trained, before any machine is looked at."""
+    if request.resume is None:
+        return Undertaking(spec=specify(request), run_id=request.run_id)
+    old = reopen(request, interrupts)
+    header = store.read_json(old.header, RunHeader)
+    return Undertaking(spec=header.spec, change=request.change, old=old, header=header)
+
+
+def specify(request: TrainRequest) -> ExperimentSpec:
+    """A request for a new run as what crosses the border, checked against the experiment's text."""
+    source = sources.find_source(request.experiment)
+    parameters = parse_parameters(source.text, source.place)
+    of_file = fields_in(Path(request.recipe)) if request.recipe else {}
+    on = request.placement
+    left_out = () if on is None or on.num_ranks == 1 else left_to_ranks(of_file)
+    of_file = {name: value for name, value in of_file.items() if name not in left_out}
+    return ExperimentSpec(
+        name=source.name,
+        file=source.file,
+        sha256=source.sha256,
+        parameters=parse_settings(parameters, request.settings),
+        seed=request.seed or 0,
+        fixed=of_file | request.fixed,
+        not_fixed=tuple(name for name in left_out if name not in request.fixed),
+        epochs=request.epochs,
+        init=sources.find_weights(request.init) if request.init else None,
+        tuning=request.wish,
+        leave_free_bytes=request.leave_free_bytes,
+    )
+
+
+def reopen(request: TrainRequest, interrupts: Interrupts) -> RunFolder:
+    """The run that a request goes on with, once nobody else trains in it.
+
+    Raises:
+        UsageError: unknown-run, run-in-use, run-is-finished, experiment-file-not-found.
+    """
+    folder = runs.find_run(request.resume or "")
+    if folder.stop.exists():
+        tail.wait_until_free(folder, STOP_LIMIT_S, interrupts)
+    tail.refuse_if_taken(folder)
+    run = runs.read_run(folder)
+    if run.status == "finished" and request.epochs is None:
+        raise UsageError(
+            "run-is-finished",
+            f"the run {folder.path.name} has reached its end.",
+            fix=f"train it longer: flatout train --resume {folder.path.name} --epochs N",
+        )
+    sources.require_source(run.header.spec.file, folder.experiment)
+    return folder
+
+
+def choose_interpreter(request: TrainRequest, asked: Undertaking) -> str:
+    """The interpreter that trains: the one asked for, the run's own, or this one."""
+    own = asked.header.python if asked.header else None
+    if own is not None and asked.old is not None and not request.python:
+        environments.require_own(own, asked.old.path)
+    return environments.find_interpreter(request.python or own)
+
+
+@contextlib.contextmanager
+def run_for(asked: Undertaking, machine: Machine, interrupts: Interrupts) -> Iterator[RunFolder]:
+    """The run's folder, made if it is a new one; while it is used, somebody is set to train in it.
+
+    A new run that nobody could be set to is not left behind.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed before.
+    """
+    interrupts.give_way()
+    folder = asked.old or prepare(asked.spec, machine, asked.run_id)
+    try:
+        yield folder
+    except FlatoutError:
+        if asked.old is None:
+            runs.remove_run(folder)
+        raise
+
+
+def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFolder:
+    """Makes the folder of a new run, or of a search, with a copy of the experiment's file in it."""
+    parent = folders.tunes_folder() if spec.tuning.is_only else folders.runs_folder()
+    header = RunHeader(
+        id=runs.check_id(run_id) if run_id else runs.free_id(spec.name, parent),
+        created_at=clock.now_s(),
+        flatout_version=__version__,
+        python=machine.python or sys.executable,
+        spec=spec,
+        machine=machine,
+    )
+    folder = runs.create_run(header, parent)
+    if spec.file:
+        sources.copy_source(Path(spec.file), folder.experiment)
+    return folder
