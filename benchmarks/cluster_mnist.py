@@ -89,7 +89,7 @@ def main() -> int:
         for engine in options.engines:
             place = Path(folder, engine)
             place.mkdir()
-            cluster = ContainerCluster(place, engine, f"flatout-mnist-{engine}", PORTS[engine])
+            cluster = ContainerCluster(place, engine, f"mnist-{engine}", PORTS[engine])
             try:
                 rows.append(measure(cluster, docker, words))
             except (AssertionError, Problem) as error:

@@ -17,6 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from containers import NAMES
+
 ROOT = Path(__file__).resolve().parents[1]
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 # An image takes minutes where nothing of it is there yet; the next run finds its layers.
@@ -30,7 +32,8 @@ class ContainerCluster:
     Args:
         folder: in which the cluster's folder, runs and data lie.
         engine: `ray`, `dask` or `torchrun`.
-        project: of Compose; no two clusters of one machine have the same.
+        name: of its own on this machine; `scripts/containers.py --clean` finds it by what is put
+            before it.
         settings: of `.env`, beside those that such an image needs.
     """
 
@@ -38,12 +41,12 @@ class ContainerCluster:
         self,
         folder: Path,
         engine: str,
-        project: str,
+        name: str,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
         self.engine = engine
-        self.project = project
+        self.project = f"{NAMES}-{name}"
         self.state = folder / "state"
         self.data = folder / "data"
         self._settings = settings or {}

@@ -21,7 +21,6 @@ CUT_S = 15.0
 SLOW_S = 15.0
 # A fiftieth of a core.
 _LITTLE_CPU = "0.02"
-_PROJECT = "flatout-faults"
 _PORT = 8465
 _WORKERS = (1, 2)
 _TRIES = 3
@@ -77,7 +76,7 @@ def cluster(folder: Path, epochs: int) -> Iterator[Cluster]:
     docker = find_docker()
     place = folder / "there"
     place.mkdir()
-    nodes = ContainerCluster(place, "ray", _PROJECT, {"CLUSTER_DASHBOARD_PORT": str(_PORT)})
+    nodes = ContainerCluster(place, "ray", "faults", {"CLUSTER_DASHBOARD_PORT": str(_PORT)})
     there = Cluster(
             state=nodes.state, on="cluster:2", logs=folder / "logs", epochs=epochs, working=place,
             docker=docker, nodes=nodes,
@@ -149,11 +148,11 @@ def network_cut_and_back(runs: Cluster) -> Row:
 
 
 def _cut(runs: Cluster, name: str) -> None:
-    runs.docker.must("network", "disconnect", _PROJECT, name)
+    runs.docker.must("network", "disconnect", runs.nodes.project, name)
 
 
 def _join(runs: Cluster, name: str) -> None:
-    runs.docker.must("network", "connect", "--alias", "worker", _PROJECT, name)
+    runs.docker.must("network", "connect", "--alias", "worker", runs.nodes.project, name)
 
 
 def _await_end(runs: Cluster, name: str) -> None:

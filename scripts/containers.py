@@ -5,7 +5,7 @@ distribution and starts it by hand; it stays, and so does the base image. All el
 of the process that made it and goes with it; what a killed one has left, the next removes.
 
 As a program it makes engine and base image ready; with `--clean` it removes all that bears the
-label or the name of tests, the images that stay among it. Standard library only.
+label or the name of tests and benchmarks, the images that stay among it. Standard library only.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LABEL = "flatout.test"
 # Of an image that stays, so that `--clean` finds it without a name, too.
 KEPT = f"{LABEL}=kept"
 BASE = "flatout-test-base:bookworm"
-# What all images and projects of tests are called.
-_NAMES = "flatout-test"
+# How the names of all images and projects of tests and benchmarks begin.
+NAMES = "flatout-test"
 _COMPOSE = "com.docker.compose.project"
 _PUBLIC = f"debian:{SUITE}-slim"
 _HOST_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -363,7 +363,7 @@ def clean_all(docker: Docker) -> None:
     remove(docker, LABEL)
     for project in sorted(_projects(docker)):
         remove(docker, f"{_COMPOSE}={project}")
-    named = docker.ask("image", "ls", "--quiet", "--filter", f"reference={_NAMES}*")
+    named = docker.ask("image", "ls", "--quiet", "--filter", f"reference={NAMES}*")
     for image in dict.fromkeys(named.stdout.split()):
         docker.ask("image", "rm", "--force", image)
 
@@ -375,7 +375,7 @@ def _projects(docker: Docker) -> set[str]:
         every = ["--all"] if kind == "container" else []
         form = f'{{{{.Label "{_COMPOSE}"}}}}'
         told = docker.ask(kind, "ls", *every, "--filter", f"label={_COMPOSE}", "--format", form)
-        found |= {name for name in told.stdout.split() if name.startswith(f"{_NAMES}-")}
+        found |= {name for name in told.stdout.split() if name.startswith(f"{NAMES}-")}
     return found
 
 

@@ -29,7 +29,7 @@ def _cluster(
         pytest.skip("needs Docker Compose, v2 or v1")
     if find_spec("torch") is None:
         pytest.skip("needs torch: its version goes into the image")
-    made = ContainerCluster(folder, engine, f"flatout-test-{engine}")
+    made = ContainerCluster(folder, engine, engine)
     try:
         made.make(base_image)
         # At the end of both stages, so that all layers are those that are there already.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import docker_engine
 import pytest
+from container_cluster import ContainerCluster
 from containers import KEPT, LABEL, Docker, clean_all
 from progress import Problem
 
@@ -40,7 +41,8 @@ def is_wanted(one: tuple[str, str, str, dict[str, str]], filter: str, value: str
     return name in one[3] and (not text or one[3][name] == text)
 
 
-def test_clean_removes_what_tests_have_made_and_nothing_else() -> None:
+def test_clean_removes_what_tests_have_made_and_nothing_else(tmp_path: Path) -> None:
+    of_benchmark = ContainerCluster(tmp_path, "ray", "mnist-ray").project
     kept = dict([KEPT.split("=")])
     others = [
         ("image", "i1", "python:3.12", {}),
@@ -57,6 +59,7 @@ def test_clean_removes_what_tests_have_made_and_nothing_else() -> None:
         ("image", "i5", "", kept),
         ("container", "c2", "flatout-test-77-1", {LABEL: "here:77"}),
         ("container", "c3", "flatout-test-ray_head_1", {PROJECT: "flatout-test-ray"}),
+        ("container", "c4", f"{of_benchmark}_head_1", {PROJECT: of_benchmark}),
         ("network", "n2", "flatout-test-ray", {PROJECT: "flatout-test-ray"}),
         ("volume", "v2", "flatout-test-dask_cache", {PROJECT: "flatout-test-dask"}),
     )
