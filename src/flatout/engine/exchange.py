@@ -1,9 +1,9 @@
 """One gradient out of those of all ranks: that of the whole batch, whoever has which sample.
 
-Each rank goes backward over its share by itself, copies its gradients into one tensor, and votes.
-Only if every rank has come so far are the tensors added up: a rank whose memory runs out before can
-say so, and all of them repeat the batch from less. What that costs: nothing travels beside the
-backward pass, where DDP's buckets do (benchmarks/scale.py measures it).
+Each rank goes backward over its share by itself, copies its small gradients into one tensor, and
+votes. Only if every rank has come so far are gradients added up: a rank whose memory runs out
+before can say so, and all of them repeat the batch from less. What that costs: nothing travels
+beside the backward pass, where DDP's buckets do (benchmarks/scale.py measures it).
 
 A loss that is a mean is weighed by samples. Of a sum and its count, sums and counts are added up
 over the ranks, and divided once.

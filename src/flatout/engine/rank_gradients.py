@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +41,7 @@ class RankGradients(Protocol):
 
 
 class WholeGradients:
-    """Gradients of weights that lie whole on each rank: copied into one tensor, and added up.
+    """Gradients of weights that lie whole on each rank: small ones are copied into one tensor.
 
     Args:
         parameters: those that are trained.
@@ -51,7 +51,8 @@ class WholeGradients:
         self._parameters = parameters
         self._trained: list[Tensor] = []
         self._flat: list[Tensor] = []
-        self._views: list[Tensor] = []
+        # Each weight's part of a flat tensor; None where its gradient is sent alone.
+        self._views: list[Tensor | None] = []
 
     @torch.no_grad()
     def take(self) -> list[bool]:
@@ -74,30 +75,80 @@ class WholeGradients:
                 fix="build the embedding with sparse=False, or train without --on",
             )
         pairs = list(zip(self._views, gradients, strict=True))
-        there = [(view, one) for view, one in pairs if one is not None]
+        there = [(view, one) for view, one in pairs if view is not None and one is not None]
         if there:
             torch._foreach_copy_([view for view, _ in there], [one for _, one in there])
-        missing = [view for view, one in pairs if one is None]
+        missing = [view for view, one in pairs if view is not None and one is None]
         if missing:
             torch._foreach_zero_(missing)
+        own = _own_memory(gradients)
+        for parameter in self._sent_alone():
+            parameter.grad = _sendable(parameter, own)
         return [one is not None for one in gradients]
 
     def sent(self) -> list[Tensor]:
         """See RankGradients."""
-        return self._flat
+        alone = [one.grad for one in self._sent_alone()]
+        return [*self._flat, *(one for one in alone if one is not None)]
 
     def put(self, has_gradient: list[bool], factor: Any) -> None:
         """See RankGradients."""
-        scale(self._flat, factor)
+        scale(self.sent(), factor)
         for parameter, view, is_there in zip(self._trained, self._views, has_gradient, strict=True):
-            parameter.grad = view if is_there else None
+            if not is_there:
+                parameter.grad = None
+            elif view is not None:
+                parameter.grad = view
+
+    def _sent_alone(self) -> list[Tensor]:
+        pairs = zip(self._trained, self._views, strict=True)
+        return [parameter for parameter, view in pairs if view is None]
 
 
-def _laid_out(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """One flat tensor for each kind of weight, and each weight's part of it, laid out as it is."""
+# A gradient of so many bytes in main memory is sent as it is. Copied, it would be read and written
+# once more, and what held it would go back to the system, which hands out zeroed pages for another.
+_SENT_ALONE_BYTES = 1 << 20
+
+
+def _is_sent_alone(parameter: Tensor) -> bool:
+    num_bytes = parameter.numel() * parameter.element_size()
+    return parameter.device.type == "cpu" and num_bytes >= _SENT_ALONE_BYTES
+
+
+def _own_memory(gradients: list[Tensor | None]) -> set[int]:
+    """Addresses of storages that are of one gradient only.
+
+    The backward pass of a view may hand the same memory to two weights.
+    """
+    there = [one for one in gradients if one is not None]
+    counts = Counter(one.untyped_storage().data_ptr() for one in there)
+    return {address for address, count in counts.items() if count == 1}
+
+
+def _sendable(parameter: Tensor, own: set[int]) -> Tensor:
+    """A weight's gradient in memory of its own, laid out as on every rank; zeros if it has none."""
+    gradient = parameter.grad
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    is_own = gradient.untyped_storage().data_ptr() in own
+    if is_own and gradient.dtype == parameter.dtype and gradient.stride() == _strides(parameter):
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def _strides(parameter: Tensor) -> tuple[int, ...]:
+    """As torch.empty_like lays it out, without gaps: fused kernels take that for granted."""
+    return torch.empty_like(parameter, device="meta").stride()
+
+
+def _laid_out(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
+    """One flat tensor for each kind of weight, and each weight's part of it, laid out as it is, or
+    None where it has none.
+    """
     groups: defaultdict[Any, list[int]] = defaultdict(list)
     for index, one in enumerate(parameters):
-        groups[one.dtype, one.device].append(index)
+        if not _is_sent_alone(one):
+            groups[one.dtype, one.device].append(index)
     flats: list[Tensor] = []
     views: dict[int, Tensor] = {}
     for (dtype, device), indices in groups.items():
@@ -107,11 +158,9 @@ def _laid_out(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         start = 0
         for index in indices:
             one = parameters[index]
-            # As torch.empty_like lays it out, without gaps: fused kernels take that for granted.
-            stride = torch.empty_like(one, device="meta").stride()
-            views[index] = flat.as_strided(one.shape, stride, start)
+            views[index] = flat.as_strided(one.shape, _strides(one), start)
             start += one.numel()
-    return flats, [views[index] for index in range(len(parameters))]
+    return flats, [views.get(index) for index in range(len(parameters))]
 
 
 class SpreadGradients:
