@@ -5,10 +5,12 @@ flatout launch --framework paddle --nodes 2 examples/launch/paddle_parallel.py
 
 from __future__ import annotations
 
+import platform
+
 import paddle
 import paddle.distributed as dist
 
-STEPS = 60
+BATCH, STEPS = 64, 20
 
 
 def main() -> None:
@@ -17,16 +19,25 @@ def main() -> None:
     paddle.seed(0)
     model = paddle.DataParallel(paddle.nn.Linear(8, 1))
     optimizer = paddle.optimizer.SGD(0.1, parameters=model.parameters())
-    wanted = paddle.arange(8, dtype="float32")
+    # Every node has batches of its own.
     paddle.seed(dist.get_rank())
-    loss = paddle.zeros([1])
     for _ in range(STEPS):
-        inputs = paddle.randn([64, 8])
-        loss = paddle.nn.functional.mse_loss(model(inputs)[:, 0], inputs @ wanted)
-        loss.backward()
+        loss_on(model).backward()
         optimizer.step()
         optimizer.clear_grad()
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: loss {float(loss):.6f}", flush=True)
+    # All have the same model now, so also the same loss on a batch that is the same for all.
+    paddle.seed(1000)
+    with paddle.no_grad():
+        loss = float(loss_on(model))
+    place = f"rank {dist.get_rank()} of {dist.get_world_size()} on {platform.node()}"
+    print(f"{place}: loss {loss:.6f}", flush=True)
+
+
+def loss_on(model: paddle.nn.Layer) -> paddle.Tensor:
+    """Of one batch that Paddle's generator draws."""
+    inputs = paddle.randn([BATCH, 8])
+    wanted = paddle.arange(8, dtype="float32")
+    return paddle.nn.functional.mse_loss(model(inputs)[:, 0], inputs @ wanted)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ flatout launch --framework torch --nodes 2 examples/launch/torch_spawn.py 2
 from __future__ import annotations
 
 import os
+import platform
 import sys
 
 import torch
@@ -14,11 +15,11 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS = 60
+BATCH, STEPS = 64, 20
 
 
 def train(local_rank: int, num_here: int) -> None:
-    """One process of num_here on this node."""
+    """One process of num_here on this node; each has batches of its own."""
     rank = int(os.environ["NODE_RANK"]) * num_here + local_rank
     world_size = int(os.environ["NNODES"]) * num_here
     # MASTER_ADDR and MASTER_PORT are read from the environment.
@@ -26,18 +27,23 @@ def train(local_rank: int, num_here: int) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wanted = torch.arange(8.0)
     dice = torch.Generator().manual_seed(rank)
-    loss = torch.zeros(())
     for _ in range(STEPS):
-        inputs = torch.randn(64, 8, generator=dice)
-        loss = nn.functional.mse_loss(model(inputs)[:, 0], inputs @ wanted)
         optimizer.zero_grad()
-        loss.backward()
+        loss_on(model, dice).backward()
         optimizer.step()
+    # All have the same model now, so also the same loss on a batch that is the same for all.
+    with torch.no_grad():
+        loss = loss_on(model, torch.Generator().manual_seed(1000)).item()
     # In one piece: all processes of a node write into the same pipe.
-    sys.stdout.write(f"rank {rank} of {world_size}: loss {loss.item():.6f}\n")
+    sys.stdout.write(f"rank {rank} of {world_size} on {platform.node()}: loss {loss:.6f}\n")
     dist.destroy_process_group()
+
+
+def loss_on(model: nn.Module, dice: torch.Generator) -> torch.Tensor:
+    """Of one batch that the generator draws."""
+    inputs = torch.randn(BATCH, 8, generator=dice)
+    return nn.functional.mse_loss(model(inputs)[:, 0], inputs @ torch.arange(8.0))
 
 
 if __name__ == "__main__":

@@ -36,8 +36,11 @@ def test_example_trains_on_two_nodes(
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    told = re.findall(r"node (\d)  \w+ (\d) of 2: loss 0\.0000", done.stdout)
-    assert sorted(told) == [("0", "0"), ("1", "1")]
+    told = re.findall(r"node (\d)  \w+ (\d) of 2 on \S+: loss (0\.\d+)", done.stdout)
+    assert sorted((node, rank) for node, rank, _ in told) == [("0", "0"), ("1", "1")]
+    # Each had other batches: of models that were trained apart, no two would have the same loss.
+    losses = {loss for _, _, loss in told}
+    assert len(losses) == 1 and 0 < float(losses.pop()) < 0.1
 
 
 TOLD = "import os; print('I am', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
