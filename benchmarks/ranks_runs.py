@@ -19,7 +19,7 @@ from flatout.engine import Experiment
 from flatout.engine.connection import Connection, place_here
 from flatout.engine.course import Task
 from flatout.engine.group import Group
-from flatout.engine.launch.job import loopback_variables, rank_variables
+from flatout.engine.launch.job import rank_variables
 from flatout.engine.ranks import ALONE, Ranks, Trouble
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest
@@ -28,6 +28,7 @@ from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
 from flatout.nouns.run import RunHeader
 from flatout.system.runs import RunFolder, create_run, read_run
+from flatout.system.variables import loopback_variables
 
 
 class Together(Group):

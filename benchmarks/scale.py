@@ -28,11 +28,11 @@ from pathlib import Path
 
 import dated
 
-from flatout.engine.launch.job import loopback_variables
 from flatout.nouns.lines import Metric, Progress
 from flatout.nouns.measurement import Measurement
 from flatout.system import store
 from flatout.system.runs import RunFolder
+from flatout.system.variables import loopback_variables
 from flatout.tune.statistics import speedup
 
 HERE = Path(__file__).parent

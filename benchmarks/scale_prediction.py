@@ -24,11 +24,11 @@ import dated
 from scale import HERE, output_of
 from scale_model import BATCH_SIZE, num_gradient_bytes
 
-from flatout.engine.launch.job import loopback_variables
 from flatout.nouns.lines import Metric, Progress
 from flatout.nouns.measurement import Measurement
 from flatout.system import store
 from flatout.system.runs import RunFolder
+from flatout.system.variables import loopback_variables
 
 GOAL = 0.15
 

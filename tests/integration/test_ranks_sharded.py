@@ -13,6 +13,7 @@ import torch
 from ranks_runs import run_ranks
 from torch import Tensor, nn
 
+from flatout.engine.allocator import why_not_retained
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.sharding import check_can_be_spread
 from flatout.errors import UsageError
@@ -99,7 +100,9 @@ def test_findings_of_one_and_of_several(by_ranks: dict[int, Path]) -> None:
     }
     assert rules == {1: ["setting-without-effect"] * 2, 2: []}
     recipe = read_run(RunFolder(by_ranks[2] / "deep")).recipe
-    assert recipe is not None and recipe.sharding.value == "full"
+    assert recipe is not None
+    assert recipe.allocator.value == ("system" if why_not_retained() else "retain")
+    assert recipe.sharding.value == "full"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 
-from flatout.nouns.recipe import Allocator
+from flatout.nouns.recipe import Allocator, Choice
 
 # Parameters of mallopt, from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
@@ -36,6 +36,17 @@ def why_not_retained() -> str | None:
     if not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
         return "this Linux has another C library than glibc"
     return None
+
+
+def freed_memory(*, is_cpu: bool, num_ranks: int) -> Choice[Allocator]:
+    """What becomes of it where nobody says."""
+    if is_cpu and num_ranks > 1 and why_not_retained() is None:
+        return Choice(
+            value="retain",
+            why="ranks wait for each other's new pages of memory in every step",
+            origin="estimated",
+        )
+    return Choice(value="system", why="keeping what was freed takes memory")
 
 
 @contextlib.contextmanager

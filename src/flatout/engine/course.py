@@ -186,7 +186,8 @@ class Course:
         init = functools.partial(_begin_with, self._task) if is_begun_with else None
         layout = Layout(ranks=self._task.ranks, wish=wish, init=init)
         built = build(self._experiment, self._task.spec.seed, device_name, layout=layout)
-        return replace(built, num_sharing=self._task.ranks.num_here)
+        facts = replace(built.facts, num_ranks=self._task.ranks.size)
+        return replace(built, facts=facts, num_sharing=self._task.ranks.num_here)
 
     def _stretch(self, session: Session, limits: Limits, meter: Meter) -> Ending:
         if self._state is not None:

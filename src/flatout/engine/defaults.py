@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.engine.allocator import why_not_retained
+from flatout.engine.allocator import freed_memory, why_not_retained
 from flatout.engine.compiling_findings import compiling_findings
 from flatout.engine.facts import Facts
 from flatout.errors import UsageError
@@ -100,7 +100,7 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
         "batch_norm": Choice(value="per-rank", why="as in a micro-batch; nothing waits for it"),
         "num_threads": threads(facts),
         "cpu_affinity": Choice(value="all", why="the system schedules threads as it likes"),
-        "allocator": Choice(value="system", why="keeping what was freed takes memory"),
+        "allocator": freed_memory(is_cpu=is_cpu, num_ranks=facts.num_ranks),
         "deterministic": Choice(
             value=is_cpu,
             why="on a CPU, repeating bit for bit costs nothing measurable"

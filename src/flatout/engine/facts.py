@@ -37,7 +37,7 @@ class Facts:
     topology: of the CPUs that the process may use, before any recipe holds.
     num_float8_layers: linear layers whose products can be made in 8 bits.
     forms_to_capture: implementations of the optimizer whose whole update is the device's work.
-    sharding: how the model is laid out, and why.
+    sharding: how the model is laid out, and why. num_ranks: that train it together.
     """
 
     device: torch.device
@@ -60,6 +60,7 @@ class Facts:
     num_float8_layers: int = 0
     forms_to_capture: tuple[OptimizerImplementation, ...] = ()
     sharding: Choice[Sharding] = Choice(value="none", why="one rank holds the whole model")
+    num_ranks: int = 1
 
 
 def data_kind(data: Any) -> DataKind:
