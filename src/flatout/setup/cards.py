@@ -6,6 +6,7 @@ What is left must be the whole name: in a table of parts of names an RTX A4000 w
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -64,6 +65,8 @@ def _short_keys(card: Card) -> Iterator[str]:
         yield " ".join(words[1:])
 
 
+# Each name is compared with that of every card.
+@functools.lru_cache(maxsize=4096)
 def _key(text: str) -> str:
     plain = _MIG_INSTANCE.sub(" ", text.lower())
     plain = _VGPU_PROFILE.sub(" ", plain)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flatout.doctor.logs.cleaning import cleaned
 from flatout.doctor.signature import WINDOW_BYTES, Sign, Signature
@@ -74,8 +75,7 @@ def scan(chunks: Iterable[bytes], signatures: Sequence[Signature]) -> dict[str, 
     A block of text is first taken apart into its set of words. Only a signature whose words are all
     among them is looked for, and only where its fixed text is found is a pattern tried.
     """
-    texts = [_Text(text, one) for one in signatures for text in one.texts]
-    by_word = _by_rarest_word(texts)
+    by_word = _by_rarest_word(tuple(signatures))
     seen = {one.id: Seen() for one in signatures}
     line = 1
     for block, ahead in _blocks(cleaned(chunks)):
@@ -95,11 +95,14 @@ def scan(chunks: Iterable[bytes], signatures: Sequence[Signature]) -> dict[str, 
     }
 
 
-def _by_rarest_word(texts: Sequence[_Text]) -> dict[bytes, list[_Text]]:
+# The same few for every text: those of all rules.
+@functools.lru_cache(maxsize=4)
+def _by_rarest_word(signatures: tuple[Signature, ...]) -> Mapping[bytes, Sequence[_Text]]:
     # The longest word is seldom met by chance.
     by_word: dict[bytes, list[_Text]] = {}
-    for text in texts:
-        by_word.setdefault(max(text.words, key=len), []).append(text)
+    for one in signatures:
+        for text in (_Text(text, one) for text in one.texts):
+            by_word.setdefault(max(text.words, key=len), []).append(text)
     return by_word
 
 
