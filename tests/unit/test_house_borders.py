@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -132,6 +133,7 @@ _WORLD = {
 }  # fmt: skip
 
 
+@functools.cache
 def _used_by_file() -> dict[str, set[str]]:
     return {
         path.relative_to(SRC).as_posix(): set(uses(path.read_text(encoding="utf-8")))
