@@ -96,7 +96,6 @@ def fake_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     (engine / "__init__.py").write_text("")
     shutil.copy(CASES / "fake_worker.py", engine / "worker.py")
     shutil.copy(CASES / "fake_answer.py", engine / "answer.py")
-    shutil.copy(CASES / "fake_answer.py", engine / "answer.py")
     return str(folder / ("Scripts/python.exe" if IS_WINDOWS else "bin/python"))
 
 
@@ -104,3 +103,20 @@ def fake_python(tmp_path_factory: pytest.TempPathFactory) -> str:
 def cli(tmp_path: Path, fake_python: str) -> CommandLine:
     """A command line without any runs yet."""
     return CommandLine(tmp_path, fake_python)
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory: pytest.TempPathFactory, fake_python: str) -> CommandLine:
+    """A command line with two runs that have finished, `mine-0001` and `one`: to be copied."""
+    cli = CommandLine(tmp_path_factory.mktemp("trained"), fake_python)
+    for words in ((), ("--name", "one")):
+        done = cli.run(*cli.train(*words))
+        assert done.returncode == 0, done.stderr
+    return cli
+
+
+@pytest.fixture
+def trained(cli: CommandLine, trained_once: CommandLine) -> CommandLine:
+    """A command line with a run that has finished, `mine-0001`."""
+    shutil.copytree(trained_once.runs / "mine-0001", cli.runs / "mine-0001")
+    return cli

@@ -163,47 +163,43 @@ def test_own_fault_is_kept_in_a_file(cli: Any) -> None:
     assert "ZeroDivisionError" in kept.read_text()
 
 
-def test_runs_rm_asks_first(cli: Any) -> None:
-    cli.run(*cli.train())
-    refused = cli.run("runs", "rm", "last")
+def test_runs_rm_asks_first(trained: Any) -> None:
+    refused = trained.run("runs", "rm", "last")
     assert refused.returncode == 1
-    assert (cli.runs / "mine-0001").exists()
-    done = cli.run("runs", "rm", "last", "--yes", "--json")
+    assert (trained.runs / "mine-0001").exists()
+    done = trained.run("runs", "rm", "last", "--yes", "--json")
     assert json.loads(done.stdout) == {"deleted": ["mine-0001"]}
-    assert not (cli.runs / "mine-0001").exists()
+    assert not (trained.runs / "mine-0001").exists()
 
 
-def test_runs_when_one_is_damaged(cli: Any) -> None:
-    cli.run(*cli.train())
-    bad = cli.runs / "bad"
+def test_runs_when_one_is_damaged(trained: Any) -> None:
+    bad = trained.runs / "bad"
     bad.mkdir()
     (bad / "run.json").write_text("{")
-    listed = cli.run("runs")
+    listed = trained.run("runs")
     assert listed.returncode == 0
     assert re.search(r"mine-0001 +mine +finished", listed.stdout)
     assert re.search(r"bad +damaged", listed.stdout)
     assert "remove it: flatout runs rm bad" in listed.stderr
-    document = json.loads(cli.run("runs", "--json").stdout)
+    document = json.loads(trained.run("runs", "--json").stdout)
     assert [run["status"] for run in document] == ["finished", "damaged"]
     # Neither stands in the way of the next step, nor of being removed.
-    assert "see: damaged-file" in cli.run("show", "bad").stderr
-    assert cli.run().returncode == 0
-    assert cli.run("runs", "rm", "bad", "--yes").returncode == 0
+    assert "see: damaged-file" in trained.run("show", "bad").stderr
+    assert trained.run().returncode == 0
+    assert trained.run("runs", "rm", "bad", "--yes").returncode == 0
     assert not bad.exists()
 
 
-def test_runs_rm_when_a_folder_is_named(cli: Any) -> None:
-    cli.run(*cli.train())
-    elsewhere = cli.folder / "mine-0001"
-    shutil.copytree(cli.runs / "mine-0001", elsewhere)
-    assert cli.run("runs", "rm", str(elsewhere), "--yes").returncode == 0
+def test_runs_rm_when_a_folder_is_named(trained: Any) -> None:
+    elsewhere = trained.folder / "mine-0001"
+    shutil.copytree(trained.runs / "mine-0001", elsewhere)
+    assert trained.run("runs", "rm", str(elsewhere), "--yes").returncode == 0
     assert not elsewhere.exists()
-    assert (cli.runs / "mine-0001").exists()
+    assert (trained.runs / "mine-0001").exists()
 
 
-def test_show_with_json_gives_every_line(cli: Any) -> None:
-    cli.run(*cli.train())
-    document = json.loads(cli.run("show", "last", "--json").stdout)
+def test_show_with_json_gives_every_line(trained: Any) -> None:
+    document = json.loads(trained.run("show", "last", "--json").stdout)
     assert set(document) == {"run", "checkpoints", "results", "metrics"}
     assert document["results"] == {"classes": [], "samples": None}
     kinds = [line["kind"] for line in document["metrics"]]
@@ -222,9 +218,8 @@ def test_show_tells_the_results_of_the_best_validation(cli: Any) -> None:
     assert results["samples"]["texts"] == ["written at step 6"]
 
 
-def test_commands_are_told_as_they_can_be_typed(cli: Any) -> None:
-    cli.run(*cli.train())
-    told = cli.run("show", "last", PATH="").stdout
+def test_commands_are_told_as_they_can_be_typed(trained: Any) -> None:
+    told = trained.run("show", "last", PATH="").stdout
     assert " flatout train" not in told
     assert re.search(r"\S*(/flatout|\\flatout.exe| -m flatout) train --resume mine-0001", told)
 

@@ -35,9 +35,8 @@ def test_scalars_are_what_is_known(line: Line, expected: dict[str, float]) -> No
 
 
 @pytest.mark.skipif(HAS_WRITER, reason="tensorboardX is installed: its absence cannot be tried")
-def test_show_tensorboard_when_the_package_is_missing(cli: Any) -> None:
-    cli.run(*cli.train())
-    done = cli.run("show", "last", "--tensorboard", "board")
+def test_show_tensorboard_when_the_package_is_missing(trained: Any) -> None:
+    done = trained.run("show", "last", "--tensorboard", "board")
     assert done.returncode == 2
     assert "fix: pip install 'flatout[tensorboard]'" in done.stderr
 
@@ -53,11 +52,10 @@ def num_records(folder: Path) -> int:
 
 
 @pytest.mark.skipif(not HAS_WRITER, reason="needs the package tensorboardX")
-def test_show_tensorboard_writes_each_value_once(cli: Any) -> None:
-    cli.run(*cli.train())
+def test_show_tensorboard_writes_each_value_once(trained: Any) -> None:
     for _ in range(2):
-        done = cli.run("show", "last", "--tensorboard", "board")
+        done = trained.run("show", "last", "--tensorboard", "board")
         assert done.returncode == 0, done.stderr
         assert "tensorboard --logdir board" in done.stderr
         # The file's own version; 6 steps with 4 values each; 3 epochs with a loss and 2 metrics.
-        assert num_records(cli.folder / "board" / "mine-0001") == 1 + 6 * 4 + 3 * 3
+        assert num_records(trained.folder / "board" / "mine-0001") == 1 + 6 * 4 + 3 * 3

@@ -136,44 +136,36 @@ def test_left_overs_of_a_removal_are_freed_with_caches(home: Path) -> None:
 # With the command line, and with runs.
 
 
-def train(cli: Any, **parameters: object) -> None:
-    done = cli.run(*cli.train("--name", "one", **parameters))
-    assert done.returncode == 0, done.stderr
-
-
 def disk(cli: Any, *arguments: str, **more: str) -> Any:
     own = {"HOME": str(cli.folder), "LOCALAPPDATA": str(cli.folder), "XDG_DATA_HOME": ""}
     return cli.run("disk", *arguments, **own, **more)
 
 
-def test_disk_shows_runs_and_checkpoints(cli: Any) -> None:
-    train(cli)
-    write(cli.runs / "one/checkpoints/000001/rank0-a.safetensors", 50_000)
-    uses = {use["kind"]: use for use in json.loads(disk(cli, "--json").stdout)}
+def test_disk_shows_runs_and_checkpoints(trained: Any) -> None:
+    write(trained.runs / "mine-0001/checkpoints/000001/rank0-a.safetensors", 50_000)
+    uses = {use["kind"]: use for use in json.loads(disk(trained, "--json").stdout)}
     assert uses["runs"]["num_items"] == uses["checkpoints"]["num_items"] == 1
     assert uses["checkpoints"]["freeable_bytes"] >= 50_000 > uses["runs"]["num_bytes"]
-    shown = disk(cli).stdout
+    shown = disk(trained).stdout
     assert "checkpoints" in shown and "flatout disk --free KIND" in shown
 
 
-def test_disk_frees_only_when_agreed(cli: Any) -> None:
-    train(cli)
-    file = write(cli.runs / "one/checkpoints/000001/rank0-a.safetensors", 50_000)
-    asked = disk(cli, "--free", "checkpoints")
+def test_disk_frees_only_when_agreed(trained: Any) -> None:
+    file = write(trained.runs / "mine-0001/checkpoints/000001/rank0-a.safetensors", 50_000)
+    asked = disk(trained, "--free", "checkpoints")
     assert asked.returncode == 1 and file.exists() and "nothing was deleted" in asked.stderr
-    done = disk(cli, "--free", "checkpoints", "--yes", "--json")
+    done = disk(trained, "--free", "checkpoints", "--yes", "--json")
     assert done.returncode == 0 and not file.exists()
     assert json.loads(done.stdout)["num_bytes"] >= 50_000
-    assert (cli.runs / "one/run.json").exists()
+    assert (trained.runs / "mine-0001/run.json").exists()
 
 
-def test_disk_keeps_checkpoints_of_unfinished_runs(cli: Any) -> None:
-    train(cli)
-    file = write(cli.runs / "one/checkpoints/000001/rank0-a.safetensors", 50_000)
-    events = cli.runs / "one/events.jsonl"
+def test_disk_keeps_checkpoints_of_unfinished_runs(trained: Any) -> None:
+    file = write(trained.runs / "mine-0001/checkpoints/000001/rank0-a.safetensors", 50_000)
+    events = trained.runs / "mine-0001/events.jsonl"
     lines = events.read_text().splitlines(keepends=True)
     events.write_text("".join(line for line in lines if '"finished"' not in line))
-    done = disk(cli, "--free", "checkpoints", "--yes")
+    done = disk(trained, "--free", "checkpoints", "--yes")
     assert done.returncode == 0 and file.exists()
     assert "not finished" in done.stderr and "nothing to free" in done.stderr
 

@@ -1,8 +1,8 @@
 """Stands in for `flatout.engine.worker` where only the outside is tried: writes lines, no more.
 
 It runs as a real child process, so that starting, stopping, killing and following are tried as
-they happen. Parameter `mode`: finish, fail, die, lose-gpu, warn, stubborn, fetch,
-classify.
+they happen. Parameter `mode`: finish, fail, die, lose-gpu, warn, stubborn, held (after
+step 3, until there is a file `may-stop`), fetch, classify.
 """
 
 from __future__ import annotations
@@ -175,6 +175,11 @@ while step < steps:
     if told["mode"] == "die" and step == 3 and not change.get("is_after_kill"):
         print("about to die", flush=True)
         os.kill(os.getpid(), signal.SIGKILL) if sys.platform != "win32" else os._exit(9)
+    may_stop_s = time.monotonic() + 60
+    while told["mode"] == "held" and step == 3 and time.monotonic() < may_stop_s:
+        if os.path.exists(os.path.join(folder, "may-stop")):
+            break
+        time.sleep(0.01)
     is_asked = os.path.exists(os.path.join(folder, "stop"))
     if told["mode"] != "stubborn" and (is_asked or is_orphan.is_set()):
         end(kind="stopped", reason="asked to" if is_asked else "the command line has died")
