@@ -30,8 +30,13 @@ def run(label: str, title: str, argv: Sequence[str | Path]) -> Done:
 
 
 def pip_install(title: str, arguments: Sequence[str]) -> Done:
-    """Installs into the environment, with its own pip."""
-    return run("install", title, [venv_python(), "-m", "pip", "install", *arguments])
+    """Installs into the environment, with its own pip.
+
+    Compiling all of torch and of what comes with it would take longer than to copy it, and most of
+    it is never imported: each module is compiled when it is.
+    """
+    pip = ["-m", "pip", "install", "--no-compile"]
+    return run("install", title, [venv_python(), *pip, *arguments])
 
 
 @contextlib.contextmanager

@@ -185,8 +185,9 @@ def _install_flatout(extras: str) -> None:
 
 
 def _has_installed_peers(peers: Sequence[str]) -> bool:
-    extras = f"[{','.join(peers)}]"
-    done = pip_install(f"what tests compare flatout with: {extras}", ["--editable", f".{extras}"])
+    title = f"what tests compare flatout with: {', '.join(peers)}"
+    # flatout itself is there: its metadata need not be made again.
+    done = pip_install(title, requirements_of(peers))
     if done.exit_code != 0:
         say("warning", f"not to be had, so tests with it are skipped: {done.last_error()}")
     return done.exit_code == 0
@@ -210,12 +211,22 @@ def _provide_torch(choice: TorchChoice, wanted: Wanted, *, is_one_there: bool) -
         say("warning", f"{choice.requirement} does not see the GPU; training will use the CPU")
 
 
+def requirements_of(extras: Sequence[str]) -> list[str]:
+    """What pyproject.toml asks for in those extras."""
+    optional = _pyproject()["project"]["optional-dependencies"]
+    return [line for extra in extras for line in optional[extra]]
+
+
 def _own_hash() -> str:
     """Changes with whatever decides how flatout is installed; a moved checkout is one of these."""
-    with open(ROOT / "pyproject.toml", "rb") as file:
-        project = tomllib.load(file)
+    project = _pyproject()
     decisive = [str(ROOT), project["build-system"], project["project"]]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def _pyproject() -> dict[str, Any]:
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        return tomllib.load(file)
 
 
 def _read_stamp() -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from types import ModuleType
 import pytest
 from bare_venv import pip_ways
 from disk import shortages
-from environment import work_left
+from environment import requirements_of, work_left
 from nvidia import Gpus, parse_gpus
 from progress import Done, Problem, bytes_text, pip_environment
 from torch_install import torch_ways, visible_gpus
@@ -181,6 +181,11 @@ def test_work_left_when_peers_are_wanted(
 ) -> None:
     wanted = {"own": "a", "extras": ["dev"], "peers": ["bench"]}
     assert work_left(stamp, wanted, cpu_build(LINUX, "")) == todo
+
+
+def test_requirements_of_when_there_are_two_extras() -> None:
+    names = [text.partition(">")[0] for text in requirements_of(["bench", "language"])]
+    assert names == ["lightning", "accelerate", "transformers"]
 
 
 def test_shortages_when_a_disk_is_too_full() -> None:
