@@ -29,20 +29,24 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="jobs are lines 
 class Head:
     """What a head knows: jobs as processes. python: runs them in place of the cluster's.
 
-    code: what it answers whoever asks after a job; None for the truth.
+    code: what it answers whoever asks after a job; None for the truth. num_lost: of the next jobs,
+    how many it never hears of; late_s: for how long it takes one without a word.
     """
 
     def __init__(self, python: str) -> None:
         self.python = python
         self.jobs: list[subprocess.Popen[bytes]] = []
+        self.ids: list[str] = []
         self.entrypoints: list[str] = []
         self.is_stopped = False
         self.takes_jobs = True
+        self.num_lost = 0
+        self.late_s = 0.0
         self.is_blind = False
         self.code: int | None = None
         self.token: str | None = None
 
-    def submit(self, entrypoint: str) -> dict[str, Any]:
+    def submit(self, id: str, entrypoint: str) -> dict[str, Any]:
         self.entrypoints.append(entrypoint)
         if self.is_blind:
             entrypoint = entrypoint.replace("/runs/", "/not/here/")
@@ -53,10 +57,11 @@ class Head:
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         job = subprocess.Popen(["sh", "-c", line], env=kept, start_new_session=True)
         self.jobs.append(job)
-        return {"submission_id": f"job_{len(self.jobs)}"}
+        self.ids.append(id)
+        return {"submission_id": id}
 
     def details(self, id: str) -> dict[str, Any]:
-        code = self.jobs[int(id.partition("_")[2]) - 1].poll()
+        code = self.jobs[self.ids.index(id)].poll()
         if code is None:
             return {"status": "RUNNING", "driver_exit_code": None}
         if self.is_stopped:
@@ -66,7 +71,7 @@ class Head:
 
     def stop(self, id: str) -> dict[str, Any]:
         self.is_stopped = True
-        self.jobs[int(id.partition("_")[2]) - 1].kill()
+        self.jobs[self.ids.index(id)].kill()
         return {"stopped": True}
 
 
@@ -77,8 +82,8 @@ def handler_of(head: Head) -> type[BaseHTTPRequestHandler]:
                 return
             if self.path == "/api/version":
                 self.tell({"ray_version": "2.60.0"})
-            elif head.code is not None:
-                self.send_error(head.code)
+            elif head.code is not None or self.path.rsplit("/", 1)[-1] not in head.ids:
+                self.send_error(head.code or 404)
             else:
                 self.tell(head.details(self.path.rsplit("/", 1)[-1]))
 
@@ -92,12 +97,15 @@ def handler_of(head: Head) -> type[BaseHTTPRequestHandler]:
             if self.is_refused():
                 return
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if not head.takes_jobs:
+            if not head.takes_jobs or head.num_lost:
+                head.num_lost = max(0, head.num_lost - 1)
                 self.send_error(500)
             elif self.path.endswith("/stop"):
                 self.tell(head.stop(self.path.split("/")[-2]))
             else:
-                self.tell(head.submit(body["entrypoint"]))
+                told = head.submit(body["submission_id"], body["entrypoint"])
+                time.sleep(head.late_s)
+                self.tell(told)
 
         def tell(self, document: dict[str, Any]) -> None:
             self.send_response(200)
@@ -245,6 +253,23 @@ def test_a_job_that_is_not_taken_leaves_no_run(cli: Any, head: tuple[Head, str])
     done = cli.run("train", cli.experiment, "--on", address)
     assert done.returncode == 1 and "see: ray-not-answering" in done.stderr
     assert not any(cli.runs.iterdir())
+
+
+def test_a_job_is_taken_once_by_a_head_that_is_busy(
+    head: tuple[Head, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray, address = head
+    ray.python = "sleep 60; echo"
+    where, log = RayHead(address=address), tmp_path / "worker.log"
+    # It never hears of the first.
+    ray.num_lost = 1
+    first = ray_jobs.submit(where, ["python3"], str(log), log)
+    assert ray.ids == [first.id]
+    # It takes the second, and answers too late.
+    monkeypatch.setattr(ray_jobs, "_LIMIT_S", 0.3)
+    ray.late_s = 1.0
+    second = ray_jobs.submit(where, ["python3"], str(log), log)
+    assert ray.ids == [first.id, second.id] and second.is_running()
 
 
 def test_a_head_that_goes_is_told_from_a_job_that_fails(

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import posixpath
+import secrets
 import shlex
 import urllib.error
 import urllib.parse
@@ -113,6 +114,9 @@ class RayJob:
 def submit(head: RayHead, command: Sequence[str], inside: str, log: Path) -> RayJob:
     """Hands a command to a cluster; Ray runs it on the head, once.
 
+    A head that is busy may take a job and answer too late. So the job has a name of ours, by which
+    it is asked for, and which Ray takes once.
+
     Args:
         head: of the cluster.
         command: the program and its arguments.
@@ -128,10 +132,28 @@ def submit(head: RayHead, command: Sequence[str], inside: str, log: Path) -> Ray
         f"test -d {folder} || exit {NOT_SHARED}; "
         f"exec {shlex.join(command)} >> {shlex.quote(inside)} 2>&1"
     )
-    told = _call(head, "/api/jobs/", {"entrypoint": entrypoint})
-    if "submission_id" not in told:
-        raise _no_address(head.address, "what answers there takes no jobs")
-    return RayJob(head, str(told["submission_id"]), log)
+    job = RayJob(head, f"flatout-{secrets.token_hex(8)}", log)
+    is_last = False
+    while True:
+        try:
+            told = _call(head, "/api/jobs/", {"entrypoint": entrypoint, "submission_id": job.id})
+        except FlatoutError as error:
+            if _is_known(job):
+                return job
+            if is_last or isinstance(error, UsageError):
+                raise
+            is_last = True
+            continue
+        if "submission_id" not in told:
+            raise _no_address(head.address, "what answers there takes no jobs")
+        return job
+
+
+def _is_known(job: RayJob) -> bool:
+    try:
+        return "status" in _call(job.head, f"/api/jobs/{job.id}")
+    except FlatoutError:
+        return False
 
 
 def version(head: RayHead) -> str:
