@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from flatout import __version__
-from flatout.errors import FlatoutError, UsageError
+from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.comparison import Comparison, compare_runs
 from flatout.nouns.data_state import DataState
 from flatout.nouns.lines import Line
@@ -57,6 +58,9 @@ __all__ = [
     "checkpoint_steps", "conclude", "each_metric", "follow", "forget_recipes", "list_runs",
     "milestones", "results_of", "split_of",
 ]  # fmt: skip
+
+# Of a run that was asked to: a step or a validation ends first, and a checkpoint is written.
+_STOPPED_LIMIT_S = 600.0
 
 
 def recognized(request: SketchRequest) -> SketchRequest:
@@ -119,14 +123,13 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     on = request.placement
     if on is not None:
         on.check(num_gpus_for(machine, variables.visible_gpus()), asked.device)
+    start = partial(child.start_worker, python, is_attached=is_attached, on=on)
     with run_for(asked, machine, interrupts) as folder:
         end = tail.Tail(folder, is_from_end=True)
-        worker = child.start_worker(
-            python, folder, change=asked.change, is_attached=is_attached, on=on
-        )
+        worker = start(folder, asked.change)
     return Attendance(
-        folder=folder, machine=machine, worker=worker, tail=end, python=python, on=on,
-        change=asked.change,
+        folder=folder, machine=machine, worker=worker, tail=end, change=asked.change,
+        start=partial(start, folder), are_ranks=on is not None,
     )  # fmt: skip
 
 
@@ -146,7 +149,11 @@ def watch(text: str) -> Iterator[list[Line]]:
 
 
 def stop(text: str) -> Run:
-    """Asks whoever trains in a run to stop, and waits until that is done."""
+    """Asks whoever trains in a run to stop, and waits until that is done.
+
+    Raises:
+        UsageError: unknown-run, run-not-running; RunFailed: run-does-not-stop.
+    """
     folder = runs.find_run(text)
     if not folder.lock().is_taken():
         raise UsageError(
@@ -155,7 +162,14 @@ def stop(text: str) -> Run:
             fix="see what runs there are: flatout runs",
         )
     folder.request_stop()
-    tail.wait_until_free(folder)
+    if not tail.wait_until_free(folder, _STOPPED_LIMIT_S):
+        name = folder.path.name
+        raise RunFailed(
+            "run-does-not-stop",
+            f"the run {name} has not stopped within {_STOPPED_LIMIT_S:.0f} s.",
+            because="it ends its step, or its validation, first; or it stands still",
+            fix=f"see what it does: flatout show {name} --follow; end it if it stands still",
+        )
     return runs.read_run(folder)
 
 

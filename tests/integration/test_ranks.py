@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -149,10 +150,10 @@ def attend(tmp_path: Path, on: str, **spec: object) -> Attendance:
         spec=ExperimentSpec(name="digits", fixed=fixed, **spec),  # type: ignore[arg-type]
     )  # fmt: skip
     folder = create_run(header, tmp_path / "runs")
-    worker = child.start_worker(sys.executable, folder, change=None, is_attached=True, on=placement)
+    start = partial(child.start_worker, sys.executable, folder, is_attached=True, on=placement)
     return Attendance(
-        folder=folder, machine=None, worker=worker, tail=Tail(folder),  # type: ignore[arg-type]
-        python=sys.executable, on=placement,
+        folder=folder, machine=None, worker=start(None), start=start,  # type: ignore[arg-type]
+        tail=Tail(folder), are_ranks=True,
     )  # fmt: skip
 
 

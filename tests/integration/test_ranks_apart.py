@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from flatout.engine import Experiment, worker
 from flatout.engine.course import Course, Task
+from flatout.engine.exchange import agreed, stop_number
 from flatout.engine.feed import Slicing
+from flatout.engine.group import Ballot
 from flatout.engine.journal import Journal
 from flatout.engine.listening import SOCKET_NAME, listening_socket
 from flatout.engine.loader import Loading
@@ -30,7 +32,7 @@ from flatout.engine.watch import StopRequest
 from flatout.errors import UsageError
 from flatout.nouns.adaptation import Adaptation
 from flatout.nouns.change import Change
-from flatout.nouns.lines import Event, Failed, RecipeSet
+from flatout.nouns.lines import DESERTED, Event, Failed, RecipeSet
 from flatout.nouns.recipe import Choice
 from flatout.nouns.tuning import Wish
 from flatout.system import store
@@ -233,6 +235,20 @@ def test_rank_0_listens_where_the_others_reach_it(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(SOCKET_NAME, str(given.fileno()))
         assert listening_socket("127.0.0.1", 1) == given.fileno()
         assert SOCKET_NAME not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("reasons", "agreed_on"),
+    [
+        ([None, None], None),
+        ([None, DESERTED], DESERTED),
+        (["terminated", DESERTED], "asked to stop"),
+    ],
+)
+def test_ranks_that_are_left_alone_are_not_taken_for_asked(
+    reasons: list[str | None], agreed_on: str | None
+) -> None:
+    assert agreed([Ballot(stop=stop_number(one)) for one in reasons]).stop == agreed_on
 
 
 def test_two_ranks_tell_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

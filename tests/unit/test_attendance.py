@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import pytest
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
-from flatout.nouns.lines import DESERTED, Failed, Started, Stopped, Warned
+from flatout.nouns.lines import DESERTED, Failed, Finished, Started, Stopped, Warned
 from flatout.nouns.machine import Cpu, Host, Machine, Memory
-from flatout.nouns.placement import LAUNCHER_LOST, Placement
+from flatout.nouns.placement import LAUNCHER_LOST, RANK_DIED
 from flatout.nouns.run import RunHeader
 from flatout.system import child, runs, store
 from flatout.system.attendance import Attendance, conclude, follow
 from flatout.system.interrupts import Interrupts
 from flatout.system.kernel_kills import num_kernel_kills
+from flatout.system.runs import RunFolder
 from flatout.system.tail import Tail, wait_until_free
 
 MACHINE = Machine(
@@ -35,8 +37,14 @@ def attend(python: str, parent: Path, **parameters: Any) -> Attendance:
         spec=ExperimentSpec(name="mine", parameters=parameters),
     )  # fmt: skip
     folder = runs.create_run(header, parent)
-    worker = child.start_worker(python, folder, change=None, is_attached=True)
-    return Attendance(folder=folder, machine=MACHINE, worker=worker, tail=Tail(folder))
+    return begun(python, folder)
+
+
+def begun(python: str, folder: RunFolder) -> Attendance:
+    start = partial(child.start_worker, python, folder, is_attached=True)
+    return Attendance(
+        folder=folder, machine=MACHINE, worker=start(None), start=start, tail=Tail(folder)
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +64,7 @@ def test_conclude_when_somebody_else_was_quicker(fake_python: str, tmp_path: Pat
     )  # fmt: skip
     lock = folder.lock()
     assert lock.acquire()
-    worker = child.start_worker(fake_python, folder, change=None, is_attached=True)
-    loser = Attendance(folder=folder, machine=MACHINE, worker=worker, tail=Tail(folder))
+    loser = begun(fake_python, folder)
     list(follow(loser, Interrupts()))
     outcome = conclude(loser)
     lock.release()
@@ -93,7 +100,6 @@ def test_wait_until_free_when_interrupted(tmp_path: Path) -> None:
 
 def test_follow_goes_on_when_the_gpu_is_lost(fake_python: str, tmp_path: Path) -> None:
     attendance = attend(fake_python, tmp_path, mode="lose-gpu")
-    attendance.python = fake_python
     lines = [line for new in follow(attendance, Interrupts()) for line in new]
     assert [line.resumed for line in lines if isinstance(line, Started)] == [False, True]
     outcome = conclude(attendance)
@@ -107,14 +113,13 @@ def test_follow_goes_on_when_the_kernel_has_ended_the_worker(
 ) -> None:
     attendance = attend(fake_python, tmp_path, mode="die")
     # Fewer than there are: one was ended while it trained. More: somebody else has killed it.
-    attendance.python, attendance.num_kernel_kills = fake_python, kills_before
+    attendance.num_kernel_kills = kills_before
     list(follow(attendance, Interrupts()))
     assert conclude(attendance).run.status == status
 
 
 def test_follow_starts_a_few_workers_at_most(fake_python: str, tmp_path: Path) -> None:
     attendance = attend(fake_python, tmp_path, mode="lose-gpu", steps=3)
-    attendance.python = fake_python
     lines = []
     for new in follow(attendance, Interrupts()):
         lines += new
@@ -182,8 +187,8 @@ def deserted(tmp_path: Path, code: int, *lines: Any) -> tuple[Attendance, list[C
         return Ended(0)
 
     attendance = Attendance(
-        folder=folder, machine=MACHINE, worker=Ended(code), tail=Tail(folder),
-        on=Placement(launcher="local", num_ranks=2), start=start, change=Change(epochs=7),
+        folder=folder, machine=MACHINE, worker=Ended(code), start=start, tail=Tail(folder),
+        change=Change(epochs=7), are_ranks=True,
     )  # fmt: skip
     return attendance, starts
 
@@ -191,6 +196,11 @@ def deserted(tmp_path: Path, code: int, *lines: Any) -> tuple[Attendance, list[C
 STARTED = Started(
     at=1.0, step=0, pid=1, num_steps=None, num_epochs=None, steps_per_epoch=None,
     num_parameters=1, num_samples=None, num_ranks=2,
+)  # fmt: skip
+FINISHED = Finished(at=2.0, step=3, train_s=1.0, split_s={}, num_samples_seen=3)
+RANK_LOST = Failed(
+    at=2.0, step=3,
+    finding=Finding(rule="rank-lost", severity="error", problem="rank 1 of 2 has gone."),
 )  # fmt: skip
 PORT_TAKEN = Failed(
     at=1.0, step=0,
@@ -202,14 +212,20 @@ PORT_TAKEN = Failed(
     ("code", "lines", "changes"),
     [
         (-9, [STARTED], [Change()]),
+        (1, [STARTED, RANK_LOST], [Change()]),
         (137, [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)], [Change()]),
+        # The launcher, or the actor, of another rank than the first.
+        (RANK_DIED, [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)], [Change()]),
+        (RANK_DIED, [STARTED, FINISHED], []),
+        # Who has started them was asked to end, and has asked them.
+        (0, [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)], []),
         # Somebody wanted it to stop.
         (-9, [STARTED, Stopped(at=2.0, step=3, reason="asked to stop")], []),
         # What was asked for when it was resumed is asked for again.
         (1, [PORT_TAKEN], [Change(epochs=7)]),
     ],
 )
-def test_ranks_are_started_again_whose_launcher_was_killed(
+def test_ranks_are_started_again_where_one_was_lost(
     tmp_path: Path, code: int, lines: list[Any], changes: list[Change]
 ) -> None:
     attendance, starts = deserted(tmp_path, code, *lines)
@@ -217,9 +233,27 @@ def test_ranks_are_started_again_whose_launcher_was_killed(
     assert starts == changes
 
 
+def test_ranks_that_somebody_has_asked_to_stop_are_not_started_again(tmp_path: Path) -> None:
+    attendance, starts = deserted(tmp_path, 1, STARTED, RANK_LOST)
+    # `flatout runs stop`, while rank 0 was telling that another one is lost.
+    attendance.folder.request_stop()
+    list(follow(attendance, Interrupts()))
+    assert starts == []
+
+
+def test_what_was_lost_in_vain_is_told_even_where_ranks_have_stopped(tmp_path: Path) -> None:
+    left_alone = [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)]
+    attendance, _ = deserted(tmp_path, RANK_DIED, *left_alone)
+    attendance.folder.log.touch()
+    attendance.num_in_vain = 3
+    list(follow(attendance, Interrupts()))
+    told = conclude(attendance)
+    assert told.exit_code == 1 and told.finding is not None
+    assert "started again 3 times" in str(told.finding.because)
+
+
 def test_starts_are_counted_since_the_run_has_last_got_further(tmp_path: Path) -> None:
-    lost = Finding(rule="rank-lost", severity="error", problem="rank 1 of 2 has gone.")
-    lines = [STARTED, Failed(at=2.0, step=3, finding=lost)]
+    lines = [STARTED, RANK_LOST]
     attendance, _ = deserted(tmp_path, 1, *lines)
     folder, count = attendance.folder, 0
 
@@ -247,10 +281,10 @@ def test_starts_are_counted_since_the_run_has_last_got_further(tmp_path: Path) -
 def test_two_never_train_while_a_node_that_was_cut_off_holds_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_UNTOLD_S", "_ELSEWHERE_LIMIT_S", "_LEFT_OVER_LIMIT_S"):
+    for name in ("_UNTOLD_S", "_CUT_OFF_LIMIT_S", "_LEFT_OVER_LIMIT_S"):
         monkeypatch.setattr(f"flatout.system.attendance.{name}", 0.2)
-    lost = Finding(rule="rank-lost", severity="error", problem="rank 0 of 2 cannot be reached.")
-    attendance, starts = deserted(tmp_path, 1, STARTED, Failed(at=2.0, step=3, finding=lost))
+    monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "0.2")
+    attendance, starts = deserted(tmp_path, 1, STARTED, RANK_LOST)
     lock = attendance.folder.lock()
     assert lock.acquire()
     lines = [line for new in follow(attendance, Interrupts()) for line in new]

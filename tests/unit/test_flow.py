@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from flatout.errors import UsageError
+from flatout import flow
+from flatout.errors import RunFailed, UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.machine import Machine
+from flatout.nouns.run import RunHeader
 from flatout.nouns.train_request import TrainRequest
 from flatout.system.interrupts import Interrupts
+from flatout.system.runs import create_run
 from flatout.undertaking import Undertaking, run_for
 
 NOT_ON_WINDOWS = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
@@ -312,3 +315,18 @@ def test_a_new_run_that_nobody_could_be_set_to_is_not_left_behind(
     assert (
         Undertaking(spec=spec, old=folder, change=Change(fixed={"device": "cuda"})).device == "cuda"
     )
+
+
+def test_stop_says_so_when_a_run_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow, "_STOPPED_LIMIT_S", 0.2)
+    header = RunHeader(
+        id="mine-0001", created_at=0.0, flatout_version="0.1.0", python="",
+        spec=ExperimentSpec(name="mine"),
+    )  # fmt: skip
+    folder = create_run(header, tmp_path)
+    lock = folder.lock()
+    assert lock.acquire()
+    with pytest.raises(RunFailed, match="has not stopped within") as told:
+        flow.stop(str(folder.path))
+    assert told.value.rule == "run-does-not-stop" and folder.stop.exists()
+    lock.release()

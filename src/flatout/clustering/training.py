@@ -105,8 +105,8 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
     # Later the nodes are asked anew, since some may be gone.
     later = msgspec.structs.replace(where, now=None)
     return Attendance(
-        folder=folder, machine=machine, worker=worker, tail=end, on=on, change=asked.change,
-        start=partial(_start, later, folder, on, asked.device),
+        folder=folder, machine=machine, worker=worker, tail=end, change=asked.change,
+        start=partial(_start, later, folder, on, asked.device), are_ranks=True,
     )  # fmt: skip
 
 

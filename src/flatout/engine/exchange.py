@@ -23,6 +23,11 @@ from flatout.engine.group import Ballot, Group
 from flatout.engine.moving_buffers import MovingBuffers
 from flatout.engine.rank_gradients import RankGradients
 from flatout.engine.ranks import Wishes
+from flatout.nouns.lines import DESERTED
+
+# Ballots are numbers. Where one rank was asked to stop, all of them were: that another was left
+# alone starts nobody again.
+_ASKED, _DESERTED = 1.0, 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +112,7 @@ class Exchange:
             is_sum=part.count is not None,
             loss=float(part.loss) if part.loss is not None and is_told else 0.0,
             count=float(part.count) if part.count is not None and is_told else 0.0,
-            is_stop_wished=wishes.stop is not None,
+            stop=stop_number(wishes.stop),
             is_save_due=wishes.is_save_due,
             has_moved=wishes.has_moved,
         )
@@ -143,10 +148,19 @@ class Exchange:
         return torch.as_tensor(loss * correction).to(dtype), correction
 
 
+def stop_number(reason: str | None) -> float:
+    """Why a rank wishes to stop, as it stands in its ballot; 0 where it does not."""
+    if reason is None:
+        return 0.0
+    return _DESERTED if reason == DESERTED else _ASKED
+
+
 def agreed(ballots: list[Ballot]) -> Wishes:
     """What any of the ranks wishes."""
+    stops = {one.stop for one in ballots}
+    left_alone = DESERTED if _DESERTED in stops else None
     return Wishes(
-        stop="asked to stop" if any(one.is_stop_wished for one in ballots) else None,
+        stop="asked to stop" if _ASKED in stops else left_alone,
         is_save_due=any(one.is_save_due for one in ballots),
         has_moved=any(one.has_moved for one in ballots),
     )

@@ -40,7 +40,7 @@ class Ballot:
     place: what is voted about, the same on all ranks.
     num_samples: that it has seen. signature: of which weights have a gradient, which buffers have
     moved. is_sum: its loss is a sum with a count; loss, count: of its share, on a CPU.
-    wishes: after this update, as numbers.
+    stop, is_save_due, has_moved: its wishes after this update; of stop see exchange.stop_number.
     """
 
     place: float = 0.0
@@ -49,7 +49,7 @@ class Ballot:
     is_sum: float = 0.0
     loss: float = 0.0
     count: float = 0.0
-    is_stop_wished: float = 0.0
+    stop: float = 0.0
     is_save_due: float = 0.0
     has_moved: float = 0.0
 

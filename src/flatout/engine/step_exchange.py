@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.exchange import Exchange, Part, agreed
+from flatout.engine.exchange import Exchange, Part, agreed, stop_number
 from flatout.engine.feed import MicroBatch
 from flatout.engine.group import Ballot, Group
 from flatout.engine.passes import Passes
@@ -83,7 +83,7 @@ class StepExchange:
             Ballot(
                 place=_TELLING + zlib.crc32(names.encode()),
                 num_samples=own,
-                is_stop_wished=wishes.stop is not None,
+                stop=stop_number(wishes.stop),
                 is_save_due=wishes.is_save_due,
                 has_moved=wishes.has_moved,
             )

@@ -15,6 +15,8 @@ from typing import Any
 from flatout.nouns.lines import DESERTED
 
 _POLLED_EVERY_S = 0.2
+# By a signal: also torchrun ends ranks so, once another one has failed.
+TERMINATED = "terminated"
 
 
 class StopRequest:
@@ -28,9 +30,20 @@ class StopRequest:
         self.reason = self.reason or reason
 
 
+class StoppedEarly(Exception):
+    """Somebody wants the training to end, and it has not begun. reason: why."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 @contextlib.contextmanager
 def watched_file(path: Path, request: StopRequest) -> Iterator[None]:
-    """Asks for a stop when the file appears. One from before was meant for somebody else."""
+    """Asks for a stop when the file appears. One from before was meant for somebody else.
+
+    Where the training fails, the file is left: whoever would start it again looks for it.
+    """
     path.unlink(missing_ok=True)
     is_over = threading.Event()
 
@@ -42,12 +55,17 @@ def watched_file(path: Path, request: StopRequest) -> Iterator[None]:
 
     thread = threading.Thread(target=poll, name="stop request", daemon=True)
     thread.start()
+    has_failed = False
     try:
         yield
+    except Exception as error:
+        has_failed = not isinstance(error, StoppedEarly)
+        raise
     finally:
         is_over.set()
         thread.join()
-        path.unlink(missing_ok=True)
+        if not has_failed:
+            path.unlink(missing_ok=True)
 
 
 def watch_pipe(request: StopRequest) -> None:
@@ -76,7 +94,7 @@ def signals_as_requests(request: StopRequest) -> Iterator[None]:
     before: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
 
     def ask(number: int, frame: Any) -> None:
-        request.make("interrupted" if number == signal.SIGINT else "terminated")
+        request.make("interrupted" if number == signal.SIGINT else TERMINATED)
         signal.signal(number, before[number] or signal.SIG_DFL)
 
     for number in numbers:

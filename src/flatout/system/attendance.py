@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from flatout.nouns.change import Change
+from flatout.nouns.ending import Ending
 from flatout.nouns.finding import Finding, Fix, finding_from
-from flatout.nouns.lines import DESERTED, Failed, Fetched, Finished, Line, Started, Stopped, Warned
+from flatout.nouns.lines import Failed, Fetched, Finished, Line, Started, Stopped, Warned
 from flatout.nouns.machine import Machine
 from flatout.nouns.outcome import Outcome
-from flatout.nouns.placement import LAUNCHER_LOST, RANK_DIED, Placement
+from flatout.nouns.placement import LAUNCHER_LOST
 from flatout.nouns.units import seconds_text
-from flatout.system.child import start_worker, was_memory_full, worker_died
+from flatout.system.child import was_memory_full, worker_died
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.interrupts import Interrupts
 from flatout.system.kernel_kills import num_kernel_kills
 from flatout.system.runs import RunFolder, read_run, run_in_use
 from flatout.system.store import no_room
 from flatout.system.tail import Tail, follow_lines, wait_until_free
+from flatout.system.variables import ranks_limit_s
 
 # In a row, without getting further than the checkpoint before: more of them would not help.
 _MOST_STARTS_AGAIN = 3
 # How long the processes of a worker that was ended may take to end, too.
 _LEFT_OVER_LIMIT_S = 30.0
 # Ranks on a node that was cut off have to notice it first: engine/connection.py, and Ray.
-_ELSEWHERE_LIMIT_S = 150.0
+_CUT_OFF_LIMIT_S = 150.0
 _UNTOLD_S = 5.0
-# Who has started the ranks was killed; where it ran in a shell, the shell tells it as 128 + 9.
-_KILLED = (-9, 137)
 
 
 class Running(Protocol):
@@ -52,38 +52,41 @@ class Running(Protocol):
 
 @dataclass(kw_only=True)
 class Attendance:
-    """A worker that was started here, and what its run has told since.
+    """A training that was started here, and what its run has told since.
 
-    ending: the line that told its end, once it came. has_begun: it trains, or downloads its data.
-    is_trained: it trains. python: the interpreter to start another one with, if this one dies for
-    want of memory; None starts none. on: its ranks, if it is spread over several. start: starts
-    another one, where it is no process of this machine. change: what the first one was told.
-    is_held: the run could not be gone on with, since somebody else still worked in its folder.
-    num_in_vain: starts again since the run has last got further. is_given_up: they were too many.
+    worker: trains now. start: starts another one, which is told what changes. change: what the
+    first one was told. are_ranks: it is several processes, and who has started them.
+    last_word: the line that told its end, once it came. has_begun: it trains, or downloads its
+    data. is_trained: it trains.
+    num_in_vain: starts again since the run has last got further. obstacle: why there was not
+    another one: ranks of before still worked in its folder, or too many were in vain.
     """
 
     folder: RunFolder
     machine: Machine
     worker: Running
+    start: Callable[[Change], Running]
     tail: Tail
-    ending: Finished | Stopped | Failed | None = None
+    change: Change = field(default_factory=Change)
+    are_ranks: bool = False
+    last_word: Finished | Stopped | Failed | None = None
     has_begun: bool = False
     is_trained: bool = False
-    python: str | None = None
-    on: Placement | None = None
-    start: Callable[[Change], Running] | None = None
-    change: Change = field(default_factory=Change)
-    is_held: bool = False
     num_in_vain: int = 0
-    is_given_up: bool = False
+    obstacle: Literal["held", "in vain"] | None = None
     num_kernel_kills: int | None = field(default_factory=num_kernel_kills)
+
+    @property
+    def ending(self) -> Ending:
+        """How the worker has ended."""
+        return Ending(line=self.last_word, code=self.worker.exit_code())
 
 
 def follow(attendance: Attendance, interrupts: Interrupts) -> Iterator[list[Line]]:
     """New lines until the run has ended; Ctrl-C once asks it to stop, twice kills its worker.
 
     A worker that memory was short for, so that it could not go on by itself, is followed by
-    another one, which goes on from the last checkpoint.
+    another one, which goes on from the last checkpoint; so are ranks of which one was lost.
     """
     yield from _follow_worker(attendance, interrupts)
     reached = _reached(attendance.folder)
@@ -94,11 +97,14 @@ def follow(attendance: Attendance, interrupts: Interrupts) -> Iterator[list[Line
         before, reached = reached, _reached(attendance.folder)
         attendance.num_in_vain = 0 if reached > before else attendance.num_in_vain
         if attendance.num_in_vain == _MOST_STARTS_AGAIN:
-            attendance.is_given_up = True
+            attendance.obstacle = "in vain"
             return
         attendance.num_in_vain += 1
-        attendance.is_held = not (yield from _freed(attendance, interrupts))
-        if attendance.is_held or interrupts.count:
+        if not (yield from _freed(attendance, interrupts)):
+            attendance.obstacle = "held"
+            return
+        # Whoever has asked for a stop while ranks were ending does not want others instead.
+        if interrupts.count or attendance.folder.stop.exists():
             return
         _start_again(attendance, change)
         yield from _follow_worker(attendance, interrupts)
@@ -110,28 +116,21 @@ def _reached(folder: RunFolder) -> int:
 
 def _change_after(attendance: Attendance) -> Change | None:
     """What is different for a worker that goes on where this one ended; None if none is to."""
-    if attendance.python is None and attendance.start is None:
-        return None
     ending = attendance.ending
-    rule = ending.finding.rule if isinstance(ending, Failed) else None
-    if rule == "rendezvous-port-taken":
+    if ending.rule == "rendezvous-port-taken":
         # Nothing was begun, and another port is found.
         return attendance.change
     if not attendance.is_trained:
         return None
-    if rule == "gpu-state-lost":
+    if ending.rule == "gpu-state-lost":
         # It has told in the run's history what takes less memory.
         return Change()
-    code, kills = attendance.worker.exit_code(), num_kernel_kills()
-    if ending is None and was_memory_full(code, attendance.num_kernel_kills, kills):
+    before, kills = attendance.num_kernel_kills, num_kernel_kills()
+    if ending.line is None and was_memory_full(ending.code, before, kills):
         return Change(is_after_kill=True)
-    if rule == "rank-lost" or (ending is None and code == RANK_DIED):
+    if attendance.are_ranks and ending.is_loss:
         # Which of them the kernel has ended, if it was the kernel, nobody tells.
-        return Change(is_after_kill=was_memory_full(-9, attendance.num_kernel_kills, kills))
-    is_deserted = isinstance(ending, Stopped) and ending.reason == DESERTED
-    if attendance.on is not None and code in _KILLED and (ending is None or is_deserted):
-        # Who has started the ranks was killed, and they have stopped, or will.
-        return Change()
+        return Change(is_after_kill=was_memory_full(-9, before, kills))
     return None
 
 
@@ -139,11 +138,11 @@ def _freed(attendance: Attendance, interrupts: Interrupts) -> Generator[list[Lin
     """Waits until nobody works in the run's folder any more; says so where that lasts.
 
     Ranks whose launcher is gone are writing a checkpoint; those that were cut off do not know it
-    yet. On this machine they are ended where they do not end.
+    yet. They are ended where they do not end.
     """
     folder = attendance.folder
-    if attendance.on is not None and not wait_until_free(folder, _UNTOLD_S):
-        limit_s = _LEFT_OVER_LIMIT_S if attendance.start is None else _ELSEWHERE_LIMIT_S
+    if attendance.are_ranks and not wait_until_free(folder, _UNTOLD_S):
+        limit_s = max(_CUT_OFF_LIMIT_S, ranks_limit_s())
         yield [Warned(at=now_s(), step=0, finding=_held_for(limit_s))]
         end_s = elapsed_s() + limit_s
         while elapsed_s() < end_s and not interrupts.count and folder.lock().is_taken():
@@ -157,17 +156,8 @@ def _freed(attendance: Attendance, interrupts: Interrupts) -> Generator[list[Lin
 def _start_again(attendance: Attendance, change: Change) -> None:
     attendance.num_kernel_kills = num_kernel_kills()
     attendance.tail = Tail(attendance.folder, is_from_end=True)
-    attendance.worker = _started(attendance, change)
-    attendance.ending, attendance.is_trained = None, False
-
-
-def _started(attendance: Attendance, change: Change) -> Running:
-    if attendance.start is not None:
-        return attendance.start(change)
-    assert attendance.python is not None
-    return start_worker(
-        attendance.python, attendance.folder, change=change, is_attached=True, on=attendance.on
-    )
+    attendance.worker = attendance.start(change)
+    attendance.last_word, attendance.is_trained = None, False
 
 
 def _follow_worker(attendance: Attendance, interrupts: Interrupts) -> Iterator[list[Line]]:
@@ -175,13 +165,13 @@ def _follow_worker(attendance: Attendance, interrupts: Interrupts) -> Iterator[l
     for lines in follow_lines(attendance.tail, worker.is_running):
         if interrupts.count > 1:
             worker.kill()
-        elif interrupts.count == 1 and attendance.ending is None and not folder.stop.exists():
+        elif interrupts.count == 1 and attendance.last_word is None and not folder.stop.exists():
             # Asked again if it vanishes: a worker that is only beginning clears an old request.
             folder.request_stop()
         attendance.has_begun |= any(isinstance(line, Started | Fetched) for line in lines)
         attendance.is_trained |= any(isinstance(line, Started) for line in lines)
         endings = [line for line in lines if isinstance(line, Finished | Stopped | Failed)]
-        attendance.ending = endings[-1] if endings else attendance.ending
+        attendance.last_word = endings[-1] if endings else attendance.last_word
         yield lines
 
 
@@ -189,28 +179,30 @@ def conclude(attendance: Attendance) -> Outcome:
     """What came of a training whose worker has ended."""
     folder, ending = attendance.folder, attendance.ending
     run = read_run(folder)
-    code = attendance.worker.exit_code()
-    if attendance.is_held:
+    line, code = ending.line, ending.code
+    if attendance.obstacle == "held":
         return Outcome(run=run, finding=_still_held(folder), exit_code=1)
-    if isinstance(ending, Failed):
+    if isinstance(line, Failed):
         # The worker may also have been killed while it ended, after it had told why.
         exit_code = code if code in (1, 2, 3) else 1
-        finding = _given_up(ending.finding) if attendance.is_given_up else ending.finding
-        return Outcome(run=run, finding=finding, exit_code=exit_code)
+        return Outcome(run=run, finding=_judged(attendance, line.finding), exit_code=exit_code)
     if code == 2 and (attendance.has_begun or folder.lock().is_taken()):
         # It tells every refusal as Failed, but that somebody else was quicker to take the run.
         return Outcome(run=run, finding=finding_from(run_in_use(folder)), exit_code=2)
-    if ending is None and code == LAUNCHER_LOST:
+    if line is None and code == LAUNCHER_LOST:
         return Outcome(run=run, finding=_head_lost(folder), exit_code=1)
-    if ending is None and code is not None:
+    if (line is None or ending.is_loss) and code is not None:
         full = no_room(folder.path)
         finding = finding_from(full) if full else worker_died(folder, code)
-        finding = _given_up(finding) if attendance.is_given_up else finding
+        finding = _judged(attendance, finding)
         return Outcome(run=run, finding=finding, exit_code=3 if code == 3 else 1)
     return Outcome(run=run)
 
 
-def _given_up(finding: Finding) -> Finding:
+def _judged(attendance: Attendance, finding: Finding) -> Finding:
+    """What is told of an end, with what was tried in vain."""
+    if attendance.obstacle != "in vain":
+        return finding
     told = f"started again {_MOST_STARTS_AGAIN} times, it has not got to another checkpoint"
     because = f"{finding.because}; {told}" if finding.because else told
     return msgspec.structs.replace(finding, because=because)

@@ -66,8 +66,8 @@ class Worker:
 def start_worker(
     python: str,
     folder: RunFolder,
-    *,
     change: Change | None,
+    *,
     is_attached: bool,
     on: Placement | None = None,
 ) -> Worker:

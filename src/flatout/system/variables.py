@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 
-from flatout.nouns.placement import RANKS_LIMIT_NAME
+from flatout.errors import UsageError
+from flatout.nouns.placement import RANKS_LIMIT_NAME, RANKS_LIMIT_S
 from flatout.system import folders
 
 _ADDED = {
@@ -54,6 +56,26 @@ def loopback_variables() -> dict[str, str]:
     if "GLOO_SOCKET_IFNAME" in os.environ or sys.platform == "win32":
         return {}
     return {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+
+
+def ranks_limit_s() -> float:
+    """How long ranks wait for each other.
+
+    Raises:
+        UsageError: bad-setting.
+    """
+    text = os.environ.get(RANKS_LIMIT_NAME, str(RANKS_LIMIT_S))
+    try:
+        limit_s = float(text)
+    except ValueError:
+        limit_s = math.nan
+    if not 0 < limit_s < math.inf:
+        raise UsageError(
+            "bad-setting",
+            f"{RANKS_LIMIT_NAME}={text} is no number of seconds.",
+            fix=f"{RANKS_LIMIT_NAME}={RANKS_LIMIT_S:g}, or leave it out",
+        )
+    return limit_s
 
 
 def shell_variables() -> dict[str, str]:
