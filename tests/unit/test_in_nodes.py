@@ -22,8 +22,9 @@ from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.cluster import Container, NodeReport
 from flatout.nouns.placement import RANK_DIED
-from flatout.system import clock, node_end, node_job
+from flatout.system import clock, grace, node_end
 from flatout.system.node_job import NodeJob, NodePart
+from flatout.system.runs import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "cases" / "cluster" / "fake_docker.py"
@@ -239,7 +240,7 @@ def job(docker: dict[str, str], folder: Path, *programs: str) -> NodeJob:
     inside = f"/flatout/runs/{folder.name}"
     words = [("python3", "-c", text, inside, "flatout.engine.launcher") for text in programs]
     parts = [NodePart(container=id, command=one) for id, one in zip(ids, words, strict=False)]
-    return NodeJob(parts, inside, folder / "worker.log")
+    return NodeJob(parts, inside, RunFolder(folder))
 
 
 @pytest.fixture
@@ -264,7 +265,7 @@ def test_a_job_is_killed_in_all_nodes(docker: dict[str, str], run: Path) -> None
 def test_nodes_end_when_one_of_them_has_failed(
     docker: dict[str, str], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_job, "_GRACE_S", 0.3)
+    monkeypatch.setattr(grace, "_GRACE_S", 0.3)
     made = job(docker, run, SLEEP, "import sys; sys.exit(10)")
     wait_until(lambda: not made.is_running())
     assert made.exit_code() == RANK_DIED

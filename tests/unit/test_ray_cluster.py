@@ -14,13 +14,15 @@ import pytest
 
 from flatout import __version__
 from flatout.engine import ray_cluster
-from flatout.engine.launch.ray import own_variables, rank_bundles, refuse_unfit
+from flatout.engine.launch.job import Lifeline
+from flatout.engine.launch.ray import _attend, own_variables, rank_bundles, refuse_unfit
 from flatout.engine.ray_cluster import Bundle, RayCluster, said
 from flatout.errors import UsageError
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Event, Failed
 from flatout.nouns.run import RunHeader
-from flatout.system import store
+from flatout.system import grace, store
+from flatout.system.grace import Grace
 from flatout.system.runs import RunFolder, create_run
 
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -132,6 +134,34 @@ def test_room_is_waited_for_and_given_back(monkeypatch: pytest.MonkeyPatch) -> N
     ray, kept = fake_ray([])
     assert RayCluster(ray).reserve(lambda: [CPUS], 0.05) == [] and kept == []
     assert RayCluster(ray).reserve(list, 0.05) == []
+
+
+def actor(rank: int) -> Any:
+    """One whose methods answer with their names."""
+
+    def method(name: str) -> Any:
+        return SimpleNamespace(remote=lambda: f"{name} {rank}")
+
+    return SimpleNamespace(wait=method("wait"), end=method("end"))
+
+
+def test_ranks_that_hang_are_ended_before_ray_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grace, "_GRACE_WITHOUT_FIRST_S", 0.0)
+    awaited: list[list[str]] = []
+
+    def wait(references: list[str], num_returns: int, timeout: float) -> tuple[list[str], Any]:
+        awaited.append(references)
+        return [one for one in references if one == "wait 0"], None
+
+    ray: Any = SimpleNamespace(wait=wait, get=lambda references, timeout: [1])
+    job: Any = SimpleNamespace(lifeline=Lifeline(is_attached=False))
+    codes = _attend(
+        job, RayCluster(ray), [actor(rank) for rank in range(3)], Grace(RunFolder(tmp_path))
+    )
+    assert codes == {0: 1, 1: -9, 2: -9}
+    assert awaited[-1] == ["end 1", "end 2"]
 
 
 def test_what_ray_says_is_one_line() -> None:

@@ -166,7 +166,7 @@ def _start(where: Where, folder: RunFolder, on: Placement, device: str, change: 
     assert where.folder is not None
     nodes = placing.computing_nodes(where.now or state(where.folder))
     placed = placing.ranks_of(nodes, on.num_ranks, device)
-    return NodeJob(placing.parts(placed, inside, change), inside, folder.log)
+    return NodeJob(placing.parts(placed, inside, change), inside, folder)
 
 
 def _submit(

@@ -31,9 +31,7 @@ class Claim:
         Raises:
             UsageError: run-in-use.
         """
-        found = None
-        with store.mapped_os_errors(self._path), contextlib.suppress(FileNotFoundError):
-            found = self._path.read_bytes()
+        found = claimed(self._path)
         if found not in (None, self._word):
             name = self._path.parent.name
             raise UsageError(
@@ -43,3 +41,10 @@ class Claim:
                 "between the machines that share it",
                 fix=f"let one of them train: flatout show {name} --follow",
             )
+
+
+def claimed(path: Path) -> bytes | None:
+    """The word that lies there, of whoever trains or has trained last; None where nobody has."""
+    with store.mapped_os_errors(path), contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    return None

@@ -15,14 +15,14 @@ import msgspec
 
 from flatout.errors import RunFailed
 from flatout.nouns.placement import ending_code
-from flatout.system import clock, command
+from flatout.system import command
 from flatout.system.child import creation_flags
 from flatout.system.compose import exec_words
+from flatout.system.grace import Grace
+from flatout.system.runs import RunFolder
 from flatout.system.store import mapped_os_errors
 from flatout.system.together import run_together
 
-# After one node has failed, the others notice by themselves, and rank 0 tells it.
-_GRACE_S = 20.0
 _END_LIMIT_S = 30.0
 # Docker's own process ends when what it has started has ended.
 _CLIENT_LIMIT_S = 10.0
@@ -44,41 +44,40 @@ class NodeJob:
     Args:
         parts: of each node.
         inside: the run's folder as the nodes see it.
-        log: the run's log as it is seen here: Docker's own complaints go there, too.
+        folder: of the run as it is seen here: Docker's own complaints go into its log, too.
 
     Raises:
-        RunFailed: docker-failed.
+        RunFailed: docker-failed; UsageError: bad-setting.
     """
 
-    def __init__(self, parts: Sequence[NodePart], inside: str, log: Path) -> None:
+    def __init__(self, parts: Sequence[NodePart], inside: str, folder: RunFolder) -> None:
         self._parts = tuple(parts)
         self._inside = inside
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._failed_s: float | None = None
+        self._grace = Grace(folder)
         try:
             for part in parts:
-                self._processes.append(_start(part, f"{inside}/{log.name}", log))
+                self._processes.append(_start(part, f"{inside}/{folder.log.name}", folder.log))
         except BaseException:
             self.kill()
             raise
 
     def is_running(self) -> bool:
         """Whether any node has not ended; once one has failed, the others have only so long."""
-        codes = [process.poll() for process in self._processes]
-        if None not in codes:
-            return False
-        if any(codes) and self._failed_s is None:
-            self._failed_s = clock.elapsed_s()
-        if self._failed_s is not None and clock.elapsed_s() - self._failed_s > _GRACE_S:
+        codes = self._codes()
+        if len(codes) < len(self._processes) and self._grace.is_over(codes):
             self.kill()
-            return False
-        return True
+        return len(self._codes()) < len(self._processes)
 
     def exit_code(self) -> int | None:
         """How the training ended; None while it has not."""
+        codes = self._codes()
+        return ending_code(codes) if len(codes) == len(self._processes) else None
+
+    def _codes(self) -> dict[int, int]:
+        """How nodes have ended, by their numbers."""
         codes = {node: process.poll() for node, process in enumerate(self._processes)}
-        known = {node: code for node, code in codes.items() if code is not None}
-        return ending_code(known) if len(known) == len(codes) else None
+        return {node: code for node, code in codes.items() if code is not None}
 
     def kill(self) -> None:
         """Ends at once what the run has in any of the containers."""

@@ -7,36 +7,58 @@ import socket
 import subprocess
 import sys
 
-from flatout.engine.launch.job import Job, rank_variables
+from flatout.engine.launch.job import Job, rank_variables, tell
 from flatout.engine.listening import SOCKET_NAME
+from flatout.errors import FlatoutError, RunFailed
 from flatout.nouns.placement import ending_code
-from flatout.system.clock import elapsed_s, sleep_s
+from flatout.system.clock import sleep_s
+from flatout.system.grace import Grace
+from flatout.system.runs import RunFolder
 from flatout.system.variables import loopback_variables
 
 _LOOPBACK = "127.0.0.1"
 _POLLED_EVERY_S = 0.05
-# After one rank has failed, the others notice by themselves, and rank 0 tells it.
-_GRACE_S = 20.0
-# Where it was rank 0 itself that has failed, there is nobody left to tell it to.
-_GRACE_WITHOUT_FIRST_S = 5.0
 
 
 def launch(job: Job) -> int:
     """Starts the ranks, waits until all have ended, and gives the launcher's exit code."""
-    # Taken here, and handed on to rank 0: found free, it could be taken until that one has started.
-    with socket.create_server((_LOOPBACK, 0)) as listening:
-        ranks = [_start(job, rank, listening) for rank in range(job.num_ranks)]
+    ranks: list[subprocess.Popen[bytes]] = []
     try:
-        _wait(ranks)
+        grace = Grace(RunFolder(job.folder))
+        _start_all(job, ranks)
+        while len(codes := _codes(ranks)) < len(ranks) and not grace.is_over(codes):
+            sleep_s(_POLLED_EVERY_S)
+    except FlatoutError as error:
+        _end(ranks)
+        return tell(job, error)
     finally:
-        for rank in ranks:
-            if rank.poll() is None:
-                rank.kill()
-    codes = {number: rank.wait() for number, rank in enumerate(ranks)}
+        _end(ranks)
+    codes = _codes(ranks)
     for number, code in codes.items():
         if code:
             print(f"rank {number} of {job.num_ranks} ended with code {code}", file=sys.stderr)
     return ending_code(codes)
+
+
+def _start_all(job: Job, ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Starts one after the other.
+
+    Raises:
+        RunFailed: ranks-not-placed.
+    """
+    try:
+        # Taken here, and handed on to rank 0: found free, it could be taken until that one has
+        # started.
+        with socket.create_server((_LOOPBACK, 0)) as listening:
+            for rank in range(job.num_ranks):
+                ranks.append(_start(job, rank, listening))
+    except OSError as error:
+        raise RunFailed(
+            "ranks-not-placed",
+            f"rank {len(ranks)} of {job.num_ranks} could not be started.",
+            because=error.strerror or str(error),
+            fix="fewer ranks; or let this user have more processes, and more open files: ulimit",
+        ) from error
 
 
 def _start(job: Job, rank: int, listening: socket.socket) -> subprocess.Popen[bytes]:
@@ -58,13 +80,14 @@ def _start(job: Job, rank: int, listening: socket.socket) -> subprocess.Popen[by
     )
 
 
-def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
-    """Waits for all ranks; once one has failed, for the others only so long."""
-    failed_s: float | None = None
-    while any(rank.poll() is None for rank in ranks):
-        if failed_s is None and any(rank.poll() for rank in ranks):
-            failed_s = elapsed_s()
-        grace_s = _GRACE_S if ranks[0].poll() is None else _GRACE_WITHOUT_FIRST_S
-        if failed_s is not None and elapsed_s() - failed_s > grace_s:
-            return
-        sleep_s(_POLLED_EVERY_S)
+def _codes(ranks: list[subprocess.Popen[bytes]]) -> dict[int, int]:
+    """How ranks have ended, by their numbers."""
+    codes = {number: rank.poll() for number, rank in enumerate(ranks)}
+    return {number: code for number, code in codes.items() if code is not None}
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        if rank.poll() is None:
+            rank.kill()
+        rank.wait()

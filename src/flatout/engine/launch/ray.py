@@ -28,15 +28,13 @@ from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.placement import Room, ending_code, take_gpus
 from flatout.nouns.run import RunHeader
-from flatout.system import clock, store
+from flatout.system import store
+from flatout.system.grace import Grace
 from flatout.system.runs import RunFolder
 from flatout.system.variables import ranks_limit, worker_environment
 
 _POLLED_EVERY_S = 0.2
-# After one rank has failed, the others notice by themselves, and rank 0 tells it. Where it was that
-# one itself, there is nobody left to tell it to.
-_GRACE_S = 20.0
-_GRACE_WITHOUT_FIRST_S = 5.0
+_END_LIMIT_S = 10.0
 _KILLED = -9
 _THREADS = "OMP_NUM_THREADS"
 
@@ -44,10 +42,11 @@ _THREADS = "OMP_NUM_THREADS"
 def launch(job: Job) -> int:
     """Has Ray place the ranks, waits until all have ended, and gives the launcher's exit code."""
     try:
+        grace = Grace(RunFolder(job.folder))
         with join() as cluster:
             bundles = _reserve(job, cluster)
             job = replace(job, num_ranks=len(bundles))
-            codes = _attend(job, cluster, _place(job, cluster, bundles))
+            codes = _attend(job, cluster, _place(job, cluster, bundles), grace)
     except FlatoutError as error:
         return tell(job, error)
     for rank, code in codes.items():
@@ -215,31 +214,26 @@ def own_variables(
     return {**own, **ranks_limit(), _THREADS: threads or str(share)}
 
 
-def _attend(job: Job, cluster: RayCluster, ranks: list[Any]) -> dict[int, int]:
-    """How each rank has ended; once one has failed, the others are waited for only so long."""
+def _attend(job: Job, cluster: RayCluster, ranks: list[Any], grace: Grace) -> dict[int, int]:
+    """How each rank has ended; once one has, the others are waited for only so long."""
     ray = cluster.ray
     waits = {actor.wait.remote(): rank for rank, actor in enumerate(ranks)}
     codes: dict[int, int] = {}
-    failed_s: float | None = None
     is_asked = False
-    while waits:
+    while waits and not grace.is_over(codes):
         done, _ = ray.wait(list(waits), num_returns=1, timeout=_POLLED_EVERY_S)
         for reference in done:
             codes[waits.pop(reference)] = _code(cluster, reference)
-        if failed_s is None and any(codes.values()):
-            failed_s = clock.elapsed_s()
         if not is_asked and _is_cut(job):
             is_asked = True
             for actor in ranks:
                 actor.stop.remote()
-        grace_s = _GRACE_WITHOUT_FIRST_S if 0 in codes else _GRACE_S
-        if failed_s is not None and clock.elapsed_s() - failed_s > grace_s:
-            break
-    for rank in waits.values():
-        # Its actor's end ends the rank's standard input, and Ray ends the actor's children.
-        ranks[rank].end.remote()
-        codes[rank] = _KILLED
-    return codes
+    if waits:
+        # It is waited for: the end of its actor would only close a pipe, which a rank that hangs
+        # does not read. On a node that was cut off nobody is there to be asked.
+        ended = [ranks[rank].end.remote() for rank in waits.values()]
+        ray.wait(ended, num_returns=len(ended), timeout=_END_LIMIT_S)
+    return codes | dict.fromkeys(waits.values(), _KILLED)
 
 
 def _code(cluster: RayCluster, reference: Any) -> int:

@@ -15,11 +15,10 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from flatout.engine.connection import ranks_limit_s
 from flatout.engine.launch.job import Job, Nodes, tell, thread_variables
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.placement import ending_code
-from flatout.system.variables import loopback_variables, worker_environment
+from flatout.system.variables import loopback_variables, ranks_limit_s, worker_environment
 
 
 def launch(job: Job) -> int:
@@ -29,17 +28,13 @@ def launch(job: Job) -> int:
     os.dup2(job.lifeline.reading, 0)
     if job.nodes is None:
         os.environ.update(loopback_variables())
-        config = _alone(job.num_ranks)
     else:
         # What the command line gives to processes that it starts itself.
         os.environ.update(worker_environment())
-        try:
-            config = _among(job.nodes, job.num_ranks)
-        except UsageError as error:
-            return _told_once(job, job.nodes, error)
-    if hasattr(config, "signals_to_handle"):
-        # SIGTERM and Ctrl-C stay the lifeline's; a name there must be, or torch complains.
-        config.signals_to_handle = "SIGQUIT"
+    try:
+        config = _config(job)
+    except UsageError as error:
+        return _told_once(job, error)
     program, *arguments = job.command()
     try:
         elastic_launch(config, program)(*arguments)
@@ -52,7 +47,7 @@ def launch(job: Job) -> int:
     except (DistNetworkError, DistStoreError) as error:
         if job.nodes is None:
             raise
-        return _told_once(job, job.nodes, _not_met(job.nodes, error))
+        return _told_once(job, _not_met(job.nodes, error))
     return 0
 
 
@@ -63,6 +58,24 @@ def _code(codes: dict[int, int]) -> int:
     may be missing that was about to refuse what the others have refused.
     """
     return 2 if 0 not in codes and set(codes.values()) == {2} else ending_code(codes)
+
+
+def _config(job: Job) -> LaunchConfig:
+    """What torchrun is told.
+
+    Raises:
+        UsageError: bad-setting.
+    """
+    nodes, num_ranks, limit_s = job.nodes, job.num_ranks, int(ranks_limit_s())
+    config = _alone(num_ranks) if nodes is None else _among(nodes, num_ranks, max(1, limit_s))
+    # Older versions of torch have neither.
+    if hasattr(config, "signals_to_handle"):
+        # SIGTERM and Ctrl-C stay the lifeline's; a name there must be, or torch complains.
+        config.signals_to_handle = "SIGQUIT"
+    if hasattr(config, "shutdown_timeout"):
+        # Where a rank has failed, rank 0 may be writing a checkpoint.
+        config.shutdown_timeout = max(config.shutdown_timeout or 0, limit_s)
+    return config
 
 
 def _alone(num_ranks: int) -> LaunchConfig:
@@ -80,7 +93,7 @@ def _alone(num_ranks: int) -> LaunchConfig:
     )
 
 
-def _among(nodes: Nodes, num_ranks: int) -> LaunchConfig:
+def _among(nodes: Nodes, num_ranks: int, limit_s: int) -> LaunchConfig:
     """For one of several machines, each of which knows its number and the address of the first."""
     return LaunchConfig(
         min_nodes=nodes.count,
@@ -90,7 +103,7 @@ def _among(nodes: Nodes, num_ranks: int) -> LaunchConfig:
         run_id="flatout",
         rdzv_backend="static",
         rdzv_endpoint=f"{nodes.host}:{nodes.port}",
-        rdzv_configs={"rank": nodes.node, "timeout": max(1, int(ranks_limit_s()))},
+        rdzv_configs={"rank": nodes.node, "timeout": limit_s},
         max_restarts=0,
         monitor_interval=0.1,
     )
@@ -106,9 +119,9 @@ def _not_met(nodes: Nodes, error: RuntimeError) -> RunFailed:
     )
 
 
-def _told_once(job: Job, nodes: Nodes, error: FlatoutError) -> int:
+def _told_once(job: Job, error: FlatoutError) -> int:
     """The first node tells it in the run's history, so that one does."""
-    if nodes.node == 0:
+    if job.nodes is None or job.nodes.node == 0:
         return tell(job, error)
     print(error, file=sys.stderr)
     return error.exit_code
