@@ -16,10 +16,11 @@ from typing import Any
 from torch import nn
 
 from flatout.engine import Experiment
-from flatout.engine.connection import Connection, place_here
+from flatout.engine.connection import Connection
 from flatout.engine.course import Task
 from flatout.engine.group import Group
 from flatout.engine.launch.job import rank_variables
+from flatout.engine.place import place_here
 from flatout.engine.ranks import ALONE, Ranks, Trouble
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest
@@ -39,7 +40,7 @@ class Together(Group):
 
     settling: Callable[[], None] = staticmethod(lambda: None)
 
-    def join(self, tell: Callable[[Finding], None]) -> None:
+    def join(self, tell: Callable[[Finding], None], request: StopRequest) -> None:
         """They have met already."""
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -58,7 +59,7 @@ def ranks_here() -> Ranks:
     if "RANK" not in os.environ:
         return ALONE
     connection = Connection(place_here())
-    connection.join(print)
+    connection.join(print, StopRequest())
     return Together(connection)
 
 

@@ -19,8 +19,10 @@ import safetensors.torch
 from ranks_runs import run_ranks
 from torch import Tensor
 
-from flatout.engine.connection import Connection, Place
+from flatout.engine.connection import Connection
+from flatout.engine.place import Place, place_here
 from flatout.engine.rendezvous import unlike, versions_here
+from flatout.engine.watch import StopRequest
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
@@ -203,19 +205,21 @@ def test_lost_process_is_started_again(tmp_path: Path, on: str, lost: int | str)
 
 
 def test_ranks_that_cannot_meet_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "1")
-    here = Place(rank=0, size=2, local_rank=0, host="127.0.0.1", port=0)
+    here = Place(rank=0, size=2, local_rank=0, host="127.0.0.1", port=0, limit_s=1.0)
     told: list[Finding] = []
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = replace(here, port=other.getsockname()[1])
         with pytest.raises(RunFailed, match="the port is taken") as news:
-            Connection(taken).join(told.append)
+            Connection(taken).join(told.append, StopRequest())
         assert news.value.rule == "rendezvous-port-taken"
     with pytest.raises(RunFailed, match="finds no address for no-such-host.invalid"):
-        Connection(replace(here, host="no-such-host.invalid")).join(told.append)
+        Connection(replace(here, host="no-such-host.invalid")).join(told.append, StopRequest())
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "soon")
     with pytest.raises(UsageError, match="is no number of seconds"):
-        Connection(here)
+        place_here()
 
 
 def test_ranks_with_other_versions_do_not_train() -> None:

@@ -42,7 +42,7 @@ WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/engine/launch/ray.py: import subprocess": "starts the ranks of a run",
     "flatout/engine/launch/ray.py: open": "the log of a run, on the node of its rank",
     "flatout/engine/launch/ray.py: os.environ": _RANKS,
-    "flatout/engine/connection.py: os.environ": _RANKS,
+    "flatout/engine/place.py: os.environ": _RANKS,
     "flatout/engine/listening.py: os.environ": _RANKS,
     "flatout/engine/worker.py: open": "the log of a rank, whoever has started it",
     "flatout/engine/checkpoint.py: open": _TENSOR_FILES,

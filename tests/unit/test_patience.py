@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from flatout.engine.patience import Patience, late_ranks
+from flatout.engine.place import Place
 from flatout.nouns.finding import Finding
 from flatout.system.clock import elapsed_s
 
@@ -25,10 +26,14 @@ class Store:
         return all(name in self.words for name in names)
 
 
+def place(rank: int, size: int) -> Place:
+    return Place(rank=rank, size=size, local_rank=rank, host="127.0.0.1", port=0)
+
+
 def test_who_does_not_wait_is_waited_for_and_told_once() -> None:
     store = Store()
     told: list[Finding] = []
-    first, second = (Patience(store, rank, 3, limit_s=600.0) for rank in (0, 1))
+    first, second = (Patience(store, place(rank, 3)) for rank in (0, 1))
     first.begin(told.append, told_after_s=0.3)
     second.begin(lambda finding: None, told_after_s=0.3)
     # An update ago the third was there, too.
@@ -46,4 +51,4 @@ def test_who_does_not_wait_is_waited_for_and_told_once() -> None:
 
 
 def test_all_that_wait_are_not_told_to_be_late() -> None:
-    assert "waiting for any of 2 ranks" in late_ranks([], 2, 10.0, 600.0).problem
+    assert "waiting for any of 2 ranks" in late_ranks([], place(0, 2), 10.0).problem

@@ -7,10 +7,7 @@ lie in the store of the rendezvous, as do bad news when nothing else gets throug
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -21,11 +18,17 @@ from torch._C._distributed_c10d import PrefixStore
 from flatout.engine.failures import is_out_of_memory
 from flatout.engine.notices import Notices
 from flatout.engine.patience import Patience
-from flatout.engine.rendezvous import await_words, open_store, unlike, versions_here
+from flatout.engine.place import Place
+from flatout.engine.rendezvous import (
+    await_words,
+    not_together,
+    open_store,
+    unlike,
+    versions_here,
+)
 from flatout.engine.transfer import Transfer
-from flatout.errors import UsageError
+from flatout.engine.watch import TERMINATED, StoppedEarly, StopRequest
 from flatout.nouns.finding import Finding
-from flatout.nouns.placement import RANKS_LIMIT_NAME, RANKS_LIMIT_S
 from flatout.system.clock import elapsed_s
 from flatout.system.keepalive import notice_cuts
 
@@ -33,54 +36,8 @@ T = TypeVar("T")
 
 # A machine that cannot be reached for so long has gone; one that is slow answers all the same.
 _CUT_LIMIT_S = 60.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Which rank a process is, among how many, and where rank 0 waits.
-
-    num_here: how many of them are on this machine.
-    has_store: the launcher keeps the store that rank 0 would keep otherwise.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    host: str
-    port: int
-    num_here: int = 1
-    has_store: bool = False
-
-
-def place_here() -> Place:
-    """The place that this process's variables tell, named as torchrun names them.
-
-    Raises:
-        UsageError: ranks-not-together.
-    """
-    try:
-        return Place(
-            rank=int(os.environ["RANK"]),
-            size=int(os.environ["WORLD_SIZE"]),
-            local_rank=int(os.environ["LOCAL_RANK"]),
-            host=os.environ["MASTER_ADDR"],
-            port=int(os.environ["MASTER_PORT"]),
-            num_here=int(os.environ["LOCAL_WORLD_SIZE"]),
-            has_store=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        )
-    except (KeyError, ValueError) as error:
-        raise UsageError(
-            "ranks-not-together",
-            "this process is to be a rank, and does not know which.",
-            because="of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and "
-            f"MASTER_PORT: {error!r}",
-            fix="let `flatout train --on` or torchrun start it",
-        ) from error
-
-
-def may_be_first() -> bool:
-    """Whether this process is rank 0, or does not know which it is."""
-    return os.environ.get("RANK", "0") == "0"
+# What rank 0 lays down once it need not wait any longer; else it is why nobody is to train.
+_ALL_CAME = "all came"
 
 
 class Connection:
@@ -97,51 +54,70 @@ class Connection:
     def __init__(self, place: Place, run: str = "") -> None:
         self.place = place
         self._run = run
-        self._limit_s = ranks_limit_s()
         self._notices: Notices | None = None
         self._patience: Patience | None = None
         self._table: _Table | None = None
         # Every rank has been to as many meetings as the others.
         self.num_met = 0
-        self.tensors = Transfer(self._call, self._limit_s)
+        self.tensors = Transfer(self._call, place.limit_s)
         # Once it has joined.
         self._store: Any = None
 
-    def join(self, tell: Callable[[Finding], None]) -> None:
+    def join(self, tell: Callable[[Finding], None], request: StopRequest) -> None:
         """Waits for all ranks and connects them.
 
         Args:
             tell: is told of long waits while they last, also from another thread.
+            request: may ask for the end of it.
 
         Raises:
             RunFailed: ranks-not-together, with the ranks that are missing; rendezvous-port-taken;
                 UsageError: ranks-differ.
+            StoppedEarly: the first rank was asked to stop.
         """
-        place, limit_s = self.place, self._limit_s
-        is_kept = place.rank == 0 and not place.has_store
-        kept = open_store(
-            (place.host, place.port), place.rank, place.size, is_kept=is_kept, limit_s=limit_s
-        )
-        self._store = store = PrefixStore(f"flatout/{self._run}", kept)
-        self._notices = Notices(store, place.rank, place.size, limit_s)
-        self._patience = Patience(store, place.rank, place.size, limit_s)
-        names = [f"here/{rank}" for rank in range(place.size)]
-        store.set(names[place.rank], versions_here())
-        # One rank looks who is missing, so that one rank says it.
-        awaited = names if place.rank == 0 else ["all"]
-        await_words(store, awaited, place.size, limit_s, tell)
-        store.set("all", "1")
-        wrong = unlike(self._call(lambda: [store.get(name) for name in names]))
+        place = self.place
+        self._store = PrefixStore(f"flatout/{self._run}", open_store(place))
+        self._notices = Notices(self._store, place)
+        self._patience = Patience(self._store, place)
+        try:
+            wrong = unlike(self._met(tell, request))
+        except RuntimeError as error:
+            raise not_together(
+                "the place where the ranks meet has gone before all had come.", str(error)
+            ) from error
         if wrong is not None:
             raise wrong
-        self._call(lambda: self._connect(store, timedelta(seconds=limit_s)))
-        notice_cuts(min(_CUT_LIMIT_S, limit_s))
+        self._call(lambda: self._connect(timedelta(seconds=place.limit_s)))
+        notice_cuts(min(_CUT_LIMIT_S, place.limit_s))
         self._patience.begin(tell)
 
-    def _connect(self, store: Any, limit: timedelta) -> None:
+    def _met(self, tell: Callable[[Finding], None], request: StopRequest) -> list[bytes]:
+        """Waits for all ranks; gives what each has laid down about itself, by rank."""
+        store, place = self._store, self.place
+        names = [f"here/{rank}" for rank in range(place.size)]
+        store.set(names[place.rank], versions_here())
+        try:
+            # One rank looks who is missing, so that one rank says it.
+            awaited = names if place.is_first else ["all"]
+            await_words(store, awaited, place, tell, request)
+            word = _ALL_CAME if place.is_first else store.get("all").decode()
+        except StoppedEarly as early:
+            word = early.reason
+        if place.is_first:
+            store.set("all", word)
+        if word == TERMINATED:
+            raise not_together(
+                "this rank was ended before all had come.",
+                "torchrun ends all ranks when one has failed",
+            )
+        if word != _ALL_CAME:
+            raise StoppedEarly(word)
+        return [store.get(name) for name in names]
+
+    def _connect(self, limit: timedelta) -> None:
         dist.init_process_group(
             "gloo",
-            store=PrefixStore("gloo", store),
+            store=PrefixStore("gloo", self._store),
             rank=self.place.rank,
             world_size=self.place.size,
             timeout=limit,
@@ -215,23 +191,3 @@ class _Table:
         numbers = self._got.tolist()
         each = self._num_columns
         return [tuple(numbers[at : at + each]) for at in range(0, len(numbers), each)]
-
-
-def ranks_limit_s() -> float:
-    """How long ranks wait for each other.
-
-    Raises:
-        UsageError: bad-setting.
-    """
-    text = os.environ.get(RANKS_LIMIT_NAME, str(RANKS_LIMIT_S))
-    try:
-        limit_s = float(text)
-    except ValueError:
-        limit_s = math.nan
-    if not 0 < limit_s < math.inf:
-        raise UsageError(
-            "bad-setting",
-            f"{RANKS_LIMIT_NAME}={text} is no number of seconds.",
-            fix=f"{RANKS_LIMIT_NAME}={RANKS_LIMIT_S:g}, or leave it out",
-        )
-    return limit_s

@@ -20,6 +20,7 @@ from flatout.engine.notices import error_in, word_of
 from flatout.engine.rank_gradients import is_spread
 from flatout.engine.ranks import Share, Trouble
 from flatout.engine.shortage import PeerShort
+from flatout.engine.watch import StopRequest
 from flatout.errors import UsageError
 from flatout.nouns.finding import Finding
 
@@ -74,9 +75,9 @@ class Group:
         self.device = torch.device("cpu")
         self._laid: deque[str] = deque()
 
-    def join(self, tell: Callable[[Finding], None]) -> None:
+    def join(self, tell: Callable[[Finding], None], request: StopRequest) -> None:
         """See Ranks."""
-        self.connection.join(tell)
+        self.connection.join(tell, request)
 
     def leave(self, error: BaseException | None = None) -> None:
         """See Ranks."""

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from flatout.engine.failures import bad_news
+from flatout.engine.place import Place
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.system.clock import elapsed_s, sleep_s
 
@@ -20,21 +21,18 @@ class Notices:
 
     Args:
         store: torch.distributed's; lost together with the process that keeps it.
-        rank, size: this rank, of how many.
-        limit_s: how long a rank is waited for.
+        place: which rank this is, of how many.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, limit_s: float) -> None:
+    def __init__(self, store: Any, place: Place) -> None:
         self._store = store
-        self._rank = rank
-        self._others = [other for other in range(size) if other != rank]
-        self._size = size
-        self._limit_s = limit_s
+        self._place = place
+        self._others = [rank for rank in range(place.size) if rank != place.rank]
 
     def leave(self, error: BaseException) -> None:
         """Leaves word why this rank has to go."""
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"failed/{self._rank}", word_of(error, self._rank))
+            self._store.set(f"failed/{self._place.rank}", word_of(error, self._place.rank))
 
     def of_loss(self, error: RuntimeError) -> FlatoutError:
         """What is to be said where the others cannot be reached any more.
@@ -45,7 +43,7 @@ class Notices:
         # The store is rank 0's, as a rule: where it is gone, so is rank 0.
         silent = [0]
         with contextlib.suppress(RuntimeError):
-            self._store.set(f"here-still/{self._rank}", "1")
+            self._store.set(f"here-still/{self._place.rank}", "1")
             until_s = elapsed_s() + _WORD_LIMIT_S
             while elapsed_s() < until_s:
                 for rank in self._others:
@@ -62,14 +60,14 @@ class Notices:
         signs = {
             "connection timed out": "cannot be reached",
             "no route to host": "cannot be reached",
-            "timed out": f"has not answered for {self._limit_s:g} s",
+            "timed out": f"has not answered for {self._place.limit_s:g} s",
         }
         found = [how for sign, how in signs.items() if sign in said.lower()]
         how = found[0] if found else "has gone without a word"
         who = " and ".join(map(str, silent)) or "?"
         return RunFailed(
             "rank-lost",
-            f"rank {who} of {self._size} {how}.",
+            f"rank {who} of {self._place.size} {how}.",
             because=said.splitlines()[0] if said else None,
             fix="nothing is lost: resume the run, where `flatout train` has not done so itself",
         )

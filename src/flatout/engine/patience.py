@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from flatout.engine.place import Place
 from flatout.nouns.finding import Finding, Fix
 from flatout.system.clock import elapsed_s
 
@@ -28,17 +29,14 @@ class Patience:
 
     Args:
         store: torch.distributed's.
-        rank, size: this rank, of how many.
-        limit_s: how long a rank is waited for.
+        place: which rank this is, of how many.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, limit_s: float) -> None:
+    def __init__(self, store: Any, place: Place) -> None:
         self.since_s: float | None = None
         self.meeting = 0
         self._store = store
-        self._rank = rank
-        self._size = size
-        self._limit_s = limit_s
+        self._place = place
         self._is_over = threading.Event()
         self._marked = self._told = -1
         self._num_told = 0
@@ -71,33 +69,33 @@ class Patience:
         waited_s = elapsed_s() - since_s
         if waited_s > told_after_s * _MARKED_AFTER_S / TOLD_AFTER_S and self._marked < meeting:
             self._marked = meeting
-            self._store.set(_mark(self._rank), str(meeting))
+            self._store.set(_mark(self._place.rank), str(meeting))
         if waited_s > told_after_s and self._told < meeting and self._num_told < _MOST_TOLD:
             self._told = meeting
             self._num_told += 1
-            late = [rank for rank in range(self._size) if not self._waits(rank, meeting)]
-            tell(late_ranks(late, self._size, waited_s, self._limit_s))
+            late = [rank for rank in range(self._place.size) if not self._waits(rank, meeting)]
+            tell(late_ranks(late, self._place, waited_s))
 
     def _waits(self, rank: int, meeting: int) -> bool:
-        return rank == self._rank or (
+        return rank == self._place.rank or (
             self._store.check([_mark(rank)]) and int(self._store.get(_mark(rank))) >= meeting
         )
 
 
-def late_ranks(late: list[int], size: int, waited_s: float, limit_s: float) -> Finding:
+def late_ranks(late: list[int], place: Place, waited_s: float) -> Finding:
     """What is told of a wait that lasts.
 
     Args:
         late: the ranks that are waited for; none where all of them wait.
-        size: how many there are.
+        place: of who waits.
         waited_s: until now.
-        limit_s: until when they are waited for.
     """
+    size = place.size
     who = f"rank {' and '.join(map(str, late))} of {size}" if late else f"any of {size} ranks"
     return Finding(
         rule="rank-late",
         severity="note",
-        problem=f"waiting for {who}, {waited_s:.0f} s so far and {limit_s:g} s at most.",
+        problem=f"waiting for {who}, {waited_s:.0f} s so far and {place.limit_s:g} s at most.",
         because="it is slow or stands still, or cannot be reached",
         fixes=(Fix(text="if this comes again: look at what else its machine does"),),
     )

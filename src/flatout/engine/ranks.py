@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from flatout.engine.shortage import Shortage
+from flatout.engine.watch import StopRequest
 from flatout.nouns.finding import Finding
 
 T = TypeVar("T")
@@ -78,8 +79,13 @@ class Ranks(Protocol):
         """Its part of every batch."""
         ...
 
-    def join(self, tell: Callable[[Finding], None]) -> None:
-        """Meets the others for the first time; `tell` hears of long waits, from any thread."""
+    def join(self, tell: Callable[[Finding], None], request: StopRequest) -> None:
+        """Meets the others for the first time.
+
+        Args:
+            tell: hears of long waits, from any thread.
+            request: may end the wait.
+        """
         ...
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -127,7 +133,7 @@ class Alone:
     is_first = True
     share = Share()
 
-    def join(self, tell: Callable[[Finding], None]) -> None:
+    def join(self, tell: Callable[[Finding], None], request: StopRequest) -> None:
         """See Ranks."""
 
     def leave(self, error: BaseException | None = None) -> None:

@@ -19,6 +19,8 @@ from torch._C._distributed_c10d import TCPStore
 from flatout import __version__
 from flatout.engine.listening import listening_socket
 from flatout.engine.patience import TOLD_AFTER_S, late_ranks
+from flatout.engine.place import Place
+from flatout.engine.watch import TERMINATED, StoppedEarly, StopRequest
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.finding import Finding
 from flatout.system.clock import elapsed_s, sleep_s
@@ -26,87 +28,90 @@ from flatout.system.clock import elapsed_s, sleep_s
 # A container that is only starting has its name in a moment; a wrong one will never be known.
 _NAME_LIMIT_S = 30.0
 _ASKED_EVERY_S = 1.0
+_LOOKED_EVERY_S = 0.1
 
 
-def open_store(
-    place: tuple[str, int], rank: int, size: int, *, is_kept: bool, limit_s: float
-) -> Any:
-    """torch.distributed's store at a place; made there by who keeps it.
-
-    Args:
-        place: host and port.
-        rank, size: who asks, of how many.
-        is_kept: this process keeps it for the others.
-        limit_s: how long it is waited for.
+def open_store(place: Place) -> Any:
+    """torch.distributed's store, where ranks meet; made there by who keeps it.
 
     Raises:
         RunFailed: ranks-not-together, rendezvous-port-taken.
     """
-    host, port = place
-    _require_address(host, rank, min(limit_s, _NAME_LIMIT_S))
+    _require_address(place)
     try:
-        listening = listening_socket(host, port) if is_kept else None
+        listening = listening_socket(place.host, place.port) if place.keeps_store else None
         return TCPStore(
-            host,
-            port,
-            size,
-            is_master=is_kept,
-            timeout=timedelta(seconds=limit_s),
+            place.host,
+            place.port,
+            place.size,
+            is_master=place.keeps_store,
+            timeout=timedelta(seconds=place.limit_s),
             wait_for_workers=False,
             multi_tenant=True,
             master_listen_fd=listening,
         )
     except (OSError, RuntimeError, ValueError) as error:
-        if is_kept and "in use" in str(error).lower():
+        where = f"{place.host}:{place.port}"
+        if place.keeps_store and "in use" in str(error).lower():
             raise RunFailed(
                 "rendezvous-port-taken",
-                f"rank {rank} cannot wait for the others at {host}:{port}: the port is taken.",
+                f"rank {place.rank} cannot wait for the others at {where}: the port is taken.",
                 because="another program has taken it since it was found free",
                 fix="start the training again: another port is found",
             ) from error
         raise not_together(
-            f"rank {rank} cannot reach {host}:{port}, where rank 0 waits.", str(error)
+            f"rank {place.rank} cannot reach {where}, where rank 0 waits.", str(error)
         ) from error
 
 
-def _require_address(host: str, rank: int, limit_s: float) -> None:
+def _require_address(place: Place) -> None:
     """Waits a while for a name to have an address: torch asks for as long as it may wait at all."""
+    limit_s = min(place.limit_s, _NAME_LIMIT_S)
     until_s = elapsed_s() + limit_s
     while True:
         try:
-            socket.getaddrinfo(host, None)
+            socket.getaddrinfo(place.host, None)
             return
         except OSError as error:
             if elapsed_s() > until_s:
                 raise not_together(
-                    f"rank {rank} finds no address for {host}, where rank 0 waits.",
+                    f"rank {place.rank} finds no address for {place.host}, where rank 0 waits.",
                     f"asked for {limit_s:g} s: {error.strerror or error}",
                 ) from error
         sleep_s(_ASKED_EVERY_S)
 
 
 def await_words(
-    store: Any, names: list[str], size: int, limit_s: float, tell: Callable[[Finding], None]
+    store: Any,
+    names: list[str],
+    place: Place,
+    tell: Callable[[Finding], None],
+    request: StopRequest,
 ) -> None:
     """Waits until these words lie in the store, the one of each rank in order; tells it where that
     lasts.
 
     Raises:
         RunFailed: ranks-not-together.
+        StoppedEarly: the training is to end. It is the first rank's to hear of it, unless each of
+            them is ended.
+        RuntimeError: whoever keeps the store has gone.
     """
-    began_s = elapsed_s()
-    missing: list[int] = []
-    for until_s in (TOLD_AFTER_S, limit_s):
-        wait_s = max(0.1, min(until_s, limit_s) - (elapsed_s() - began_s))
-        try:
-            store.wait(names, timedelta(seconds=wait_s))
-            return
-        except RuntimeError:
+    began_s, told_at_s = elapsed_s(), min(TOLD_AFTER_S, place.limit_s)
+    while not store.check(names):
+        waited_s, reason = elapsed_s() - began_s, request.reason
+        if reason is not None and (place.is_first or reason == TERMINATED):
+            raise StoppedEarly(reason)
+        if waited_s > told_at_s:
             missing = [rank for rank, name in enumerate(names) if not store.check([name])]
-        if until_s < limit_s:
-            tell(late_ranks(missing, size, elapsed_s() - began_s, limit_s))
-    who = " and ".join(map(str, missing))
-    raise not_together(f"rank {who} of {size} did not come within {limit_s:g} s.", None)
+            if waited_s > place.limit_s:
+                who = " and ".join(map(str, missing))
+                raise not_together(
+                    f"rank {who} of {place.size} did not come within {place.limit_s:g} s.", None
+                )
+            told_at_s = place.limit_s
+            tell(late_ranks(missing, place, waited_s))
+        sleep_s(_LOOKED_EVERY_S)
 
 
 def not_together(problem: str, because: str | None) -> RunFailed:

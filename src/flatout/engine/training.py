@@ -19,7 +19,12 @@ from flatout.engine.course import Course, Task
 from flatout.engine.experiment import Experiment
 from flatout.engine.failures import bad_news
 from flatout.engine.journal import Journal, SilentJournal
-from flatout.engine.watch import StopRequest, signals_as_requests, watched_file
+from flatout.engine.watch import (
+    StoppedEarly,
+    StopRequest,
+    signals_as_requests,
+    watched_file,
+)
 from flatout.errors import FlatoutError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
@@ -106,6 +111,7 @@ def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:
     Raises:
         UsageError: run-in-use, and what was asked for cannot be.
         RunFailed: the run could not go on.
+        StoppedEarly: it was asked to stop before its ranks had met.
     """
     folder = task.folder
     if not task.ranks.is_first:
@@ -126,9 +132,9 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
     is_first = task.ranks.is_first
     journal = Journal(task.folder, task.echo) if is_first else SilentJournal()
     course: Course | None = None
-    step = 0
+    step = max(task.folder.checkpoint_steps(), default=0)
     try:
-        task.ranks.join(lambda finding: journal.warn(_step(course, step), finding))
+        task.ranks.join(lambda finding: journal.warn(_step(course, step), finding), task.request)
         checkpoint, damaged = shared_checkpoint(task.folder, task.ranks)
         state = checkpoint.state if checkpoint is not None else None
         step = checkpoint.step if checkpoint is not None else 0
@@ -136,8 +142,9 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
             journal.warn(step, finding)
         course = Course(task, load(), journal, state)
         return course.train()
-    except (KeyboardInterrupt, SystemExit):
-        stopped = Stopped(at=now_s(), step=_step(course, step), reason="stopped at once")
+    except (StoppedEarly, KeyboardInterrupt, SystemExit) as error:
+        reason = error.reason if isinstance(error, StoppedEarly) else "stopped at once"
+        stopped = Stopped(at=now_s(), step=_step(course, step), reason=reason)
         with contextlib.suppress(FlatoutError):
             journal.event(stopped)
         raise

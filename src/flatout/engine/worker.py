@@ -20,7 +20,7 @@ if __name__ == "__main__":
     # Before all that imports it.
     import_quickly("torch")
 
-from flatout.engine.connection import Connection, may_be_first, place_here
+from flatout.engine.connection import Connection
 from flatout.engine.course import Task
 from flatout.engine.datasets import downloads_told_to
 from flatout.engine.experiment import Experiment
@@ -28,9 +28,10 @@ from flatout.engine.failures import bad_news
 from flatout.engine.group import Group
 from flatout.engine.journal import tell_refusal
 from flatout.engine.loading import load_experiment, spec_here
+from flatout.engine.place import may_be_first, place_here
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.training import train_in
-from flatout.engine.watch import StopRequest, signals_as_requests, watch_pipe
+from flatout.engine.watch import StoppedEarly, StopRequest, signals_as_requests, watch_pipe
 from flatout.errors import FlatoutError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
@@ -63,6 +64,8 @@ def main(argv: list[str] | None = None) -> int:
         with signals_as_requests(request), downloads:
             task = Task(folder, spec, change, request, is_alone=True, ranks=ranks)
             train_in(task, lambda: _loaded(spec))
+    except StoppedEarly:
+        return 0
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001 - whatever it is, it is told and logged

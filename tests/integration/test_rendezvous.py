@@ -1,0 +1,78 @@
+"""Ranks that wait for each other: they hear that they are to stop, or that it is in vain."""
+
+from __future__ import annotations
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+from torch._C._distributed_c10d import PrefixStore
+
+from flatout.engine.connection import Connection
+from flatout.engine.course import Task
+from flatout.engine.group import Group
+from flatout.engine.place import Place
+from flatout.engine.rendezvous import open_store
+from flatout.engine.training import train_in
+from flatout.engine.watch import TERMINATED, StoppedEarly, StopRequest
+from flatout.errors import RunFailed
+from flatout.nouns.change import Change
+from flatout.nouns.lines import Event, Stopped
+from flatout.system import store
+from flatout.system.runs import read_run
+
+if TYPE_CHECKING:
+    from conftest import Lab
+
+
+@pytest.fixture
+def first() -> Place:
+    """Rank 0 of three, the last of which never comes."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return Place(rank=0, size=3, local_rank=0, host="127.0.0.1", port=port, limit_s=60.0)
+
+
+def load() -> NoReturn:
+    raise AssertionError("nothing is trained")
+
+
+def test_a_stop_is_heard_while_ranks_meet(lab: Lab, first: Place) -> None:
+    folder = lab.new()
+    spec = read_run(folder).header.spec
+    ranks = Group(Connection(first))
+    task = Task(folder, spec, Change(), StopRequest(), ranks=ranks)
+    # One from before is taken away by rank 0 as soon as it looks for others.
+    folder.request_stop()
+    with ThreadPoolExecutor(2) as pool:
+        training = pool.submit(train_in, task, load)
+        while folder.stop.exists():
+            time.sleep(0.01)
+        waiting = pool.submit(Connection(replace(first, rank=1)).join, print, StopRequest())
+        folder.request_stop()
+        for one in (training, waiting):
+            with pytest.raises(StoppedEarly, match="asked to stop"):
+                one.result()
+    [told] = store.read_lines(folder.events, Event)
+    assert isinstance(told, Stopped) and told.reason == "asked to stop"
+    assert not folder.stop.exists() and not folder.lock().is_taken()
+
+
+def test_ranks_do_not_wait_where_nobody_can_come(first: Place) -> None:
+    second = replace(first, rank=1)
+    keeper = open_store(first)
+    ended = StopRequest()
+    ended.make(TERMINATED)
+    with pytest.raises(RunFailed, match="was ended before all had come"):
+        Connection(second).join(print, ended)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(Connection(second, "run").join, print, StopRequest())
+        PrefixStore("flatout/run", keeper).get("here/1")
+        # As rank 0 goes that has refused to train.
+        del keeper
+        with pytest.raises(RunFailed, match="has gone before all had come") as told:
+            waiting.result()
+    assert told.value.rule == "ranks-not-together"
