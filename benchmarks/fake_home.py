@@ -32,6 +32,8 @@ class Home:
             "LOCALAPPDATA": str(self.folder), "FLATOUT_ENVIRONMENTS": str(self.environments),
             "FLATOUT_CACHE": str(self.cache), "FLATOUT_STATE": str(self.folder / "state"),
             "PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": self.index, "PIP_NO_CACHE_DIR": "1",
+            # Five would wait for ten seconds between them.
+            "PIP_RETRIES": "1",
             **more,
         }  # fmt: skip
 
