@@ -36,6 +36,10 @@ PAGES = [
 RUN_PAGES = [page for page in PAGES if page.parent.name != "moving"]
 RULE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 BAD_NEWS = {"UsageError", "RunFailed", "FlatoutError", "Finding"}
+# As where matplotlib is not installed: a page without pictures need not wait for them to be drawn.
+WITHOUT_PLOTS = (
+    "import sys; sys.modules['matplotlib'] = None; from flatout.__main__ import main; main()"
+)
 # A run of a documented command on two busy cores, start of torch included.
 COMMAND_LIMIT_S = 180
 
@@ -94,6 +98,7 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     if find_spec("torch") is None:
         pytest.skip("needs torch: the blocks of this page train")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    has_plots = "plots" in page.read_text(encoding="utf-8")
     shown = "".join(block.text for block in blocks if block.language == "console")
     experiments: list[Path] = []
     for block in blocks:
@@ -107,13 +112,13 @@ def test_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
             if "def experiment(" in block.text:
                 experiments.append(file)
                 continue
-        train(experiments, tmp_path, place)
+        train(experiments, tmp_path, place, has_plots=has_plots)
         experiments = []
         if file is None:
-            run_console(block.text, tmp_path, place)
+            run_console(block.text, tmp_path, place, has_plots=has_plots)
         else:
             run(["python", str(file)], tmp_path, 0, place)
-    train(experiments, tmp_path, page.name)
+    train(experiments, tmp_path, page.name, has_plots=has_plots)
 
 
 def test_examples_train(tmp_path: Path) -> None:
@@ -130,20 +135,23 @@ def test_examples_train(tmp_path: Path) -> None:
         pytest.skip("huggingface.py needs transformers (pip install 'flatout[language]')")
 
 
-def train(files: list[Path], folder: Path, place: str, *options: str) -> None:
+def train(
+    files: list[Path], folder: Path, place: str, *options: str, has_plots: bool = True
+) -> None:
     """Trains experiments' files one after the other, in one process."""
     if files:
         trainer = str(Path(__file__).with_name("train_files.py"))
-        run(["python", trainer, *options, *map(str, files)], folder, 0, place)
+        drawing = [] if has_plots else ["--without-plots"]
+        run(["python", trainer, *options, *drawing, *map(str, files)], folder, 0, place)
 
 
-def run_console(text: str, folder: Path, place: str) -> None:
+def run_console(text: str, folder: Path, place: str, *, has_plots: bool) -> None:
     """Runs the commands of a block; the lines below each must be in what it printed, in order."""
     for chunk in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         command, *shown = chunk.splitlines()
         command, _, remark = command.partition("  # ")
         code = int(match[1]) if (match := re.search(r"exits with (\d+)", remark)) else 0
-        output = run(shlex.split(command), folder, code, place)
+        output = run(shlex.split(command), folder, code, place, has_plots=has_plots)
         wanted = [line for line in shown if line.strip() not in ("", "...")]
         pattern = ".*".join(re.escape(line.strip()).replace(r"\.\.\.", ".*") for line in wanted)
         assert re.search(pattern, output, re.DOTALL), f"{place}: `{command}` printed\n{output}"
@@ -157,9 +165,10 @@ def saved(block: Block, folder: Path) -> Path:
     return file
 
 
-def run(argv: list[str], folder: Path, code: int, place: str) -> str:
+def run(argv: list[str], folder: Path, code: int, place: str, *, has_plots: bool = True) -> str:
     """Runs `flatout ...` or `python ...` of this environment in a home of its own."""
-    starts = {"flatout": [sys.executable, "-m", "flatout"], "python": [sys.executable]}
+    flatout = ["-m", "flatout"] if has_plots else ["-c", WITHOUT_PLOTS]
+    starts = {"flatout": [sys.executable, *flatout], "python": [sys.executable]}
     assert argv[0] in starts, f"{place}: `{argv[0]}` cannot be run here; use a block of sh"
     environment = {
         **os.environ, "HOME": str(folder), "USERPROFILE": str(folder), "COLUMNS": "100",

@@ -1,6 +1,6 @@
 """Trains experiments' files as `flatout train` does, all of them in this one process.
 
-python train_files.py [--epochs N] FILE ...
+python train_files.py [--epochs N] [--without-plots] FILE ...
 
 What the command line and its worker do is done here too: a request is checked, a run's folder is
 made, its lines are shown, the run is drawn. Only no process is started for each file: torch takes
@@ -25,7 +25,11 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--epochs", type=int)
+    parser.add_argument("--without-plots", action="store_true")
     asked = parser.parse_args()
+    if asked.without_plots:
+        # As Python marks a module that cannot be imported.
+        sys.modules["matplotlib"] = None  # type: ignore[assignment]
     for file in asked.files:
         print(f"\n{file}", flush=True)
         code = train(TrainRequest(experiment=file, epochs=asked.epochs, tune="auto"))
