@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 from flatout.engine.failures import is_out_of_memory
-from flatout.engine.notices import Notices
+from flatout.engine.limited_store import LimitedStore
+from flatout.engine.notices import WORD_LIMIT_S, Notices
 from flatout.engine.patience import Patience
 from flatout.engine.place import Place
 from flatout.engine.rendezvous import (
@@ -76,8 +77,10 @@ class Connection:
             StoppedEarly: the first rank was asked to stop.
         """
         place = self.place
-        self._store = PrefixStore(f"flatout/{self._run}", open_store(place))
-        self._notices = Notices(self._store, place)
+        named = PrefixStore(f"flatout/{self._run}", open_store(place))
+        self._store = LimitedStore(named, place.limit_s)
+        words = LimitedStore(named, min(WORD_LIMIT_S, place.limit_s))
+        self._notices = Notices(words, place)
         self._patience = Patience(self._store, place)
         try:
             wrong = unlike(self._met(tell, request))
@@ -87,7 +90,7 @@ class Connection:
             ) from error
         if wrong is not None:
             raise wrong
-        self._call(lambda: self._connect(timedelta(seconds=place.limit_s)))
+        self._call(lambda: self._connect(named, timedelta(seconds=place.limit_s)))
         notice_cuts(min(_CUT_LIMIT_S, place.limit_s))
         self._patience.begin(tell)
 
@@ -114,10 +117,10 @@ class Connection:
             raise StoppedEarly(word)
         return [store.get(name) for name in names]
 
-    def _connect(self, limit: timedelta) -> None:
+    def _connect(self, store: Any, limit: timedelta) -> None:
         dist.init_process_group(
             "gloo",
-            store=PrefixStore("gloo", self._store),
+            store=PrefixStore("gloo", store),
             rank=self.place.rank,
             world_size=self.place.size,
             timeout=limit,

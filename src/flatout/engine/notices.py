@@ -12,7 +12,7 @@ from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.system.clock import elapsed_s, sleep_s
 
 # How long the others have for saying why they left, once one of them is missed.
-_WORD_LIMIT_S = 5.0
+WORD_LIMIT_S = 5.0
 _POLLED_EVERY_S = 0.1
 
 
@@ -20,7 +20,7 @@ class Notices:
     """What ranks leave in the store of their rendezvous for whoever misses them.
 
     Args:
-        store: torch.distributed's; lost together with the process that keeps it.
+        store: of the rendezvous; lost together with the process that keeps it.
         place: which rank this is, of how many.
     """
 
@@ -40,11 +40,11 @@ class Notices:
         Args:
             error: what torch.distributed says.
         """
-        # The store is rank 0's, as a rule: where it is gone, so is rank 0.
+        # The store is rank 0's, as a rule: where it does not answer, nor does rank 0.
         silent = [0]
         with contextlib.suppress(RuntimeError):
             self._store.set(f"here-still/{self._place.rank}", "1")
-            until_s = elapsed_s() + _WORD_LIMIT_S
+            until_s = elapsed_s() + WORD_LIMIT_S
             while elapsed_s() < until_s:
                 for rank in self._others:
                     if self._has(f"failed/{rank}"):
