@@ -270,6 +270,20 @@ def test_launchers_of_two_nodes_meet(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(told, Failed) and told.finding.rule == "ranks-not-together"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_exit_codes_hold_when_the_disk_of_the_log_is_full(tmp_path: Path) -> None:
+    words = [sys.executable, "-P", "-m", "flatout.engine.launch", str(tmp_path / "none")]
+    # Python loses what it could not print where it buffers nothing, and ends as if all was well.
+    buffered = {name: one for name, one in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*words, "--on", "torchrun:1"], stdin=subprocess.DEVNULL, stdout=full, stderr=full,
+            timeout=LIMIT_S, check=False, env=buffered,
+        )  # fmt: skip
+    # The rank could not read its run, and said so by its code: nobody takes that for a death.
+    assert done.returncode == 1
+
+
 def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))

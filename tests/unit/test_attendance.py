@@ -322,3 +322,14 @@ def test_a_worker_that_could_not_say_why_on_a_full_disk(
     monkeypatch.setattr("flatout.system.store._LEAST_ROOM_BYTES", 2**62)
     full = conclude(attendance).finding
     assert full is not None and full.rule == "disk-full"
+
+
+def test_nobody_is_started_again_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.system.store._LEAST_ROOM_BYTES", 2**62)
+    attendance, starts = deserted(tmp_path, RANK_DIED, STARTED)
+    list(follow(attendance, Interrupts()))
+    assert starts == []
+    full = conclude(attendance).finding
+    assert full is not None and full.rule == "disk-full"

@@ -37,6 +37,7 @@ from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.run import RunHeader
 from flatout.system import store
+from flatout.system.exit_code import end
 from flatout.system.runs import RunFolder
 
 
@@ -105,4 +106,4 @@ def tell_apart(folder: RunFolder, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -120,7 +120,8 @@ def _change_after(attendance: Attendance) -> Change | None:
     if ending.rule == "rendezvous-port-taken":
         # Nothing was begun, and another port is found.
         return attendance.change
-    if not attendance.is_trained:
+    if not attendance.is_trained or no_room(attendance.folder.path):
+        # On a full disk nobody could go on.
         return None
     if ending.rule == "gpu-state-lost":
         # It has told in the run's history what takes less memory.
@@ -214,7 +215,7 @@ def _held_for(limit_s: float) -> Finding:
         severity="note",
         problem="waiting for the ranks of before, which still work in the run's folder, "
         f"{seconds_text(limit_s)} at most.",
-        because="they write a checkpoint; or were cut off, and do not know it yet",
+        because="they write a checkpoint; or were cut off or stopped, and do not know it yet",
     )
 
 
@@ -224,7 +225,7 @@ def _still_held(folder: RunFolder) -> Finding:
         rule="run-in-use",
         severity="error",
         problem=f"the run {name} is not gone on with: ranks of before still work in its folder.",
-        because="a node may have been cut off, and its ranks have not ended",
+        because="a node may have been cut off, or paused, and its ranks have not ended",
         fixes=(Fix(text=f"end them; then go on: flatout train --resume {name}"),),
     )
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from pathlib import Path
 
 from flatout import __version__
 from flatout.engine.launch.job import Job, Lifeline, Nodes, tell
 from flatout.errors import UsageError
 from flatout.nouns.placement import parse_placement
+from flatout.system.exit_code import end
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,4 +61,4 @@ def _nodes(node: int, count: int, place: str | None) -> Nodes | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -84,9 +84,15 @@ def thread_variables(num_local: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, _num_cores() // num_local))}
 
 
+def say(text: object) -> None:
+    """Prints into the run's log; its disk may be what is full."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr)
+
+
 def tell(job: Job, error: FlatoutError) -> int:
     """Writes into the run's history why no rank was started, where nobody else writes into it."""
-    print(error, file=sys.stderr)
+    say(error)
     tell_refusal(RunFolder(job.folder), error)
     return error.exit_code
 

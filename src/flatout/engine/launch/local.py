@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 
-from flatout.engine.launch.job import Job, rank_variables, tell
+from flatout.engine.launch.job import Job, rank_variables, say, tell
 from flatout.engine.listening import SOCKET_NAME
 from flatout.errors import FlatoutError, RunFailed
 from flatout.nouns.placement import ending_code
@@ -36,7 +36,7 @@ def launch(job: Job) -> int:
     codes = _codes(ranks)
     for number, code in codes.items():
         if code:
-            print(f"rank {number} of {job.num_ranks} ended with code {code}", file=sys.stderr)
+            say(f"rank {number} of {job.num_ranks} ended with code {code}")
     return ending_code(codes)
 
 

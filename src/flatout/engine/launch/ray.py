@@ -22,7 +22,7 @@ import msgspec
 import psutil
 
 from flatout import __version__
-from flatout.engine.launch.job import Job, rank_variables, tell
+from flatout.engine.launch.job import Job, rank_variables, say, tell
 from flatout.engine.ray_cluster import PLACE_LIMIT_S, Bundle, NoAnswer, RayCluster, join, ray_module
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.change import Change
@@ -51,7 +51,7 @@ def launch(job: Job) -> int:
         return tell(job, error)
     for rank, code in codes.items():
         if code:
-            print(f"rank {rank} of {job.num_ranks} ended with code {code}", file=sys.stderr)
+            say(f"rank {rank} of {job.num_ranks} ended with code {code}")
     return ending_code(codes)
 
 

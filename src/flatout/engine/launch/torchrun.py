@@ -7,7 +7,6 @@ machines each has this launcher, and that of the first keeps the store by which 
 from __future__ import annotations
 
 import os
-import sys
 import uuid
 
 from torch.distributed import DistNetworkError, DistStoreError
@@ -15,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from flatout.engine.launch.job import Job, Nodes, tell, thread_variables
+from flatout.engine.launch.job import Job, Nodes, say, tell, thread_variables
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.placement import ending_code
 from flatout.system.variables import loopback_variables, ranks_limit_s, worker_environment
@@ -39,7 +38,7 @@ def launch(job: Job) -> int:
     try:
         elastic_launch(config, program)(*arguments)
     except ChildFailedError as error:
-        print(error, file=sys.stderr)
+        say(error)
         return _code({rank: one.exitcode for rank, one in error.failures.items()})
     except SignalException:
         # An older torch has passed the signal on to the ranks, which have stopped in good order.
@@ -123,5 +122,5 @@ def _told_once(job: Job, error: FlatoutError) -> int:
     """The first node tells it in the run's history, so that one does."""
     if job.nodes is None or job.nodes.node == 0:
         return tell(job, error)
-    print(error, file=sys.stderr)
+    say(error)
     return error.exit_code
