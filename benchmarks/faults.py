@@ -1,12 +1,12 @@
 """What faults do to a training of two ranks: what is told, what it costs, and whether all is right.
 
-    PYTHONPATH=scripts python benchmarks/faults.py [--containers] [--only WORD...]
+    PYTHONPATH=scripts python benchmarks/faults.py [--containers [ENGINE]] [--only WORD...]
 
 Each fault is brought about in a run of its own, of counted.py, whose weights count how often each
 sample was in an update. Beside it stands a run that nothing happened to. Counted: seconds in
 which nothing was trained that lasted, updates that were made again, samples that were lost or came
 twice, and how far the weights are from those of the other run. With --containers those of
-machines: a cluster of Ray in three containers, whose image is built here.
+machines: a cluster of Ray, torchrun or Dask in three containers, whose image is built here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def main() -> int:
     options = _options()
     rows: list[Row] = []
     machine = dated.read_machine()
-    name = "faults-containers" if options.containers else "faults"
+    name = {None: "faults", "ray": "faults-containers"}.get(
+        options.containers, f"faults-containers-{options.containers}"
+    )
     # Never in the place of all.
     name += "" if options.only == [""] else "-some"
     print(f"machine   {dated.machine_text(machine)}\n")
@@ -51,7 +53,10 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--containers", action="store_true", help="those of machines instead")
+    parser.add_argument(
+        "--containers", nargs="?", const="ray", choices=("ray", "torchrun", "dask"),
+        help="those of machines instead, which are containers of such a cluster",
+    )  # fmt: skip
     parser.add_argument(
         "--only", nargs="*", default=[""], help="words, one of which is in the name"
     )
@@ -69,10 +74,17 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
             )
             yield from _each(faults_here.faults(), here, options.only)
             return
+        import faults_cluster
         import faults_in_containers
+        import faults_in_nodes
 
-        with faults_in_containers.cluster(folder, options.epochs) as there:
-            yield from _each(faults_in_containers.faults(), there, options.only)
+        faults = {
+            "ray": faults_in_containers.faults,
+            "torchrun": faults_in_nodes.faults,
+            "dask": faults_in_nodes.faults_on_dask,
+        }[options.containers]()
+        with faults_cluster.cluster(folder, options.containers, options.epochs) as there:
+            yield from _each(faults, there, options.only)
 
 
 def _each(faults: dict[str, Callable[[Any], Row]], runs: Runs, only: list[str]) -> Iterator[Row]:

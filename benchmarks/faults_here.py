@@ -2,96 +2,106 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import psutil
-from faults_runs import LIMIT_S, Blow, Row, Runs, Training, Unexpected, judged, story, strike
+from faults_runs import (
+    AT_STEP,
+    LIMIT_S,
+    STILL_LIMIT_S,
+    STILL_S,
+    Blow,
+    Row,
+    Runs,
+    Training,
+    Unexpected,
+    filled_up,
+    judged,
+    limited,
+    strike,
+    taken_up,
+    wait_until_left,
+)
+from small_disk import can_be_mounted, small_disk
 
 from flatout.engine.launch.job import rank_variables
 
-# Where the fault lands: in the midst of the run, and of an epoch.
-AT_STEP = 330
-STILL_S = 15.0
 _DISK = "24m"
+# Draws of each rank, which a resume has to give back.
+_DROPOUT = "dropout=0.1"
 # For as long as somebody else takes to be refused.
 _SLOW_S = 0.2
 _NO_HOST = "no-such-host.invalid"
 
 
-def faults() -> dict[str, Callable[[Runs], Row]]:
-    """What can be brought about here, by name."""
-    found: dict[str, Callable[[Runs], Row]] = {
-        "rank 1 killed": lambda runs: killed(runs, "rank 1 killed", 1),
-        "rank 0 killed": lambda runs: killed(runs, "rank 0 killed", 0),
-        "launcher of the ranks killed": launcher_killed,
-        "command line killed": command_line_killed,
-        "all processes killed": all_killed,
-        f"rank 1 stands still {STILL_S:.0f} s": straggler,
-        "rank 1 out of memory": out_of_memory,
-        "run trained by a second": second_writer,
-        "run taken up twice at once": taken_up_twice,
-        "rank 0's port wanted": port_wanted,
-        "rank 0's name unknown": name_unknown,
-    }
-    if sys.platform == "linux" and os.geteuid() == 0:
-        found["disk full"] = disk_full
-    return found
+@dataclass(frozen=True, kw_only=True)
+class Kill:
+    """SIGKILL to processes of a training.
 
+    act: sends it. is_of_all: to whoever would start the ranks again, too, so that somebody has to
+    take the run up.
+    """
 
-def killed(runs: Runs, fault: str, rank: int) -> Row:
-    """SIGKILL to a rank."""
-    training = runs.begin(f"killed-{rank}", "dropout=0.1")
-    blow = strike(training, AT_STEP, lambda: training.ranks()[rank].kill())
-    training.end()
-    return judged(fault, training, runs.reference("dropout=0.1"), blow)
-
-
-def launcher_killed(runs: Runs) -> Row:
-    """SIGKILL to the process that has started the ranks."""
-    training = runs.begin("launcherless", "dropout=0.1")
-    blow = strike(training, AT_STEP, lambda: _launcher(training).kill())
-    training.end()
-    reference = runs.reference("dropout=0.1")
-    return judged("launcher of the ranks killed", training, reference, blow)
+    fault: str
+    act: Callable[[Training], object]
+    is_of_all: bool = False
 
 
 def _launcher(training: Training) -> psutil.Process:
     return next(one for one in training.processes() if "flatout.engine.launch" in one.cmdline())
 
 
-def command_line_killed(runs: Runs) -> Row:
-    """SIGKILL to `flatout train` itself, and the run taken up again."""
-    training = runs.begin("leaderless", "dropout=0.1")
-    blow = strike(training, AT_STEP, training.process.kill)
-    _wait(lambda: not training.folder.lock().is_taken())
-    again = runs.resume("leaderless")
-    again.end()
-    row = judged("command line killed", again, runs.reference("dropout=0.1"), blow)
-    return replace(row, told=f"{row.told} (--resume)")
+_KILLS = (
+    Kill(fault="rank 1 killed", act=lambda training: training.ranks()[1].kill()),
+    Kill(fault="rank 0 killed", act=lambda training: training.ranks()[0].kill()),
+    Kill(fault="launcher of the ranks killed", act=lambda training: _launcher(training).kill()),
+    Kill(fault="command line killed", act=lambda one: one.process.kill(), is_of_all=True),
+    # As a power cut does.
+    Kill(fault="all processes killed", act=Training.kill, is_of_all=True),
+)
 
 
-def all_killed(runs: Runs) -> Row:
-    """All of it at once, as a power cut does, and the run taken up again."""
-    training = runs.begin("powerless", "dropout=0.1")
-    blow = strike(training, AT_STEP, training.kill)
-    again = runs.resume("powerless")
-    again.end()
-    row = judged("all processes killed", again, runs.reference("dropout=0.1"), blow)
-    return replace(row, told=f"{row.told} (--resume)")
+def faults() -> dict[str, Callable[[Runs], Row]]:
+    """What can be brought about here, by name."""
+    found: dict[str, Callable[[Runs], Row]] = {
+        **{one.fault: functools.partial(killed, kill=one) for one in _KILLS},
+        f"rank 1 stands still {STILL_S:.0f} s": straggler,
+        f"rank 0 stands still over {STILL_LIMIT_S:.0f} s": hung,
+        "rank 1 out of memory": out_of_memory,
+        "run trained by a second": second_writer,
+        "run taken up twice at once": taken_up_twice,
+        "rank 0's port wanted": port_wanted,
+        "rank 0's name unknown": name_unknown,
+    }
+    if can_be_mounted():
+        found["disk full"] = disk_full
+    return found
+
+
+def killed(runs: Runs, kill: Kill) -> Row:
+    """SIGKILL in the midst of a run, which goes on or is taken up again."""
+    training = runs.begin(kill.fault.replace(" ", "-"), _DROPOUT)
+    blow = strike(training, AT_STEP, lambda: kill.act(training))
+    if not kill.is_of_all:
+        training.end()
+        return judged(kill.fault, training, runs.reference(_DROPOUT), blow)
+    # Ranks whose command line is gone are writing a checkpoint.
+    wait_until_left(training.folder)
+    again = runs.resume(training.folder.path.name)
+    return taken_up(kill.fault, again, runs.reference(_DROPOUT), blow)
 
 
 def straggler(runs: Runs) -> Row:
     """SIGSTOP to a rank, and SIGCONT after a while."""
-    training = runs.begin("slow", "dropout=0.1")
+    training = runs.begin("slow", _DROPOUT)
 
     def stand_still() -> None:
         rank = training.ranks()[1]
@@ -102,7 +112,16 @@ def straggler(runs: Runs) -> Row:
     blow = strike(training, AT_STEP, stand_still)
     training.end()
     fault = f"rank 1 stands still {STILL_S:.0f} s"
-    return judged(fault, training, runs.reference("dropout=0.1"), blow)
+    return judged(fault, training, runs.reference(_DROPOUT), blow)
+
+
+def hung(runs: Runs) -> Row:
+    """SIGSTOP to the rank by which the others meet, for longer than ranks are waited for."""
+    training = limited(runs).begin("hung", _DROPOUT)
+    blow = strike(training, AT_STEP, lambda: training.ranks()[0].suspend())
+    training.end()
+    fault = f"rank 0 stands still over {STILL_LIMIT_S:.0f} s"
+    return judged(fault, training, runs.reference(_DROPOUT), blow)
 
 
 def out_of_memory(runs: Runs) -> Row:
@@ -116,7 +135,7 @@ def out_of_memory(runs: Runs) -> Row:
 
 def second_writer(runs: Runs) -> Row:
     """While a run is trained, somebody resumes it, and somebody else starts ranks by hand."""
-    training = runs.begin("wanted", f"dropout=0.1 pause={_SLOW_S}")
+    training = runs.begin("wanted", f"{_DROPOUT} pause={_SLOW_S}")
     training.wait_for_step(1)
     began_s = time.monotonic()
     other = runs.resume("wanted")
@@ -133,25 +152,25 @@ def second_writer(runs: Runs) -> Row:
         raise Unexpected("the run had ended before the others were refused")
     blow = Blow(at=time.time(), step=training.step())
     training.end()
-    row = judged("run trained by a second", training, runs.reference("dropout=0.1"), blow)
+    row = judged("run trained by a second", training, runs.reference(_DROPOUT), blow)
     return replace(row, told="run-in-use; the first went on", lost_s=refused_s)
 
 
 def taken_up_twice(runs: Runs) -> Row:
     """Two resume a stopped run in the same moment."""
-    training = runs.begin("raced", "dropout=0.1")
+    training = runs.begin("raced", _DROPOUT)
     blow = strike(training, AT_STEP, training.stop)
     both = [runs.resume("raced") for _ in range(2)]
     codes = sorted(one.wait() for one in both)
     if codes != [0, 2] or "run-in-use" not in both[0].output():
         raise Unexpected(f"they ended with {codes}: {both[0].output()[-1500:]}")
-    row = judged("run taken up twice at once", both[0], runs.reference("dropout=0.1"), blow)
+    row = judged("run taken up twice at once", both[0], runs.reference(_DROPOUT), blow)
     return replace(row, told=f"run-in-use; {row.told}")
 
 
 def port_wanted(runs: Runs) -> Row:
     """Somebody wants the port at which rank 0 is to listen, before that one has started."""
-    training = runs.begin("wanted-port", "dropout=0.1")
+    training = runs.begin("wanted-port", _DROPOUT)
     training.wait_until(lambda: 0 in training.ranks())
     blow = Blow(at=time.time(), step=0)
     with socket.socket() as thief:
@@ -164,13 +183,13 @@ def port_wanted(runs: Runs) -> Row:
             told = "taken"
         training.wait_for_step(1)
     training.end()
-    row = judged("rank 0's port wanted", training, runs.reference("dropout=0.1"), blow)
+    row = judged("rank 0's port wanted", training, runs.reference(_DROPOUT), blow)
     return replace(row, told=told if row.told == "went on" else f"{told}, {row.told}", lost_s=0.0)
 
 
 def name_unknown(runs: Runs) -> Row:
     """Ranks started by hand, with a name for rank 0's machine that nobody knows."""
-    training = runs.begin("nameless", "dropout=0.1")
+    training = runs.begin("nameless", _DROPOUT)
     blow = strike(training, AT_STEP, training.stop)
     began_s = time.monotonic()
     command = [sys.executable, "-P", "-m", "flatout.engine.worker", str(training.folder.path)]
@@ -187,52 +206,14 @@ def name_unknown(runs: Runs) -> Row:
     if codes != [1, 1]:
         raise Unexpected(f"the ranks ended with {codes}")
     again = runs.resume("nameless")
-    again.end()
-    row = judged("rank 0's name unknown", again, runs.reference("dropout=0.1"), blow)
-    return replace(row, told=f"{row.told} (--resume)", lost_s=told_s)
+    row = taken_up("rank 0's name unknown", again, runs.reference(_DROPOUT), blow)
+    return replace(row, lost_s=told_s)
 
 
 def disk_full(runs: Runs) -> Row:
     """Somebody else takes all room on the disk of the run, and gives it back."""
-    with _small_disk(runs.logs / "disk") as folder:
+    reference = runs.reference(_DROPOUT)
+    with small_disk(runs.logs / "disk", _DISK) as folder:
         own = replace(runs, state=folder)
-        training = own.begin("cramped", "dropout=0.1")
-        other = folder / "other"
-        blow = strike(training, AT_STEP, lambda: _fill(other))
-        code = training.wait()
-        if code != 1 or "disk-full" not in training.output():
-            raise Unexpected(f"ended with {code}: {training.output()[-1500:]}")
-        other.unlink()
-        again = own.resume("cramped")
-        again.end()
-        row = judged("disk full", again, runs.reference("dropout=0.1"), blow)
-        told = story(again).removeprefix("disk-full, ")
-    return replace(row, told=f"disk-full, {told} (--resume)")
-
-
-@contextlib.contextmanager
-def _small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of its own, in memory."""
-    folder.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", folder], check=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def _fill(path: Path) -> None:
-    """Writes until nothing more goes in."""
-    with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
-        for size in (2**16, 1):
-            with contextlib.suppress(OSError):
-                while True:
-                    file.write(b"\0" * size)
-
-
-def _wait(is_so: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + LIMIT_S
-    while not is_so():
-        if time.monotonic() > until_s:
-            raise Unexpected("waited in vain")
-        time.sleep(0.05)
+        training = own.begin("cramped", _DROPOUT)
+        return filled_up(own, training, folder / "other", reference)

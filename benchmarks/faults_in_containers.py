@@ -6,24 +6,16 @@ import contextlib
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 
-from container_cluster import ContainerCluster
-from containers import Docker, find_docker
-from faults_runs import Row, Runs, Training, Unexpected, judged, strike
+from faults_cluster import LOOK_STEP, PORT, Cluster, container_killed, out_of_memory
+from faults_runs import AT_STEP, Row, Training, Unexpected, judged, strike
 
-AT_STEP = 330
-# The ranks are where they stay.
-_LOOK_STEP = 200
 CUT_S = 15.0
 SLOW_S = 15.0
 # A fiftieth of a core.
 _LITTLE_CPU = "0.02"
-_PORT = 8465
-_WORKERS = (1, 2)
-_TRIES = 3
 _NOTICED_S = 120.0
 # Nodes miss their head late: there is enough to do until then.
 _LONG_S = 0.5
@@ -33,61 +25,6 @@ import importlib.metadata, re
 file = importlib.metadata.distribution("flatout")._path / "METADATA"
 file.write_text(re.sub("(?m)^Version: .*", "Version: 9.9.9", file.read_text()))
 """
-
-
-@dataclass(kw_only=True)
-class Cluster(Runs):
-    """Runs over containers."""
-
-    docker: Docker
-    nodes: ContainerCluster
-    names: dict[tuple[str, int], str] = field(default_factory=dict)
-
-    def up(self) -> None:
-        """All containers run and are well; takes note of their names."""
-        found = self.nodes.up()["containers"]
-        self.names = {(one["service"], one["number"]): one["name"] for one in found}
-
-    def make_ready(self) -> None:
-        """All containers run, also those that gave up while they started."""
-        for _ in range(_TRIES):
-            try:
-                self.up()
-                # While all is well.
-                self.reference()
-                return
-            except (AssertionError, Unexpected) as error:
-                said = str(error)
-        raise Unexpected(f"the cluster does not come up: {said[-600:]}")
-
-    def worker_of(self, rank: int) -> str:
-        """The container that a rank is in."""
-        for number in _WORKERS:
-            name = self.names["worker", number]
-            found = self.docker.ask("exec", name, "sh", "-c", "cat /proc/[0-9]*/environ").stdout
-            if re.search(rf"(^|\0)RANK={rank}\0", found):
-                return name
-        raise Unexpected(f"no container has rank {rank}")
-
-
-@contextlib.contextmanager
-def cluster(folder: Path, epochs: int) -> Iterator[Cluster]:
-    """Three containers, from an image that is made here."""
-    docker = find_docker()
-    place = folder / "there"
-    place.mkdir()
-    nodes = ContainerCluster(place, "ray", "faults", {"CLUSTER_DASHBOARD_PORT": str(_PORT)})
-    there = Cluster(
-            state=nodes.state, on="cluster:2", logs=folder / "logs", epochs=epochs, working=place,
-            docker=docker, nodes=nodes,
-    )  # fmt: skip
-    try:
-        nodes.make(docker.base_image())
-        there.up()
-        yield there
-    finally:
-        nodes.flatout("cluster", "down", "--volumes")
-        docker.clean()
 
 
 def faults() -> dict[str, Callable[[Cluster], Row]]:
@@ -107,20 +44,10 @@ def faults() -> dict[str, Callable[[Cluster], Row]]:
     }
 
 
-def container_killed(runs: Cluster, rank: int) -> Row:
-    """`docker kill`; it goes on with the container that is left."""
-    training = runs.begin(f"container-{rank}", on="cluster")
-    training.wait_for_step(_LOOK_STEP)
-    name = runs.worker_of(rank)
-    blow = strike(training, AT_STEP, lambda: runs.docker.must("kill", name))
-    training.end()
-    return judged(f"container of rank {rank} killed", training, runs.reference(), blow)
-
-
 def network_cut(runs: Cluster, rank: int) -> Row:
     """`docker network disconnect`, and `connect` once the run has ended without that node."""
     training = runs.begin(f"cut-{rank}", on="cluster")
-    training.wait_for_step(_LOOK_STEP)
+    training.wait_for_step(LOOK_STEP)
     name = runs.worker_of(rank)
     blow = strike(training, AT_STEP, lambda: _cut(runs, name))
     try:
@@ -134,7 +61,7 @@ def network_cut(runs: Cluster, rank: int) -> Row:
 def network_cut_and_back(runs: Cluster) -> Row:
     """The same, and connected again after a while."""
     training = runs.begin("cut-briefly", on="cluster")
-    training.wait_for_step(_LOOK_STEP)
+    training.wait_for_step(LOOK_STEP)
     name = runs.worker_of(1)
 
     def cut() -> None:
@@ -164,29 +91,10 @@ def _await_end(runs: Cluster, name: str) -> None:
         state = runs.docker.must("inspect", "--format", "{{.State.Running}}", name).strip()
 
 
-def out_of_memory(runs: Cluster) -> Row:
-    """A rank takes memory until the kernel ends it, at its container's limit."""
-    training = runs.begin("starved-of-memory", f"hog_at={AT_STEP}")
-    # The last line of progress comes a little before.
-    blow = replace(strike(training, AT_STEP - 30, lambda: None), step=AT_STEP - 1)
-    name = runs.worker_of(1)
-    training.end()
-    row = judged("container out of memory", training, runs.reference(), blow)
-    who = "the kernel" if _kernel_kills(runs, name) else "Ray's memory monitor"
-    return replace(row, told=f"ended by {who}, {row.told}")
-
-
-def _kernel_kills(runs: Cluster, name: str) -> int:
-    """Processes of a container that the kernel has ended for want of memory."""
-    files = "/sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control"
-    told = runs.docker.ask("exec", name, "sh", "-c", f"cat {files} 2>/dev/null").stdout
-    return sum(map(int, re.findall(r"^oom_kill (\d+)", told, re.MULTILINE)))
-
-
 def starved(runs: Cluster) -> Row:
     """`docker update --cpus`: the node goes on, at a crawl, and then as before."""
     training = runs.begin("starved-of-cpu")
-    training.wait_for_step(_LOOK_STEP)
+    training.wait_for_step(LOOK_STEP)
     name = runs.worker_of(1)
 
     def starve() -> None:
@@ -255,7 +163,7 @@ def port_taken(runs: Cluster) -> Row:
     began_s = time.monotonic()
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind(("127.0.0.1", _PORT))
+        other.bind(("127.0.0.1", PORT))
         other.listen()
         done = runs.nodes.flatout("cluster", "up")
         told_s = time.monotonic() - began_s

@@ -8,23 +8,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import safetensors.torch
+from small_disk import fill
 from torch import Tensor
 
 from flatout.nouns.lines import Event, Failed, Finished, Metric, Progress, Started, Stopped
+from flatout.nouns.placement import RANKS_LIMIT_NAME
 from flatout.system import store
 from flatout.system.runs import RunFolder, read_run
 from flatout.system.scan import last_line
 
 EXPERIMENT = Path(__file__).with_name("counted.py")
+# Where the fault lands: in the midst of the run, and of an epoch.
+AT_STEP = 330
 # A checkpoint every second or so, wherever the fault lands.
 RECIPE = {"checkpoint_every": 50, "num_threads": 1}
 LIMIT_S = 420.0
+# How long a rank stands still that goes on, and how long one that does not is waited for.
+STILL_S = 15.0
+STILL_LIMIT_S = 30.0
 _CLOSE = 1e-9
 
 
@@ -52,12 +60,15 @@ class Row:
     problem: str | None = None
 
 
+RunsT = TypeVar("RunsT", bound="Runs")
+
+
 @dataclass(kw_only=True)
 class Runs:
     """Trainings of one place: a state folder, and how a command line is started there.
 
-    on: as `--on` takes it. working: where. logs: what command lines print.
-    references: runs that nothing happened to, by their settings.
+    on: as `--on` takes it. working: where. logs: what command lines print. variables: of theirs,
+    beside those of this process. references: runs that nothing happened to, by their settings.
     """
 
     state: Path
@@ -66,6 +77,7 @@ class Runs:
     epochs: int = 10
     references: dict[str, RunFolder] = field(default_factory=dict)
     working: Path = field(default_factory=Path.cwd)
+    variables: dict[str, str] = field(default_factory=dict)
 
     def folder(self, name: str) -> RunFolder:
         """The folder of the run of that name."""
@@ -88,7 +100,10 @@ class Runs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "flatout", "train", *words, "--on", on or self.on],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.working,
-                env={**os.environ, "FLATOUT_STATE": str(self.state), "PYTHONUTF8": "1"},
+                env={
+                    **os.environ, **self.variables,
+                    "FLATOUT_STATE": str(self.state), "PYTHONUTF8": "1",
+                },
             )  # fmt: skip
         return Training(self.folder(name), process, self.logs / f"{name}.log")
 
@@ -200,6 +215,11 @@ class Blow:
     step: int
 
 
+def limited(runs: RunsT) -> RunsT:
+    """The same, but that ranks are not waited for for long."""
+    return replace(runs, variables={RANKS_LIMIT_NAME: f"{STILL_LIMIT_S:.0f}"})
+
+
 def _require_whole(folder: RunFolder, epochs: int) -> None:
     seen = safetensors.torch.load_file(folder.weights)["num_seen"]
     if not bool((seen == epochs).all()):
@@ -246,6 +266,35 @@ def judged(fault: str, training: Training, reference: RunFolder, blow: Blow) -> 
         exact="bit for bit" if is_same else f"to {farthest:.0e}",
         problem=problem,
     )
+
+
+def wait_until_left(folder: RunFolder) -> None:
+    """Waits until nobody works in the run's folder any more."""
+    until_s = time.monotonic() + LIMIT_S
+    while folder.lock().is_taken():
+        if time.monotonic() > until_s:
+            raise Unexpected(f"somebody still works in {folder.path}")
+        time.sleep(0.05)
+
+
+def taken_up(fault: str, again: Training, reference: RunFolder, blow: Blow) -> Row:
+    """What came of a fault that has ended the training, once somebody has taken it up again."""
+    again.end()
+    row = judged(fault, again, reference, blow)
+    return replace(row, told=f"{row.told} (--resume)")
+
+
+def filled_up(runs: Runs, training: Training, other: Path, reference: RunFolder) -> Row:
+    """Another file takes all room on the disk of the run, and gives it back once that has ended."""
+    try:
+        blow = strike(training, AT_STEP, lambda: fill(other))
+        code = training.wait()
+    finally:
+        other.unlink(missing_ok=True)
+    if code != 1 or "disk-full" not in training.output():
+        raise Unexpected(f"ended with {code}: {training.output()[-1500:]}")
+    row = taken_up("disk full", runs.resume(training.folder.path.name), reference, blow)
+    return replace(row, told=f"disk-full, {row.told.removeprefix('disk-full, ')}")
 
 
 def cost(training: Training, blow: Blow) -> tuple[float, int]:
