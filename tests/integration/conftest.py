@@ -8,6 +8,7 @@ import gc
 import importlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -292,14 +293,39 @@ def few_collections() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One cache of compiled code for all tests, also of those that run beside these."""
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all tests, also for those that run beside these."""
     folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def once(shared_folder: Path) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Fills a folder for all tests that name it: the first one does, the others wait for it."""
+
+    def filled(name: str, fill: Callable[[Path], None]) -> Path:
+        folder = shared_folder / name
+        folder.mkdir(exist_ok=True)
+        lock = store.Lock(folder / "lock")
+        while not lock.acquire():
+            time.sleep(0.1)
+        try:
+            if not (folder / "whole").exists():
+                fill(folder)
+                (folder / "whole").touch()
+        finally:
+            lock.release()
+        return folder
+
+    return filled
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(shared_folder: Path) -> Iterator[None]:
+    """One cache of compiled code for all tests, also of those that run beside these."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "compiled"))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared_folder / "compiled"))
         yield
 
 

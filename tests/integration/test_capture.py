@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,10 +42,10 @@ needs_compiler = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def seen(shared_folder: Path) -> Iterator[None]:
     """What is compiled is seen by recordings, and kept for these tests alone."""
     with pytest.MonkeyPatch.context() as patch, code_is_seen():
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared_folder / "seen"))
         yield
 
 

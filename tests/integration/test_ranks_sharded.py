@@ -24,6 +24,7 @@ from flatout.system.runs import RunFolder, read_run
 CASES = Path(__file__).parents[1] / "cases" / "ranks"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LIMIT_S = 300.0
+Once = Callable[[str, Callable[[Path], None]], Path]
 NAMES = ("deep", "accumulated", "sentences", "skipping", "norms", "spread_norms", "own_step")
 
 
@@ -44,15 +45,18 @@ def trained(folder: Path, num_ranks: int, *words: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def by_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def by_ranks(once: Once) -> dict[int, Path]:
     """All of them, trained on 1 and on 2 ranks."""
-    folders = {}
-    with pytest.MonkeyPatch.context() as patch:
-        for num_ranks in (1, 2):
-            folders[num_ranks] = folder = tmp_path_factory.mktemp(f"spread{num_ranks}")
-            _set_paths(patch.setenv, folder / "state")
-            trained(folder, num_ranks, "spread", "accumulated")
-    return folders
+
+    def train_all(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            for num_ranks in (1, 2):
+                place = folder / str(num_ranks)
+                _set_paths(patch.setenv, place / "state")
+                trained(place, num_ranks, "spread", "accumulated")
+
+    folder = once("spread", train_all)
+    return {num_ranks: folder / str(num_ranks) for num_ranks in (1, 2)}
 
 
 def curve(run: Path) -> list[float]:
@@ -106,14 +110,17 @@ def test_findings_of_one_and_of_several(by_ranks: dict[int, Path]) -> None:
 
 
 @pytest.fixture(scope="module")
-def on_three(by_ranks: dict[int, Path]) -> Path:
+def on_three(once: Once, by_ranks: dict[int, Path]) -> Path:
     """What two ranks have begun, taken up by three; then ranks that do not do the same."""
-    folder = by_ranks[2]
-    with pytest.MonkeyPatch.context() as patch:
-        _set_paths(patch.setenv, folder / "state")
-        with pytest.raises(RuntimeError, match="the ranks do not do the same"):
-            trained(folder, 3, "5", "accumulated", "unlike")
-    return folder
+
+    def take_up(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            _set_paths(patch.setenv, folder / "state")
+            with pytest.raises(RuntimeError, match="the ranks do not do the same"):
+                trained(by_ranks[2], 3, "5", "accumulated", "unlike")
+
+    once("spread-on-three", take_up)
+    return by_ranks[2]
 
 
 def test_resume_of_parts_at_another_number_of_ranks(

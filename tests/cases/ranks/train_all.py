@@ -1,7 +1,6 @@
 """What each rank of a test runs: experiments one after the other, or one that is taken up.
 
-train_all.py FOLDER all|spread             all those experiments, and two epochs of a last one
-train_all.py FOLDER begin NAME             two epochs of one
+train_all.py FOLDER all|spread NAME        all those experiments, and two epochs of that one
 train_all.py FOLDER EPOCHS NAME [OTHER]    the same run, to so many epochs; then a new one
 """
 
@@ -23,11 +22,10 @@ ranks = ranks_here()
 if mode in ("all", "spread"):
     for name, (make, fixed) in (ALL if mode == "all" else SPREAD).items():
         train(new_run(folder / name, ranks, **fixed), make(), ranks)
-if mode in ("begin", "spread"):
     make, fixed = known[names[0]]
     short = dataclasses.replace(make(), steps=None, epochs=2)
     train(new_run(folder / "moved", ranks, **fixed), short, ranks)
-elif mode != "all":
+else:
     make, _ = known[names[0]]
     longer = dataclasses.replace(make(), steps=None, epochs=2)
     train(RunFolder(folder / "moved"), longer, ranks, epochs=int(mode))
