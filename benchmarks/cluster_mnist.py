@@ -26,20 +26,17 @@ from container_cluster import BUILD_LIMIT_S, ContainerCluster, read_told, wait_u
 from containers import Docker, find_docker
 from progress import Problem
 
-from flatout.clustering.files import open_folder
 from flatout.errors import UsageError
 from flatout.nouns.lines import Checkpointed, EpochEnded, Event, Metric, Progress, Started
 from flatout.nouns.measurement import Measurement
-from flatout.system import cluster_folder, compose, datasets, store
+from flatout.system import datasets, store
 from flatout.system.runs import RunFolder
-from flatout.system.system import LocalSystem
 
 # Beside other clusters on this machine.
 PORTS = {
     "ray": {"CLUSTER_DASHBOARD_PORT": "18265"},
     "dask": {"CLUSTER_SCHEDULER_PORT": "18786", "CLUSTER_DASHBOARD_PORT": "18787"},
 }
-HEADS = {"ray": "head", "dask": "scheduler"}
 # Ranks round otherwise than one process, and BatchNorm sees half a batch: as another seed would be.
 TOLERANCE = 0.005
 TRAIN_LIMIT_S = 1800.0
@@ -108,7 +105,7 @@ def main() -> int:
 def measure(cluster: ContainerCluster, docker: Docker, words: list[str]) -> Row:
     """From the files of a cluster to the end of the training of that command."""
     cluster.make(docker.base_image())
-    _build(cluster)
+    cluster.build()
     put_mnist(cluster.data)
     say(cluster, "comes up")
     began = time.monotonic()
@@ -208,14 +205,6 @@ def put_mnist(data: Path) -> None:
     (data / "mnist").mkdir()
     for file in found.iterdir():
         shutil.copyfile(file, data / "mnist" / file.name)
-
-
-def _build(cluster: ContainerCluster) -> None:
-    """Builds the image first, so that coming up is measured alone."""
-    folder = open_folder(str(cluster.folder / "cluster"))
-    cluster_folder.refresh_wheel(folder.path)
-    program = compose.find_compose(LocalSystem())
-    compose.run_shown(program.argv(folder.path, "build", "--quiet", HEADS[cluster.engine]))
 
 
 def say(cluster: ContainerCluster, text: str) -> None:

@@ -12,12 +12,17 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from containers import NAMES
+
+from flatout.cluster.compose_file import HEADS
+from flatout.clustering.files import open_folder
+from flatout.system import cluster_folder, compose
+from flatout.system.system import LocalSystem
 
 ROOT = Path(__file__).resolve().parents[1]
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -35,6 +40,7 @@ class ContainerCluster:
         name: of its own on this machine; `scripts/containers.py --clean` finds it by what is put
             before it.
         settings: of `.env`, beside those that such an image needs.
+        packages: in the image, beside torch and what flatout needs.
     """
 
     def __init__(
@@ -43,6 +49,7 @@ class ContainerCluster:
         engine: str,
         name: str,
         settings: Mapping[str, str] | None = None,
+        packages: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.engine = engine
@@ -50,6 +57,7 @@ class ContainerCluster:
         self.state = folder / "state"
         self.data = folder / "data"
         self._settings = settings or {}
+        self._packages = packages
 
     def flatout(self, *words: str, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
         """Runs the command line in the folder above the cluster's."""
@@ -81,9 +89,11 @@ class ContainerCluster:
     def make(self, base_image: str) -> None:
         """Writes the files, for an image that can be built on this machine."""
         version = metadata.version("torch").partition("+")[0]
+        packages = (f"torch=={version}+cpu", *self._packages)
+        wanted = [word for package in packages for word in ("--with", package)]
         self.data.mkdir(exist_ok=True)
         self.told("cluster", "init", "--engine", self.engine, "--gpus", "none",
-                  "--base-image", base_image, "--with", f"torch=={version}+cpu")  # fmt: skip
+                  "--base-image", base_image, *wanted)  # fmt: skip
         place = self.folder / "cluster"
         changes = {
             "COMPOSE_PROJECT_NAME": self.project,
@@ -106,6 +116,22 @@ class ContainerCluster:
             [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest",
              str(place / "wheels"), f"torch=={version}+cpu"], timeout=WHEEL_LIMIT_S, check=True,
         )  # fmt: skip
+
+    def label(self, text: str) -> None:
+        """Marks the image, and the one it is copied from, so that both are found and removed.
+
+        At the end of both stages, so that all layers are those that are there already.
+        """
+        file = self.folder / "cluster" / "Dockerfile"
+        built, last, used = file.read_text().rpartition("\nFROM ground\n")
+        file.write_text(f"{built}LABEL {text}\n{last}{used}LABEL {text}\n")
+
+    def build(self) -> None:
+        """Builds the image first, so that coming up is measured alone."""
+        folder = open_folder(str(self.folder / "cluster"))
+        cluster_folder.refresh_wheel(folder.path)
+        program = compose.find_compose(LocalSystem())
+        compose.run_shown(program.argv(folder.path, "build", "--quiet", HEADS[self.engine]))
 
     def up(self) -> Any:
         """Starts all that does not run; the state of it."""

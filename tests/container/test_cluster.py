@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 import signal
 import struct
@@ -20,6 +21,9 @@ import pytest
 from container_cluster import ROOT, ContainerCluster, wait_until
 from containers import KEPT, Docker
 
+# What an example of `flatout launch` prints.
+_SAID = re.compile(r"rank (\d) of 2 on (\S+): loss (0\.\d+)")
+
 
 def _cluster(
     engine: str, folder: Path, docker: Docker, base_image: str
@@ -32,10 +36,7 @@ def _cluster(
     made = ContainerCluster(folder, engine, engine)
     try:
         made.make(base_image)
-        # At the end of both stages, so that all layers are those that are there already.
-        recipe = folder / "cluster" / "Dockerfile"
-        built, last, used = recipe.read_text().rpartition("\nFROM ground\n")
-        recipe.write_text(f"{built}LABEL {KEPT}\n{last}{used}LABEL {KEPT}\n")
+        made.label(KEPT)
         made.up()
         yield made
     finally:
@@ -208,10 +209,11 @@ def test_ranks_are_started_in_the_nodes_of_dask(dask: ContainerCluster, docker: 
 
 
 def test_a_script_runs_in_the_nodes_of_dask(dask: ContainerCluster) -> None:
-    script = str(ROOT / "examples" / "launch" / "torch_spawn.py")
-    words = ("launch", "--framework", "torch", "--nodes", "2", "--on", "cluster", script, "1")
-    ended = dask.told(*words)["nodes"]
-    assert [one["exit_code"] for one in ended] == [0, 0]
+    script = str(ROOT / "examples" / "launch" / "torch_ddp.py")
+    done = dask.flatout("launch", "--framework", "torch", "--nodes", "2", "--on", "cluster", script)
+    assert done.returncode == 0, done.stderr
+    ranks, hosts, losses = zip(*_SAID.findall(done.stdout), strict=True)
+    assert sorted(ranks) == ["0", "1"] and len(set(hosts)) == 2 and len(set(losses)) == 1
 
 
 def test_ranks_go_on_when_the_command_line_is_killed(dask: ContainerCluster) -> None:
