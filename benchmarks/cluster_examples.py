@@ -39,6 +39,8 @@ PACKAGES = {
     "tensorflow": ("tensorflow-cpu==2.21.0",),
     "paddle": ("paddlepaddle==3.3.1",),
 }
+# Paddle's wheel wants it, and a Debian with Python alone does not have it; gcc brings it along.
+SETTINGS = {"CLUSTER_SYSTEM_PACKAGES": "libgomp1"}
 # Before the first step it is about 140.
 GOAL = 0.1
 _RUN_LIMIT_S = 600
@@ -96,7 +98,7 @@ def main() -> int:
     docker = find_docker()
     ran, failed = [], []
     with tempfile.TemporaryDirectory(prefix="flatout-examples-") as folder:
-        cluster = ContainerCluster(Path(folder), "torchrun", "examples", packages=packages)
+        cluster = ContainerCluster(Path(folder), "torchrun", "examples", SETTINGS, packages)
         try:
             up_s = come_up(cluster, docker)
             for case in cases:
