@@ -53,7 +53,7 @@ class RecordedGraphs:
     Args:
         draws_anew: as a graph does whose generators are registered; else each replay draws what
             the recording drew.
-        is_short: there is no memory for a graph.
+        is_short: there is no memory for the last of what a graph needs.
     """
 
     def __init__(self, *, draws_anew: bool = True, is_short: bool = False) -> None:
@@ -79,13 +79,13 @@ class RecordedGraphs:
 
     def recorded(self, action: Callable[[], object]) -> RecordedGraph:
         """Writes down what an action does, and undoes it."""
-        if self.is_short:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         state = torch.get_rng_state()
         recorder = _Recorder()
         try:
             with recorder:
                 action()
+            if self.is_short:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         finally:
             recorder.undo()
             torch.set_rng_state(state)

@@ -254,7 +254,9 @@ def test_losses_of_what_is_laid_aside_are_there_when_it_is_finished(plain: Plain
 
 
 def test_recording_that_lacks_memory_leaves_everything_as_it_was(plain: Plain) -> None:
-    session = session_of(plain(optimizer=adamw), RecordedGraphs(is_short=True))
+    # Its buffer is another tensor after each pass: of the recording, one that was never computed.
+    experiment = plain(optimizer=adamw, model=Replacing)
+    session = session_of(experiment, RecordedGraphs(is_short=True))
     step = captured(session)
     updates = list(session.feed.updates(0, 0))
     for update in updates[:NUM_WARM_UPS]:
@@ -265,6 +267,7 @@ def test_recording_that_lacks_memory_leaves_everything_as_it_was(plain: Plain) -
     assert not step.has_begun
     assert all(torch.equal(a, b) for a, b in zip(before, session.model.parameters(), strict=True))
     assert all(p.grad is None for p in session.model.parameters())
+    assert session.model.get_buffer("count").item() == NUM_WARM_UPS
 
 
 @needs_compiler

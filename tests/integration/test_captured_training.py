@@ -194,10 +194,11 @@ def test_a_launch_that_finds_no_memory_loses_no_update(lab: Lab, tell: Tell, pla
             == "finished"
         )
         folders.append(folder)
-    assert read_run(folders[0]).adaptations
+    # Smaller parts of a batch need no less of what a launch takes.
+    assert [one.kind for one in read_run(folders[0]).adaptations] == ["uncaptured"]
     whole = tell.state(folders[1])["model"]
     for name, value in tell.state(folders[0])["model"].items():
-        # Smaller micro-batches add up in another order; an update that is lost is far more.
+        # The rates of a graph have 32 bits; an update that is lost is far more.
         torch.testing.assert_close(value, whole[name], rtol=1e-4, atol=1e-6)
 
 

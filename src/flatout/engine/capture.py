@@ -248,7 +248,7 @@ class CapturedStep:
         finally:
             # Whatever happened: nothing was done, only written down.
             self._step.forget()
-        moved = places.put_back()
+            moved = places.put_back()
         if moved is not None and self.problem is None:
             self._recorded = {}
             self.problem = f"the step puts another tensor in the place of {moved} each time"
@@ -276,17 +276,18 @@ class _Places:
             holders += [("weight", module._parameters), ("buffer", module._buffers)]
         holders += [("state", state) for state in parts.optimizers.only.state.values()]
         self._found = [
-            (kind, holder, name, tensor, tensor.data_ptr())
+            (kind, holder, name, tensor, tensor.detach())
             for kind, holder in holders
             for name, tensor in holder.items()
             if isinstance(tensor, Tensor)
         ]
 
     def put_back(self) -> str | None:
-        """Puts the tensors back that were replaced; gives the name of one of them."""
+        """Puts back tensors that were replaced, or their memory; gives the name of one."""
         moved = None
-        for kind, holder, name, tensor, address in self._found:
-            if holder.get(name) is not tensor or tensor.data_ptr() != address:
+        for kind, holder, name, tensor, memory in self._found:
+            if holder.get(name) is not tensor or tensor.data_ptr() != memory.data_ptr():
+                tensor.data = memory
                 holder[name] = tensor
                 moved = f"the {kind} `{name}`"
         return moved

@@ -27,6 +27,7 @@ _PARTS: dict[tuple[str, str], Part] = {
     ("ema.py", "update"): "optimizer",
     ("loop.py", "_try_to_validate"): "validation",
     ("loop.py", "_save"): "checkpoint",
+    ("capture.py", "_launch"): "capture",
 }
 # Within it the other functions are called, too, and nothing is done.
 _RECORDING = ("capture.py", "_record")
