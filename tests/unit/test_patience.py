@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from flatout.engine.patience import Patience, late_ranks
+from flatout.engine.patience import OFTEN_FACTOR, Patience, late_ranks
 from flatout.engine.place import Place
 from flatout.nouns.finding import Finding
 from flatout.system.clock import elapsed_s
@@ -52,3 +52,19 @@ def test_who_does_not_wait_is_waited_for_and_told_once() -> None:
 
 def test_all_that_wait_are_not_told_to_be_late() -> None:
     assert "waiting for any of 2 ranks" in late_ranks([], place(0, 2), 10.0).problem
+
+
+def test_a_long_wait_is_told_however_many_there_were_before() -> None:
+    told: list[Finding] = []
+    patience = Patience(Store(), place(0, 2))
+    patience.begin(told.append, told_after_s=0.2)
+
+    def waits(meeting: int, since_s: float) -> int:
+        patience.meeting, patience.since_s = meeting, elapsed_s() - since_s
+        time.sleep(0.15)
+        patience.since_s = None
+        return len(told)
+
+    assert [waits(meeting, 0.3) for meeting in range(6)] == [1, 2, 3, 4, 5, 5]
+    assert waits(6, 0.2 * OFTEN_FACTOR) == 6
+    patience.end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,10 @@ from flatout.system.clock import elapsed_s
 # Who waits for so long says so; whoever has not said it by the time that this is told, is late.
 _MARKED_AFTER_S = 2.0
 TOLD_AFTER_S = 10.0
-# A rank that is late at every step is a slow machine, and not to fill the run's history.
-_MOST_TOLD = 5
+# A rank that is late at every step is a slow machine, and not to fill the run's history: of more
+# waits than so many in an hour only those are told that last six times as long.
+_MOST_TOLD, _HOUR_S = 5, 3600.0
+OFTEN_FACTOR = 6
 
 
 class Patience:
@@ -39,14 +42,14 @@ class Patience:
         self._place = place
         self._is_over = threading.Event()
         self._marked = self._told = -1
-        self._num_told = 0
+        self._told_s: deque[float] = deque(maxlen=_MOST_TOLD)
 
     def begin(self, tell: Callable[[Finding], None], told_after_s: float = TOLD_AFTER_S) -> None:
         """Watches from now on.
 
         Args:
             tell: is called from another thread, while this one waits.
-            told_after_s: how long a wait lasts before it is told.
+            told_after_s: how long a wait lasts before it is told, unless there were many.
         """
         every_s = told_after_s / 10
 
@@ -66,13 +69,15 @@ class Patience:
         since_s, meeting = self.since_s, self.meeting
         if since_s is None:
             return
-        waited_s = elapsed_s() - since_s
+        now_s = elapsed_s()
+        waited_s = now_s - since_s
         if waited_s > told_after_s * _MARKED_AFTER_S / TOLD_AFTER_S and self._marked < meeting:
             self._marked = meeting
             self._store.set(_mark(self._place.rank), str(meeting))
-        if waited_s > told_after_s and self._told < meeting and self._num_told < _MOST_TOLD:
+        is_often = len(self._told_s) == _MOST_TOLD and now_s - self._told_s[0] < _HOUR_S
+        if waited_s > told_after_s * (OFTEN_FACTOR if is_often else 1) and self._told < meeting:
             self._told = meeting
-            self._num_told += 1
+            self._told_s.append(now_s)
             late = [rank for rank in range(self._place.size) if not self._waits(rank, meeting)]
             tell(late_ranks(late, self._place, waited_s))
 
