@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +22,7 @@ from oom_injection import SAID
 from torch import Tensor, nn
 
 from flatout.cli.wording import adaptation_text
-from flatout.engine.beside import measured_beside
+from flatout.engine.beside import Request, measured_beside
 from flatout.engine.compilation import StepLoss, check_shapes, compilers, why_not_compiled
 from flatout.engine.contest import Contest
 from flatout.engine.contestants import Subject
@@ -319,10 +322,10 @@ def experiment():
 """
 
 
-def beside(folder: Path, deadline_s: float) -> Result:
+def asked_beside(folder: Path, deadline_s: float, text: str = FILE) -> tuple[Trial, Surroundings]:
     """The trial of a compiled candidate in a fresh process."""
     file = folder / "small.py"
-    file.write_text(FILE, encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     header = RunHeader(
         id="x", created_at=0.0, flatout_version="0", python="",
@@ -339,6 +342,11 @@ def beside(folder: Path, deadline_s: float) -> Result:
     surroundings = Surroundings(
         folder=folder, usual_s=5.0, terms=Terms(device_name="cpu", fixed={}), request=StopRequest()
     )
+    return trial, surroundings
+
+
+def beside(folder: Path, deadline_s: float) -> Result:
+    trial, surroundings = asked_beside(folder, deadline_s)
     return measured_beside(trial, 0.2, surroundings)
 
 
@@ -354,3 +362,23 @@ def test_what_takes_longer_than_its_deadline_has_lost(tmp_path: Path) -> None:
     assert result.problem is not None and result.problem.rule == "trial-died"
     assert "within 1 s" in result.problem.problem and result.cost_s < 30
     assert not psutil.Process().children(recursive=True)
+
+
+def test_a_trial_whose_worker_is_gone_ends(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    waiting = f"import pathlib, time\npathlib.Path({str(here)!r}).touch()\ntime.sleep(600)\n"
+    trial, surroundings = asked_beside(tmp_path, 300.0, FILE + waiting)
+    request = Request(trial=trial, limit_s=0.2, terms=surroundings.terms)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "flatout.engine.beside", str(tmp_path)], stdin=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(msgspec.json.encode(request) + b"\n")
+        process.stdin.flush()
+        while not here.exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.stdin.close()
+        assert process.wait(30) == 1
+    finally:
+        process.kill()

@@ -3,7 +3,8 @@
 One fresh process for both: they take turns, and compiling is paid once. The gate is asked there,
 too, so that the process that trains is not the one that finds out what a compiler can do.
 
-The process reads a Request as a line of JSON from stdin, and answers with a Result.
+The process reads a Request as a line of JSON from stdin, which then stays open: its end means that
+nobody waits any more. It answers with a Result.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -57,23 +59,27 @@ def measured_beside(trial: Trial, limit_s: float, surroundings: Surroundings) ->
             [sys.executable, "-P", "-m", "flatout.engine.beside", str(surroundings.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,
         )
     except OSError as error:
         return _died(trial, begin_s, f"it could not be started: {error}")
-    line: bytes | None = msgspec.json.encode(request) + b"\n"
-    while True:
-        try:
-            answer, _ = process.communicate(line, timeout=_LOOK_EVERY_S)
-            break
-        except subprocess.TimeoutExpired:
-            # It has been given the line: the next call goes on waiting.
-            line = None
-        is_over = elapsed_s() - begin_s > trial.deadline_s
-        if is_over or surroundings.request.reason is not None:
-            _end(process)
-            if not is_over:
-                raise KeyboardInterrupt
-            return _too_late(trial, begin_s)
+    # `communicate` would close it.
+    questions, process.stdin = process.stdin, None
+    assert questions is not None
+    with questions:
+        # What has died is found out when its answer is read.
+        with contextlib.suppress(OSError):
+            questions.write(msgspec.json.encode(request) + b"\n")
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                answer, _ = process.communicate(timeout=_LOOK_EVERY_S)
+                break
+            is_over = elapsed_s() - begin_s > trial.deadline_s
+            if is_over or surroundings.request.reason is not None:
+                _end(process)
+                if not is_over:
+                    raise KeyboardInterrupt
+                return _too_late(trial, begin_s)
     try:
         result = msgspec.json.decode(answer, type=Result)
     except msgspec.DecodeError:
@@ -83,12 +89,16 @@ def measured_beside(trial: Trial, limit_s: float, surroundings: Surroundings) ->
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends it, and the compilers that it has started."""
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                child.kill()
+    _end_children(process.pid)
     process.kill()
     process.communicate()
+
+
+def _end_children(pid: int) -> None:
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
 
 
 def _too_late(trial: Trial, begin_s: float) -> Result:
@@ -126,6 +136,7 @@ def main(argv: list[str]) -> int:
     from flatout.tune.search import is_faster
 
     request = msgspec.json.decode(questions.readline(), type=Request)
+    threading.Thread(target=_end_with, args=(questions.fileno(),), daemon=True).start()
     contest = Contest(subject_of(RunFolder(Path(argv[0])), request.terms))
     result = contest.measured(request.trial, request.limit_s)
     if is_faster(result):
@@ -135,6 +146,14 @@ def main(argv: list[str]) -> int:
     answers.write(msgspec.json.encode(result) + b"\n")
     answers.flush()
     return 0
+
+
+def _end_with(questions: int) -> None:
+    """Ends this process, and what it has started, when nobody waits any more."""
+    while os.read(questions, 1024):
+        pass
+    _end_children(os.getpid())
+    os._exit(1)
 
 
 if __name__ == "__main__":
