@@ -4,7 +4,8 @@ For what is started where nobody else ends it: Ray ends the children of an actor
 gone, but not theirs; Docker lets a command go on whose client is gone.
 
 The keeper ends as the program does. The guard, which nobody else knows, holds the read end of the
-pipe, and ends the program's group when that comes to its end.
+pipe, and ends the program's group when that comes to its end. That may be hours after the
+program's: when nothing of the group is left, whose number may be another's later, the guard ends.
 """
 
 from __future__ import annotations
@@ -15,13 +16,20 @@ from collections.abc import Sequence
 GRACE_S = 5.0
 
 _GUARD = """
-import os, signal, subprocess, sys, time
+import os, signal, subprocess, sys, threading, time
 group = int(sys.argv[1])
-while os.read(0, 1024):
-    pass
+is_over = threading.Event()
+def wait():
+    while os.read(0, 1024):
+        pass
+    is_over.set()
+threading.Thread(target=wait, daemon=True).start()
 if sys.platform == "win32":
+    is_over.wait()
     sys.exit(subprocess.call(["taskkill", "/f", "/t", "/pid", str(group)]))
 try:
+    while not is_over.wait(1):
+        os.killpg(group, 0)
     os.killpg(group, signal.SIGTERM)
     for _ in range(50):
         time.sleep(0.1)
@@ -35,10 +43,13 @@ import os, signal, subprocess, sys
 guard, *script = sys.argv[1:]
 running = subprocess.Popen([sys.executable, *script], stdin=subprocess.DEVNULL,
                            start_new_session=True)
-subprocess.Popen([sys.executable, "-c", guard, str(running.pid)], start_new_session=True,
-                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+watching = subprocess.Popen([sys.executable, "-c", guard, str(running.pid)],
+                            start_new_session=True, stdout=subprocess.DEVNULL,
+                            stderr=subprocess.DEVNULL)
 os.close(0)
 code = running.wait()
+if sys.platform == "win32":
+    watching.kill()
 if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code if code >= 0 else 1)

@@ -1,0 +1,80 @@
+"""Programs that end with their standard input, and guards that end with their programs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flatout.system.guarded import guarded
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes have no groups there")
+
+TELLS = "import os; print(os.getpid(), flush=True)\n"
+# What it has started does not end when it is asked to.
+LEAVES_A_CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", '''
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("here", flush=True)
+time.sleep(600)
+'''], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+def started(folder: Path, text: str, *arguments: str) -> tuple[subprocess.Popen[str], int]:
+    """A program's keeper, and the number that the program tells."""
+    script = folder / "script.py"
+    script.write_text(text)
+    keeper = subprocess.Popen(
+        guarded(sys.executable, [str(script), *arguments]),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert keeper.stdout is not None
+    return keeper, int(keeper.stdout.readline())
+
+
+def guards_of(number: int) -> list[psutil.Process]:
+    found = []
+    for one in psutil.process_iter(["cmdline"]):
+        words = one.info["cmdline"] or [""]
+        if words[-1] == str(number) and any("killpg" in word for word in words):
+            found.append(one)
+    return found
+
+
+def is_gone_soon(number: int) -> bool:
+    for _ in range(100):
+        if not psutil.pid_exists(number) or psutil.Process(number).status() == "zombie":
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_guard_goes_home_when_its_program_has_ended(tmp_path: Path) -> None:
+    keeper, number = started(tmp_path, TELLS)
+    with keeper:
+        assert keeper.wait(30) == 0
+        # The pipe is still open.
+        assert all(is_gone_soon(one.pid) for one in guards_of(number))
+
+
+@pytest.mark.parametrize("lasts_s", ["600", "0"])
+def test_what_a_program_has_started_ends_with_its_standard_input(
+    tmp_path: Path, lasts_s: str
+) -> None:
+    keeper, child = started(tmp_path, LEAVES_A_CHILD, lasts_s)
+    with keeper:
+        if lasts_s == "0":
+            assert keeper.wait(30) == 0
+        assert keeper.stdin is not None
+        keeper.stdin.close()
+        assert is_gone_soon(child)
