@@ -8,6 +8,7 @@ starts the script. Ray starts none of them again.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import queue
 import socket
@@ -36,6 +37,7 @@ from flatout.nouns.launch import (
 from flatout.nouns.question import Answer, Broken
 from flatout.system import clock
 from flatout.system.guarded import GRACE_S, guarded
+from flatout.system.printed import printed_lines
 from flatout.system.variables import worker_environment
 
 _POLL_S = 0.2
@@ -92,9 +94,11 @@ class Node:
                 self._process.wait(2 * GRACE_S)
 
     def _read(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        with self._process.stdout as stream:
-            for line in stream:
+        assert self._process is not None
+        stream = self._process.stdout
+        assert isinstance(stream, io.BufferedReader)
+        with stream:
+            for line in printed_lines(stream):
                 self._lines.put(line.decode(errors="replace").rstrip("\r\n"))
 
 

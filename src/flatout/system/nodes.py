@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import queue
 import signal
@@ -23,6 +24,7 @@ from flatout.nouns.units import seconds_text
 from flatout.system import clock, folders
 from flatout.system.child import Worker, creation_flags, ending_text
 from flatout.system.guarded import GRACE_S as ELSEWHERE_S
+from flatout.system.printed import printed_lines
 from flatout.system.runs import free_id
 from flatout.system.store import mapped_os_errors
 from flatout.system.variables import worker_environment
@@ -119,7 +121,7 @@ class Nodes:
             log.close()
             raise
         self._processes.append(process)
-        assert process.stdout is not None
+        assert isinstance(process.stdout, io.BufferedReader)
         reader = threading.Thread(
             target=_read, args=(node, process.stdout, log, self._lines), daemon=True
         )
@@ -188,9 +190,11 @@ class Nodes:
         )
 
 
-def _read(node: int, stream: IO[bytes], log: IO[bytes], lines: queue.Queue[NodeSaid]) -> None:
+def _read(
+    node: int, stream: io.BufferedReader, log: IO[bytes], lines: queue.Queue[NodeSaid]
+) -> None:
     with stream, log:
-        for line in stream:
+        for line in printed_lines(stream):
             # A full disk costs the log, not the training.
             with contextlib.suppress(OSError):
                 log.write(line)
