@@ -56,7 +56,7 @@ class MovingBuffers:
         buffers = self._those(moved)
         if not buffers:
             return []
-        flat = torch.cat([one.flatten().double() for one in buffers])
+        flat = torch.cat([_reals(one).flatten().double() for one in buffers])
         # Without samples it says nothing; infinity, as in a mask, times 0 would be NaN.
         return [flat.mul_(num_samples) if num_samples else flat.zero_()]
 
@@ -65,11 +65,20 @@ class MovingBuffers:
         """Replaces those by their means over all samples; whole numbers are rounded."""
         buffers = self._those(moved)
         if buffers:
-            parts = (sums[0] / num_samples).split([one.numel() for one in buffers])
+            parts = (sums[0] / num_samples).split([_reals(one).numel() for one in buffers])
             for one, part in zip(buffers, parts, strict=True):
-                value = part.view(one.shape)
-                one.data.copy_(value if one.is_floating_point() else value.round())
+                value = part.view(_reals(one).shape)
+                if one.is_complex():
+                    value = torch.complex(value[..., 0], value[..., 1])
+                elif not one.is_floating_point():
+                    value = value.round()
+                one.data.copy_(value)
         self._seen = self._now()
 
     def _those(self, moved: list[bool]) -> list[Tensor]:
         return [one for (_, one, _), is_moved in zip(self._now(), moved, strict=True) if is_moved]
+
+
+def _reals(buffer: Tensor) -> Tensor:
+    """Its numbers; of complex ones both parts."""
+    return torch.view_as_real(buffer.resolve_conj()) if buffer.is_complex() else buffer
