@@ -30,13 +30,15 @@ from typing import Any
 
 import dated
 
+from flatout.nouns.machine import Machine
 from flatout.nouns.measurement import Measurement
 
 CONTESTANTS = ("plain", "max-autotune", "accelerate", "lightning", "pytorch-autotune", "flatout")
 _PACKAGES = {
     "accelerate": "accelerate", "lightning": "lightning", "pytorch-autotune": "pytorch_autotune",
 }  # fmt: skip
-# Each measurement makes about so many seconds of updates; a search takes at most so many.
+# Each measurement makes about so many seconds of updates; a search takes at most so many, and with
+# its start and end no more than twice that.
 _MEASURED_S, _SEARCH_S = 3.0, 150
 # Of a part; what is under way then is ended.
 _PART_S = 570.0
@@ -139,6 +141,8 @@ def main() -> int:
         return 0
     contestants = [name for name in CONTESTANTS if _is_here(name, options)]
     rows: list[dict[str, Any]] = []
+    machine = dated.read_machine()
+    print(f"machine   {dated.machine_text(machine)}\n")
     reached: dict[str, float] = {}
     for part in [options.part] if options.part else PARTS:
         deadline_s = time.monotonic() + _PART_S
@@ -148,7 +152,12 @@ def main() -> int:
                 rows.append(_row(name, asked, options, deadline_s))
                 reached |= _judged(rows[-1], reached, is_judged=not options.quick)
                 print(_text(rows[-1]), flush=True)
-    return _report(rows, options)
+                # What is done is kept, if this is ended.
+                if not options.quick:
+                    path = _written(rows, options, machine)
+    if not options.quick:
+        print(f"\nwritten   {path}")
+    return int(any(row["missed"] or "flatout" in row["problems"] for row in rows))
 
 
 def rows_of(part: str) -> list[tuple[str, tuple[str, ...] | None]]:
@@ -195,6 +204,8 @@ def _row(
     batch_size = 0
     with tempfile.TemporaryDirectory() as folder:
         fields = _searched(model, goal, settings, options, Path(folder))
+        if isinstance(fields, str):
+            problems["flatout"], fields = fields, {}
         for number in range(1 if options.quick else options.rounds):
             # Each round begins with another one.
             shift = number % len(contestants)
@@ -234,8 +245,11 @@ def _judged(row: dict[str, Any], reached: dict[str, float], *, is_judged: bool) 
 
 def _searched(
     model: str, goal: Goal, settings: dict[str, Any], options: argparse.Namespace, folder: Path
-) -> dict[str, Any]:
-    """The recipe fields that a search has found; each has its own folder of state."""
+) -> dict[str, Any] | str:
+    """The recipe fields that a search has found, or why it has found none.
+
+    Each has its own folder of state.
+    """
     from flatout.system.recipes import fields_in
 
     budget_s = 5 if options.quick else _SEARCH_S
@@ -247,9 +261,14 @@ def _searched(
         # A flag is written in small letters.
         argv += ["-s", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     env = {**os.environ, "FLATOUT_STATE": str(folder)}
-    done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        done = subprocess.run(
+            argv, env=env, stdout=subprocess.PIPE, text=True, check=False, timeout=2 * _SEARCH_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"flatout tune was not done after {2 * _SEARCH_S} s"
     if done.returncode:
-        raise SystemExit(f"flatout tune {model} ended with {done.returncode}")
+        return f"flatout tune ended with {done.returncode}"
     return fields_in(Path(json.loads(done.stdout)["folder"]) / "recipe.json")
 
 
@@ -297,21 +316,15 @@ def _text(row: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _report(rows: list[dict[str, Any]], options: argparse.Namespace) -> int:
-    machine = dated.read_machine()
-    print(f"\nmachine   {dated.machine_text(machine)}")
+def _written(rows: list[dict[str, Any]], options: argparse.Namespace, machine: Machine) -> Path:
     measurements: list[Measurement] = [
         dated.measurement(f"{row['name']}: {who}", "samples/s", tuple(speeds), row["settings"])
         for row in rows
         for who, speeds in row["speeds"].items()
     ]
     details = {"rows": rows, "rounds": options.rounds, "at": time.strftime("%H:%M")}
-    if options.quick:
-        return 0
     name = f"gpu-goals-{options.part}" if options.part else "gpu-goals"
-    path = dated.write_result(name, machine, measurements, details, options.out)
-    print(f"written   {path}")
-    return int(any(row["missed"] for row in rows))
+    return dated.write_result(name, machine, measurements, details, options.out)
 
 
 if __name__ == "__main__":

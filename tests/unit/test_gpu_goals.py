@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
+import time
+
+import gpu_goals
 import pytest
 from gpu_accuracy import learns_as_much
 from gpu_goals import GOALS, PARTS, Goal, rows_of
@@ -54,3 +59,13 @@ def test_a_recipe_learns_as_much_within_what_chance_brings_apart() -> None:
 
 def test_each_goal_is_a_part() -> None:
     assert set(PARTS) == set(GOALS)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a program that only fails is elsewhere there")
+def test_a_search_that_fails_is_a_problem_of_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    options = argparse.Namespace(quick=True, device="cpu")
+    row = gpu_goals._row("mlp", ["plain", "flatout"], options, time.monotonic() + 60)
+    assert row["problems"] == {
+        "flatout": "flatout tune ended with 1", "plain": "its process ended with 1",
+    }  # fmt: skip
