@@ -19,8 +19,10 @@ from flatout.engine.contestants import Subject
 from flatout.engine.identity import identity
 from flatout.engine.plain import PlainLoop
 from flatout.engine.session import build
+from flatout.engine.tuner import Search, tuned_recipe
+from flatout.engine.watch import StopRequest
 from flatout.errors import UsageError
-from flatout.nouns.tuning import Candidate, Trial
+from flatout.nouns.tuning import Candidate, Trial, Wish
 
 WIDTH = 256
 
@@ -66,6 +68,24 @@ def test_what_was_found_is_found_again_without_a_search() -> None:
     # A machine that has changed its mind by 10 % meanwhile searches anew, and may.
     if again.decision.rungs == first.decision.rungs:
         assert again.decision.search_s < first.decision.search_s
+
+
+def test_what_a_short_run_left_out_is_asked_anew_for_a_long_one(tmp_path: Path) -> None:
+    def reason(num_steps: int) -> str:
+        lines: list[Any] = []
+        search = Search(
+            subject=Subject(experiment=experiment()), wish=Wish(mode="full", budget_s=2.0),
+            num_steps=num_steps, request=StopRequest(), tell=lines.append, folder=tmp_path,
+            # So that there is no time for other processes.
+            load_s=60.0,
+        )  # fmt: skip
+        assert tuned_recipe(search) is not None
+        skipped = {skip.name: skip.reason for skip in lines[-1].decision.skipped}
+        return skipped["compiled forward and loss"]
+
+    if "are too few" not in reason(100):
+        pytest.skip("nothing can be compiled here")
+    assert "larger --budget" in reason(10**7)
 
 
 def test_a_fixed_field_is_not_tried() -> None:

@@ -19,12 +19,22 @@ from flatout.nouns.tuning import (
     Payback,
     Profile,
     Result,
+    Rung,
     Setting,
     Trial,
     Verdict,
 )
 from flatout.tune.candidates import candidates
-from flatout.tune.compiling import AXIS, for_steps, is_won, trial_s, with_payback
+from flatout.tune.compiled_trials import left_to_compile
+from flatout.tune.compiling import (
+    AXIS,
+    for_steps,
+    is_won,
+    trial_s,
+    uncompiled,
+    with_best,
+    with_payback,
+)
 from flatout.tune.problem import Problem
 from flatout.tune.search import next_move
 
@@ -142,6 +152,24 @@ def test_what_has_won_saves_more_than_it_costs(
         assert saved_s >= compile_s
 
 
+def test_of_what_is_compiled_that_wins_which_ends_the_run_first() -> None:
+    other = Candidate(name="other", axis=AXIS, changes=CODE, why="", is_compiled=True)
+    slow = Trial(stage="screen", candidate=other, incumbent=None, changes=CODE)
+
+    def best(num_steps: int) -> str:
+        found = (result(1.30, compile_s=20.0), result(1.32, compile_s=600.0, trial=slow))
+        decision = Decision(
+            is_plain=True, changes={}, rungs=(Rung(name="", changes={}, samples_per_s=3200.0),),
+            lost=tuple(with_payback(one, 32, num_steps) for one in found), refused=(), skipped=(),
+            speedup=None, why="", search_s=0.0,
+        )  # fmt: skip
+        return with_best(decision, 32).rungs[-1].name
+
+    # 5,000 s uncompiled: 20 + 3,846 s are less than 600 + 3,788 s.
+    assert best(500_000) == "compiled"
+    assert best(50_000_000) == "other"
+
+
 # The search.
 
 
@@ -213,11 +241,30 @@ def test_a_search_without_a_trial_compiles_nothing() -> None:
 
 def test_a_decision_of_before_is_compiled_only_where_the_run_is_long_enough() -> None:
     long, _ = searched(problem(), {"fused": 1.2, "loss": 1.5})
-    short = for_steps(long, 500)
+    short = for_steps(long, 500, 32)
     assert short.changes == {"optimizer_implementation": "fused"} and short.uncompiled is None
     # And the other way round: what was too short then.
-    assert for_steps(short, 100_000).changes == long.changes
-    assert for_steps(long, None).changes == short.changes
+    assert for_steps(short, 100_000, 32).changes == long.changes
+    assert for_steps(long, None, 32).changes == short.changes
+
+
+def test_what_a_short_run_left_out_is_compiled_for_a_long_one() -> None:
+    setting = msgspec.structs.replace(SETTING, num_steps=500)
+    tried, skipped = candidates(setting, PROFILE, "default")
+    few = problem(
+        candidates=tuple(one for one in tried if one.axis == "optimizer"), skipped=skipped,
+        num_steps=500,
+    )  # fmt: skip
+    gains = {"fused": 1.2, "loss": 1.5, "both": 1.4}
+    short, _ = searched(few, gains)
+    assert short.changes == {"optimizer_implementation": "fused"}
+    long, trials = searched(left_to_compile(problem(), short), gains)
+    assert {one.candidate.axis for one in trials} == {AXIS}
+    assert long.changes == {"optimizer_implementation": "fused", **CODE}
+    assert "500 steps" not in " ".join(one.reason for one in long.skipped)
+    # And that once.
+    again, trials = searched(left_to_compile(problem(), uncompiled(long)), gains)
+    assert not trials and again.changes == long.changes
 
 
 # On a GPU, with steps in CUDA graphs.

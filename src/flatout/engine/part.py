@@ -106,6 +106,11 @@ class Keeping:
         places = torch.linspace(0, len(self._dataset) - 1, self.size)
         return Part(dataset=self._dataset, indices=places.round().long().tolist())
 
+    def is_read_once(self, num_steps: int | None) -> bool:
+        """Whether few samples are read again in a run of so many steps; None is a long one."""
+        two_epochs = 2 * len(self._dataset) / self._batch_size
+        return num_steps is not None and num_steps < two_epochs
+
     def told(self, num_steps: int | None) -> Cache:
         """What it means, in numbers, or why it cannot be.
 
@@ -113,7 +118,7 @@ class Keeping:
             num_steps: of the run; None where nobody knows.
         """
         num_samples = len(self._dataset)
-        if num_steps is not None and num_steps < 2 * num_samples / self._batch_size:
+        if self.is_read_once(num_steps):
             return Cache(problem="the run has less than two epochs: few samples are read again")
         try:
             num_bytes = self.caching.num_bytes

@@ -26,30 +26,30 @@ from flatout.engine.watch import StopRequest
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.lines import Event, Profiled, Tried, Trying, Tuned
 from flatout.nouns.recipe import Choice, Recipe
-from flatout.nouns.tuning import Candidate, Decision, Interval, Known, Profile, Result, Trial, Wish
+from flatout.nouns.tuning import (
+    Candidate,
+    Decision,
+    Interval,
+    Known,
+    Profile,
+    Result,
+    Setting,
+    Trial,
+    Wish,
+)  # fmt: skip
 from flatout.system import recipes
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.free_memory import free_memory_bytes
+from flatout.tune.budget import budget_of, full_s, is_too_short
 from flatout.tune.cache import cache_key, is_of_use, still_holds
 from flatout.tune.candidates import base_candidate, candidates
+from flatout.tune.compiled_trials import left_to_compile
 from flatout.tune.compiling import FIELDS as COMPILED_FIELDS
 from flatout.tune.compiling import for_steps, uncompiled
 from flatout.tune.data_paths import LEAST_SHARE
 from flatout.tune.memory import loop_name, unless_moved
 from flatout.tune.problem import Problem
 from flatout.tune.search import is_faster, next_move, priced
-
-# A search that was asked for may take this long, or as long as these many plain steps: with
-# loading, a minute.
-_FULL_S = 54.0
-_FULL_STEPS = 12
-
-# A run shorter than this is over before a search has paid; of a longer one, it may take this much.
-_SHORT_RUN_S = 60.0
-_SHARE_OF_RUN = 0.03
-
-# One comparison of slow updates makes nine of them: of a run with fewer than this, more than that.
-_LEAST_STEPS = 300
 
 _PROBE_S = 0.5
 _PROBES = 2
@@ -103,18 +103,19 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     identity = {
         **contest.contestants.identity(search.wish.numerics), "has_processes": has_processes
     }  # fmt: skip
-    batch_size = contest.contestants.setting.batch_size
     key = cache_key(identity)
     known = recipes.recall(key)
-    if known is not None and is_of_use(known, search.wish) and _holds(contest, known):
-        held = for_steps(known.decision, search.num_steps)
-        decision = priced(held, elapsed_s() - began_s, batch_size)
-        _tell_end(search, decision, is_from_cache=True)
-        return _recipe(contest, decision)
-    if _is_too_few(search):
+    if (
+        known is not None
+        and is_of_use(known, search.wish)
+        and not _is_outgrown(known, search, contest)
+        and _holds(contest, known)
+    ):
+        return _recipe(contest, _decision_again(search, contest, (key, known), began_s))
+    if is_too_short(search.wish, search.num_steps):
         return None
     step_s, trace = contest.plain_step()
-    budget_s = _budget_s(search, step_s)
+    budget_s = budget_of(search.wish, search.num_steps, step_s)
     if budget_s is None:
         is_short_of_memory = bool(contest.contestants.setting.baseline)
         return contest.contestants.default_recipe() if is_short_of_memory else None
@@ -130,18 +131,70 @@ def _tuned_recipe(search: Search) -> Recipe | None:
         _tell_end(search, decision, is_from_cache=False)
         return contest.contestants.default_recipe()
     probe = None if uncompiled(decision).is_plain else seen or _probe(contest, decision)
-    decision = priced(decision, elapsed_s() - began_s, batch_size)
+    decision = priced(decision, elapsed_s() - began_s, contest.contestants.setting.batch_size)
     known = Known(
         identity=identity,
         decided_at=now_s(),
         budget_s=budget_s,
-        is_thorough=budget_s >= _full_s(step_s),
+        is_thorough=budget_s >= full_s(step_s),
         decision=decision,
         probe=probe,
+        profile=profile,
+        is_read_once=_is_read_once(contest, search.num_steps),
     )
     recipes.keep(key, known)
     _tell_end(search, decision, is_from_cache=False)
     return _recipe(contest, decision)
+
+
+def _is_read_once(contest: Contest, num_steps: int | None) -> bool:
+    keeping = contest.contestants.keeping
+    return keeping is not None and keeping.is_read_once(num_steps)
+
+
+def _is_outgrown(known: Known, search: Search, contest: Contest) -> bool:
+    """Whether keeping samples was not tried for a short run, and a search as long as that one may
+    be made for this run, which reads them again.
+    """
+    if not known.is_read_once or _is_read_once(contest, search.num_steps):
+        return False
+    budget_s = _budget_again_s(search, known)
+    return budget_s is not None and budget_s >= known.budget_s
+
+
+def _budget_again_s(search: Search, known: Known) -> float | None:
+    """What a search may take where something is known; None where there is to be none."""
+    if known.profile is None or is_too_short(search.wish, search.num_steps):
+        return None
+    return budget_of(search.wish, search.num_steps, known.profile.step_s)
+
+
+def _decision_again(
+    search: Search, contest: Contest, found: tuple[str, Known], began_s: float
+) -> Decision:
+    """What was found before, for this run: with what is compiled where that pays in it.
+
+    What the search before had no reason or no time to compile is tried now, if this one has.
+    """
+    key, known = found
+    batch_size = contest.contestants.setting.batch_size
+    decision = for_steps(known.decision, search.num_steps, batch_size)
+    budget_s, is_from_cache = _budget_again_s(search, known), True
+    if budget_s is not None and known.profile is not None:
+        setting = _setting(search, contest)
+        time_s = budget_s, elapsed_s() - began_s
+        problem = _problem(search, setting, known.profile, time_s)
+        problem = left_to_compile(problem, uncompiled(decision))
+        is_from_cache = isinstance(next_move(problem, []), Decision)
+        if not is_from_cache:
+            _tell_profile(search, problem)
+        decision, _ = _searched(search, contest, problem)
+    if not is_from_cache:
+        known = msgspec.structs.replace(known, decided_at=now_s(), decision=decision)
+        recipes.keep(key, known)
+    decision = priced(decision, elapsed_s() - began_s, batch_size)
+    _tell_end(search, decision, is_from_cache=is_from_cache)
+    return decision
 
 
 def _tell_end(search: Search, decision: Decision, *, is_from_cache: bool) -> None:
@@ -156,29 +209,9 @@ def _tell_end(search: Search, decision: Decision, *, is_from_cache: bool) -> Non
     )
 
 
-def _is_too_few(search: Search) -> bool:
-    """Whether even the first look could cost a run more than a search may."""
-    is_asked_for = search.wish.mode == "full" or search.wish.budget_s is not None
-    return not is_asked_for and (search.num_steps or 0) < _LEAST_STEPS
-
-
-def _budget_s(search: Search, step_s: float) -> float | None:
-    """What the search may take; None where it cannot pay."""
-    if search.wish.budget_s is not None:
-        return search.wish.budget_s
-    if search.wish.mode == "full":
-        return _full_s(step_s)
-    run_s = (search.num_steps or 0) * step_s
-    return _SHARE_OF_RUN * run_s if run_s >= _SHORT_RUN_S else None
-
-
 def _has_memory_for_pairs() -> bool:
     """Whether two more processes like this one fit into main memory: each reads its own data."""
     return free_memory_bytes() > 2 * int(psutil.Process().memory_info().rss)
-
-
-def _full_s(step_s: float) -> float:
-    return max(_FULL_S, _FULL_STEPS * step_s)
 
 
 def _holds(contest: Contest, known: Known) -> bool:
@@ -213,17 +246,30 @@ def _decision(
 
     time_s: what the search may take, and what of it is over.
     """
-    budget_s, spent_s = time_s
-    can_start = search.folder is not None and _has_memory_for_pairs()
-    setting = msgspec.structs.replace(
-        contest.contestants.setting, has_processes=can_start, num_steps=search.num_steps
-    )
+    setting = _setting(search, contest)
     keeping = contest.contestants.keeping
     if keeping is not None and profile.shares.get("data", 0.0) >= LEAST_SHARE:
         # Some samples are read for it.
         setting = msgspec.structs.replace(setting, cache=keeping.told(search.num_steps))
+    problem = _problem(search, setting, profile, time_s)
+    _tell_profile(search, problem)
+    decision, history = _searched(search, contest, problem)
+    return decision, _seen_here(uncompiled(decision), history)
+
+
+def _setting(search: Search, contest: Contest) -> Setting:
+    can_start = search.folder is not None and _has_memory_for_pairs()
+    return msgspec.structs.replace(
+        contest.contestants.setting, has_processes=can_start, num_steps=search.num_steps
+    )
+
+
+def _problem(
+    search: Search, setting: Setting, profile: Profile, time_s: tuple[float, float]
+) -> Problem:
+    budget_s, spent_s = time_s
     tried, skipped = candidates(setting, profile, search.wish.numerics)
-    problem = Problem(
+    return Problem(
         base=base_candidate(setting),
         candidates=tried,
         skipped=skipped,
@@ -233,20 +279,27 @@ def _decision(
         # A search that is asked for without a budget takes what one trial takes.
         is_bound=search.wish.budget_s is not None or search.wish.mode == "auto",
         batch_size=setting.batch_size,
-        can_start=can_start,
+        can_start=setting.has_processes,
         plain_name=loop_name(setting.baseline, setting.batch_size),
         baseline=setting.baseline,
         num_steps=search.num_steps,
     )
+
+
+def _tell_profile(search: Search, problem: Problem) -> None:
     search.tell(
         Profiled(
             at=now_s(),
             step=0,
-            profile=profile,
-            num_candidates=len(tried),
+            profile=problem.profile,
+            num_candidates=len(problem.candidates),
             budget_s=problem.budget_s,
         )
     )
+
+
+def _searched(search: Search, contest: Contest, problem: Problem) -> tuple[Decision, list[Result]]:
+    """Carries out trials until it is decided."""
     history: list[Result] = []
     while isinstance(move := next_move(problem, history), Trial):
         if search.request.reason is not None:
@@ -255,7 +308,7 @@ def _decision(
         result = _carried_out(move, contest, search, problem)
         search.tell(Tried(at=now_s(), step=0, result=result))
         history.append(result)
-    return move, _seen_here(uncompiled(move), history)
+    return move, history
 
 
 def _seen_here(decision: Decision, history: Sequence[Result]) -> Interval | None:

@@ -291,6 +291,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     identity: what must be the same for it to hold. decided_at: seconds since the epoch, UTC.
     budget_s: what the search might take. is_thorough: that is what a full one takes, or more.
     probe: the speed-up as a short probe saw it then; later ones are compared with it.
+    profile: of a plain step; None where it was not kept. is_read_once: in the run that was searched
+        for each sample was read once, so keeping samples was not tried.
     """
 
     identity: dict[str, Any]
@@ -299,3 +301,5 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float = 0.0
     decision: Decision
     probe: Interval | None = None
+    profile: Profile | None = None
+    is_read_once: bool = False

@@ -10,7 +10,7 @@ import msgspec
 
 from flatout.nouns.tuning import Candidate, Decision, Result, Skip, Trial
 from flatout.nouns.units import seconds_text
-from flatout.tune.compiling import trial_s, with_best, with_payback
+from flatout.tune.compiling import AXIS, trial_s, with_best, with_payback
 from flatout.tune.problem import Problem
 
 _Found = tuple[list[Result], list[Skip]]
@@ -36,7 +36,22 @@ def compiled_moves(problem: Problem, decision: Decision) -> Generator[Trial, Res
         skipped=(*decision.skipped, *skipped),
         search_s=decision.search_s + sum(one.cost_s for one in found),
     )
-    return with_best(whole)
+    return with_best(whole, problem.batch_size)
+
+
+def left_to_compile(problem: Problem, decision: Decision) -> Problem:
+    """What is compiled alone, on top of a decision of before that has no result of it.
+
+    Args:
+        problem: of the run that is to be made faster now.
+        decision: of a search for another run, before anything was compiled on top of it.
+    """
+    tried = {one.trial.candidate.name for one in (*decision.lost, *decision.refused)}
+    candidates = [one for one in problem.candidates if one.is_compiled and one.name not in tried]
+    skipped = [one for one in decision.skipped if one.axis != AXIS]
+    skipped += [one for one in problem.skipped if one.axis == AXIS]
+    decided = msgspec.structs.replace(decision, skipped=tuple(skipped), search_s=0.0)
+    return msgspec.structs.replace(problem, candidates=tuple(candidates), decided=decided)
 
 
 def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _Found]:
@@ -54,7 +69,8 @@ def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _
     while waiting:
         candidate = waiting.popleft()
         left_s = problem.budget_s - decision.search_s - sum(one.cost_s for one in found)
-        reason = _why_in_vain(candidate, problem.base.changes, before, found)
+        results = (*decision.lost, *found)
+        reason = _why_in_vain(candidate, problem.base.changes, before, results)
         if reason is None and needed_s > left_s:
             reason = _no_time(problem.budget_s, needed_s)
         if reason is not None:
@@ -87,7 +103,7 @@ def _why_in_vain(
     candidate: Candidate,
     base: Mapping[str, Any],
     before: Mapping[str, Any],
-    found: Sequence[Result],
+    results: Sequence[Result],
 ) -> str | None:
     """Why nothing is left to try here; None if there is.
 
@@ -95,7 +111,7 @@ def _why_in_vain(
         candidate: something compiled.
         base: recipe fields of flatout's own loop, with those that the person has set.
         before: of what was decided.
-        found: what came of others.
+        results: what came of others.
     """
     capture = candidate.changes.get("capture")
     is_bare = capture == "off" or candidate.changes["compiled"] != "loss"
@@ -105,7 +121,7 @@ def _why_in_vain(
         return None
     if before.get("capture") == "step":
         return "the step is in a CUDA graph already, and what is compiled is tried in it"
-    if any(_rule(result) == "compiling-failed" for result in found):
+    if any(_rule(result) == "compiling-failed" for result in results):
         return "it could not be compiled without a CUDA graph either"
     return None
 

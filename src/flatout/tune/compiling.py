@@ -154,7 +154,7 @@ def on_top(decision: Decision, result: Result) -> Decision:
             middle=before.middle * gain.middle, low=before.low * gain.low,
             high=before.high * gain.high,
         )  # fmt: skip
-    below = decision.rungs[:1] if decision.is_plain else decision.rungs
+    below = _below(decision)
     rung = Rung(
         name=trial.candidate.name,
         changes=trial.changes if decision.is_plain else trial.candidate.changes,
@@ -178,11 +178,11 @@ def uncompiled(decision: Decision) -> Decision:
     return decision.uncompiled or decision
 
 
-def for_steps(decision: Decision, num_steps: int | None) -> Decision:
+def for_steps(decision: Decision, num_steps: int | None, batch_size: int) -> Decision:
     """A decision of before, for a run of so many steps: compiled only where that pays in it."""
     before = uncompiled(decision)
     lost = tuple(_for_steps(result, num_steps or 0) for result in before.lost)
-    return with_best(msgspec.structs.replace(before, lost=lost))
+    return with_best(msgspec.structs.replace(before, lost=lost), batch_size)
 
 
 def _for_steps(result: Result, num_steps: int) -> Result:
@@ -192,12 +192,22 @@ def _for_steps(result: Result, num_steps: int) -> Result:
     return msgspec.structs.replace(result, payback=payback)
 
 
-def with_best(decision: Decision) -> Decision:
-    """The decision with the fastest of its compiled candidates on top, if one has won."""
+def with_best(decision: Decision, batch_size: int) -> Decision:
+    """The decision with that on top, of what is compiled and has won, that ends the run first."""
     won = [result for result in decision.lost if is_won(result)]
-    best = max(won, key=_gain, default=None)
-    return on_top(decision, best) if best is not None else decision
+    if not won:
+        return decision
+    step_s = batch_size / _below(decision)[-1].samples_per_s
+    return on_top(decision, min(won, key=lambda result: _run_s(result, step_s)))
 
 
-def _gain(result: Result) -> float:
-    return result.speedup.middle if result.speedup is not None else 0.0
+def _below(decision: Decision) -> tuple[Rung, ...]:
+    """The rungs below what is compiled; the last one is what it is compared with."""
+    return decision.rungs[:1] if decision.is_plain else decision.rungs
+
+
+def _run_s(result: Result, step_s: float) -> float:
+    """What a run takes, compiling included; step_s: a step that is not compiled."""
+    gain, payback = result.speedup, result.payback
+    assert gain is not None and payback is not None, "it has won"
+    return payback.compile_s + payback.num_steps * step_s / gain.middle

@@ -48,6 +48,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     can_start: other processes can load the experiment; a notebook's exists only there.
     plain_name, baseline: of the plain loop, and what it needs to fit into the memory.
     num_steps: of the run that is to be made faster; None where nobody knows.
+    decided: by a search before, as far as nothing is compiled; None where that is to be decided.
     """
 
     base: Candidate
@@ -62,6 +63,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     plain_name: str = "plain loop"
     baseline: dict[str, Any] = {}
     num_steps: int | None = None
+    decided: Decision | None = None
 
     @property
     def limit_s(self) -> float:

@@ -69,7 +69,7 @@ def next_move(problem: Problem, history: Sequence[Result]) -> Trial | Decision:
 
 def _moves(problem: Problem) -> Generator[Trial, Result, Decision]:
     """Every trial in turn; the decision is what is returned at the end."""
-    decision: Decision = yield from _Search(problem).moves()
+    decision = problem.decided or (yield from _Search(problem).moves())
     if decision.has_measured:
         # Last, for it takes longer than all else together; and on top of what is known by then.
         decision = yield from compiled_moves(problem, decision)
