@@ -31,7 +31,7 @@ from flatout.engine.transfer import Transfer
 from flatout.engine.watch import TERMINATED, StoppedEarly, StopRequest
 from flatout.nouns.finding import Finding
 from flatout.system.clock import elapsed_s
-from flatout.system.keepalive import notice_cuts
+from flatout.system.keepalive import CutWatch
 
 T = TypeVar("T")
 
@@ -57,6 +57,7 @@ class Connection:
         self._run = run
         self._notices: Notices | None = None
         self._patience: Patience | None = None
+        self._cut_watch: CutWatch | None = None
         self._table: _Table | None = None
         # Every rank has been to as many meetings as the others.
         self.num_met = 0
@@ -91,7 +92,7 @@ class Connection:
         if wrong is not None:
             raise wrong
         self._call(lambda: self._connect(named, timedelta(seconds=place.limit_s)))
-        notice_cuts(min(_CUT_LIMIT_S, place.limit_s))
+        self._cut_watch = CutWatch(min(_CUT_LIMIT_S, place.limit_s))
         self._patience.begin(tell)
 
     def _met(self, tell: Callable[[Finding], None], request: StopRequest) -> list[bytes]:
@@ -135,6 +136,8 @@ class Connection:
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
+        if self._cut_watch is not None:
+            self._cut_watch.end()
 
     def numbers(self, own: list[float]) -> list[tuple[float, ...]]:
         """The same few numbers of every rank, by rank."""

@@ -1,8 +1,13 @@
 """Connections of this process that end by themselves when their other end cannot be reached.
 
 Where a network is cut, nothing arrives any more, and nobody says so: whoever waits for an answer
-waits until he loses patience. The kernel can ask instead, and give up. A peer that is merely slow,
-or stopped, is answered for by its kernel, and is waited for.
+waits until he loses patience. Where nothing is under way, the kernel can ask, and give up. What is
+under way it sends again, for a quarter of an hour; its own limit for that, TCP_USER_TIMEOUT, would
+also end the connection to a process that reads nothing for so long. So it is looked here for how
+often the kernel has asked or sent in vain. A peer that is merely slow, or stopped, is answered for
+by its kernel, and is waited for.
+
+Source: man 7 tcp, of TCP_KEEPIDLE, TCP_USER_TIMEOUT, tcp_retries2 and TCP_INFO.
 """
 
 from __future__ import annotations
@@ -11,48 +16,93 @@ import contextlib
 import os
 import socket
 import stat
+import sys
+import threading
 from collections.abc import Iterator
+
+from flatout.system.clock import elapsed_s
 
 # What Linux and macOS show of a process's open files; Windows has nothing of the kind.
 _OPEN_FILES = "/dev/fd"
 _ASKED_TIMES = 6
 
+# Where tcp_info of linux/tcp.h has what was sent again, and what was asked, without an answer; and
+# how often is more than chance.
+_RETRANSMITS, _PROBES, _INFO_BYTES = 2, 3, 8
+_IN_VAIN = 2
 
-def notice_cuts(limit_s: float) -> int:
-    """Has the kernel end each TCP connection of this process that leads nowhere for so long.
 
-    Source: man 7 tcp, of TCP_KEEPIDLE and TCP_USER_TIMEOUT. The first is about a connection on
-    which nothing is under way, the second about one on which something is.
+class CutWatch:
+    """Ends those TCP connections of this process that lead nowhere.
+
+    Only those that there are when it is made, whoever has made them; not under Windows, and on
+    macOS only while nothing is under way.
+
+    num_connections: how many there are.
 
     Args:
         limit_s: how long the other end may not be reached.
-
-    Returns:
-        How many connections there are.
     """
-    every_s = max(1, round(limit_s / (2 * _ASKED_TIMES)))
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._is_over = threading.Event()
+        self._found: set[int] = set()
+        # Since when it is so, by the connection.
+        self._in_vain_s: dict[int, float] = {}
+        for inode, one in _connections():
+            self._found.add(inode)
+            _ask_when_idle(one, limit_s)
+        self.num_connections = len(self._found)
+        if sys.platform == "linux":
+            threading.Thread(target=self._watch, name="cut watch", daemon=True).start()
+
+    def end(self) -> None:
+        """Watches no more."""
+        self._is_over.set()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(self._limit_s / (2 * _ASKED_TIMES)):
+            for inode, one in _connections():
+                # It may be closed meanwhile.
+                with contextlib.suppress(OSError):
+                    if inode in self._found and self._is_cut(inode, one):
+                        one.shutdown(socket.SHUT_RDWR)
+
+    def _is_cut(self, inode: int, one: socket.socket) -> bool:
+        if not _is_in_vain(one):
+            self._in_vain_s.pop(inode, None)
+            return False
+        return elapsed_s() - self._in_vain_s.setdefault(inode, elapsed_s()) >= self._limit_s
+
+
+def _is_in_vain(one: socket.socket) -> bool:
+    """Whether what was sent, or the kernel's question whether it may, is not acknowledged."""
+    if sys.platform != "linux":
+        return False
+    info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    return max(info[_RETRANSMITS], info[_PROBES]) >= _IN_VAIN
+
+
+def _ask_when_idle(one: socket.socket, limit_s: float) -> None:
+    """Has the kernel end a connection that is idle, and whose other end does not answer."""
     options = {
         "TCP_KEEPIDLE": max(1, round(limit_s / 2)),
         "TCP_KEEPALIVE": max(1, round(limit_s / 2)),  # As macOS calls it.
-        "TCP_KEEPINTVL": every_s,
+        "TCP_KEEPINTVL": max(1, round(limit_s / (2 * _ASKED_TIMES))),
         "TCP_KEEPCNT": _ASKED_TIMES,
-        "TCP_USER_TIMEOUT": round(limit_s * 1000),
     }
-    numbers = {getattr(socket, name, None): value for name, value in options.items()}
-    count = 0
-    for one in _connections():
-        count += 1
-        # Something that is like TCP may lack an option of it.
-        with contextlib.suppress(OSError):
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for number, value in numbers.items():
-                if number is not None:
-                    one.setsockopt(socket.IPPROTO_TCP, number, value)
-    return count
+    # Something that is like TCP may lack an option of it.
+    with contextlib.suppress(OSError):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            number = getattr(socket, name, None)
+            if number is not None:
+                one.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
-def _connections() -> Iterator[socket.socket]:
-    """This process's TCP sockets, whoever has made them, each under a number of its own."""
+def _connections() -> Iterator[tuple[int, socket.socket]]:
+    """This process's TCP sockets, each by its inode, and under a number of its own."""
     try:
         names = os.listdir(_OPEN_FILES)
     except OSError:
@@ -60,9 +110,18 @@ def _connections() -> Iterator[socket.socket]:
     for name in names:
         # The listing's own number is gone by now.
         with contextlib.suppress(OSError):
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as one:
-                is_internet = one.family in (socket.AF_INET, socket.AF_INET6)
-                if is_internet and one.type == socket.SOCK_STREAM:
-                    yield one
+            # Not of a file: to close another number of it could give up its locks.
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with _socket_of(os.dup(int(name))) as one:
+                    is_internet = one.family in (socket.AF_INET, socket.AF_INET6)
+                    if is_internet and one.type == socket.SOCK_STREAM:
+                        yield os.fstat(one.fileno()).st_ino, one
+
+
+def _socket_of(number: int) -> socket.socket:
+    try:
+        return socket.socket(fileno=number)
+    except OSError:
+        # Somebody has closed the socket meanwhile, and opened something else.
+        os.close(number)
+        raise
