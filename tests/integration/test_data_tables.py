@@ -119,6 +119,12 @@ BAD_CSV: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "no column `m`": (ROWS, {"columns": ["x", "m"]}, "column-not-found"),
     "two columns `x`": (ROWS, {"columns": ["x", "x"]}, "column-of-unknown-kind"),
     "'none' for the column `n`": (ROWS, {"fill": {"n": "none"}}, "bad-data-option"),
+    "None for the column `n`": (ROWS, {"fill": {"n": None}}, "bad-data-option"),
+    "None for the column `colour`, which is of texts": (
+        ROWS, {"fill": {"n": 0, "colour": None}}, "bad-data-option",
+    ),
+    "1000000": (ROWS, {"fill": {"n": 10**400}}, "bad-data-option"),
+    "`fill` is a int": (ROWS, {"fill": 0}, "bad-data-option"),
     "the value 'blue'": (
         ROWS, {"columns": ["colour"], "vocabularies": {"colour": ["red"]}}, "unknown-category",
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -138,6 +139,8 @@ def columns_of(wanted: Wanted, schema: Arrow, read: Callable[[str], Iterable[Arr
     Raises:
         UsageError: column-not-found, column-of-unknown-kind, bad-data-option.
     """
+    _check_by_column("fill", wanted.fill)
+    _check_by_column("vocabularies", wanted.vocabularies)
     chosen = _chosen(wanted, list(schema.names))
     given = {name: tuple(values or ()) for name, values in (wanted.vocabularies or {}).items()}
     fill = dict(wanted.fill or {})
@@ -147,12 +150,8 @@ def columns_of(wanted: Wanted, schema: Arrow, read: Callable[[str], Iterable[Arr
         for name in [*chosen, *targets]
     }
     for name, value in fill.items():
-        if kinds.get(name) == "number" and isinstance(value, str):
-            raise UsageError(
-                "bad-data-option",
-                f"`fill` has {value!r} for the column `{name}`, which is of numbers.",
-                fix="give a number",
-            )
+        if name in kinds:
+            _check_fill(name, value, is_number=kinds[name] == "number")
     with readable(wanted.name):
         vocabularies = {
             name: given.get(name) or _values(name, wanted, read(name), is_asked_for=name in given)
@@ -167,6 +166,35 @@ def columns_of(wanted: Wanted, schema: Arrow, read: Callable[[str], Iterable[Arr
         vocabularies=vocabularies,
         fill=fill,
     )
+
+
+def _check_by_column(option: str, value: Any) -> None:
+    if value is not None and not isinstance(value, Mapping):
+        raise UsageError(
+            "bad-data-option",
+            f"`{option}` is a {type(value).__name__}, and tells nothing of single columns.",
+            fix=f"name the columns: {option}={{'COLUMN': ...}}",
+        )
+
+
+def _check_fill(name: str, value: Any, *, is_number: bool) -> None:
+    if not _is_real(value) and (is_number or not isinstance(value, str)):
+        kind = "number" if is_number else "text"
+        raise UsageError(
+            "bad-data-option",
+            f"`fill` has {value!r:.60} for the column `{name}`, which is of {kind}s.",
+            fix=f"give a {kind}",
+        )
+
+
+def _is_real(value: Any) -> bool:
+    if not isinstance(value, Real):
+        return False
+    try:
+        float(value)
+    except OverflowError:  # A whole number that fp64 has no room for.
+        return False
+    return True
 
 
 def _chosen(wanted: Wanted, names: list[str]) -> list[str]:
