@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +16,11 @@ import pytest
 
 from flatout import __version__
 from flatout.engine import ray_cluster
+from flatout.engine.ingest import crews
 from flatout.engine.launch.job import Lifeline
 from flatout.engine.launch.ray import _attend, own_variables, rank_bundles, refuse_unfit
 from flatout.engine.ray_cluster import Bundle, RayCluster, said
-from flatout.errors import UsageError
+from flatout.errors import RunFailed, UsageError
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Event, Failed
 from flatout.nouns.run import RunHeader
@@ -162,6 +165,61 @@ def test_ranks_that_hang_are_ended_before_ray_is_left(
     )
     assert codes == {0: 1, 1: -9, 2: -9}
     assert awaited[-1] == ["end 1", "end 2"]
+
+
+class AnyRay:
+    """A Ray that does at once whatever it is given. where: the addresses it was joined at."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self) -> None:
+        self.where: list[str] = []
+        self.num_left = 0
+
+    def init(self, address: str, **settings: Any) -> None:
+        assert settings["log_to_driver"] is False
+        self.where.append(address)
+
+    def shutdown(self) -> None:
+        self.num_left += 1
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 2.0}
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def remote(self, num_cpus: int) -> Any:
+        return lambda task: SimpleNamespace(remote=partial(partial, task))
+
+    def wait(self, waiting: list[Any]) -> tuple[list[Any], list[Any]]:
+        return waiting[:1], waiting[1:]
+
+    def get(self, call: Any) -> Any:
+        return call()
+
+
+def test_ingestion_joins_ray_like_everybody_and_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = AnyRay()
+    monkeypatch.setattr(ray_cluster, "ray_module", lambda: ray)
+    monkeypatch.setattr(crews, "carry_out", lambda job, piece: (job, piece))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    work: Any = ("job", ["a", "b"])
+
+    def carried_out(address: str | None) -> list[Any]:
+        return list(crews.carry_out_all(*work, "ray", 2, address))
+
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        place = f"127.0.0.1:{head.getsockname()[1]}"
+        assert carried_out(place) == [("job", "a"), ("job", "b")]
+        # By itself it begins a Ray of its own, and joins none that happens to run here.
+        assert len(carried_out(None)) == 2
+        monkeypatch.setenv("RAY_ADDRESS", place)
+        carried_out(None)
+    assert ray.where == [place, "local", place] and ray.num_left == 3
+    with pytest.raises(RunFailed, match=f"no Ray answers at {place}") as told:
+        carried_out(None)
+    assert told.value.rule == "scheduler-not-reachable" and len(ray.where) == 3
 
 
 def test_what_ray_says_is_one_line() -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
 
+from flatout.engine.knocking import knock
 from flatout.errors import RunFailed, UsageError
 from flatout.system import clock
 from flatout.system.variables import head_address
@@ -23,7 +22,6 @@ Bundle = dict[str, float]
 
 # For nodes to have room, and for their processes to start and to answer.
 PLACE_LIMIT_S = 60.0
-_KNOCK_LIMIT_S = 20.0
 _COUNTED_EVERY_S = 5.0
 # The line of a traceback that says what was raised.
 _RAISED = re.compile(r"[A-Za-z_.]*(Error|Exception|Exit|Interrupt)\b.*")
@@ -133,17 +131,42 @@ def join(address: str | None = None) -> RayCluster:
     where = address or head_address("ray")
     try:
         if where:
-            _knock(where)
-        ray.init(address=where or "auto", log_to_driver=False, logging_level="ERROR")
+            knock(where)
+        _init(ray, {"address": where or "auto"})
     except Exception as error:  # Ray has several for a head that is not there.
         raise RunFailed(
             "scheduler-not-reachable",
             f"no Ray answers at {where}." if where else "no Ray runs here.",
             because=said(error),
-            fix="start one (ray start --head), or name its head: RAY_ADDRESS=HOST:6379; or make a "
+            fix="check the address (RAY_ADDRESS; flatout ingest: --address), and that its head runs"
+            if where
+            else "start one (ray start --head), or name its head: RAY_ADDRESS=HOST:6379; or make a "
             "cluster of containers: flatout cluster init",
         ) from error
     return RayCluster(ray)
+
+
+def begin(num_cpus: int) -> RayCluster:
+    """A Ray of this process's own, with so many CPUs, whether or not another one runs here.
+
+    Raises:
+        UsageError: ray-not-installed; RunFailed: scheduler-not-reachable.
+    """
+    ray = ray_module()
+    try:
+        _init(ray, {"address": "local", "num_cpus": num_cpus, "include_dashboard": False})
+    except Exception as error:
+        raise RunFailed(
+            "scheduler-not-reachable",
+            "Ray could not be started.",
+            because=said(error),
+            fix="look into what it printed; or do it without Ray: --on local",
+        ) from error
+    return RayCluster(ray)
+
+
+def _init(ray: Any, settings: dict[str, Any]) -> None:
+    ray.init(log_to_driver=False, logging_level="ERROR", **settings)
 
 
 def ray_module() -> Any:
@@ -162,7 +185,7 @@ def ray_module() -> Any:
             "ray-not-installed",
             "there is no Ray in the environment that is to use it.",
             because=str(error),
-            fix="pip install 'flatout[ray]' there, or hand the training to a cluster that has it: "
+            fix="pip install 'flatout[ray]' there, or hand the work to a cluster that has it: "
             "--on cluster",
         ) from error
     return ray
@@ -173,10 +196,3 @@ def said(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if _RAISED.fullmatch(line)]
     return (raised or lines or [""])[-1 if raised else 0][:200] or type(error).__name__
-
-
-def _knock(address: str) -> None:
-    """Fails soon where nobody listens: Ray tries for minutes and says nothing."""
-    place = urlsplit(address if "://" in address else f"//{address}")
-    if place.hostname and place.port:
-        socket.create_connection((place.hostname, place.port), _KNOCK_LIMIT_S).close()

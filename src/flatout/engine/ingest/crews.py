@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
-from urllib.parse import urlsplit
 
 from flatout.engine.data_files import library
 from flatout.engine.ingest.work import Failure, carry_out
+from flatout.engine.knocking import knock
+from flatout.engine.ray_cluster import begin, join
 from flatout.errors import RunFailed
 from flatout.nouns.ingestion import Crew, Job, Piece, PieceDone
 from flatout.system.clock import elapsed_s, sleep_s
@@ -21,7 +21,7 @@ from flatout.system.variables import head_address
 
 Done = PieceDone | Failure
 
-# How long a scheduler may take to answer.
+# How long Dask's scheduler may take to answer.
 _CONNECT_LIMIT_S = 20
 _ASKED_EVERY_S = 0.5
 # And for a worker to come that the work can be given to.
@@ -34,7 +34,7 @@ def carry_out_all(
     """What becomes of each piece, as they are done.
 
     Raises:
-        UsageError: data-package-not-installed.
+        UsageError: data-package-not-installed, ray-not-installed.
         RunFailed: scheduler-not-reachable, ingest-workers-missing, ingest-worker-died.
     """
     count = max(1, min(workers or os.cpu_count() or 1, len(pieces)))
@@ -62,14 +62,9 @@ def _here(job: Job, pieces: Sequence[Piece], count: int) -> Iterator[Done]:
 
 
 def _on_ray(job: Job, pieces: Sequence[Piece], count: int, address: str | None) -> Iterator[Done]:
-    ray = library("ray", package="Ray", extra="ray")
     where = address or head_address("ray")
-    given: dict[str, Any] = {"address": where or "local"}
-    if not where:
-        # A Ray of its own, whether or not another one runs on this machine.
-        given |= {"num_cpus": count, "include_dashboard": False}
-    _connect("Ray", where, lambda: ray.init(log_to_driver=False, logging_level="error", **given))
-    try:
+    with join(where) if where else begin(count) as cluster:
+        ray = cluster.ray
         _await_worker("Ray", lambda: ray.cluster_resources().get("CPU", 0) >= 1)
         task = ray.remote(num_cpus=1)(carry_out)
         told = ray.put(job)
@@ -81,17 +76,13 @@ def _on_ray(job: Job, pieces: Sequence[Piece], count: int, address: str | None) 
                     yield ray.get(one)
                 except ray.exceptions.RayError as error:
                     raise _died("ray", error) from error
-    finally:
-        ray.shutdown()
 
 
 def _on_dask(job: Job, pieces: Sequence[Piece], count: int, address: str | None) -> Iterator[Done]:
     distributed = library("distributed", package="Dask's distributed", extra="dask")
     where = address or head_address("dask")
     if where:
-        client = _connect(
-            "Dask", where, lambda: distributed.Client(where, timeout=_CONNECT_LIMIT_S)
-        )
+        client = _join_dask(distributed, where)
     else:
         client = distributed.Client(
             n_workers=count, threads_per_worker=1, dashboard_address=None, silence_logs=40
@@ -109,15 +100,14 @@ def _on_dask(job: Job, pieces: Sequence[Piece], count: int, address: str | None)
                 future.release()
 
 
-def _connect(name: str, address: str | None, connect: Callable[[], Any]) -> Any:
+def _join_dask(distributed: Any, address: str) -> Any:
     try:
-        if address:
-            _knock(address)
-        return connect()
-    except Exception as error:  # Each has errors of its own for an address where nobody answers.
+        knock(address)
+        return distributed.Client(address, timeout=_CONNECT_LIMIT_S)
+    except Exception as error:  # It has several for an address where nobody answers.
         raise RunFailed(
             "scheduler-not-reachable",
-            f"{name} does not answer at {address}." if address else f"{name} could not be started.",
+            f"Dask does not answer at {address}.",
             because=(str(error).splitlines() or [type(error).__name__])[0],
             fix="check the address (--address) and that its head is running; or use --on local",
         ) from error
@@ -135,13 +125,6 @@ def _await_worker(name: str, is_there: Callable[[], bool]) -> None:
                 fix="start workers (flatout cluster up), or ingest here: --on local",
             )
         sleep_s(_ASKED_EVERY_S)
-
-
-def _knock(address: str) -> None:
-    """Fails soon where nobody listens: Ray tries for minutes and says nothing."""
-    place = urlsplit(address if "://" in address else f"//{address}")
-    if place.hostname and place.port:
-        socket.create_connection((place.hostname, place.port), _CONNECT_LIMIT_S).close()
 
 
 def _died(on: Crew, error: Exception) -> RunFailed:
