@@ -25,7 +25,11 @@ CASES = Path(__file__).parents[1] / "cases" / "ranks"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LIMIT_S = 300.0
 Once = Callable[[str, Callable[[Path], None]], Path]
-NAMES = ("deep", "accumulated", "sentences", "skipping", "norms", "spread_norms", "own_step")
+NAMES = (
+    "deep", "accumulated", "sentences", "skipping", "norms", "spread_norms", "own_step",
+    # An optimizer each.
+    "adam", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop",
+)  # fmt: skip
 
 
 def _set_paths(setenv: Callable[[str, str], None], state: Path) -> None:
@@ -167,12 +171,17 @@ class Strided(nn.Module):
         self.weight = nn.Parameter(torch.zeros(3, 4).t())
 
 
+# Of newer versions of torch.
+MUON = getattr(torch.optim, "Muon", torch.optim.Adafactor)
+
+
 @pytest.mark.parametrize(
     ("model", "optimizer", "said"),
     [
         (Scaled(), torch.optim.SGD, "`scale` has no dimension"),
         (Strided(), torch.optim.SGD, "`weight` is not contiguous"),
         (nn.Linear(2, 2), torch.optim.Adafactor, "Adafactor may need a weight as a whole"),
+        (nn.Linear(2, 2, bias=False), MUON, f"{MUON.__name__} may need a weight as a whole"),
         (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half()), torch.optim.SGD, "several types"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -134,6 +136,12 @@ def own_step() -> Experiment:
     )
 
 
+def with_optimizer(make: Callable[[Any], torch.optim.Optimizer]) -> Experiment:
+    """Two epochs with another optimizer."""
+    # RAdam is another one from its sixth step on.
+    return dataclasses.replace(deep(), optimizer=make, generate=None, steps=6, validate_every=2)
+
+
 def unlike() -> Experiment:
     """Its ranks do not call the same blocks."""
 
@@ -159,5 +167,19 @@ SPREAD: dict[str, tuple[Callable[[], Experiment], dict[str, Any]]] = {
     "norms": (normed, {"batch_norm": "synchronized"}),
     "spread_norms": (normed, {**FULL, "batch_norm": "synchronized"}),
     "own_step": (own_step, {}),
+}
+# Each with what brings all of its state about.
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adam": lambda given: torch.optim.Adam(given, lr=0.01, weight_decay=0.1, amsgrad=True),
+    "nadam": lambda given: torch.optim.NAdam(given, lr=0.01, weight_decay=0.1),
+    "radam": lambda given: torch.optim.RAdam(given, lr=0.01, weight_decay=0.1),
+    "adamax": lambda given: torch.optim.Adamax(given, lr=0.01, weight_decay=0.1),
+    "adagrad": lambda given: torch.optim.Adagrad(given, lr=0.1, initial_accumulator_value=0.1),
+    "adadelta": lambda given: torch.optim.Adadelta(given, lr=1.0, weight_decay=0.1),
+    "rmsprop": lambda given: torch.optim.RMSprop(given, lr=0.01, momentum=0.9, centered=True),
+}
+SPREAD |= {
+    name: (partial(with_optimizer, make), {**FULL, "optimizer_implementation": form})
+    for (name, make), form in zip(OPTIMIZERS.items(), cycle(["own", "foreach"]), strict=False)
 }
 UNLIKE = {"unlike": (unlike, FULL)}
