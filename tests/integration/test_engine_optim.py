@@ -20,6 +20,7 @@ from flatout.engine.optim import (
     prepared_step,
     set_implementation,
 )
+from flatout.engine.optimizers import Optimizers
 from flatout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -241,6 +242,14 @@ def test_fused_is_not_chosen_when_its_kernels_cannot(
 def test_fused_is_possible_when_a_weight_is_transposed() -> None:
     assert can_be_fused(Adam(parameters()))
     assert not can_be_fused(torch.optim.RMSprop(parameters()))
+
+
+def test_an_optimizer_that_asks_for_the_loss_is_refused() -> None:
+    lbfgs = torch.optim.LBFGS(parameters())
+    for given in (lbfgs, {"mine": lbfgs}):
+        with pytest.raises(UsageError, match="LBFGS, whose step has the loss computed") as caught:
+            Optimizers(given)
+        assert caught.value.rule == "bad-experiment" and "AdamW" in str(caught.value.fix)
 
 
 def test_training_goes_on_when_part_of_the_model_is_used_late(

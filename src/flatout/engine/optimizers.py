@@ -51,8 +51,9 @@ class Optimizers:
                 )
             if isinstance(optimizer, torch.optim.LBFGS):
                 raise _bad(
-                    "LBFGS computes the loss several times in each step, which no recipe can do.",
-                    "use another optimizer",
+                    "`optimizer` returned LBFGS, whose step has the loss computed again.",
+                    "use another optimizer, such as torch.optim.AdamW",
+                    because="an optimizer is given gradients here, and cannot ask for a loss",
                 )
 
     @property
@@ -123,5 +124,5 @@ class Optimizers:
             match_layout(optimizer)
 
 
-def _bad(problem: str, fix: str) -> UsageError:
-    return UsageError("bad-experiment", problem, fix=fix)
+def _bad(problem: str, fix: str, because: str | None = None) -> UsageError:
+    return UsageError("bad-experiment", problem, because=because, fix=fix)
