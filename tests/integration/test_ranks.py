@@ -273,6 +273,11 @@ def test_launchers_of_two_nodes_meet(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert launchers(folder, range(1), free_port()) == [1]
     told = store.read_lines(folder.events, Event)[-1]
     assert isinstance(told, Failed) and told.finding.rule == "ranks-not-together"
+    # Or the port is another program's by now: flatout meets at another one.
+    with socket.create_server(("", 0)) as other:
+        assert launchers(folder, range(1), other.getsockname()[1]) == [1]
+    told = store.read_lines(folder.events, Event)[-1]
+    assert isinstance(told, Failed) and told.finding.rule == "rendezvous-port-taken"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")

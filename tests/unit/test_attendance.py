@@ -229,8 +229,12 @@ def test_ranks_are_started_again_where_one_was_lost(
     tmp_path: Path, code: int, lines: list[Any], changes: list[Change]
 ) -> None:
     attendance, starts = deserted(tmp_path, code, *lines)
-    list(follow(attendance, Interrupts()))
+    seen = [line for new in follow(attendance, Interrupts()) for line in new]
     assert starts == changes
+    # Why, where the run has told it itself, is said in one line.
+    notes = [line.finding.problem for line in seen if isinstance(line, Warned)]
+    why = [line.finding.problem for line in lines if isinstance(line, Failed)]
+    assert notes == [f"started again: {problem}" for problem in why]
 
 
 def test_ranks_that_somebody_has_asked_to_stop_are_not_started_again(tmp_path: Path) -> None:

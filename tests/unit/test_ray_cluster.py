@@ -17,6 +17,7 @@ import pytest
 from flatout import __version__
 from flatout.engine import ray_cluster
 from flatout.engine.ingest import crews
+from flatout.engine.launch import ray as launch_ray
 from flatout.engine.launch.job import Lifeline
 from flatout.engine.launch.ray import _attend, own_variables, rank_bundles, refuse_unfit
 from flatout.engine.ray_cluster import Bundle, RayCluster, said
@@ -220,6 +221,34 @@ def test_ingestion_joins_ray_like_everybody_and_leaves_it(monkeypatch: pytest.Mo
     with pytest.raises(RunFailed, match=f"no Ray answers at {place}") as told:
         carried_out(None)
     assert told.value.rule == "scheduler-not-reachable" and len(ray.where) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing can be handed on there")
+@pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"])
+def test_a_rank_of_rays_is_given_the_port_that_was_found_for_it(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    util = SimpleNamespace(get_node_ip_address=lambda: host)
+    monkeypatch.setattr(launch_ray, "ray_module", lambda: SimpleNamespace(util=util))
+    rank = launch_ray.Rank()
+    place = rank.meeting_place()
+    is_own = host == "127.0.0.1"
+    assert place[0] == host
+    if is_own:
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(place)
+    listens = (
+        "import os, socket; from flatout.engine.listening import listening_socket\n"
+        "number = listening_socket('127.0.0.1', 0)\n"
+        "print(socket.socket(fileno=number).getsockname())"
+    )
+    rank.start([sys.executable, "-c", listens], {"PYTHONPATH": str(SRC)}, str(tmp_path))
+    assert rank.wait() == 0
+    told = (tmp_path / "worker.log").read_text()
+    assert (str(place) == told.strip()) == is_own, told
+    # It has been let go here, so that it is free once the rank has ended.
+    if is_own:
+        socket.create_server(place).close()
 
 
 def test_what_ray_says_is_one_line() -> None:

@@ -2,7 +2,7 @@
 
 torch by itself listens at every address of the machine. And a port that is looked for, closed and
 opened again may be another program's by then: so the launcher hands on the socket itself, where it
-starts rank 0 as a child of its own.
+starts rank 0 as a child of its own, be it a process here or an actor of Ray's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,17 @@ import sys
 
 # The number of the launcher's socket among the open files of rank 0.
 SOCKET_NAME = "FLATOUT_RANKS_SOCKET"
+
+
+def handed_on(listening: socket.socket) -> tuple[dict[str, str], tuple[int, ...]]:
+    """What rank 0 is started with to be given a socket: a variable, and numbers of open files.
+
+    Returns:
+        Nothing under Windows, which has no numbers of open files that a child could be given.
+    """
+    if sys.platform == "win32":
+        return {}, ()
+    return {SOCKET_NAME: str(listening.fileno())}, (listening.fileno(),)
 
 
 def listening_socket(host: str, port: int) -> int | None:

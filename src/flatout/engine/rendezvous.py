@@ -52,16 +52,26 @@ def open_store(place: Place) -> Any:
         )
     except (OSError, RuntimeError, ValueError) as error:
         where = f"{place.host}:{place.port}"
-        if place.keeps_store and "in use" in str(error).lower():
-            raise RunFailed(
-                "rendezvous-port-taken",
-                f"rank {place.rank} cannot wait for the others at {where}: the port is taken.",
-                because="another program has taken it since it was found free",
-                fix="start the training again: another port is found",
-            ) from error
+        if place.keeps_store and is_port_taken(error):
+            raise port_taken(f"rank {place.rank}", where) from error
         raise not_together(
             f"rank {place.rank} cannot reach {where}, where rank 0 waits.", str(error)
         ) from error
+
+
+def is_port_taken(error: Exception) -> bool:
+    """Whether an error says that somebody else listens at a port; torch has a text of its own."""
+    return "in use" in str(error).lower()
+
+
+def port_taken(who: str, place: str) -> RunFailed:
+    """Whoever was to wait for the others cannot listen at that place."""
+    return RunFailed(
+        "rendezvous-port-taken",
+        f"{who} cannot wait for the others at {place}: the port is taken.",
+        because="another program has taken it since it was found free",
+        fix="start the training again: another port is found",
+    )
 
 
 def _require_address(place: Place) -> None:

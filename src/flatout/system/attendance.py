@@ -106,6 +106,8 @@ def follow(attendance: Attendance, interrupts: Interrupts) -> Iterator[list[Line
         # Whoever has asked for a stop while ranks were ending does not want others instead.
         if interrupts.count or attendance.folder.stop.exists():
             return
+        if isinstance(attendance.last_word, Failed):
+            yield [_begun_again(attendance.last_word)]
         _start_again(attendance, change)
         yield from _follow_worker(attendance, interrupts)
 
@@ -198,6 +200,12 @@ def conclude(attendance: Attendance) -> Outcome:
         finding = _judged(attendance, finding)
         return Outcome(run=run, finding=finding, exit_code=3 if code == 3 else 1)
     return Outcome(run=run)
+
+
+def _begun_again(ending: Failed) -> Warned:
+    told = ending.finding
+    again = Finding(rule=told.rule, severity="note", problem=f"started again: {told.problem}")
+    return Warned(at=now_s(), step=ending.step, finding=again)
 
 
 def _judged(attendance: Attendance, finding: Finding) -> Finding:

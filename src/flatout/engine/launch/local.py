@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 
 from flatout.engine.launch.job import Job, rank_variables, say, tell
-from flatout.engine.listening import SOCKET_NAME
+from flatout.engine.listening import handed_on
 from flatout.errors import FlatoutError, RunFailed
 from flatout.nouns.placement import ending_code
 from flatout.system.clock import sleep_s
@@ -66,17 +65,13 @@ def _start(job: Job, rank: int, listening: socket.socket) -> subprocess.Popen[by
     variables = rank_variables(
         rank, job.num_ranks, local_rank=rank, num_local=job.num_ranks, place=place
     )
-    handed_on: tuple[int, ...] = ()
-    # Windows has no numbers of open files that a child could be given.
-    if rank == 0 and sys.platform != "win32":
-        handed_on = (listening.fileno(),)
-        variables[SOCKET_NAME] = str(listening.fileno())
+    given, files = handed_on(listening) if rank == 0 else ({}, ())
     # In this process's group: whoever ends it by its group ends them.
     return subprocess.Popen(
         job.command(),
-        env={**os.environ, **loopback_variables(), **variables},
+        env={**os.environ, **loopback_variables(), **variables, **given},
         stdin=job.lifeline.reading,
-        pass_fds=handed_on,
+        pass_fds=files,
     )
 
 

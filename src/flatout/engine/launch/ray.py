@@ -23,6 +23,7 @@ import psutil
 
 from flatout import __version__
 from flatout.engine.launch.job import Job, rank_variables, say, tell
+from flatout.engine.listening import handed_on
 from flatout.engine.ray_cluster import PLACE_LIMIT_S, Bundle, NoAnswer, RayCluster, join, ray_module
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.change import Change
@@ -259,6 +260,7 @@ class Rank:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._writing: int | None = None
+        self._listening: socket.socket | None = None
         self._lock = threading.Lock()
 
     def node(self, folder: str) -> dict[str, Any]:
@@ -275,21 +277,31 @@ class Rank:
         }
 
     def meeting_place(self) -> tuple[str, int]:
-        """Address of this node, as the others see it, and a port that is free there."""
-        with socket.socket() as one:
-            one.bind(("", 0))
-            return ray_module().util.get_node_ip_address(), int(one.getsockname()[1])
+        """Address of this node, as the others see it, and a port at which its rank is to wait.
+
+        The port is kept until the rank has it: found free and let go, it could be taken meanwhile.
+        """
+        host = str(ray_module().util.get_node_ip_address())
+        try:
+            self._listening = socket.create_server((host, 0))
+            return host, int(self._listening.getsockname()[1])
+        except OSError:  # An address that leads here without being this machine's own.
+            with socket.create_server(("", 0)) as one:
+                return host, int(one.getsockname()[1])
 
     def start(self, command: list[str], variables: dict[str, str], folder: str) -> None:
         """Starts the rank's process; its log lies in the run's folder."""
         reading, self._writing = os.pipe()
+        given, files = handed_on(self._listening) if self._listening else ({}, ())
         # Further ranks open a log of their own.
         with open(os.path.join(folder, "worker.log"), "ab") as log:
             self._process = subprocess.Popen(
-                command, env={**worker_environment(), **variables}, stdin=reading, stdout=log,
-                stderr=subprocess.STDOUT,
+                command, env={**worker_environment(), **variables, **given}, stdin=reading,
+                stdout=log, stderr=subprocess.STDOUT, pass_fds=files,
             )  # fmt: skip
         os.close(reading)
+        if self._listening:
+            self._listening.close()
 
     def wait(self) -> int:
         """Waits until the rank has ended; its exit code."""

@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flatout.engine.launch.job import Job, Nodes, say, tell, thread_variables
+from flatout.engine.rendezvous import is_port_taken, port_taken
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.placement import ending_code
 from flatout.system.variables import loopback_variables, ranks_limit_s, worker_environment
@@ -109,6 +110,8 @@ def _among(nodes: Nodes, num_ranks: int, limit_s: int) -> LaunchConfig:
 
 
 def _not_met(nodes: Nodes, error: RuntimeError) -> RunFailed:
+    if nodes.node == 0 and is_port_taken(error):
+        return port_taken("the first node", f"{nodes.host}:{nodes.port}")
     lines = str(error).strip().splitlines()
     return RunFailed(
         "ranks-not-together",
