@@ -13,7 +13,7 @@ from flatout.nouns.cluster import Checked, ClusterState, Container, Kept, NodeRe
 from flatout.nouns.units import bytes_text
 
 _STYLES = {"healthy": "green", "running": "green", "starting": "yellow", "exited": "red",
-           "dead": "red", "unhealthy": "red"}  # fmt: skip
+           "dead": "red", "unhealthy": "red", "lost": "red"}  # fmt: skip
 _LONGEST_VERSION = 16
 
 

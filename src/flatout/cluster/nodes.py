@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 
 from flatout.cluster import doctor_pages
-from flatout.nouns.cluster import Engine, NodeReport
+from flatout.nouns.cluster import LOST, Container, Engine, NodeReport
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.units import bytes_text, seconds_text
 
@@ -30,6 +30,23 @@ def judge_nodes(nodes: Sequence[NodeReport], engine: Engine) -> tuple[Finding, .
         _versions, _pythons, _clocks, _names, _heads, _shared_memory, _interfaces, _rights,
     )  # fmt: skip
     return tuple(finding for judge in judges for finding in judge(nodes, engine))
+
+
+def judge_lost(containers: Sequence[Container]) -> tuple[Finding, ...]:
+    """Nodes that their engine has given up, though their containers run."""
+    lost = [one.name for one in containers if one.health == LOST]
+    if not lost:
+        return ()
+    return (
+        Finding(
+            rule="cluster-node-lost",
+            severity="error",
+            problem=f"Ray does not count {', '.join(lost)} among its nodes, though it runs.",
+            because="it was cut off or stood still for longer than Ray waits, and Ray takes no "
+            "node back",
+            fixes=(Fix(text="flatout cluster up"),),
+        ),
+    )
 
 
 def _versions(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:

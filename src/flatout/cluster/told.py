@@ -37,6 +37,7 @@ class _Health(msgspec.Struct, rename="pascal"):
 class _State(msgspec.Struct, rename="pascal"):
     status: str = ""
     exit_code: int = 0
+    finished_at: str = ""
     o_o_m_killed: bool = False
     health: _Health | None = None
 
@@ -87,6 +88,7 @@ def _container(told: _Inspected) -> Container | None:
         state=told.state.status,
         health=health if health not in ("", "none") else None,
         exit_code=told.state.exit_code if told.state.status in ("exited", "dead") else None,
+        ended_at=told.state.finished_at or None,
         is_out_of_memory=told.state.o_o_m_killed,
         address=addresses[0] if addresses else None,
         ports=_published(network.ports or {}),

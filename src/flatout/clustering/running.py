@@ -10,11 +10,19 @@ import msgspec
 from flatout import __version__
 from flatout.cluster.compose_file import HEADS, MEETING_PORT, PORTS, TOKEN_FILE
 from flatout.cluster.layout import SHARED_FOLDERS
-from flatout.cluster.nodes import PACKAGES, judge_nodes
+from flatout.cluster.nodes import PACKAGES, judge_lost, judge_nodes
 from flatout.cluster.settings import address_in, engine_in, with_setting
 from flatout.clustering.files import Folder, check, containers, judge, services_in
+from flatout.clustering.ray_head import with_lost
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.cluster import ClusterState, Container, Dashboard, Kept, NodeReport
+from flatout.nouns.cluster import (
+    LOST,
+    ClusterState,
+    Container,
+    Dashboard,
+    Kept,
+    NodeReport,
+)  # fmt: skip
 from flatout.nouns.finding import Finding
 from flatout.nouns.units import seconds_text
 from flatout.system import clock, cluster_folder, compose
@@ -25,6 +33,8 @@ from flatout.system.together import run_together
 # A node that hangs is told as one that tells nothing.
 _NODE_LIMIT_S = 60.0
 _POLL_S = 1.0
+# A Ray whose own start takes 30 s gives up and ends: its limit, which cannot be set.
+_MOST_STARTS = 3
 _DASHBOARDS = {
     ("ray", "CLUSTER_DASHBOARD_PORT"): ("Ray's dashboard and Jobs API", "http://{}"),
     ("dask", "CLUSTER_SCHEDULER_PORT"): ("Dask's scheduler: Client(...)", "tcp://{}"),
@@ -45,7 +55,7 @@ def up(
         folder: of the cluster.
         limit_s: for the start, not for the building.
         on_wait: is told of the containers each time they were looked at.
-        on_warning: is told of what is not as it should be, before anything is started.
+        on_warning: is told of what is not as it should be, and of what is started again.
 
     Raises:
         UsageError: what `check` refuses; RunFailed: docker-failed, cluster-not-healthy.
@@ -63,9 +73,74 @@ def up(
     cluster_folder.refresh_wheel(folder.path)
     program = compose.find_compose(system)
     compose.run_shown(program.argv(folder.path, "build", HEADS[engine_in(folder.settings)]))
-    compose.run_shown(program.argv(folder.path, "up", "--detach", "--remove-orphans"))
-    wait_until_well(folder, system, limit_s=limit_s, on_wait=on_wait)
+    words = program.argv(folder.path, "up", "--detach", "--remove-orphans")
+    start_until_well(
+        folder, system, partial(compose.run_shown, words),
+        limit_s=limit_s, on_wait=on_wait, on_warning=on_warning,
+    )  # fmt: skip
     return state(folder, system)
+
+
+def start_until_well(
+    folder: Folder,
+    system: System,
+    start: Callable[[], None],
+    *,
+    limit_s: float,
+    on_wait: Callable[[Sequence[Container]], None],
+    on_warning: Callable[[Finding], None],
+) -> None:
+    """Starts the containers and waits until all are well; what ended meanwhile is started again.
+
+    Compose does not: what it starts again by itself it would start in the midst of a training, too.
+
+    Args:
+        folder: of the cluster.
+        system: of this machine.
+        start: has Compose start whatever does not run.
+        limit_s: how long is waited, over all starts.
+        on_wait: is told of the containers each time they were looked at.
+        on_warning: is told of what is started again.
+
+    Raises:
+        RunFailed: docker-failed, cluster-not-healthy.
+    """
+    end_s = clock.elapsed_s() + limit_s
+    found, _ = _as_the_engine_has_them(folder, containers(folder, system))
+    for one in found:
+        # One without an address is cut off still, and may come back before it is missed.
+        if one.health == LOST and one.address:
+            on_warning(_again(one, "Ray has given it up, and takes no node back"))
+            compose.restart(one.id, system)
+    for num_left in reversed(range(_MOST_STARTS)):
+        before = {(one.id, one.ended_at) for one in containers(folder, system) if one.is_gone}
+        began_s = clock.elapsed_s()
+        try:
+            start()
+            wait_until_well(folder, system, limit_s=max(0.0, end_s - began_s), on_wait=on_wait)
+            return
+        except RunFailed as error:
+            ended = [
+                one for one in containers(folder, system)
+                if one.has_ended and (one.id, one.ended_at) not in before
+            ]  # fmt: skip
+            # Compose gives up a head that ends before it is well, and says little of it.
+            if not ended:
+                raise
+            wrong = _not_healthy(ended[0], clock.elapsed_s() - began_s, system)
+            is_over = not num_left or clock.elapsed_s() > end_s
+            if is_over or not ended[0].is_gone or ended[0].is_out_of_memory:
+                raise wrong from error
+            on_warning(_again(ended[0], wrong.because))
+
+
+def _again(container: Container, because: str | None) -> Finding:
+    return Finding(
+        rule="cluster-not-healthy",
+        severity="note",
+        problem=f"{container.name} is started again.",
+        because=because,
+    )
 
 
 def wait_until_well(
@@ -83,6 +158,9 @@ def wait_until_well(
     end = clock.elapsed_s() + limit_s
     while True:
         found = containers(folder, system)
+        if all(one.is_well for one in found):
+            # The last word is the engine's.
+            found, _ = _as_the_engine_has_them(folder, found)
         on_wait(found)
         if found and all(one.is_well for one in found):
             return
@@ -93,16 +171,23 @@ def wait_until_well(
         clock.sleep_s(_POLL_S)
 
 
-def _not_healthy(container: Container | None, limit_s: float, system: System) -> RunFailed:
+def _as_the_engine_has_them(
+    folder: Folder, found: tuple[Container, ...]
+) -> tuple[tuple[Container, ...], str | None]:
+    """Containers with what their engine says of them; and why it says nothing."""
+    return with_lost(folder, found) if engine_in(folder.settings) == "ray" else (found, None)
+
+
+def _not_healthy(container: Container | None, waited_s: float, system: System) -> RunFailed:
     if container is None:
         return RunFailed("cluster-not-healthy", "no container was started.",
                          fix="flatout cluster check; flatout cluster logs")  # fmt: skip
     if container.is_out_of_memory:
         because = "the kernel ended it: it took more memory than its limit"
-    elif container.state in ("exited", "dead"):
+    elif container.is_gone:
         because = f"it ended with exit code {container.exit_code}"
     else:
-        because = f"it is {container.health or container.state} after {seconds_text(limit_s)}"
+        because = f"it is {container.health or container.state} after {seconds_text(waited_s)}"
     lines = compose.last_lines(container.id, system)
     return RunFailed(
         "cluster-not-healthy",
@@ -135,7 +220,7 @@ def state(folder: Folder, system: System | None = None) -> ClusterState:
     system = system or LocalSystem()
     engine = engine_in(folder.settings)
     compose.find_compose(system)
-    found = containers(folder, system)
+    found, silence = _as_the_engine_has_them(folder, containers(folder, system))
     nodes, unread = ask_nodes(folder, found, system)
     is_up = any(one.state == "running" for one in found)
     asked = f"; asks for the token in {TOKEN_FILE}" if folder.token_file else ""
@@ -152,8 +237,8 @@ def state(folder: Folder, system: System | None = None) -> ClusterState:
         containers=found,
         nodes=nodes,
         dashboards=dashboards,
-        findings=judge_nodes(nodes, engine),
-        unread=unread,
+        findings=(*judge_lost(found), *judge_nodes(nodes, engine)),
+        unread=unread if silence is None else {**unread, "Ray": silence},
     )
 
 
@@ -260,8 +345,10 @@ def scale(
     for finding in findings:
         on_warning(finding)
     words = ("up", "--detach", "--no-recreate", "--scale", f"worker={num_workers}")
-    compose.run_shown(program.argv(folder.path, *words))
-    wait_until_well(folder, system, limit_s=limit_s, on_wait=on_wait)
+    start_until_well(
+        folder, system, partial(compose.run_shown, program.argv(folder.path, *words)),
+        limit_s=limit_s, on_wait=on_wait, on_warning=on_warning,
+    )  # fmt: skip
     text = cluster_folder.read_settings(folder.path)
     cluster_folder.write_settings(
         folder.path, with_setting(text, "CLUSTER_WORKERS", str(num_workers))

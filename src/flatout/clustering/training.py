@@ -17,6 +17,7 @@ from flatout import __version__, flow
 from flatout.cluster.settings import address_in, engine_in
 from flatout.clustering import placing
 from flatout.clustering.files import Folder, open_folder
+from flatout.clustering.ray_head import ray_head, ray_token
 from flatout.clustering.running import require_well, state
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
@@ -119,19 +120,13 @@ def _where(on: Placement) -> Where:
     if on.place != CLUSTER:
         address = ray_jobs.check_address(on.place or "")
         own = _own_cluster(address)
-        token = _token(own) if own is not None else ray_jobs.own_token()
+        token = ray_token(own) if own is not None else ray_jobs.own_token()
         return Where(head=RayHead(address=address, token=token), folder=own)
     folder = open_folder(None)
     now = require_well(folder)
     if engine_in(folder.settings) == "ray":
-        address = f"http://{address_in(folder.settings, 'CLUSTER_DASHBOARD_PORT')}"
-        return Where(head=RayHead(address=address, token=_token(folder)), folder=folder)
+        return Where(head=ray_head(folder), folder=folder)
     return Where(folder=folder, now=now)
-
-
-def _token(folder: Folder) -> str | None:
-    path = folder.token_file
-    return None if path is None else cluster_folder.read_secret(path)
 
 
 def _own_cluster(address: str) -> Folder | None:

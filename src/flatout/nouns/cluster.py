@@ -12,6 +12,8 @@ Engine = Literal["ray", "dask", "torchrun"]
 # How a container is given a GPU. desktop: Docker Desktop, which brings what is needed. runtime:
 # NVIDIA's runtime of the engine. cdi: by a CDI specification. none: no GPU.
 GpuForm = Literal["desktop", "runtime", "cdi", "none"]
+# The health of a container whose engine has given it up.
+LOST = "lost"
 
 
 class ClusterRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +106,8 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     """A container as Docker tells of it.
 
     state: "running", "exited" and so on. health: "healthy", "starting", "unhealthy", or None where
-    nothing looks after it. is_out_of_memory: the kernel ended it.
+    nothing looks after it; LOST where its engine has given it up, whatever Docker says.
+    ended_at: when it last ended, as Docker writes it. is_out_of_memory: the kernel ended it.
     """
 
     id: str
@@ -114,6 +117,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     health: str | None = None
     exit_code: int | None = None
+    ended_at: str | None = None
     is_out_of_memory: bool = False
     address: str | None = None
     ports: tuple[Port, ...] = ()
@@ -127,9 +131,14 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
         return self.state == "running" and self.health in (None, "healthy")
 
     @property
+    def is_gone(self) -> bool:
+        """It does not run any more."""
+        return self.state in ("exited", "dead")
+
+    @property
     def has_ended(self) -> bool:
         """It will not become healthy by waiting."""
-        return self.state in ("exited", "dead") or self.health == "unhealthy"
+        return self.is_gone or self.health == "unhealthy"
 
 
 class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,7 +178,7 @@ class Dashboard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster as it is now. unread: why nodes told nothing of themselves."""
+    """A cluster as it is now. unread: why nodes, or the engine, told nothing of themselves."""
 
     name: str
     folder: str

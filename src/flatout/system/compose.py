@@ -128,6 +128,15 @@ def inspect(project: str, system: System) -> str:
     return told.stdout if told.stdout.strip() else "[]"
 
 
+def restart(container: str, system: System) -> None:
+    """Ends what runs in a container, and starts it again.
+
+    Raises:
+        RunFailed: docker-failed.
+    """
+    _must(["docker", "restart", container], system)
+
+
 def volumes(project: str, system: System) -> tuple[str, ...]:
     """Names of the project's volumes.
 

@@ -1,6 +1,9 @@
 """A training as a job of a Ray cluster, by Ray's Jobs API over HTTP: no Ray is needed here.
 
-Source: docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.html.
+What else its dashboard is asked is here, too.
+
+Source: docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.html; of the nodes,
+docs.ray.io/en/latest/ray-observability/reference/cli.html (`ray list nodes` asks the same).
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ from flatout.system.store import mapped_os_errors
 _LIMIT_S = 15.0
 _ASKED_EVERY_S = 1.0
 _STOP_LIMIT_S = 30.0
+# More than it tells of it refuses to tell.
+_MOST_NODES = 10_000
 _ALIVE = ("PENDING", "RUNNING")
 # How often a head that does not answer, or not about the job, is asked before both count as gone:
 # one that was started again has never heard of the job.
@@ -49,6 +54,23 @@ class _Details(msgspec.Struct):
     status: str = ""
     message: str | None = None
     driver_exit_code: int | None = None
+
+
+class _ToldNode(msgspec.Struct):
+    node_ip: str
+    state: str
+
+
+class _ToldRows(msgspec.Struct):
+    result: list[_ToldNode]
+
+
+class _ToldResult(msgspec.Struct):
+    result: _ToldRows
+
+
+class _ToldNodes(msgspec.Struct):
+    data: _ToldResult
 
 
 class RayJob:
@@ -165,6 +187,26 @@ def version(head: RayHead) -> str:
     return str(_call(head, "/api/version").get("ray_version", "unknown"))
 
 
+def nodes(head: RayHead, limit_s: float) -> dict[str, bool]:
+    """Whether Ray counts the nodes as alive, by address; those that it has given up are told, too.
+
+    A node that was started anew has the address of the one before it, and the newer one counts.
+
+    Raises:
+        RunFailed: ray-not-answering; UsageError: not-a-ray-address, ray-token-refused.
+    """
+    path = f"/api/v0/nodes?limit={_MOST_NODES}&timeout={max(1, int(limit_s))}"
+    told = _call(head, path, limit_s=limit_s)
+    try:
+        rows = msgspec.convert(told, _ToldNodes).data.result.result
+    except msgspec.ValidationError as error:
+        raise _no_address(head.address, f"what answers there tells of no nodes: {error}") from error
+    found: dict[str, bool] = {}
+    for row in rows:
+        found[row.node_ip] = found.get(row.node_ip, False) or row.state == "ALIVE"
+    return found
+
+
 def check_address(text: str) -> str:
     """An address of Ray's dashboard, without a slash at its end.
 
@@ -194,7 +236,9 @@ def own_token() -> str | None:
     return cluster_folder.read_secret(Path(path))
 
 
-def _call(head: RayHead, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def _call(
+    head: RayHead, path: str, body: dict[str, Any] | None = None, *, limit_s: float = _LIMIT_S
+) -> dict[str, Any]:
     address = check_address(head.address)
     request = urllib.request.Request(
         address + path,
@@ -207,7 +251,7 @@ def _call(head: RayHead, path: str, body: dict[str, Any] | None = None) -> dict[
     # What a proxy is for lies outside; a cluster's head does not.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=_LIMIT_S) as answer:
+        with opener.open(request, timeout=limit_s) as answer:
             told = json.loads(answer.read() or b"{}")
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
