@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 
 from flatout.errors import UsageError
-from flatout.flow import specify
 from flatout.nouns.recipe import Choice, Recipe, recipe_fields
 from flatout.nouns.train_request import TrainRequest
 from flatout.system import store
 from flatout.system.recipes import fields_in, left_to_ranks
+from flatout.undertaking import specify
 
 VALUES: dict[str, Any] = {
     "device": "cpu", "precision": "bf16", "attention": "auto", "data_path": "loader",
