@@ -185,7 +185,7 @@ def test_command_predicts_from_a_run_and_says_what_it_does_not_know(cli: Any) ->
 def test_command_takes_shares_from_a_run_in_micro_batches_of_their_size(cli: Any) -> None:
     assert cli.run(*cli.train("--name", "whole")).returncode == 0
     before = cli.run("cluster", "predict", "whole", "--workers", "2,4")
-    assert "4 images at once are than 8" in before.stdout
+    assert "than 8 images at once 4 are" in before.stdout
     assert f"flatout train {cli.experiment} --tune off --use micro_batch_size=4" in " ".join(
         before.stdout.split()
     )

@@ -89,7 +89,7 @@ def _too_small(found: Forecasts) -> list[str]:
     first = rows[0]
     least = min(step.micro_batch_size for step in (found.measured, *found.smaller))
     return [
-        f"how much slower {first.samples:,} {found.unit} at once are than {least:,}, which "
-        f"{first.workers:,} workers have; measure it: flatout train {found.experiment} "
+        f"how much slower than {least:,} {found.unit} at once {first.samples:,} are, as each of "
+        f"{first.workers:,} workers has them; measure it: flatout train {found.experiment} "
         f"--tune off --use micro_batch_size={first.samples}"
     ]
