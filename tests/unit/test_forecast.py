@@ -78,6 +78,8 @@ def test_shares_take_as_long_as_micro_batches_of_their_size() -> None:
     assert three.step_s == pytest.approx(1.2 / 3 + 0.1)
     assert [row.is_shown for row in (here, two, three, four)] == [True, True, False, False]
     assert [row.samples for row in (here, two, three, four)] == [64, 32, 22, 16]
+    uneven = msgspec.structs.replace(STEP, samples=62.5)
+    assert forecast([uneven], 1, link, "strong", Rates()).is_shown
     alone = forecasts([STEP], [2], link, "strong", Rates())[1]
     assert (alone.is_shown, alone.step_s) == (False, pytest.approx(0.55))
     # With weak scaling each has the whole batch.
@@ -125,11 +127,11 @@ def test_energy_is_what_all_workers_draw_and_costs_where_none_is_rented() -> Non
 
 def test_measured_step_is_the_mean_of_a_run() -> None:
     split = {"data": 1.0, "forward": 3.0, "backward": 5.0, "optimizer": 1.0, "validation": 9.0}
-    found = measured_step(split, 100, 6400, 100, 7, 512)
+    found = measured_step(split, 100, 6400, 100, 7, 64)
     assert found is not None
     assert (found.shared_s, found.backward_s, found.optimizer_s) == (0.09, 0.05, 0.01)
     assert (found.samples, found.micro_batch_size) == (64, 64)
-    assert measured_step({"validation": 1.0}, 100, 6400, 100, 7, 512) is None
+    assert measured_step({"validation": 1.0}, 100, 6400, 100, 7, 64) is None
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,8 @@ def forecast(
     return Forecast(
         workers=workers,
         samples=share,
-        is_shown=share >= measured.micro_batch_size,
+        # The last batch of an epoch may be smaller, so that the mean of a whole one is, too.
+        is_shown=shrink == 1 or share >= measured.micro_batch_size,
         step_s=step_s,
         samples_per_s=samples / step_s,
         efficiency=samples / step_s / alone,
@@ -213,13 +214,12 @@ def measured_step(
     shared_s = sum(parts.get(name, 0.0) for name in ("data", "copy", "forward", "backward"))
     if not shared_s:
         return None
-    samples = samples_per_epoch / steps_per_epoch
     return MeasuredStep(
         shared_s=shared_s,
         backward_s=parts.get("backward", 0.0),
         optimizer_s=parts.get("optimizer", 0.0),
-        samples=samples,
-        micro_batch_size=min(micro_batch_size, math.ceil(samples)),
+        samples=samples_per_epoch / steps_per_epoch,
+        micro_batch_size=micro_batch_size,
         samples_per_epoch=samples_per_epoch,
         num_parameters=num_parameters,
     )
