@@ -223,6 +223,20 @@ def test_ingestion_joins_ray_like_everybody_and_leaves_it(monkeypatch: pytest.Mo
     assert told.value.rule == "scheduler-not-reachable" and len(ray.where) == 3
 
 
+def test_a_ray_that_refuses_is_not_told_as_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("Version mismatch: the cluster was started with Python 3.12")
+
+    ray = AnyRay()
+    monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(ray_cluster, "ray_module", lambda: ray)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        place = f"127.0.0.1:{head.getsockname()[1]}"
+        with pytest.raises(RunFailed, match=f"somebody answers at {place}") as told:
+            ray_cluster.join(place)
+    assert "Version mismatch" in (told.value.because or "")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing can be handed on there")
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"])
 def test_a_rank_of_rays_is_given_the_port_that_was_found_for_it(

@@ -129,11 +129,21 @@ def join(address: str | None = None) -> RayCluster:
     """
     ray = ray_module()
     where = address or head_address("ray")
+    has_answered = False
     try:
         if where:
             knock(where)
+            has_answered = True
         _init(ray, {"address": where or "auto"})
     except Exception as error:  # Ray has several for a head that is not there.
+        if has_answered:
+            raise RunFailed(
+                "scheduler-not-reachable",
+                f"somebody answers at {where}, and it cannot be joined as a Ray.",
+                because=said(error),
+                fix="compare the versions of Ray and Python with its head's, and its token "
+                "(RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH); see that there is room in /tmp",
+            ) from error
         raise RunFailed(
             "scheduler-not-reachable",
             f"no Ray answers at {where}." if where else "no Ray runs here.",

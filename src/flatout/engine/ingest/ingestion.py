@@ -75,12 +75,15 @@ def _fill(
         versions=versions_for(settings.kind),
     )
     if todo:
+        sizes = {piece.name: piece.size_bytes for piece in source.pieces}
+        so_far = _advanced(source.pieces, done)
         for one in carry_out_all(job, todo, request.on, request.workers, request.address):
             if isinstance(one, Failure):
                 yield Broken(finding=one.finding, exit_code=one.exit_code)
                 return
             done[one.name] = one
-            yield _advanced(source.pieces, done)
+            so_far = _advanced_by(so_far, one, sizes[one.name])
+            yield so_far
     ordered = [done[piece.name] for piece in source.pieces]
     _check_bad(ordered, request)
     manifest = _manifest(job, ordered, old if not todo else None)
@@ -102,6 +105,16 @@ def _advanced(pieces: Sequence[Piece], done: dict[str, PieceDone]) -> Advanced:
         num_records=sum(one.num_records for one in done.values()),
         num_rejected=sum(one.num_rejected for one in done.values()),
         done_bytes=sum(piece.size_bytes for piece in there),
+    )
+
+
+def _advanced_by(so_far: Advanced, one: PieceDone, size_bytes: int) -> Advanced:
+    """With one piece more; to add up all of them again for each would take hours of 100,000."""
+    return Advanced(
+        num_pieces=so_far.num_pieces + 1,
+        num_records=so_far.num_records + one.num_records,
+        num_rejected=so_far.num_rejected + one.num_rejected,
+        done_bytes=so_far.done_bytes + size_bytes,
     )
 
 
