@@ -54,12 +54,15 @@ class Worker:
             _kill_tree(self._process.pid)
         else:
             # torchrun puts its ranks into sessions of their own.
+            started: list[psutil.Process] = []
             with contextlib.suppress(psutil.NoSuchProcess):
-                for process in psutil.Process(self._process.pid).children(recursive=True):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        process.kill()
+                started = psutil.Process(self._process.pid).children(recursive=True)
+            # First who has started them: it would tell their death as if it had seen it happen.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+            for process in started:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
         self._process.wait()
 
 
