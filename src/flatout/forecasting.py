@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from flatout.errors import UsageError
-from flatout.nouns.run import DamagedRun, Run
+from flatout.nouns.run import Run
 from flatout.nouns.scaling import (
     Forecasts,
     MeasuredStep,
@@ -39,8 +39,9 @@ def predict(request: PredictRequest) -> Forecasts:
         power_w=parse_power(request.power),
         price_per_kwh=parse_energy_price(request.energy_price),
     )
-    run, measured = _measured(request.run)
-    smaller = _in_smaller_batches(run, measured) if request.scaling == "strong" else ()
+    known = [run for run in reversed(list_runs()) if isinstance(run, Run)]
+    run, measured = _measured(request.run, known)
+    smaller = _in_smaller_batches(run, measured, known) if request.scaling == "strong" else ()
     power_w = power_of(run) if given.power_w is None else None
     rates = given if power_w is None else msgspec.structs.replace(given, power_w=power_w)
     return Forecasts(
@@ -57,8 +58,9 @@ def predict(request: PredictRequest) -> Forecasts:
     )
 
 
-def _measured(text: str | None) -> tuple[Run, MeasuredStep]:
-    named = list(_runs_of(text))
+def _measured(text: str | None, known: Sequence[Run]) -> tuple[Run, MeasuredStep]:
+    """The newest of the known runs that is meant and tells it, and its step; newest come first."""
+    named = _runs_of(text, known)
     if not named and text is not None:
         named = [runs.read_run(runs.find_run(text))]
     for run in named:
@@ -77,26 +79,26 @@ def _measured(text: str | None) -> tuple[Run, MeasuredStep]:
     )
 
 
-def _runs_of(text: str | None) -> Iterator[Run]:
-    """The runs of an experiment by its name or file, or all of them; newest first."""
+def _runs_of(text: str | None, known: Sequence[Run]) -> list[Run]:
+    """The runs of an experiment by its name or file, or all of them."""
     file = str(Path(text).expanduser().absolute()) if text else None
-    found: list[Run | DamagedRun] = list_runs()
-    for run in reversed(found):
-        if isinstance(run, Run) and (
-            text is None or text == run.header.spec.name or file == run.header.spec.file
-        ):
-            yield run
+    return [
+        run
+        for run in known
+        if text is None or text == run.header.spec.name or file == run.header.spec.file
+    ]
 
 
-def _in_smaller_batches(run: Run, measured: MeasuredStep) -> tuple[MeasuredStep, ...]:
+def _in_smaller_batches(
+    run: Run, measured: MeasuredStep, known: Sequence[Run]
+) -> tuple[MeasuredStep, ...]:
     """The same step as other runs have made it in smaller micro-batches, the newest of each."""
     found: dict[int, MeasuredStep] = {}
-    for other in reversed(list_runs()):
-        if not isinstance(other, Run) or _but_for_micro_batches(other) != _but_for_micro_batches(
-            run
-        ):
+    wanted = _but_for_micro_batches(run)
+    for other in known:
+        if other.adaptations or _but_for_micro_batches(other) != wanted:
             continue
-        step = None if other.adaptations else _step_of(other)
+        step = _step_of(other)
         if step is not None and step.micro_batch_size < measured.micro_batch_size:
             found.setdefault(step.micro_batch_size, step)
     return tuple(found[size] for size in sorted(found, reverse=True))

@@ -81,8 +81,9 @@ class WholeGradients:
         missing = [view for view, one in pairs if view is not None and one is None]
         if missing:
             torch._foreach_zero_(missing)
-        own = _own_memory(gradients)
-        for parameter in self._sent_alone():
+        alone = self._sent_alone()
+        own = _own_memory([one.grad for one in alone])
+        for parameter in alone:
             parameter.grad = _sendable(parameter, own)
         return [one is not None for one in gradients]
 
