@@ -158,7 +158,7 @@ match x:
 @pytest.mark.parametrize(
     ("name", "source", "problem"),
     [
-        ("src/long.py", "x = 1\n" * 401, "401 lines"),
+        ("src/long.py", "x = 1\n" * 601, "601 lines"),
         ("src/a.py", "def f() -> None:\n" + "    x = 1\n" * 60, "61 lines"),
         ("src/a.py", "def f(a, b, c, /, d, *e, f, **g): ...", "7 parameters"),
         ("src/a.py", NESTED, "7 parameters"),
@@ -173,7 +173,7 @@ def test_over_limits_when_one_is_broken(name: str, source: str, problem: str) ->
 
 def test_over_limits_when_at_the_limit() -> None:
     source = "class A:\n" + "    def f(self, a, b, c, d, e, f): ...\n" * 12
-    assert not list(over_limits("src/full.py", source + "x = 1\n" * (400 - 13)))
+    assert not list(over_limits("src/full.py", source + "x = 1\n" * (FILE_LINES - 13)))
 
 
 def test_inheritance_depths_when_two_deep() -> None:
