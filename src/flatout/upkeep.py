@@ -187,7 +187,8 @@ def _runs_part(runs: DiskUse, checkpoints: DiskUse) -> Part:
         text="runs with their kept weights and checkpoints",
         cost="what they have learned is lost",
         num_bytes=runs.num_bytes + checkpoints.num_bytes,
-        paths=(runs.folder,),
+        # Not the folder of runs itself: a person may keep something else in it.
+        paths=usage.run_folders(),
     )
 
 

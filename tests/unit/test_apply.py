@@ -184,6 +184,30 @@ def test_undo_is_refused_when_somebody_changed_the_file(tmp_path: Path) -> None:
     assert Path(kept).read_text() == "[wsl2]\nmemory=16GB\n"
 
 
+@pytest.mark.parametrize("damage", ["missing", "emptied", "changed"])
+def test_undo_is_refused_when_the_copy_of_a_file_is_lost(tmp_path: Path, damage: str) -> None:
+    config, other = tmp_path / ".wslconfig", tmp_path / "other"
+    config.write_text("[wsl2]\nswap=1GB\n")
+    write = Step(text="write", changes="", action=Write(file=str(other), text="flatout's\n"))
+    list(apply(plan(memory(config), write)))
+    ours = config.read_bytes()
+    copy = Path(journal.entries()[0].folder) / "kept" / "0"
+    match damage:
+        case "missing":
+            copy.unlink()
+        case "emptied":
+            copy.write_bytes(b"")
+        case "changed":
+            copy.write_bytes(b"[wsl2]\nswap=9GB\n")
+    with pytest.raises(FlatoutError) as caught:
+        undo_newest()
+    assert caught.value.rule == "kept-copy-lost" and str(config) in caught.value.problem
+    assert config.read_bytes() == ours and other.exists()
+    said = undo_newest(is_forced=True)
+    assert config.read_bytes() == ours and not other.exists()
+    assert any(line.startswith("left as it is: ") and str(config) in line for line in said)
+
+
 def test_new_files_that_somebody_changed_are_all_kept(tmp_path: Path) -> None:
     places = [tmp_path / name for name in ("first", "second")]
     list(apply(plan(*(Write(file=str(place), text="flatout's\n") for place in places))))

@@ -70,9 +70,21 @@ def test_size_follows_no_link_to_a_folder(tmp_path: Path) -> None:
 
 def test_free_deletes_what_is_asked_and_nothing_else(home: Path) -> None:
     recipe = write(home / "state/recipes/a.json", 1000)
-    data = write(home / "share/flatout/data/mine/file", 100_000)
+    text = write(home / "share/flatout/data/tinyshakespeare/input.txt", 100_000)
+    (text.parent / ".lock").touch()
     num_bytes = usage.free([kept(home, "data")])
-    assert num_bytes >= 100_000 and not data.exists() and recipe.exists()
+    assert num_bytes >= 100_000 and recipe.exists()
+    assert not text.parent.exists()
+
+
+@pytest.mark.parametrize("name", ["mine/file", "mnist/notes.txt", "mnist-shards/train/0.parquet"])
+def test_free_leaves_what_a_person_put_among_the_data_sets(home: Path, name: str) -> None:
+    mine = write(home / "share/flatout/data" / name, 1000)
+    text = write(home / "share/flatout/data/tinyshakespeare/input.txt", 1000)
+    digits = write(home / "share/flatout/data/mnist/t10k-labels-idx1-ubyte.gz", 1000)
+    assert set(kept(home, "data").freeable) == {str(text), str(digits)}
+    usage.free(usage.disk_use())
+    assert mine.exists() and not text.exists() and not digits.exists()
 
 
 def test_data_of_the_person_is_never_freed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +98,8 @@ def test_data_of_the_person_is_never_freed(home: Path, monkeypatch: pytest.Monke
 def test_environments_made_elsewhere_are_counted_and_forgotten(home: Path) -> None:
     top, elsewhere = home / "environments", home / "elsewhere/mine"
     here = write(top / "torch/lib/file", 50_000)
+    write(top / "torch/flatout-half-made.json", 10)
+    own = write(top / "own/lib/file", 1000)
     write(elsewhere / "bin/python", 100_000)
     proof = Proof(device="cpu", version="2.13.0", losses=(1.0, 0.5), deviation=0.0,
                   tolerance=0.1, at="2026-01-01T00:00:00Z")  # fmt: skip
@@ -102,10 +116,11 @@ def test_environments_made_elsewhere_are_counted_and_forgotten(home: Path) -> No
     assert set(found.freeable) == {str(top / "torch"), str(elsewhere)}
     assert usage.free([found]) >= 150_000
     assert not here.exists() and not elsewhere.exists() and not pointer.exists()
+    assert own.exists()
 
 
 def test_environments_are_not_freed_while_one_is_made(home: Path) -> None:
-    file = write(home / "environments/torch/lib/file", 1000)
+    file = write(home / "environments/torch/flatout-half-made.json", 1000)
     with made_environments.locked(), pytest.raises(UsageError, match="setup-in-progress"):
         usage.free([kept(home, "environments")])
     assert file.exists()

@@ -50,10 +50,12 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
     Args:
         applied: the journal's entry.
         is_forced: what somebody has changed since is overwritten; files are kept in the entry.
+            Files whose copies are lost are left as they are.
 
     Raises:
         UsageError: undone-already, changed-since, changes-under-way.
         RunFailed: step-failed, where a command did not take its part back; it can be tried again.
+            kept-copy-lost, before anything is changed.
     """
     _require_not_undone(applied)
     taken = journal.lock()
@@ -62,12 +64,17 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
         # Whoever had the lock before may have put it back meanwhile.
         applied = journal.entry(applied.id)
         _require_not_undone(applied)
+        if not is_forced:
+            for line in _written_files(applied):
+                journal.kept_content(applied, line)
         changed = obstacles(applied)
         if changed and not is_forced:
             raise _changed_since(applied, changed)
         kept.append(UndoBegun(at=clock.now_s()))
         told, failures = [], []
-        yield from _put_back_files(applied)
+        for line in _put_back_files(applied):
+            told.append(line)
+            yield line
         for number in applied.begun_steps:
             try:
                 for line in _undo_step(applied, number, kept):
@@ -109,6 +116,8 @@ def _changed_since(applied: Applied, changed: tuple[Obstacle, ...]) -> UsageErro
 def _changed_files(applied: Applied) -> Iterator[Obstacle]:
     known = _digests(applied)
     for line in _written_files(applied):
+        if journal.is_copy_lost(applied, line):
+            continue  # It is left as it is.
         path = Path(line.path)
         content, before = rewriting.content_of(path), journal.kept_content(applied, line)
         is_known = content == before or rewriting.digest(content) in known.get(line.path, ())
@@ -184,6 +193,9 @@ def _difference(before: bytes | None, content: bytes | None) -> tuple[str, ...]:
 
 def _put_back_files(applied: Applied) -> Iterator[str]:
     for line in _written_files(applied):
+        if journal.is_copy_lost(applied, line):
+            yield f"{LEFT}{line.path}: the copy of it is missing or damaged"
+            continue
         path = Path(line.path)
         content, now = journal.kept_content(applied, line), rewriting.content_of(path)
         rewriting.remove_part(path, needs_root=line.needs_root)

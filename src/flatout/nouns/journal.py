@@ -27,12 +27,14 @@ class PlanBegun(msgspec.Struct, frozen=True, kw_only=True, tag="plan-begun"):
 class FileKept(msgspec.Struct, frozen=True, kw_only=True, tag="file-kept"):
     """A file as it was. copy: its name in the entry's folder; None where there was no such file.
 
+    digest: SHA-256 of the copy; None in entries written before it was recorded.
     path: without links, so that what is put back is what was changed.
     folders: that were missing above it, from the outermost on.
     """
 
     path: str
     copy: str | None
+    digest: str | None = None
     needs_root: bool = False
     folders: tuple[str, ...] = ()
 

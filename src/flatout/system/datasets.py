@@ -221,6 +221,21 @@ def fetch(
         lock.release()
 
 
+def downloaded_files(table: Mapping[str, DataSet] = DATA_SETS) -> list[Path]:
+    """The files that `fetch` has downloaded, whole or begun.
+
+    The folder of data is where people put their own, too: only the files of known data sets count.
+    """
+    files = []
+    for name, one in table.items():
+        folder = data_folders()[-1] / name
+        wanted = [folder / file.name for file in one.files]
+        lock = folder / ".lock"
+        found = [path for path in (*wanted, *map(store.part_path, wanted)) if path.is_file()]
+        files += [*found, lock] if found and lock.is_file() else found
+    return files
+
+
 def _mirror_of(name: str, mirror: str | None) -> tuple[str, ...]:
     named = os.environ.get("FLATOUT_DATA_MIRROR", "").strip()
     place = mirror or named or read_site().mirrors.data

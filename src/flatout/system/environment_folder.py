@@ -40,6 +40,11 @@ def read_holder(folder: Path) -> Holder | None:
         return None
 
 
+def is_marked(folder: Path) -> bool:
+    """Whether flatout made this folder: its record or its note is in it."""
+    return any((folder / name).is_file() for name in (RECORD, NOTE))
+
+
 def is_same(one: str | Path, other: str | Path) -> bool:
     """Whether two paths lead to one folder."""
     return os.path.realpath(one) == os.path.realpath(other)

@@ -61,6 +61,11 @@ def cache_folder() -> Path:
     return _named("FLATOUT_CACHE") or own or _base("XDG_CACHE_HOME", ".cache") / "flatout"
 
 
+def cached_names() -> tuple[str, ...]:
+    """Patterns of what flatout puts into the cache folder, which may hold other files, too."""
+    return ("wheels", "pip", "uv", "repairs", "deciding-*")
+
+
 def compiled_folder() -> Path:
     """What torch has compiled, for the next run of the same model."""
     return cache_folder() / "compiled"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flatout.errors import UsageError, nearest
+from flatout.errors import RunFailed, UsageError, nearest
 from flatout.nouns.journal import Applied, FileKept, JournalLine, PlanBegun, TreeKept
 from flatout.nouns.plan import Plan
 from flatout.system import clock, rewriting, store
@@ -72,7 +72,15 @@ class Journal:
                 store.write_atomically(self.folder / name, content)
                 shutil.copymode(path, self.folder / name)
         folders = rewriting.missing_folders(path)
-        self.append(FileKept(path=str(path), copy=name, needs_root=needs_root, folders=folders))
+        self.append(
+            FileKept(
+                path=str(path),
+                copy=name,
+                digest=None if content is None else rewriting.digest(content),
+                needs_root=needs_root,
+                folders=folders,
+            )
+        )
 
     def close(self) -> None:
         """Closes the file."""
@@ -154,10 +162,36 @@ def lock() -> store.Lock:
 
 
 def kept_content(applied: Applied, kept: FileKept) -> bytes | None:
-    """A file's bytes as they were; None where there was no file."""
+    """A file's bytes as they were; None where there was no file.
+
+    Raises:
+        RunFailed: kept-copy-lost. A missing copy does not mean that there was no file.
+    """
     if kept.copy is None:
         return None
-    return rewriting.content_of(Path(applied.folder) / kept.copy)
+    place = Path(applied.folder) / kept.copy
+    content = rewriting.content_of(place)
+    if content is None or kept.digest not in (None, rewriting.digest(content)):
+        raise RunFailed(
+            "kept-copy-lost",
+            f"{kept.path} cannot be restored.",
+            because=f"its copy, {place}, "
+            + ("is missing" if content is None else "was changed after it was made"),
+            fix=f"restore {kept.path} from a backup of your own; flatout undo {applied.id} --force "
+            "then undoes the rest, and leaves this file as it is",
+        )
+    return content
+
+
+def is_copy_lost(applied: Applied, kept: FileKept) -> bool:
+    """Whether the copy of a file is missing or damaged."""
+    try:
+        kept_content(applied, kept)
+    except RunFailed as error:
+        if error.rule != "kept-copy-lost":
+            raise
+        return True
+    return False
 
 
 def remove_folders(folders: Sequence[str]) -> None:

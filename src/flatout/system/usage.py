@@ -16,7 +16,7 @@ import msgspec
 
 from flatout.nouns.disk_use import FREEABLE, DiskUse, Kind
 from flatout.nouns.run import DamagedRun, Run
-from flatout.system import folders, made_environments, store
+from flatout.system import datasets, environment_folder, folders, made_environments, store
 from flatout.system.reading import list_runs
 from flatout.system.recipes import recipes_folder
 from flatout.system.runs import RunFolder, run_paths
@@ -66,6 +66,9 @@ def free(uses: Iterable[DiskUse]) -> int:
             size_bytes = size_of(path, set())
             delete(path)
             num_bytes += size_bytes
+        if use.kind == "data":
+            # Without a person's own files in them, nothing is left to keep the folders for.
+            drop_empty({Path(text).parent for text in use.freeable})
     return num_bytes
 
 
@@ -162,6 +165,11 @@ def _make_writable(function: Callable[[str], object], path: str, _: object) -> N
     function(path)
 
 
+def run_folders() -> tuple[str, ...]:
+    """The folder of every run, and what tells their numbers."""
+    return tuple(str(path) for path in run_paths())
+
+
 def running_runs() -> list[str]:
     """Names of the runs that somebody trains in now, searches among them."""
     paths = [*run_paths(), *run_paths(folders.tunes_folder())]
@@ -207,15 +215,14 @@ def _piles() -> Iterator[_Pile]:
         paths=_below(recipes_folder(), "*.json"),
         cost="the next training of the same kind measures again",
     )
-    data = folders.data_folders()[-1]
-    data_sets = [path for path in _below(data, "*") if path.is_dir()]
+    downloaded = datasets.downloaded_files()
     yield _Pile(
         kind="data",
         text="data sets that were downloaded",
-        folder=data,
-        paths=data_sets,
+        folder=folders.data_folders()[-1],
+        paths=downloaded,
         cost="they are downloaded again when they are needed",
-        in_use=dict.fromkeys(data_sets, f"{running[0]} may read it") if running else {},
+        in_use=dict.fromkeys(downloaded, f"{running[0]} may read it") if running else {},
     )
     yield from (_environments(), _compiled(running), _caches(state))
     yield _Pile(
@@ -243,7 +250,7 @@ def _caches(state: Path) -> _Pile:
         "removal left",
         folder=cache,
         paths=[
-            *[path for path in _below(cache, "*") if path != folders.compiled_folder()],
+            *[path for name in folders.cached_names() for path in _below(cache, name)],
             *_below(asked.parent, asked.name),
             *_below(state / "indexes", "*"),
             *_below(state / "crashes", "*"),
@@ -295,7 +302,8 @@ def _compiled(running: Sequence[str]) -> _Pile:
 
 def _environments() -> _Pile:
     folder = folders.environments_folder()
-    paths = [path for path in _below(folder, "*") if path.is_dir()]
+    # The folder may be a person's own choice, and hold environments of their own.
+    paths = [path for path in _below(folder, "*") if environment_folder.is_marked(path)]
     # Those that were made elsewhere, with --in.
     made = [Path(one.folder) for one in made_environments.list_environments()]
     paths += [path for path in made if path not in paths]
