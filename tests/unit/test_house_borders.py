@@ -182,3 +182,28 @@ def test_the_engine_uses_of_system_what_is_told() -> None:
     (row,) = [line for line in pages if line.startswith("| `engine` (beside) |")]
     told = row.rpartition("of system: ")[2].removesuffix(" |").split(", ")
     assert sorted(used) == told
+
+
+def modules_run_from_anywhere(source: str) -> Iterator[int]:
+    """Lines of commands `python -m ...` that would import from the current folder, too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.List | ast.Tuple):
+            words = [one.value for one in node.elts if isinstance(one, ast.Constant)]
+            if "-m" in words and not {"-I", "-P"} & set(words[: words.index("-m")]):
+                yield node.lineno
+
+
+def test_no_module_is_run_with_the_current_folder_on_its_path() -> None:
+    # `pip.py` in a folder that somebody has downloaded would be run by `flatout setup` in it.
+    found = [
+        f"{path.relative_to(SRC).as_posix()}:{line}"
+        for path in sorted((SRC / "flatout").rglob("*.py"))
+        for line in modules_run_from_anywhere(path.read_text(encoding="utf-8"))
+    ]
+    # The command of a Jupyter kernel, which Jupyter starts in the notebook's folder, as it does.
+    assert [one for one in found if not one.startswith("flatout/setup/export.py")] == []
+
+
+def test_modules_run_from_anywhere_when_isolated_or_not() -> None:
+    assert list(modules_run_from_anywhere("a = [python, '-m', 'pip']\nb = (p, '-I', '-m', 'pip')"))
+    assert not list(modules_run_from_anywhere("b = (p, '-P', '-X', 'dev', '-m', 'pip')"))

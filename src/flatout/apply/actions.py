@@ -131,7 +131,7 @@ def check_ended_well(argv: tuple[str, ...], done: command.Completed) -> None:
 def located(argv: tuple[str, ...], step: Step) -> tuple[str, ...]:
     """The command with flatout's own and Windows' programs as they are found from here."""
     if argv[0] == "flatout":
-        return (sys.executable, "-m", *argv)
+        return (sys.executable, "-P", "-m", *argv)
     place = f"{_SYSTEM32}/{argv[0]}"
     is_of_windows = step.where in ("windows", "powershell") and argv[0].endswith(".exe")
     return (place, *argv[1:]) if is_of_windows and Path(place).exists() else argv

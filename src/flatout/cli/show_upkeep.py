@@ -20,6 +20,8 @@ _WAYS = {
     "conda": "pip in a conda environment", "checkout": "its sources, where they lie",
 }  # fmt: skip
 
+_MOST_PATHS = 12
+
 
 def print_disk(uses: Sequence[DiskUse]) -> None:
     """A line for each kind of thing, and what the sum is."""
@@ -125,8 +127,11 @@ def _print_part(console: Console, part: Part) -> None:
     size = f", {bytes_text(part.num_bytes)}" if part.num_bytes else ""
     lines = [(part.name, f"{part.text}{size}"), ("", part.cost)]
     print_lines(console, lines)
-    for path in part.paths:
+    # Of a hundred runs the first few tell where they are.
+    for path in part.paths[:_MOST_PATHS]:
         console.print(f"    {home_text(path)}", soft_wrap=True)
+    if len(part.paths) > _MOST_PATHS:
+        console.print(f"    and {len(part.paths) - _MOST_PATHS} more")
     for command in part.commands:
         _print_command(console, command)
 

@@ -172,7 +172,7 @@ def ask_node(container: str, question: NodeQuestion, system: System) -> NodeRepo
     """What a node tells of itself, or why it tells nothing."""
     asked_s = clock.now_s()
     text = msgspec.json.encode(question).decode()
-    program = ("python3", "-m", "flatout.system.node_report", text)
+    program = ("python3", "-P", "-m", "flatout.system.node_report", text)
     told = system.run(exec_words(container, program), ASK_LIMIT_S)
     answered_s = clock.now_s()
     if told.exit_code != 0:

@@ -136,7 +136,7 @@ def remove_command(installation: Installation) -> tuple[str, ...] | None:
         return (_require_program("pipx", installation), "uninstall", "flatout")
     words = ("uninstall", "flatout")
     if installation.has_pip:
-        return (installation.python, "-m", "pip", *words, "--yes")
+        return (installation.python, "-P", "-m", "pip", *words, "--yes")
     uv = _require_program("uv", installation)
     return (uv, "pip", *words, "--python", installation.python)
 
@@ -260,7 +260,8 @@ def _receipt_lines(path: Path) -> list[tuple[str, str]]:
 
 def _installer(installation: Installation) -> tuple[str, ...]:
     if installation.has_pip:
-        return (installation.python, "-m", "pip", "install")
+        # Not -I: what `pip install --user` has installed is invisible to it.
+        return (installation.python, "-P", "-m", "pip", "install")
     uv = _require_program("uv", installation)
     return (uv, "pip", "install", "--python", installation.python)
 

@@ -148,7 +148,7 @@ class Pip:
                 fix="install it, or let uv do it: --manager uv",
             )
         argv = [
-            self._python, "-m", "pip", "--python", deciding.python, "install", "--dry-run",
+            self._python, "-P", "-m", "pip", "--python", deciding.python, "install", "--dry-run",
             "--ignore-installed", "--quiet", "--report", "-", "--only-binary", ":all:",
             *_pip_places(deciding), *_constraints(deciding),
         ]  # fmt: skip
@@ -163,14 +163,15 @@ class Pip:
     def make(self, folder: Path, python: str, *, is_offline: bool) -> None:
         """An empty virtual environment. pip is put in like everything else: Debian's Python has
         no `ensurepip` unless its package python3-venv is there."""
-        argv = [python, "-m", "venv", "--without-pip", str(folder)]
+        # -I, since Python knows -P only from 3.11 on.
+        argv = [python, "-I", "-m", "venv", "--without-pip", str(folder)]
         done = run(argv, _MAKE_S, self._environment, self._held)
         _require(done, "venv", "making the environment")
 
     def install(self, python: str, lines: Path, links: Path, *, is_again: bool = False) -> None:
         """Installs from a folder of wheels."""
         argv = [
-            self._python, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps",
+            self._python, "-P", "-m", "pip", "--python", python, "install", "--quiet", "--no-deps",
             "--no-index", "--require-hashes", "--find-links", str(links), "-r", str(lines),
         ]  # fmt: skip
         argv += ["--force-reinstall"] if is_again else []

@@ -46,8 +46,8 @@ def install_uv(indexes: Indexes) -> str | None:
     folder = tools_folder() / "uv"
     part = store.part_path(folder)
     places = ["--index-url", indexes.default] if indexes.default else []
-    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary",
-            ":all:", "--target", str(part), *places, requirement()]  # fmt: skip
+    argv = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-deps",
+            "--only-binary", ":all:", "--target", str(part), *places, requirement()]  # fmt: skip
     with store.mapped_os_errors(folder):
         shutil.rmtree(part, ignore_errors=True)
         part.parent.mkdir(parents=True, exist_ok=True)
