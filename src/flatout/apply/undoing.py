@@ -65,8 +65,8 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
         applied = journal.entry(applied.id)
         _require_not_undone(applied)
         if not is_forced:
-            for line in _written_files(applied):
-                journal.kept_content(applied, line)
+            for file in _written_files(applied):
+                journal.kept_content(applied, file)
         changed = obstacles(applied)
         if changed and not is_forced:
             raise _changed_since(applied, changed)

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.cli import show_results, wording
+from flatout.cli.control_characters import VisibleConsole, visible
 from flatout.cli.tables import metrics_table, plain_table, recipe_table, split_table
 from flatout.nouns.comparison import Comparison
 from flatout.nouns.data_state import DataState
@@ -48,7 +49,7 @@ def make_console(*, is_error: bool = False) -> Console:
     stream = sys.stderr if is_error else sys.stdout
     console = Console(file=stream, highlight=False, markup=False, emoji=False)
     is_plain = console.no_color or console.is_dumb_terminal or not console.is_terminal
-    return Console(
+    return VisibleConsole(
         file=stream,
         highlight=False,
         markup=False,
@@ -236,9 +237,10 @@ def print_comparison(comparison: Comparison) -> None:
 
 
 def print_rows(lines: Iterable[str]) -> None:
-    """Lines of results, as they are."""
+    """Lines of results; as they are, but on a terminal."""
+    is_shown = sys.stdout.isatty()
     for line in lines:
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{visible(line) if is_shown else line}\n")
     sys.stdout.flush()
 
 

@@ -1,0 +1,41 @@
+"""Control characters in what is shown: made visible where it leaves for a terminal.
+
+Names, metrics and messages come from files that somebody else may have written. An escape sequence
+in one of them could clear the screen, fake output or write to the clipboard.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+# C0 but tab and line feed, DEL, C1, and what turns the direction of a text.
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_PICTURES = 0x2400
+
+
+def visible(text: str) -> str:
+    """The text with a sign in place of each control character."""
+    return _HIDDEN.sub(_sign, text) if _HIDDEN.search(text) else text
+
+
+def _sign(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return chr(_PICTURES + code) if code < 0x20 else "\N{REPLACEMENT CHARACTER}"
+
+
+class VisibleConsole(Console):
+    """A console that writes no control characters but those of its own colours and cursor."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The segments of what is printed, cells of tables and live displays among it."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(visible(segment.text), segment.style)
