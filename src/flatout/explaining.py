@@ -22,7 +22,7 @@ from flatout.nouns.finding import Evidence, Finding
 from flatout.nouns.machine import Machine
 from flatout.nouns.outcome import Outcome
 from flatout.nouns.run import Run
-from flatout.system import error_pages, texts
+from flatout.system import environments, error_pages, texts
 from flatout.system.reading import list_runs
 from flatout.system.runs import RunFolder
 from flatout.system.together import begin
@@ -170,7 +170,10 @@ def _piped_or_last(*, is_here: bool | None) -> Diagnosis:
             "there is no text, and no run has failed.",
             fix="flatout explain FILE, or: python train.py 2>&1 | flatout explain",
         )
-    look = _look(is_here=is_here is not False, python=failed.header.python)
+    # A run's folder may come from somebody else, and name a program of theirs.
+    python = failed.header.python
+    known = python if environments.is_known(python) else None
+    look = _look(is_here=is_here is not False, python=known)
     folder = RunFolder(Path(failed.folder))
     pieces = texts.pieces_of(folder.log) if folder.log.exists() else iter(())
     return explain_text(itertools.chain(_told(failed.findings), pieces), look)

@@ -118,6 +118,7 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     asked = take_up(request, interrupts)
     python = choose_interpreter(request, asked)
     version = environments.check_interpreter(python, __version__)
+    environments.remember(python)
     machine = probe(python)
     torch_needed.require_torch(machine, version)
     on = request.placement

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from flatout import explaining
 from flatout.doctor.same_machine import is_elsewhere, together
 from flatout.nouns.finding import Finding
 from flatout.nouns.framework import Framework
+from flatout.nouns.lines import Failed
 from flatout.nouns.machine import Gpu, Host, Machine
 from flatout.nouns.run import Run
 from flatout.probes.examination import GLANCE_S, examine, glance
@@ -171,3 +173,36 @@ def test_failure_of_a_program_ends_with_its_cause() -> None:
 
 def test_glance_is_over_in_time() -> None:
     assert GLANCE_S <= 0.5
+
+
+def make_failed(cli: Any, python: Path) -> None:
+    """The last run has failed, and its header names that interpreter."""
+    folder = cli.runs / "mine-0001"
+    header = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**header, "python": str(python)}))
+    finding = Finding(rule="experiment-failed", severity="error", problem="CUDA error: x")
+    failed = Failed(at=2e9, step=6, finding=finding)
+    events = folder / "events.jsonl"
+    lines = [line for line in events.read_bytes().splitlines() if b'"finished"' not in line]
+    events.write_bytes(b"\n".join([*lines, msgspec.json.encode(failed), b""]))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the program is a shell script")
+@pytest.mark.parametrize("is_known", [False, True])
+def test_explaining_a_run_starts_a_program_of_its_header_only_if_it_is_known(
+    trained: Any, tmp_path: Path, is_known: bool
+) -> None:
+    program, ran = tmp_path / "python", tmp_path / "ran"
+    program.write_text(f'#!/bin/sh\ntouch {ran}\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    make_failed(trained, program)
+    if is_known:
+        (trained.runs.parent / "interpreters.txt").write_text(f"{program}\n")
+    done = trained.run("explain")
+    assert done.returncode in (0, 1), done.stderr
+    assert ran.exists() == is_known
+
+
+def test_interpreter_of_a_training_is_known_from_then_on(cli: Any) -> None:
+    assert cli.run(*cli.train()).returncode == 0
+    assert (cli.runs.parent / "interpreters.txt").read_text().split() == [cli.python]

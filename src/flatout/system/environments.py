@@ -11,8 +11,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from flatout.errors import UsageError
+from flatout.system import made_environments, store
 from flatout.system.command import run
-from flatout.system.folders import runs_folder
+from flatout.system.folders import runs_folder, state_folder
+
+_MOST_KNOWN = 100
 
 # Asked of another interpreter. An empty entry of sys.path is the current folder, whose files must
 # not be taken for the standard library's.
@@ -63,6 +66,37 @@ def require_own(python: str, folder: Path) -> None:
         "may have put there",
         fix=f'--python "{python}" if you trust it, or an interpreter of yours',
     )
+
+
+def remember(python: str) -> None:
+    """Notes that a person's own command has run this interpreter."""
+    if is_known(python):
+        return
+    path = _known_file()
+    with store.mapped_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = "".join(f"{one}\n" for one in [*_remembered(), python][-_MOST_KNOWN:])
+        store.write_atomically(path, text.encode())
+
+
+def is_known(python: str) -> bool:
+    """Whether an interpreter may be run unasked: flatout's own, one of an environment that flatout
+    has made, or one that a command of this person has run before.
+
+    The header of a run does not make it known: the folder may be a stranger's.
+    """
+    made = (one.python for one in made_environments.list_environments())
+    return python == sys.executable or python in _remembered() or python in made
+
+
+def _remembered() -> list[str]:
+    path = _known_file()
+    with store.mapped_os_errors(path):
+        return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+
+
+def _known_file() -> Path:
+    return state_folder() / "interpreters.txt"
 
 
 def check_interpreter(python: str, version: str) -> tuple[int, int]:
