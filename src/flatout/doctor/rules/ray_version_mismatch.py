@@ -59,12 +59,14 @@ RULE = Rule(
             "ray-versions",
             "cluster was started with",
             "cluster is running",
+            # Atomic groups: of several "Ray:" in a line only the first is tried. Otherwise each of
+            # them is tried with each "Python:" of the next line, and so on.
             pattern=r"cluster (?:was started"
-            r"|is running) with:?[^\n]{0,80}\n[^\n]{0,80}?Ray:"
-            r" ?(?P<ray>[\w.+]+)[^\n]{0,40}\n[^\n]{0,80}?Python:"
-            r" ?(?P<python>[\w.]+)[^\n]{0,40}\n(?:[^\n]{0,120}\n){0,3}?[^\n]{0,160}s"
-            r"tarted with:?[^\n]{0,40}\n[^\n]{0,80}?Ray:"
-            r" ?(?P<other_ray>[\w.+]+)[^\n]{0,40}\n[^\n]{0,80}?Python:"
+            r"|is running) with:?[^\n]{0,80}+\n(?>[^\n]{0,80}?Ray:)"
+            r" ?(?P<ray>[\w.+]++)[^\n]{0,40}+\n(?>[^\n]{0,80}?Python:)"
+            r" ?(?P<python>[\w.]++)[^\n]{0,40}+\n(?:[^\n]{0,120}+\n){0,3}?(?>[^\n]{0,160}?s"
+            r"tarted with:?)[^\n]{0,40}+\n(?>[^\n]{0,80}?Ray:)"
+            r" ?(?P<other_ray>[\w.+]++)[^\n]{0,40}+\n(?>[^\n]{0,80}?Python:)"
             r" ?(?P<other_python>[\w.]+)",
             lines=12,
         ),
