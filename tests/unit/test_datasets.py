@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import msgspec
 import pytest
 
 from flatout.errors import RunFailed, UsageError
-from flatout.system import datasets
+from flatout.system import datasets, download
 from flatout.system.datasets import DATA_SETS, DataFile, DataSet, Fetching
 from flatout.system.folders import data_folders
 from flatout.system.store import Lock
@@ -75,15 +76,29 @@ class Answer(http.server.BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        if fault != "no-length":
+        if fault not in ("no-length", "endless"):
             self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
-        if fault == "cut":
+        if fault == "endless":
+            self._send_slowly(content * 1000, pause_s=0)
+        elif fault == "slow":
+            self._send_slowly(content, pause_s=0.01)
+        elif fault == "cut":
             self.wfile.write(content[start : start + (len(content) - start) // 2])
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
         else:
             self.wfile.write(content[start:])
+
+    def _send_slowly(self, content: bytes, pause_s: float) -> None:
+        step = 16 if pause_s else 65536
+        for start in range(0, len(content), step):
+            try:
+                self.wfile.write(content[start : start + step])
+                self.wfile.flush()
+            except OSError:
+                return  # The client has given up.
+            time.sleep(pause_s)
 
     def log_message(self, format: str, *args: object) -> None:
         """Says nothing."""
@@ -194,6 +209,43 @@ def test_fetch_when(server: Server, data: Path, faults: list[str], left: int) ->
     # The same server twice: one mirror that fails, and one that does not.
     fetch(table(server.mirror, server.mirror))
     assert_whole(folder)
+
+
+def test_fetch_gives_up_a_server_that_sends_without_end(
+    server: Server, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_MOST_MORE_BYTES", 1000)
+    server.faults = ["endless"]
+    fetch(table(server.mirror, server.mirror))
+    assert_whole(data / "tiny")
+    server.faults = ["endless"] * 2
+    shutil.rmtree(data / "tiny")
+    with pytest.raises(RunFailed, match="larger than"):
+        fetch(table(server.mirror))
+    assert not list((data / "tiny").glob("*.part"))
+
+
+def test_fetch_gives_up_a_server_that_is_too_slow(
+    server: Server, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_SLOW_S", 0.2)
+    monkeypatch.setattr(download, "_LEAST_BYTES_PER_S", 100_000)
+    server.faults = ["slow"] * 20
+    with pytest.raises(RunFailed, match="bytes came in"):
+        fetch(table(server.mirror))
+
+
+def test_fetch_writes_through_no_link(server: Server, data: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    (data / "tiny").mkdir(parents=True)
+    try:
+        (data / "tiny/images.gz.part").symlink_to(mine)
+    except OSError:
+        pytest.skip("needs the right to make links")
+    fetch(table(server.mirror))
+    assert mine.read_bytes() == b"mine"
+    assert_whole(data / "tiny")
 
 
 def test_fetch_begins_again_when_the_server_gives_no_ranges(server: Server, data: Path) -> None:

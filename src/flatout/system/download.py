@@ -18,6 +18,13 @@ from flatout.system import store
 _CHUNK_BYTES = 256 * 1024
 _SILENCE_S = 20.0
 _PAUSE_S = 0.2
+# Slower than this for so long, and a server is given up: each byte on its own ends the silence.
+_LEAST_BYTES_PER_S = 1024
+_SLOW_S = 60.0
+# A mirror may have compressed a file in its own way, but a server cannot fill the disk.
+_MOST_FACTOR = 2
+_MOST_MORE_BYTES = 1024**2
+_MOST_UNKNOWN_BYTES = 20 * 1024**3
 
 # An address is given up after so many tries, and earlier if so many of them brought nothing.
 _TRIES = 5
@@ -36,7 +43,8 @@ def download(
     Args:
         urls: addresses of the same file, tried in this order.
         path: where it is put when it is whole and right; until then it grows beside that place.
-        expected_bytes: its size, for where the server does not tell it.
+        expected_bytes: its size, for where the server does not tell it; 0 where it is not known.
+            No more than about twice as much is taken in.
         check: says what is wrong with a downloaded file, None if nothing is.
         opener: opens addresses; None is Python's own.
 
@@ -44,6 +52,7 @@ def download(
         RunFailed: download-failed, disk-full.
     """
     part = store.part_path(path)
+    _drop_link(part)
     reasons = []
     for url in urls:
         num_barren = 0
@@ -55,6 +64,10 @@ def download(
                 reason = _told(error)
                 num_barren += _size_bytes(part) <= start_bytes
                 is_refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
+                if isinstance(error, _TooLarge):
+                    is_refused = True
+                    with store.mapped_os_errors(part):
+                        part.unlink(missing_ok=True)
             else:
                 wrong = check(part)
                 with store.mapped_os_errors(path):
@@ -103,19 +116,58 @@ def _continue(
             start_bytes = 0
         length = response.headers.get("Content-Length", "")
         all_bytes = start_bytes + int(length) if length.isdigit() else expected_bytes
+        most_bytes = _MOST_FACTOR * expected_bytes + _MOST_MORE_BYTES
+        pace = _Pace()
         with store.mapped_os_errors(part):
             file = FileIO(part, "a" if start_bytes else "w")
         with file:
             done_bytes = start_bytes
             yield done_bytes, all_bytes
-            while chunk := response.read(_CHUNK_BYTES):
+            # Not `read`, which waits until a chunk is full, however slowly that goes.
+            while chunk := response.read1(_CHUNK_BYTES):
                 _write(file, chunk, part)
                 done_bytes += len(chunk)
+                if done_bytes > (most_bytes if expected_bytes else _MOST_UNKNOWN_BYTES):
+                    raise _TooLarge(f"it is larger than {done_bytes - len(chunk):,} bytes")
+                pace.add(len(chunk))
                 yield done_bytes, all_bytes
             with store.mapped_os_errors(part):
                 os.fsync(file.fileno())
     if length.isdigit() and done_bytes < all_bytes:
         raise ConnectionError(f"the connection ended after {done_bytes} of {all_bytes} bytes")
+
+
+class _TooLarge(ConnectionError):
+    """A server sends more than the file can be."""
+
+
+class _Pace:
+    """How fast bytes come; a server that is too slow for too long is given up."""
+
+    def __init__(self) -> None:
+        self._begun_s = time.monotonic()
+        self._num_bytes = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Counts bytes that have come.
+
+        Raises:
+            ConnectionError: too few have come for too long.
+        """
+        self._num_bytes += num_bytes
+        passed_s = time.monotonic() - self._begun_s
+        if passed_s < _SLOW_S:
+            return
+        if self._num_bytes < _LEAST_BYTES_PER_S * passed_s:
+            raise ConnectionError(f"only {self._num_bytes:,} bytes came in {passed_s:.0f} s")
+        self._begun_s, self._num_bytes = time.monotonic(), 0
+
+
+def _drop_link(part: Path) -> None:
+    """Removes a link where a download is put: what it leads to is not flatout's to write."""
+    with store.mapped_os_errors(part):
+        if part.is_symlink():
+            part.unlink()
 
 
 def _write(file: FileIO, chunk: bytes, part: Path) -> None:
