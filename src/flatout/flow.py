@@ -217,6 +217,15 @@ def draw_plots(run: Run) -> list[Path]:
     return plots.draw(run, each_metric(run), results_of(run))
 
 
+def begin_plots(run: Run) -> Path | None:
+    """Has a run drawn while nobody waits; gives the folder, None where nothing can be drawn yet."""
+    folder = RunFolder(Path(run.folder))
+    if not can_draw() or run.step == 0:
+        return None
+    child.start_drawing(folder)
+    return folder.path / "plots"
+
+
 def can_draw() -> bool:
     """Whether there is what draws pictures."""
     from flatout.monitor import plots

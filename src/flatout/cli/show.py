@@ -198,10 +198,11 @@ def print_run(
     print_next_steps(console, run, is_shown=True)
 
 
-def print_plots(files: Sequence[Path], *, is_error: bool) -> None:
-    """Which pictures were drawn after a training, if any."""
-    if files:
-        print_lines(make_console(is_error=is_error), [("plots", wording.plots_text(files))])
+def print_plots_begun(folder: Path | None, *, is_error: bool) -> None:
+    """Where the pictures of a training will be, if there will be any."""
+    if folder is not None:
+        text = f"being drawn, into {wording.home_text(str(folder))}"
+        print_lines(make_console(is_error=is_error), [("plots", text)])
 
 
 def print_next_steps(console: Console, run: Run, *, is_shown: bool = False) -> None:

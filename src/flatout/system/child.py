@@ -107,6 +107,20 @@ def start_worker(
     return Worker(process)
 
 
+def start_drawing(folder: RunFolder) -> None:
+    """Has a run drawn by a process of its own, which nobody waits for; it logs what goes wrong."""
+    command = [sys.executable, "-P", "-m", "flatout", "show", str(folder.path), "--plots"]
+    with mapped_os_errors(folder.log), open(folder.log, "ab") as log:
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            creationflags=creation_flags(),
+        )
+
+
 def worker_died(folder: RunFolder, exit_code: int) -> Finding:
     """Bad news of a worker that ended without a word in the run's events."""
     if exit_code == NOT_SHARED:

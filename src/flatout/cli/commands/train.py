@@ -107,12 +107,9 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
             display.close(outcome.run, flow.split_of(outcome.run))
     if is_json:
         show.print_json(outcome)
-    if not detach and flow.can_draw():
-        # After everything else is said: it takes a second, and is never worth a run.
+    if not detach:
         try:
-            show.print_plots(flow.draw_plots(outcome.run), is_error=is_json)
+            show.print_plots_begun(flow.begin_plots(outcome.run), is_error=is_json)
         except FlatoutError as error:
             show.print_finding(finding_from(error, "warning"))
-        except KeyboardInterrupt:
-            pass
     return 130 if interrupts.count else outcome.exit_code
