@@ -193,7 +193,9 @@ def test_train_does_not_fail_when_nothing_can_be_drawn(cli: Any) -> None:
     cli.has_plots = True
     cli.run(*cli.train(steps=2))
     plots_folder = cli.runs / "mine-0001" / "plots"
-    assert is_there(plots_folder / "curves.png")
+    log = cli.runs / "mine-0001" / "worker.log"
+    # Said once all of them are there.
+    assert is_true_soon(lambda: "curves.png in " in log.read_text())
     for file in plots_folder.iterdir():
         file.unlink()
     plots_folder.rmdir()
@@ -201,7 +203,6 @@ def test_train_does_not_fail_when_nothing_can_be_drawn(cli: Any) -> None:
     done = cli.run("train", "--resume", "mine-0001", "--epochs", "2", "--json")
     assert done.returncode == 0
     assert msgspec.json.decode(done.stdout)["exit_code"] == 0
-    log = cli.runs / "mine-0001" / "worker.log"
     assert is_true_soon(lambda: "see: " in log.read_text())
 
 

@@ -299,24 +299,24 @@ def shares(split: Mapping[str, float]) -> list[tuple[str, str, str]]:
     ]
 
 
-def closing_text(run: Run) -> str:
-    """What came out of a run."""
-    parts = [progress_text(run)]
+def result_text(run: Run) -> str:
+    """The metrics that came out of a run: those of the kept weights; empty without a validation."""
     best = run.best_validation
     if best is not None:
-        parts.insert(0, f"{metrics_text(best.metrics)} (best, at step {count_text(best.step)})")
-    elif run.validations:
-        parts.insert(0, metrics_text(run.validations[-1].metrics))
+        return f"{metrics_text(best.metrics)} (best, at step {count_text(best.step)})"
+    return metrics_text(run.validations[-1].metrics) if run.validations else ""
+
+
+def closing_text(run: Run) -> str:
+    """What came out of a run."""
+    parts = [*filter(None, [result_text(run)]), progress_text(run)]
     if run.ending_reason:
         parts.append(run.ending_reason)
     if run.status not in ("finished", "running"):
         parts.append(
-            "checkpoint "
-            + (
-                f"at step {count_text(run.checkpoint_step)}"
-                if run.checkpoint_step is not None
-                else "none yet: a resume begins anew"
-            )
+            f"checkpoint at step {count_text(run.checkpoint_step)}"
+            if run.checkpoint_step is not None
+            else "no checkpoint yet: it would start over"
         )
     return DOT.join(parts)
 
