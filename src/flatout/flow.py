@@ -158,7 +158,7 @@ def stop(text: str) -> Run:
     if not folder.lock().is_taken():
         raise UsageError(
             "run-not-running",
-            f"nobody trains the run {folder.path.name}.",
+            f"run {folder.path.name} is not running.",
             fix="see what runs there are: flatout runs",
         )
     folder.request_stop()
@@ -167,8 +167,8 @@ def stop(text: str) -> Run:
         raise RunFailed(
             "run-does-not-stop",
             f"the run {name} has not stopped within {_STOPPED_LIMIT_S:.0f} s.",
-            because="it ends its step, or its validation, first; or it stands still",
-            fix=f"see what it does: flatout show {name} --follow; end it if it stands still",
+            because="it finishes its step or validation first, or it is hung",
+            fix=f"see what it does: flatout show {name} --follow; kill it if it is hung",
         )
     return runs.read_run(folder)
 

@@ -91,7 +91,7 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
 def _require_not_undone(applied: Applied) -> None:
     if applied.status == "undone":
         raise UsageError(
-            "undone-already", f"{applied.id} is undone already.", fix="flatout undo --list"
+            "undone-already", f"{applied.id} is already undone.", fix="flatout undo --list"
         )
 
 

@@ -130,7 +130,7 @@ def print_advice(command: str, why: str) -> None:
 def print_written(file: str, sketch: Sketch, next_command: str) -> None:
     """What `flatout new` has written."""
     console = make_console()
-    of = f"from the {sketch.data} data in {sketch.path}" if sketch.path else "from made-up data"
+    of = f"from {sketch.data} in {sketch.path}" if sketch.path else "from synthetic data"
     print_lines(console, [("wrote", file), ("learns", f"{sketch.task}, {of}")])
     console.print(f"\n    {_typeable(next_command)}\n", style="bold", soft_wrap=True)
 

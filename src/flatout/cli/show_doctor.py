@@ -30,7 +30,7 @@ def print_explanation(diagnosis: Diagnosis) -> None:
     """The causes in a text, most likely first, then what would decide."""
     console = make_console()
     if not diagnosis.findings:
-        console.print("No cause that is known here was seen in this text.")
+        console.print("No known cause found in this text.")
         console.print("To decide: flatout doctor, on the machine that it comes from")
         return
     _print_ranked(console, diagnosis.findings)

@@ -109,7 +109,7 @@ def progress_text(run: Run) -> str:
     """How far a run has come: "epoch 3/14 · step 690/3,220"."""
     started = run.started
     if started is None:
-        return "beginning" if run.status == "running" else "not begun"
+        return "starting" if run.status == "running" else "not started"
     steps = f"/{count_text(started.num_steps)}" if started.num_steps else ""
     step = f"step {count_text(run.step)}{steps}"
     if not started.steps_per_epoch or not started.num_epochs:
@@ -269,7 +269,7 @@ def adaptation_text(one: Adaptation) -> str:
 
 def cost_text(cost: Checkpointing, *, is_short: bool = False) -> str:
     """What checkpoints cost: how often, how long training stood still, how much time was lost."""
-    stall = f"{seconds_text(cost.stall_s)} of standstill each"
+    stall = f"{seconds_text(cost.stall_s)} pause each"
     parts = [f"{count_text(cost.num_written)} written", stall]
     if not is_short:
         slowdown = f"{seconds_text(cost.slowdown_s)} of" if cost.slowdown_s > 0 else "no"
@@ -283,7 +283,7 @@ def cost_text(cost: Checkpointing, *, is_short: bool = False) -> str:
 def plots_text(files: Sequence[Path]) -> str:
     """Which pictures were drawn, and where."""
     if not files:
-        return "nothing to draw yet: the run has told no metrics"
+        return "nothing to draw yet: the run has no metrics"
     names = ", ".join(file.name for file in files)
     return f"{names} in {near_text(str(files[0].parent))}"
 
@@ -344,7 +344,7 @@ def _next_steps(run: Run) -> list[tuple[str, str]]:
     return [
         show,
         (f"{resume} --epochs {2 * epochs if epochs else 'N'}", "train it longer"),
-        (f"{again} --seed {spec.seed + 1}", "see how much is luck"),
+        (f"{again} --seed {spec.seed + 1}", "compare with another seed"),
     ]
 
 

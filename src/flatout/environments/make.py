@@ -246,7 +246,7 @@ def _with_uv(folder: Path, one: Prepared, ground: Ground) -> Iterator[Progress]:
         (pin,) = wheel_store.measured(decide_on_wheels(ground, deciding, [])[1], ground.opener)
         yield from _fetch(one, [pin], ground)
     except FlatoutError as error:
-        text = f"without uv, which cannot be had ({error.problem}): pip must be there"
+        text = f"without uv, which is not available ({error.problem}): pip must be there"
         yield Progress(name=one.name, text=text, is_over=True)
         return
     tools = uv_program.bundled_folder(folder)

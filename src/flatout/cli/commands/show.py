@@ -9,9 +9,11 @@ from flatout.cli.options import json_document
 
 @click.command("show")
 @click.argument("run")
-@click.option("--follow", is_flag=True, help="Watch it train; Ctrl-C ends only the watching.")
+@click.option(
+    "--follow", is_flag=True, help="Watch the run train; Ctrl-C stops watching, not training."
+)
 @click.option("--tensorboard", metavar="DIR", help="Write TensorBoard event files into DIR/RUN.")
-@click.option("--plots", is_flag=True, help="Draw it as PNG files in its folder.")
+@click.option("--plots", is_flag=True, help="Draw the run as PNG files in its folder.")
 @click.option("--recipe", is_flag=True, help="Show every field of the recipe, with reasons.")
 @json_document
 def command(
