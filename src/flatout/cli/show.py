@@ -78,7 +78,10 @@ def print_long_json(head: dict[str, Any], name: str, values: Iterable[Any]) -> N
 
 def print_note(text: str) -> None:
     """A message for people, beside the output."""
-    make_console(is_error=True).print(text, soft_wrap=True)
+    console = make_console(is_error=True)
+    for line in text.splitlines():
+        for part in _wrapped(line, _room(console, 0)):
+            console.print(part, soft_wrap=True)
 
 
 def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
