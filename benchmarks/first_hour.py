@@ -8,8 +8,8 @@
   `--before`, the `src` folder of another flatout, both in turns, in an order drawn anew.
 
 With a neighbour, a process that computes without a pause runs beside. Looked at: exit codes, lines
-longer than 80 columns, words broken in two, seconds. Commands, addresses and paths are never broken,
-so that they can be copied. Writes a result file; says on the screen what is wrong. POSIX only.
+longer than 80 columns, words broken in two, seconds. Commands, addresses and paths are never
+broken, so that they can be copied. Writes a result file, and prints what is wrong. POSIX only.
 """
 
 from __future__ import annotations
@@ -213,7 +213,8 @@ def main() -> int:
                     if "before" in of:
                         pairs = zip(of["now"], of["before"], strict=True)
                         ratios = tuple(now / before for now, before in pairs)
-                        measured.append(measurement(f"{name}, now / before", "", ratios, conditions))
+                        title = f"{name}, now / before"
+                        measured.append(measurement(title, "", ratios, conditions))
             # Pictures of the last training may still be being drawn.
             time.sleep(3)
     for one in measured:

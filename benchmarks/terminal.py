@@ -24,7 +24,9 @@ LIMIT_S = 900.0
 _TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b[()][A-Z0-9]|(\r?\n)|(\r)|(.)", re.DOTALL)
 _WORD = re.compile(r"\w+")
 # What is there to be copied is never broken: commands, addresses, paths.
-_COPIED = re.compile(r"^\s*(?:\S+:\s+|next\s+)?(?:\S*flatout|python3?|pip|sh|cd|\$) |https?://\S{40}|/\S{60}")
+_COPIED = re.compile(
+    r"^\s*(?:\S+:\s+|next\s+)?(?:\S*flatout|python3?|pip|sh|cd|\$) |https?://\S{40}|/\S{60}"
+)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from flatout.nouns.journal import (
     Undone,
 )  # fmt: skip
 from flatout.nouns.plan import Move, Run, files_of
+from flatout.nouns.units import counted_text
 from flatout.system import clock, journal, rewriting, trees
 from flatout.system.journal import Journal
 
@@ -177,7 +178,11 @@ def _difference(before: bytes | None, content: bytes | None) -> tuple[str, ...]:
         return ()
     lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), "before", "now",
                                       lineterm="", n=1))  # fmt: skip
-    more = [f"... {len(lines) - _DIFF_LINES} more lines"] if len(lines) > _DIFF_LINES else []
+    more = (
+        [f"... {counted_text(len(lines) - _DIFF_LINES, 'more line')}"]
+        if len(lines) > _DIFF_LINES
+        else []
+    )
     shown = [ascii(line)[1:-1] if not line.isprintable() else line for line in lines[:_DIFF_LINES]]
     return (*shown, *more)
 

@@ -13,7 +13,9 @@ json_document = click.option(
     "--json", "is_json", is_flag=True, help="Print one JSON document on stdout."
 )  # fmt: skip
 _ASKING = (
-    click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Number of samples per batch."),
+    click.option(
+        "--batch-size", type=click.IntRange(1), metavar="N", help="Number of samples per batch.",
+    ),  # fmt: skip
     click.option(
         "--device",
         default="auto",

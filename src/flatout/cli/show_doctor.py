@@ -161,7 +161,8 @@ def _worst(examined: Examined) -> dict[str, str]:
 def _print_body(
     console: Console, finding: Finding, shown: set[tuple[str, str]] | None = None
 ) -> None:
-    """All of a finding but its problem. shown: evidence of those above it, which is not repeated."""
+    """All of a finding but its problem. shown: evidence of those above it, which is not "
+    "repeated."""
     shown = set() if shown is None else shown
     for evidence in finding.evidence:
         where, text = ("", evidence) if isinstance(evidence, str) else (

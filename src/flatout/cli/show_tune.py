@@ -13,7 +13,7 @@ from flatout.nouns.finding import Finding
 from flatout.nouns.lines import Fetched, Line, Profiled, Tried, Trying, Warned
 from flatout.nouns.tuned_recipe import TunedRecipe
 from flatout.nouns.tuning import Check, Decision, Payback, Result, Rung
-from flatout.nouns.units import count_text, percent_text, rate_text, seconds_text
+from flatout.nouns.units import count_text, counted_text, percent_text, rate_text, seconds_text
 
 _NAME_WIDTH = 38
 _RATE_WIDTH = 20
@@ -132,8 +132,8 @@ def _closing_lines(decision: Decision, is_from_cache: bool) -> Iterable[tuple[st
         agrees = "" if decision.is_plain else ", and a short probe agrees"
         yield "search", f"{price}: found before{agrees}"
     elif decision.pays_back_after_steps is not None:
-        steps = count_text(decision.pays_back_after_steps)
-        yield "search", f"{price}, paid back after {steps} steps"
+        steps = counted_text(decision.pays_back_after_steps, "step")
+        yield "search", f"{price}, paid back after {steps}"
     else:
         yield "search", price
 
@@ -179,7 +179,7 @@ def payback_text(payback: Payback) -> str:
     if payback.after_steps is None:
         return f"{took}; it is not sure to pay at all"
     left = count_text(payback.num_steps)
-    return f"{took}; it pays after {count_text(payback.after_steps)} steps, {left} are left"
+    return f"{took}; it pays off after {counted_text(payback.after_steps, 'step')}, {left} left"
 
 
 def _lost_text(result: Result) -> str:

@@ -18,6 +18,7 @@ from flatout.nouns.tuning import Decision, Interval
 from flatout.nouns.units import (
     bytes_text,
     count_text,
+    counted_text,
     is_ratio,
     percent_text,
     rate_text,
@@ -140,15 +141,15 @@ def experiment_text(spec: ExperimentSpec) -> str:
 
 def data_text(started: Started) -> str:
     """How much there is to learn from, and how long."""
-    parts = [f"{count_text(started.num_parameters)} weights"]
+    parts = [f"{counted_text(started.num_parameters, 'weight')}"]
     if started.num_samples is not None:
         parts.insert(0, f"{count_text(started.num_samples)} {started.unit}")
     if started.num_epochs:
         steps = started.steps_per_epoch
-        length = f" of {count_text(steps)} steps" if steps else ""
-        parts.append(f"{count_text(started.num_epochs)} epochs{length}")
+        length = f" of {counted_text(steps, 'step')}" if steps else ""
+        parts.append(f"{counted_text(started.num_epochs, 'epoch')}{length}")
     elif started.num_steps:
-        parts.append(f"{count_text(started.num_steps)} steps")
+        parts.append(counted_text(started.num_steps, "step"))
     return DOT.join(parts)
 
 
@@ -161,7 +162,7 @@ def machine_text(machine: Machine) -> str:
     if machine.driver:
         parts.append(f"driver {machine.driver}")
     if not machine.gpus:
-        cores = f"{machine.cpu.num_threads} threads"
+        cores = counted_text(machine.cpu.num_threads or 1, "thread")
         parts.append(f"{machine.cpu.name or 'CPU'}{DOT}{cores}")
         memory = machine.memory.limit_bytes or machine.memory.total_bytes
         if memory:
@@ -184,7 +185,7 @@ def recipe_text(recipe: Recipe) -> str:
     """A recipe in a line: what is said by its values alone, then what the person fixed."""
     device = recipe.device.value
     threads = recipe.num_threads.value
-    parts = [f"{device} with {threads} thread{'s' * (threads > 1)}" if device == "cpu" else device]
+    parts = [f"{device} with {counted_text(threads, 'thread')}" if device == "cpu" else device]
     parts.append(recipe.precision.value)
     paths = {
         "sliced": "data sliced in memory",
@@ -192,7 +193,7 @@ def recipe_text(recipe: Recipe) -> str:
         "cached": "samples cached in memory",
     }
     num_workers = recipe.loader_workers.value
-    workers = f"DataLoader with {num_workers} worker{'' if num_workers == 1 else 's'}"
+    workers = f"DataLoader with {counted_text(num_workers, 'worker')}"
     parts.append(paths.get(recipe.data_path.value, workers))
     if recipe.optimizer_implementation.value != "own":
         parts.append(f"{recipe.optimizer_implementation.value} optimizer")

@@ -38,8 +38,10 @@ def torch_install(machine: Machine, *others: str) -> Fix:
     what = " and ".join(("torch", *others))
     if not chosen:
         text = (
-            f"install {what} for this card: cu130 with driver {_NEW} or newer and compute capability 7.5 "
-            "or higher; else cu128 for RTX 50, cu126 for older cards. On that machine, `flatout setup "
+            f"install {what} for this card: cu130 with driver {_NEW} or newer and compute "
+            f"capability 7.5 "
+            "or higher; else cu128 for RTX 50, cu126 for older cards. On that machine, "
+            "`flatout setup "
             "torch` chooses"
         )
         commands = tuple(_command(" ".join(("torch", *others)), cuda) for cuda in _USUAL)
@@ -64,7 +66,8 @@ def torch_install(machine: Machine, *others: str) -> Fix:
 
 
 def _chosen(target: Target) -> tuple[tuple[str, TorchChoice], ...]:
-    """The solver's builds with CUDA for a card, each with its condition where the driver decides."""
+    """The solver's builds with CUDA for a card, each with its condition where the driver "
+    "decides."""
     from flatout.setup.torch_builds import choose_for
 
     if target.driver is not None:

@@ -20,7 +20,6 @@ from typing import Any
 
 from flatout.engine.quick_import import COMPILER, import_quickly
 
-
 # Where torch's wrapper (torch/_compile.py) keeps what `disable` has given it.
 _KEPT = "__dynamo_disable"
 
@@ -81,7 +80,8 @@ class _StandIn(ModuleType):
                 import_quickly(COMPILER)
                 self.__dict__["_real"] = sys.modules[COMPILER]
                 self._catch_up()
-            return self._real
+            real: ModuleType = self._real
+            return real
 
     def _give_way(self) -> None:
         del sys.modules[COMPILER]

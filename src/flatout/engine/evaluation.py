@@ -26,6 +26,7 @@ from flatout.errors import UsageError
 from flatout.nouns.class_report import MEANS, class_report, mean_scores
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import Classified, Generated, Validated
+from flatout.nouns.units import counted_text
 from flatout.system.clock import now_s
 
 # Ends of metrics' names; of all others, larger is better.
@@ -142,7 +143,8 @@ class Validator:
                 Finding(
                     rule="target-is-no-class",
                     severity="warning",
-                    problem=f"{num_strays:,} samples of the validation data have no class in "
+                    problem=f"{counted_text(num_strays, 'sample')} of the validation data "
+                    f"with no class in "
                     f"`{name}`.",
                     fixes=(Fix(text="check the targets; ignore_index leaves some out"),),
                 )

@@ -35,7 +35,7 @@ class OtherLoad:
 
 
 def _busy_s() -> float:
-    times = psutil.cpu_times()._asdict()
+    times: dict[str, float] = psutil.cpu_times()._asdict()
     return sum(seconds for name, seconds in times.items() if name not in (*_IDLE, *_COUNTED))
 
 

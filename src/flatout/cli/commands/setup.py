@@ -12,8 +12,14 @@ from flatout.cli.parts import WithParts
 _HOW = (
     click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be done."),
     click.option("--yes", "is_agreed", is_flag=True, help="Do not ask for confirmation."),
-    click.option("--name", metavar="NAME", help="Name of the environment; the framework's by default."),
-    click.option("--in", "folder", metavar="DIR", help="Folder to make the environment in; flatout's own by default."),
+    click.option(
+        "--name", metavar="NAME",
+        help="Name of the environment; the framework's by default.",
+    ),
+    click.option(
+        "--in", "folder", metavar="DIR",
+        help="Folder to make the environment in; flatout's own by default.",
+    ),
     click.option(
         "--with", "packages", multiple=True, metavar="PACKAGES",
         help="Additional packages, separated by commas.",
@@ -23,10 +29,17 @@ _HOW = (
         help="Also satisfy a requirements.txt, environment.yml or pyproject.toml.",
     ),
     click.option(
-        "--manager", type=click.Choice(["uv", "pip", "conda"]), help="Tool that creates the environment and installs packages."
+        "--manager", type=click.Choice(["uv", "pip", "conda"]),
+        help="Tool that creates the environment and installs packages.",
     ),
-    click.option("--from", "lock", metavar="LOCK|DIR", help="Recreate the environment of a lock file or a bundle."),
-    click.option("--bundle", metavar="DIR", help="Only download, into a folder that can be moved to another machine."),
+    click.option(
+        "--from", "lock", metavar="LOCK|DIR",
+        help="Recreate the environment of a lock file or a bundle.",
+    ),
+    click.option(
+        "--bundle", metavar="DIR",
+        help="Only download, into a folder that can be moved to another machine.",
+    ),
     click.option(
         "--mirror", "mirrors", multiple=True, metavar="KIND=URL",
         help="Mirror for packages, torch or python.",

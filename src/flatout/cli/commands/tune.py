@@ -53,9 +53,10 @@ def command(forget: bool, is_json: bool, **options: Any) -> int:
     from flatout.cli import failing, show
     from flatout.cli.show_tune import SearchDisplay, print_tuned
     from flatout.nouns.train_request import TrainRequest
+    from flatout.nouns.units import counted_text
 
     if forget:
-        show.print_note(f"{flow.forget_recipes()} recipes forgotten")
+        show.print_note(f"{counted_text(flow.forget_recipes(), 'recipe')} forgotten")
         return 0
     request = TrainRequest(**options, tune="full", is_only_tuned=True)
     display = SearchDisplay(is_quiet=is_json or request.emit is not None)
