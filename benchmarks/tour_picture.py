@@ -2,7 +2,7 @@
 
     python3 benchmarks/tour_picture.py [--output docs/tour.svg]
 
-Plays them in an empty home, on a terminal of 80 columns, and writes what it shows as SVG. POSIX only.
+Plays them in an empty home, on a terminal of 80 columns, and writes the screen as SVG. POSIX only.
 """
 
 from __future__ import annotations

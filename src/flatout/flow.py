@@ -20,7 +20,6 @@ from flatout.nouns.run import Run
 from flatout.nouns.sketch import TABLES, Sketch, SketchRequest, check_name
 from flatout.nouns.train_request import TrainRequest
 from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.setup import torch_needed
 from flatout.system import (
     child,
     clock,
@@ -113,6 +112,8 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed before there was a worker.
     """
+    from flatout.setup import torch_needed
+
     request.check()
     request = made_environments.with_interpreter(request)
     asked = take_up(request, interrupts)
@@ -237,6 +238,8 @@ def next_step() -> tuple[str, str]:
     """The sensible next command on this machine, and why it is that one."""
     machine = probe(sys.executable)
     if machine.framework("torch") is None:
+        from flatout.setup import torch_needed
+
         choice = torch_needed.choose_torch(machine, sys.version_info[:2])
         return torch_needed.install_command(sys.executable, choice), f"no torch here; {choice.why}"
     run = newest_run()

@@ -90,7 +90,8 @@ def chosen_gpus(request: ClusterRequest, machine: Machine) -> tuple[tuple[int, .
     if wanted > len(here):
         raise UsageError(
             "no-gpu-in-containers",
-            f"{wanted} workers cannot have a GPU of their own: containers have {len(here)} here.",
+            f"{counted_text(wanted, 'worker')} with a GPU asked for: containers have "
+            f"{len(here)} here.",
             because=why if not here else "two ranks on one GPU are refused by NCCL, so each worker "
             "that trains on a GPU needs its own",
             fix=f"--gpus {len(here) or 'none'}; ingestion and inference may share a GPU with one "
@@ -99,7 +100,7 @@ def chosen_gpus(request: ClusterRequest, machine: Machine) -> tuple[tuple[int, .
     if wanted > request.workers:
         raise UsageError(
             "no-gpu-in-containers",
-            f"{wanted} GPUs are more than the {counted_text(request.workers, 'worker')}.",
+            f"{counted_text(wanted, 'GPU')} for {counted_text(request.workers, 'worker')}.",
             because="a worker trains on one GPU",
             fix=f"--workers {wanted}",
         )

@@ -133,8 +133,8 @@ class Validator:
                 Finding(
                     rule="labels-do-not-fit",
                     severity="warning",
-                    problem=f"`labels` has {len(labels)} names; `{name}` counts {num_classes} "
-                    "classes.",
+                    problem=f"`labels` has {len(labels)} names; `{name}` counts "
+                    f"{counted_text(num_classes, 'class', 'classes')}.",
                     fixes=(Fix(text="give a name for each class, in the order of their numbers"),),
                 )
             )

@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from flatout.nouns.change import Change
 from flatout.nouns.finding import Finding, Fix
@@ -53,6 +52,8 @@ class Worker:
         if sys.platform == "win32":
             _kill_tree(self._process.pid)
         else:
+            import psutil
+
             # torchrun puts its ranks into sessions of their own.
             started: list[psutil.Process] = []
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -199,6 +200,8 @@ def creation_flags() -> int:
 
 
 def _kill_tree(pid: int) -> None:
+    import psutil
+
     try:
         leader = psutil.Process(pid)
         for process in [*leader.children(recursive=True), leader]:
