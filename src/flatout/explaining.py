@@ -57,9 +57,9 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
     if subject is None:
         return _piped_or_last(is_here=is_here)
     if subject == "-":
-        return explain_text(texts.pieces_of_stdin(), _look(is_here=bool(is_here)))
+        return _explain_named(texts.pieces_of_stdin(), "standard input", is_here=bool(is_here))
     if texts.is_readable(Path(subject)):
-        return explain_text(texts.pieces_of(Path(subject)), _look(is_here=bool(is_here)))
+        return _explain_named(texts.pieces_of(Path(subject)), subject, is_here=bool(is_here))
     rule = next((one for one in RULES if one.id == subject), None)
     if rule is not None:
         return Page(rule.id, rule.page)
@@ -72,6 +72,13 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
             fix=_near_page(subject, [*(one.id for one in RULES), *errors]),
         )
     return Page(subject, errors[subject])
+
+
+def _explain_named(pieces: Iterable[bytes], name: str, *, is_here: bool) -> Diagnosis:
+    pieces = iter(pieces)
+    first = next(pieces, b"")
+    found = explain_text(itertools.chain([first], pieces), _look(is_here=is_here))
+    return msgspec.structs.replace(found, about=name if first else f"{name}, which is empty")
 
 
 def as_shown(diagnosis: Diagnosis) -> Diagnosis:
@@ -176,7 +183,10 @@ def _piped_or_last(*, is_here: bool | None) -> Diagnosis:
     look = _look(is_here=is_here is not False, python=known)
     folder = RunFolder(Path(failed.folder))
     pieces = texts.pieces_of(folder.log) if folder.log.exists() else iter(())
-    return explain_text(itertools.chain(_told(failed.findings), pieces), look)
+    found = explain_text(itertools.chain(_told(failed.findings), pieces), look)
+    return msgspec.structs.replace(
+        found, about=f"the error and log of the last failed run, {failed.id}"
+    )
 
 
 def _has_failed(run: object) -> bool:

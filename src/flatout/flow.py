@@ -20,7 +20,6 @@ from flatout.nouns.run import Run
 from flatout.nouns.sketch import TABLES, Sketch, SketchRequest, check_name
 from flatout.nouns.train_request import TrainRequest
 from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.setup import torch_needed
 from flatout.system import (
     child,
     clock,
@@ -113,6 +112,8 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed before there was a worker.
     """
+    from flatout.setup import torch_needed
+
     request.check()
     request = made_environments.with_interpreter(request)
     asked = take_up(request, interrupts)
@@ -159,7 +160,7 @@ def stop(text: str) -> Run:
     if not folder.lock().is_taken():
         raise UsageError(
             "run-not-running",
-            f"nobody trains the run {folder.path.name}.",
+            f"run {folder.path.name} is not running.",
             fix="see what runs there are: flatout runs",
         )
     folder.request_stop()
@@ -168,8 +169,8 @@ def stop(text: str) -> Run:
         raise RunFailed(
             "run-does-not-stop",
             f"the run {name} has not stopped within {_STOPPED_LIMIT_S:.0f} s.",
-            because="it ends its step, or its validation, first; or it stands still",
-            fix=f"see what it does: flatout show {name} --follow; end it if it stands still",
+            because="it finishes its step or validation first, or it is hung",
+            fix=f"see what it does: flatout show {name} --follow; kill it if it is hung",
         )
     return runs.read_run(folder)
 
@@ -218,6 +219,15 @@ def draw_plots(run: Run) -> list[Path]:
     return plots.draw(run, each_metric(run), results_of(run))
 
 
+def begin_plots(run: Run) -> Path | None:
+    """Has a run drawn while nobody waits; gives the folder, None where nothing can be drawn yet."""
+    folder = RunFolder(Path(run.folder))
+    if not can_draw() or run.step == 0:
+        return None
+    child.start_drawing(folder)
+    return folder.path / "plots"
+
+
 def can_draw() -> bool:
     """Whether there is what draws pictures."""
     from flatout.monitor import plots
@@ -229,6 +239,8 @@ def next_step() -> tuple[str, str]:
     """The sensible next command on this machine, and why it is that one."""
     machine = probe(sys.executable)
     if machine.framework("torch") is None:
+        from flatout.setup import torch_needed
+
         choice = torch_needed.choose_torch(machine, sys.version_info[:2])
         return torch_needed.install_command(sys.executable, choice), f"no torch here; {choice.why}"
     run = newest_run()

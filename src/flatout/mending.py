@@ -44,7 +44,7 @@ def change_to_undo(id: str | None) -> Applied:
     if newest is None:
         raise UsageError(
             "nothing-to-undo",
-            "flatout has changed nothing that is not undone already.",
+            "nothing to undo: flatout has changed nothing, or all of it is undone.",
             fix="flatout undo --list",
         )
     return newest

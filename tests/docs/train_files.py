@@ -13,7 +13,7 @@ import argparse
 import sys
 
 from flatout import flow
-from flatout.cli import show
+from flatout.cli import show, wording
 from flatout.cli.live import Display
 from flatout.engine import worker
 from flatout.nouns.train_request import TrainRequest
@@ -52,7 +52,7 @@ def train(request: TrainRequest) -> int:
         run = flow.read(name)
         display.close(run, flow.split_of(run))
     if flow.can_draw():
-        show.print_plots(flow.draw_plots(run), is_error=False)
+        show.print_note(wording.plots_text(flow.draw_plots(run)))
     return code
 
 

@@ -103,6 +103,23 @@ def test_progress_tells_of_all_that_was_trained(lab: Lab, tell: Tell, plain: Pla
 # What validation and the calling process must not notice.
 
 
+def test_rate_is_that_of_training_when_validation_is_slow(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    def slow(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        time.sleep(0.2)
+        return {"accuracy": torch.ones(())}
+
+    folder = lab.run(plain(loss=sleeping, metrics=slow, epochs=3))
+    [finished] = tell.events(folder, Finished)
+    assert finished.split_s["validation"] > 0.6
+    lines = tell.metrics(folder, Progress)
+    # The validation's time is in the line after it, if anywhere.
+    slowest = min(line.samples_per_s for line in lines if line.samples_per_s is not None)
+    steps_s = finished.train_s - finished.split_s["validation"]
+    assert slowest > finished.num_samples_seen / steps_s / 3
+
+
 @pytest.mark.parametrize("every", ["epoch", 2])
 def test_validation_does_not_change_the_training(
     lab: Lab, tell: Tell, plain: Plain, every: Any

@@ -93,7 +93,7 @@ def test_files_are_as_they_were_after_an_undo(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in before} == before
     assert not (tmp_path / "a").exists()
     assert journal.entries()[0].status == "undone"
-    with pytest.raises(UsageError, match="undone already"):
+    with pytest.raises(UsageError, match="already undone"):
         list(undo(journal.entries()[0]))
 
 

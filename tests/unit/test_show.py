@@ -150,7 +150,7 @@ def test_closing_text_names_the_best_and_what_a_resume_begins_with() -> None:
         "epoch 10/10 · step 95/100 · "
         "checkpoint at step 90"
     )
-    assert "a resume begins anew" in wording.closing_text(run(status="interrupted"))
+    assert "no checkpoint yet" in wording.closing_text(run(status="interrupted"))
 
 
 def test_closing_text_says_why_it_ended_early() -> None:
@@ -172,13 +172,13 @@ def test_cost_text_tells_what_checkpoints_cost() -> None:
     cost = checkpointing(told, share=None, train_s=3.0)
     assert cost is not None
     assert wording.cost_text(cost) == (
-        "2 written · 20 ms of standstill each · 10 ms of slowdown · 300 ms to write 2.0 KiB · "
+        "2 written · 20 ms pause each · 10 ms of slowdown · 300 ms to write 2.0 KiB · "
         "2.00 % of the time lost"
     )
     told_share = checkpointing(told, share=0.005, train_s=3.0)
     assert told_share is not None
     assert wording.cost_text(told_share, is_short=True) == (
-        "2 written · 20 ms of standstill each · 0.50 % of the time lost"
+        "2 written · 20 ms pause each · 0.50 % of the time lost"
     )
     assert checkpointing([], share=0.0, train_s=1.0) is None
 

@@ -22,6 +22,7 @@ from flatout.nouns.journal import (
     Undone,
 )  # fmt: skip
 from flatout.nouns.plan import Move, Run, files_of
+from flatout.nouns.units import counted_text
 from flatout.system import clock, journal, rewriting, trees
 from flatout.system.journal import Journal
 
@@ -98,7 +99,7 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
 def _require_not_undone(applied: Applied) -> None:
     if applied.status == "undone":
         raise UsageError(
-            "undone-already", f"{applied.id} is undone already.", fix="flatout undo --list"
+            "undone-already", f"{applied.id} is already undone.", fix="flatout undo --list"
         )
 
 
@@ -186,7 +187,11 @@ def _difference(before: bytes | None, content: bytes | None) -> tuple[str, ...]:
         return ()
     lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), "before", "now",
                                       lineterm="", n=1))  # fmt: skip
-    more = [f"... {len(lines) - _DIFF_LINES} more lines"] if len(lines) > _DIFF_LINES else []
+    more = (
+        [f"... {counted_text(len(lines) - _DIFF_LINES, 'more line')}"]
+        if len(lines) > _DIFF_LINES
+        else []
+    )
     shown = [ascii(line)[1:-1] if not line.isprintable() else line for line in lines[:_DIFF_LINES]]
     return (*shown, *more)
 

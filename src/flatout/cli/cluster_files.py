@@ -6,9 +6,12 @@ from typing import Any
 
 import click
 
-JSON = click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+JSON = click.option("--json", "is_json", is_flag=True, help="Print one JSON document on stdout.")
 IN = click.option(
-    "--in", "folder", metavar="DIR", help="The cluster's folder; else this one, or `cluster` in it."
+    "--in",
+    "folder",
+    metavar="DIR",
+    help="Folder of the cluster; by default this one, or `cluster` in it.",
 )
 
 
@@ -16,24 +19,24 @@ IN = click.option(
 @click.argument("folder", required=False, default="cluster", metavar="[DIR]")
 @click.option(
     "--engine", type=click.Choice(["ray", "dask", "torchrun"]), default="ray", show_default=True,
-    help="What places the work.",
+    help="Engine that schedules the work.",
 )  # fmt: skip
 @click.option(
     "--workers", type=click.IntRange(1, 512), default=2, show_default=True, metavar="N",
-    help="Containers that compute.",
+    help="Number of worker containers.",
 )  # fmt: skip
 @click.option(
     "--gpus", default="all", show_default=True, metavar="all|none|N",
-    help="Workers with a GPU of their own.",
+    help="Number of workers with their own GPU.",
 )  # fmt: skip
-@click.option("--base-image", metavar="IMAGE", help="What the image begins with; else Python's.")
+@click.option("--base-image", metavar="IMAGE", help="Base image; Python's official one by default.")
 @click.option(
-    "--with", "packages", multiple=True, metavar="PACKAGE", help="A further package in the image."
+    "--with", "packages", multiple=True, metavar="PACKAGE", help="Additional package in the image."
 )
-@click.option("--force", is_flag=True, help="Overwrite files that were edited.")
+@click.option("--force", is_flag=True, help="Overwrite edited files.")
 @JSON
 def init(folder: str, force: bool, is_json: bool, **options: Any) -> None:
-    """Write the files of a cluster into DIR, to be read and edited."""
+    """Write the files of a cluster into DIR, for you to read and edit."""
     from flatout.cli import show, show_cluster
     from flatout.clustering import files
     from flatout.nouns.cluster import ClusterRequest
@@ -46,7 +49,7 @@ def init(folder: str, force: bool, is_json: bool, **options: Any) -> None:
 @IN
 @JSON
 def check(folder: str | None, is_json: bool) -> int:
-    """See whether the files are right and this machine can give what they ask for."""
+    """Check the files of a cluster, and whether this machine can run it."""
     from flatout.cli import show, show_cluster
     from flatout.clustering import files
 

@@ -12,27 +12,31 @@ from flatout.cli.options import json_document
 @click.command("predict")
 @click.argument("run", required=False, metavar="[RUN|EXPERIMENT]")
 @click.option(
-    "--workers", default="2,4,8", show_default=True, metavar="N,N,...", help="How many there are."
+    "--workers", default="2,4,8", show_default=True, metavar="N,N,...", help="Number of workers."
 )
 @click.option(
-    "--link", default="10Gbps", show_default=True, metavar="RATE", help="Bandwidth between them."
+    "--link", default="10Gbps", show_default=True, metavar="RATE", help="Bandwidth between workers."
 )
 @click.option(
     "--latency", "latency_us", type=float, default=50.0, show_default=True, metavar="MICROSECONDS",
-    help="Of a message between two.",
+    help="Latency of a message between two workers.",
 )  # fmt: skip
 @click.option(
     "--scaling", type=click.Choice(["strong", "weak"]), default="strong", show_default=True,
-    help="Share the batch, or one for each.",
+    help="Split one batch among the workers, or give each its own.",
 )  # fmt: skip
-@click.option("--price", metavar="PRICE", help="Of one worker for an hour, as 2.5/h.")
-@click.option("--power", metavar="WATTS", help="What one worker draws, as 350W; else as measured.")
+@click.option("--price", metavar="PRICE", help="Price of one worker, such as 2.5/h.")
 @click.option(
-    "--energy-price", metavar="PRICE", help="Of a kWh, as 0.30/kWh, where none is rented."
+    "--power", metavar="WATTS", help="Power of one worker, such as 350W; as measured by default."
+)
+@click.option(
+    "--energy-price",
+    metavar="PRICE",
+    help="Price of energy, such as 0.30/kWh, for machines of your own.",
 )
 @json_document
 def predict(is_json: bool, **options: Any) -> None:
-    """Say what a training would take on many workers, from a run's measured step.
+    """Predict how long a training takes on many workers, from a run's measured step.
 
     Nothing is started: the model is in docs/forecast.md.
     """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _LIMIT = click.option(
     "--limit", "limit_s", type=click.FloatRange(min=1), default=180.0, show_default=True,
-    metavar="SECONDS", help="How long to wait until all is well.",
+    metavar="SECONDS", help="Time to wait until all containers are healthy.",
 )  # fmt: skip
 
 
@@ -22,7 +22,7 @@ _LIMIT = click.option(
 @IN
 @JSON
 def up(limit_s: float, folder: str | None, is_json: bool) -> int:
-    """Build the image, start the containers, and wait until all of them are well."""
+    """Build the image, start the containers, and wait until all are healthy."""
     from flatout.cli import show
     from flatout.cli.live import Waiting
     from flatout.cli.show_cluster import waiting_text
@@ -43,7 +43,7 @@ def up(limit_s: float, folder: str | None, is_json: bool) -> int:
 @IN
 @JSON
 def status(folder: str | None, is_json: bool) -> int:
-    """Show nodes, what each may take, versions, and addresses to open."""
+    """Show nodes, their limits, versions, and addresses to open."""
     from flatout.clustering import files, running
 
     return _tell(running.state(files.open_folder(folder)), is_json=is_json)
@@ -51,12 +51,12 @@ def status(folder: str | None, is_json: bool) -> int:
 
 @click.command("logs")
 @click.argument("services", nargs=-1, metavar="[SERVICE]...")
-@click.option("--follow", is_flag=True, help="Go on with what is printed from now on.")
+@click.option("--follow", is_flag=True, help="Keep printing new output.")
 @click.option("--tail", type=click.IntRange(0), default=100, show_default=True, metavar="N",
-              help="Lines of each container.")  # fmt: skip
+              help="Number of lines to print of each container.")  # fmt: skip
 @IN
 def logs(services: tuple[str, ...], follow: bool, tail: int, folder: str | None) -> None:
-    """Print what the containers have printed."""
+    """Print the output of the containers."""
     from flatout.clustering import files, running
 
     running.show_logs(files.open_folder(folder), services, is_following=follow, tail=tail)
@@ -89,7 +89,7 @@ def scale(num_workers: int, limit_s: float, folder: str | None, is_json: bool) -
 @IN
 @JSON
 def stop(folder: str | None, is_json: bool) -> None:
-    """End what runs in the containers; `up` starts them again."""
+    """Stop the containers; `up` starts them again."""
     from flatout.cli import show
     from flatout.clustering import files, running
 
@@ -99,7 +99,7 @@ def stop(folder: str | None, is_json: bool) -> None:
 
 
 @click.command("down")
-@click.option("--volumes", is_flag=True, help="Remove Docker's volumes of the cluster, too.")
+@click.option("--volumes", is_flag=True, help="Also remove the cluster's Docker volumes.")
 @IN
 @JSON
 def down(volumes: bool, folder: str | None, is_json: bool) -> None:

@@ -10,7 +10,7 @@ from flatout.cli.live import Waiting
 from flatout.cli.wording import DOT, home_text
 from flatout.nouns.ingestion import Advanced, AnyIngestAnswer, Ingested, Listed, Manifest
 from flatout.nouns.question import Broken, Noted
-from flatout.nouns.units import bytes_text, count_text
+from flatout.nouns.units import bytes_text, count_text, counted_text
 
 # Where nothing can be drawn over, a line for so much of the work.
 _PLAIN_STEP = 0.25
@@ -70,7 +70,8 @@ class _Progress:
         assert self._listed is not None
         text = (
             f"{count_text(done.num_pieces)} of {_pieces(self._listed.num_pieces)}{DOT}"
-            f"{count_text(done.num_records)} records{DOT}{count_text(done.num_rejected)} rejected"
+            f"{counted_text(done.num_records, 'record')}{DOT}{count_text(done.num_rejected)} "
+            f"rejected"
         )
         share = done.num_pieces / self._listed.num_pieces
         if not self._is_plain:
@@ -107,7 +108,9 @@ def _rejected_rows(line: Ingested, manifest: Manifest) -> list[tuple[str, str]]:
 def _made_text(line: Ingested) -> str:
     if not line.num_made and not line.num_removed:
         return "nothing: all of it was done before"
-    removed = f"{DOT}{count_text(line.num_removed)} old shards removed" if line.num_removed else ""
+    removed = (
+        f"{DOT}{counted_text(line.num_removed, 'old shard')} removed" if line.num_removed else ""
+    )
     return f"{count_text(line.num_made)} of {_pieces(line.num_pieces)}{removed}"
 
 

@@ -10,6 +10,7 @@ from flatout.cli import show
 from flatout.cli.wording import DOT, home_text
 from flatout.nouns.finding import Finding
 from flatout.nouns.launch import NodeEnded, NodeEvent, NodesStarted
+from flatout.nouns.units import counted_text
 
 
 def follow(events: Generator[NodeEvent], warnings: Iterable[Finding], *, is_json: bool) -> int:
@@ -35,12 +36,14 @@ def follow(events: Generator[NodeEvent], warnings: Iterable[Finding], *, is_json
     if is_json:
         show.print_json({"folder": folder, "nodes": ended})
     else:
-        show.print_note(f"all {len(ended)} nodes are done{DOT}logs in {home_text(folder)}")
+        show.print_note(f"done: {counted_text(len(ended), 'node')}{DOT}logs in {home_text(folder)}")
     return 0
 
 
 def _started_text(event: NodesStarted) -> str:
-    where = "a GPU each" if event.gpus else f"CPU, {event.threads} threads each"
+    where = "a GPU each" if event.gpus else f"CPU, {counted_text(event.threads, 'thread')} each"
     if event.hosts:
         where = f"on {', '.join(event.hosts)}"
-    return f"{event.num_nodes} nodes{DOT}{where}{DOT}logs in {home_text(event.folder)}"
+    return (
+        f"{counted_text(event.num_nodes, 'node')}{DOT}{where}{DOT}logs in {home_text(event.folder)}"
+    )

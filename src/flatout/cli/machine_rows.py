@@ -8,29 +8,36 @@ import msgspec
 
 from flatout.nouns.machine import Machine
 from flatout.nouns.surroundings import Disk
-from flatout.nouns.units import bytes_text
+from flatout.nouns.units import bytes_text, counted_text
 
 _MAIN = ("torch", "tensorflow", "paddlepaddle", "jax")
 _WINDOWS_11 = 22000
+# Fewer are any desktop's.
+_TOLD_CPUS = 0.2
 
 
 class Row(msgspec.Struct, frozen=True):
     """A line: its label, its text, and the families of rules whose findings mark it.
 
     is_known: something was read; else nobody can say that it is in order.
+    state: what is said of it where no rule finds fault with it.
     """
 
     label: str
     text: str
     families: tuple[str, ...] = ()
     is_known: bool = True
+    state: str = "ok"
 
 
-def machine_rows(machine: Machine) -> list[Row]:
-    """What the doctor tells of a machine, one line a part."""
+def machine_rows(machine: Machine, other_cpus: float | None = None) -> list[Row]:
+    """What the doctor tells of a machine, one line a part.
+
+    other_cpus: CPUs that other programs keep busy; None where nobody has counted.
+    """
     rows = [
         *_system_rows(machine),
-        *_processor_rows(machine),
+        *_processor_rows(machine, other_cpus),
         *_gpu_rows(machine),
         *_cuda_rows(machine),
         *_python_rows(machine),
@@ -61,10 +68,16 @@ def _windows_name(build: str) -> str:
     return f"{'11' if number >= _WINDOWS_11 else '10'} ({number})" if number else build
 
 
-def _processor_rows(machine: Machine) -> Iterator[Row]:
-    threads = machine.cpu.num_threads and f"{machine.cpu.num_threads} threads"
+def _processor_rows(machine: Machine, other_cpus: float | None) -> Iterator[Row]:
+    num_threads = machine.cpu.num_threads
+    threads = num_threads and counted_text(num_threads, "thread")
     is_known = bool(machine.cpu.name or threads)
-    yield Row("CPU", _joined(machine.cpu.name or "not read", threads), is_known=is_known)
+    others, state = None, "ok"
+    if num_threads and other_cpus is not None and other_cpus >= _TOLD_CPUS:
+        others = f"other programs use {other_cpus:.1f} of {counted_text(num_threads, 'CPU')}"
+        state = "busy" if other_cpus >= num_threads / 2 else "ok"
+    text = _joined(machine.cpu.name or "not read", threads, others)
+    yield Row("CPU", text, is_known=is_known, state=state)
     limit, total = machine.memory.limit_bytes, machine.memory.total_bytes
     usable = limit or total
     free = machine.memory.available_bytes
@@ -94,7 +107,7 @@ def _gpu_rows(machine: Machine) -> Iterator[Row]:
     why = machine.unread.get("gpus")
     if not machine.gpus:
         text = f"none: {why}" if why else "not read"
-        yield Row("GPU", text, ("hardware",), is_known=why is not None)
+        yield Row("GPU", text, ("hardware",), is_known=why is not None, state="")
 
 
 def _cuda_rows(machine: Machine) -> Iterator[Row]:
@@ -106,7 +119,9 @@ def _cuda_rows(machine: Machine) -> Iterator[Row]:
         yield Row("driver", _joined(machine.driver, cuda), ("driver",))
     else:
         is_known = "driver" in machine.unread
-        yield Row("driver", "none" if is_known else "not read", ("driver",), is_known=is_known)
+        yield Row(
+            "driver", "none" if is_known else "not read", ("driver",), is_known=is_known, state=""
+        )
     found = [one.path for one in machine.libraries or () if one.name == "libcuda"]
     place = found[0].rpartition("/")[0] or found[0] if found else None
     toolkits = [one.version or "?" for one in machine.toolkits or ()]

@@ -10,23 +10,25 @@ import click
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 json_document = click.option(
-    "--json", "is_json", is_flag=True, help="One JSON document on stdout."
+    "--json", "is_json", is_flag=True, help="Print one JSON document on stdout."
 )  # fmt: skip
 _ASKING = (
-    click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Samples at once."),
+    click.option(
+        "--batch-size", type=click.IntRange(1), metavar="N", help="Number of samples per batch.",
+    ),  # fmt: skip
     click.option(
         "--device",
         default="auto",
         metavar="auto|cpu|cuda|cuda:N",
         show_default=True,
-        help="Where to compute; auto is where the run was trained.",
+        help="Device to compute on; auto is the one the run was trained on.",
     ),
     click.option(
         "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Fix a field of the recipe."
     ),
-    click.option("--python", metavar="PATH", help="The interpreter that computes."),
+    click.option("--python", metavar="PATH", help="Python interpreter to compute with."),
     click.option(
-        "--env", metavar="NAME", help="An environment of `flatout setup` that computes."
+        "--env", metavar="NAME", help="Environment made by `flatout setup` to compute in."
     ),
     json_document,
 )  # fmt: skip

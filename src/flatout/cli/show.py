@@ -22,6 +22,7 @@ from flatout.nouns.data_state import DataState
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import EpochEnded, Metric
 from flatout.nouns.machine import Machine
+from flatout.nouns.recipe import Recipe
 from flatout.nouns.results import Results
 from flatout.nouns.run import DamagedRun, Run
 from flatout.nouns.sketch import Sketch
@@ -78,7 +79,10 @@ def print_long_json(head: dict[str, Any], name: str, values: Iterable[Any]) -> N
 
 def print_note(text: str) -> None:
     """A message for people, beside the output."""
-    make_console(is_error=True).print(text, soft_wrap=True)
+    console = make_console(is_error=True)
+    for line in text.splitlines():
+        for part in _wrapped(line, _room(console, 0)):
+            console.print(part, soft_wrap=True)
 
 
 def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
@@ -130,7 +134,7 @@ def print_advice(command: str, why: str) -> None:
 def print_written(file: str, sketch: Sketch, next_command: str) -> None:
     """What `flatout new` has written."""
     console = make_console()
-    of = f"from the {sketch.data} data in {sketch.path}" if sketch.path else "from made-up data"
+    of = f"from {sketch.data} in {sketch.path}" if sketch.path else "from synthetic data"
     print_lines(console, [("wrote", file), ("learns", f"{sketch.task}, {of}")])
     console.print(f"\n    {_typeable(next_command)}\n", style="bold", soft_wrap=True)
 
@@ -167,42 +171,69 @@ def print_run(
     results: Results,
     checkpoints: Sequence[int],
     split: dict[str, float],
+    *,
+    is_whole: bool = False,
 ) -> None:
-    """Everything that is known about a run."""
+    """What is known about a run: what came out first, then how.
+
+    is_whole: all fields of its recipe, not only those that are not the default.
+    """
     console = make_console()
     head = Text.assemble(
         (run.id, "bold"), "  ", (run.status, _STATUS_STYLES[run.status]),
         f"  {wording.progress_text(run)}  {wording.time_text(run.header.created_at)}",
     )  # fmt: skip
     console.print(head, soft_wrap=True)
-    print_lines(console, [
-        *machine_lines(run.header.machine),
-        ("experiment", wording.experiment_text(run.header.spec)),
-        *([("data", wording.data_text(run.started))] if run.started else []),
-        ("kept in", wording.home_text(run.folder)),
-        ("checkpoints", wording.checkpoints_text(checkpoints)),
-        *([("", wording.cost_text(run.checkpointing))] if run.checkpointing else []),
-        *map(wording.adaptation_line, run.adaptations),
-        *([("ended", run.ending_reason)] if run.ending_reason else []),
-    ])  # fmt: skip
-    if run.recipe:
-        _print_section(console, "recipe", recipe_table(run.recipe))
+    failure = run.failure
+    if failure is not None:
+        print_finding(failure, console)
+    _print_facts(console, run, checkpoints)
     if run.validations or any(isinstance(line, EpochEnded) for line in metrics):
         _print_section(console, "metrics", metrics_table(metrics))
+    if run.recipe:
+        _print_recipe(console, run, run.recipe, is_whole=is_whole)
     show_results.print_results(console, results, run.started.unit if run.started else "samples")
     if split:
         _print_section(console, "time", split_table(split))
     for finding in run.findings:
-        console.print()
-        print_finding(finding, console)
+        if finding != failure:
+            console.print()
+            print_finding(finding, console)
     console.print()
     print_next_steps(console, run, is_shown=True)
 
 
-def print_plots(files: Sequence[Path], *, is_error: bool) -> None:
-    """Which pictures were drawn after a training, if any."""
-    if files:
-        print_lines(make_console(is_error=is_error), [("plots", wording.plots_text(files))])
+def _print_facts(console: Console, run: Run, checkpoints: Sequence[int]) -> None:
+    result = wording.result_text(run)
+    print_lines(console, [
+        *([("result", result)] if result else []),
+        *([("ended", run.ending_reason)] if run.ending_reason else []),
+        ("experiment", wording.experiment_text(run.header.spec)),
+        *([("data", wording.data_text(run.started))] if run.started else []),
+        *machine_lines(run.header.machine),
+        *([("recipe", wording.recipe_text(run.recipe))] if run.recipe else []),
+        *map(wording.adaptation_line, run.adaptations),
+        ("kept in", wording.home_text(run.folder)),
+        ("checkpoints", wording.checkpoints_text(checkpoints)),
+        *([("", wording.cost_text(run.checkpointing))] if run.checkpointing else []),
+    ])  # fmt: skip
+
+
+def _print_recipe(console: Console, run: Run, recipe: Recipe, *, is_whole: bool) -> None:
+    table = recipe_table(recipe, is_whole=is_whole)
+    if table.row_count:
+        _print_section(console, "recipe", table)
+    if not is_whole:
+        what = "all fields, with reasons" if table.row_count else "recipe: all defaults; reasons"
+        console.print()
+        console.print(f"{what}: {_typeable(f'flatout show {run.id} --recipe')}", soft_wrap=True)
+
+
+def print_plots_begun(folder: Path | None, *, is_error: bool) -> None:
+    """Where the pictures of a training will be, if there will be any."""
+    if folder is not None:
+        text = f"being drawn, into {wording.home_text(str(folder))}"
+        print_lines(make_console(is_error=is_error), [("plots", text)])
 
 
 def print_next_steps(console: Console, run: Run, *, is_shown: bool = False) -> None:

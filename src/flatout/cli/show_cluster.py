@@ -10,7 +10,7 @@ from flatout.cli.show import make_console, print_finding, print_lines, print_not
 from flatout.cli.tables import plain_table
 from flatout.cli.wording import DOT, home_text
 from flatout.nouns.cluster import Checked, ClusterState, Container, Kept, NodeReport, Written
-from flatout.nouns.units import bytes_text
+from flatout.nouns.units import bytes_text, counted_text
 
 _STYLES = {"healthy": "green", "running": "green", "starting": "yellow", "exited": "red",
            "dead": "red", "unhealthy": "red", "lost": "red"}  # fmt: skip
@@ -42,15 +42,17 @@ def waiting_text(found: Sequence[Container]) -> str:
             for one in found if not one.is_well]  # fmt: skip
     well = len(found) - len(away)
     if not away:
-        return f"all {well} containers are well"
-    return f"{well} of {len(found)} containers are well; waiting for {', '.join(away[:4])}"
+        return f"{counted_text(well, 'container')} healthy"
+    of = counted_text(len(found), "container")
+    return f"{well} of {of} healthy; waiting for {', '.join(away[:4])}"
 
 
 def print_state(state: ClusterState) -> None:
     """A line for each node, the addresses, then what is wrong."""
     console = make_console()
     num_well = sum(one.is_well for one in state.containers)
-    head = f"{state.engine}{DOT}{num_well} of {len(state.containers)} containers are well"
+    of = counted_text(len(state.containers), "container")
+    head = f"{state.engine}{DOT}{num_well} of {of} healthy"
     print_lines(console, [("cluster", f"{state.name}{DOT}{head}"),
                           ("folder", home_text(state.folder))])  # fmt: skip
     if not state.containers:

@@ -20,6 +20,7 @@ from flatout.nouns.site import Site
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 _MARKS = {"error": "x", "warning": "!", "note": "-"}
+_STATE_STYLES = {"ok": "green", "busy": "yellow", "": ""}
 _INDENT = "    "
 _LABEL_WIDTH = 11
 _ROW_WIDTH = 12
@@ -30,7 +31,7 @@ def print_explanation(diagnosis: Diagnosis) -> None:
     """The causes in a text, most likely first, then what would decide."""
     console = make_console()
     if not diagnosis.findings:
-        console.print("No cause that is known here was seen in this text.")
+        console.print(f"No known cause found in {diagnosis.about}.")
         console.print("To decide: flatout doctor, on the machine that it comes from")
         return
     _print_ranked(console, diagnosis.findings)
@@ -49,12 +50,13 @@ def print_causes(findings: Sequence[Finding]) -> None:
 
 
 def _print_ranked(console: Console, findings: Sequence[Finding]) -> None:
+    shown: set[tuple[str, str]] = set()
     for number, finding in enumerate(findings):
         first = "Most likely: " if number == 0 else "Less likely: "
         if number == 0 and finding.certainty == "decided":
             first = "Cause: "
         console.print(Text.assemble((first, _STYLES[finding.severity]), finding.problem))
-        _print_body(console, finding)
+        _print_body(console, finding, shown)
 
 
 def print_examined(examined: Examined, *, is_verbose: bool, is_mending: bool = False) -> None:
@@ -120,9 +122,9 @@ def print_recording(text: str, *, is_beside: bool) -> None:
 
 def _print_rows(console: Console, examined: Examined) -> None:
     worst = _worst(examined)
-    for row in machine_rows(examined.machine):
+    for row in machine_rows(examined.machine, examined.other_cpus):
         severity = next((one for one in _STYLES if one in {worst.get(f) for f in row.families}), "")
-        well = ("ok", "green") if row.is_known else ("?", "")
+        well = (row.state, _STATE_STYLES[row.state]) if row.is_known else ("?", "")
         mark = (_MARKS[severity], _STYLES[severity]) if severity else well
         room = _WIDTH - _ROW_WIDTH - 4
         for number, part in enumerate(textwrap.wrap(row.text, room, break_on_hyphens=False)):
@@ -130,6 +132,7 @@ def _print_rows(console: Console, examined: Examined) -> None:
             line = Text.assemble(label, part)
             if number == 0:
                 line = Text.assemble(label, f"{part:<{room}}  ", mark)
+                line.rstrip()
             console.print(line, soft_wrap=True)
 
 
@@ -155,11 +158,20 @@ def _worst(examined: Examined) -> dict[str, str]:
     return worst
 
 
-def _print_body(console: Console, finding: Finding) -> None:
+def _print_body(
+    console: Console, finding: Finding, shown: set[tuple[str, str]] | None = None
+) -> None:
+    """All of a finding but its problem. shown: evidence of those above it, which is not "
+    "repeated."""
+    shown = set() if shown is None else shown
     for evidence in finding.evidence:
         where, text = ("", evidence) if isinstance(evidence, str) else (
             evidence.where or "", evidence.text)  # fmt: skip
-        if len(where) >= _LABEL_WIDTH:
+        if (where, text) in shown and where:
+            text = "as above"
+        shown.add((where, text))
+        # The place in a text is kept apart from this machine, however long the text is.
+        if len(where) >= _LABEL_WIDTH and not where.startswith("line "):
             where, text = "here", f"{text} ({where})"
         _print_labelled(console, where, text)
     if finding.because:
@@ -176,11 +188,20 @@ def _print_fix(console: Console, fix: Fix) -> None:
     for number, command in enumerate(fix.commands):
         # On a line of its own and never broken, so that it can be copied.
         place = PLACES[fix.where] if number == 0 else ""
-        _print_labelled(console, "", command + (f"    # {place}" if place else ""))
+        line = command + (f"    # {place}" if place else "")
+        console.print(Text(f"{_INDENT}{'':<{_LABEL_WIDTH}}{line}"), soft_wrap=True)
     for label, text in (("changes", fix.changes), ("undo", fix.undo)):
         if text:
             _print_labelled(console, label, text)
 
 
 def _print_labelled(console: Console, label: str, text: str) -> None:
-    console.print(Text(f"{_INDENT}{label:<{_LABEL_WIDTH}}{text}"), soft_wrap=True)
+    """A text behind its label; on a terminal long ones go on below their beginning."""
+    width = max(_LABEL_WIDTH, len(label) + 2)
+    parts = [text]
+    if console.file.isatty():
+        room = max(20, console.width - len(_INDENT) - width)
+        parts = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [text]
+    for part in parts:
+        console.print(Text(f"{_INDENT}{label:<{width}}{part}"), soft_wrap=True)
+        label, width = "", _LABEL_WIDTH

@@ -8,6 +8,7 @@ from rich.text import Text
 from flatout.cli import wording
 from flatout.cli.show import make_console, print_lines, print_note
 from flatout.nouns.compat_state import CompatState
+from flatout.nouns.units import counted_text
 from flatout.setting_up import Answer, Chosen
 
 
@@ -28,10 +29,11 @@ def print_compat(state: CompatState) -> None:
     age = f"{state.age_days} days old" if state.age_days != 1 else "1 day old"
     read = f"read on {state.read}"
     if state.updated:
-        read += f"{wording.DOT}indexes asked on {state.updated}, {state.num_added} builds added"
+        read += f"{wording.DOT}indexes asked on {state.updated}, "
+        f"{counted_text(state.num_added, 'build')} added"
     print_lines(console, [
         ("tables", f"{age}{wording.DOT}{read}"),
-        *((one.framework, f"up to {one.newest}{wording.DOT}{one.num_builds} builds")
+        *((one.framework, f"up to {one.newest}{wording.DOT}{counted_text(one.num_builds, 'build')}")
           for one in state.tables),
         ("cards", f"{state.num_cards} names"),
     ])  # fmt: skip

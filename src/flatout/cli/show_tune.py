@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.live import Live
 from rich.text import Text
@@ -13,10 +13,11 @@ from flatout.nouns.finding import Finding
 from flatout.nouns.lines import Fetched, Line, Profiled, Tried, Trying, Warned
 from flatout.nouns.tuned_recipe import TunedRecipe
 from flatout.nouns.tuning import Check, Decision, Payback, Result, Rung
-from flatout.nouns.units import count_text, percent_text, rate_text, seconds_text
+from flatout.nouns.units import count_text, counted_text, percent_text, rate_text, seconds_text
 
 _NAME_WIDTH = 38
 _RATE_WIDTH = 20
+_WIDTH = 80
 _LABEL_WIDTH = 12
 
 
@@ -91,16 +92,19 @@ def print_tuned(tuned: TunedRecipe) -> None:
     console = show.make_console(is_error=tuned.code is not None)
     decision, unit = tuned.decision, tuned.unit
     console.print()
-    for number, rung in enumerate(decision.rungs):
-        console.print(_rung_text(rung, unit, is_first=number == 0), soft_wrap=True)
+    total = None
     if not decision.is_plain and decision.speedup is not None:
+        total = f"  {interval_text(decision.speedup)} of plain"
+    width = _name_width(decision.rungs, total)
+    for number, rung in enumerate(decision.rungs):
+        console.print(_rung_text(rung, unit, width, is_first=number == 0), soft_wrap=True)
+    if total is not None and decision.speedup is not None:
         whole = decision.rungs[0].samples_per_s * decision.speedup.middle
-        text = f"{'recipe':<{_NAME_WIDTH}}{rate_text(whole, unit):>{_RATE_WIDTH}}  "
-        gain = Text(f"{interval_text(decision.speedup)} of plain", "bold green")
-        console.print(Text(text, "bold") + gain, soft_wrap=True)
+        text = f"{'recipe':<{width}}{rate_text(whole, unit):>{_RATE_WIDTH}}"
+        console.print(Text(text, "bold") + Text(total, "bold green"), soft_wrap=True)
     else:
         which = "the plain loop stays" if decision.has_measured else "the defaults"
-        text = f"{'recipe':<{_NAME_WIDTH}}{which:>{_RATE_WIDTH}}"
+        text = f"{'recipe':<{width}}{which:>{_RATE_WIDTH}}"
         console.print(Text(text, "bold"), soft_wrap=True)
         show.print_lines(console, [("because", decision.why)])
     console.print()
@@ -128,16 +132,25 @@ def _closing_lines(decision: Decision, is_from_cache: bool) -> Iterable[tuple[st
         agrees = "" if decision.is_plain else ", and a short probe agrees"
         yield "search", f"{price}: found before{agrees}"
     elif decision.pays_back_after_steps is not None:
-        steps = count_text(decision.pays_back_after_steps)
-        yield "search", f"{price}, paid back after {steps} steps"
+        steps = counted_text(decision.pays_back_after_steps, "step")
+        yield "search", f"{price}, paid back after {steps}"
     else:
         yield "search", price
 
 
-def _rung_text(rung: Rung, unit: str, *, is_first: bool) -> Text:
+def _name_width(rungs: Sequence[Rung], total: str | None) -> int:
+    """How wide the names may be, so that the whole line fits."""
+    gains = [f"  {interval_text(rung.gain)}" for rung in rungs if rung.gain is not None]
+    longest = max([len(total or ""), *map(len, gains)])
+    return min(_NAME_WIDTH, _WIDTH - _RATE_WIDTH - longest)
+
+
+def _rung_text(rung: Rung, unit: str, width: int, *, is_first: bool) -> Text:
     name = rung.name if is_first else f" + {rung.name}"
     gain = f"  {interval_text(rung.gain)}" if rung.gain is not None else ""
-    return Text(f"{name:<{_NAME_WIDTH}}{rate_text(rung.samples_per_s, unit):>{_RATE_WIDTH}}{gain}")
+    # A name without room has a line of its own.
+    name = f"{name:<{width}}" if len(name) < width else f"{name}\n{'':<{width}}"
+    return Text(f"{name}{rate_text(rung.samples_per_s, unit):>{_RATE_WIDTH}}{gain}")
 
 
 def _profile_text(line: Profiled) -> str:
@@ -166,7 +179,7 @@ def payback_text(payback: Payback) -> str:
     if payback.after_steps is None:
         return f"{took}; it is not sure to pay at all"
     left = count_text(payback.num_steps)
-    return f"{took}; it pays after {count_text(payback.after_steps)} steps, {left} are left"
+    return f"{took}; it pays off after {counted_text(payback.after_steps, 'step')}, {left} left"
 
 
 def _lost_text(result: Result) -> str:

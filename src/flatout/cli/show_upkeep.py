@@ -17,7 +17,7 @@ from flatout.nouns.units import bytes_text, count_text
 
 _WAYS = {
     "script": "install script", "uv": "uv tool", "pipx": "pipx", "pip": "pip",
-    "conda": "pip in a conda environment", "checkout": "its sources, where they lie",
+    "conda": "pip in a conda environment", "checkout": "a source checkout",
 }  # fmt: skip
 
 _MOST_PATHS = 12
@@ -85,7 +85,7 @@ def print_updated(done: Update) -> None:
     """Which version there is now."""
     before = done.installation.version
     if done.after is None:
-        print_note("the flatout that is there now does not start; install it anew")
+        print_note("the installed flatout does not start; install it again")
     elif done.after == before:
         print_note(f"flatout is {before}, as before")
     else:

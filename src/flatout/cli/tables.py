@@ -23,15 +23,16 @@ def plain_table(*columns: str) -> Table:
     return table
 
 
-def recipe_table(recipe: Recipe) -> Table:
-    """Each field with its value, who chose it, and why."""
+def recipe_table(recipe: Recipe, *, is_whole: bool = True) -> Table:
+    """Fields with their value, who chose it, and why: all, or those that are not the default."""
     table = Table.grid(padding=(0, 2))
     for column in ("field", "value", "origin"):
         table.add_column(column, no_wrap=True)
     table.add_column("why", overflow="fold", style="dim")
     for name, choice in msgspec.structs.asdict(recipe).items():
-        why = choice.why + (f" ({choice.evidence})" if choice.evidence else "")
-        table.add_row(f"  {name}", wording.plain_value(choice.value), choice.origin, why)
+        if is_whole or choice.origin != "default":
+            why = choice.why + (f" ({choice.evidence})" if choice.evidence else "")
+            table.add_row(f"  {name}", wording.plain_value(choice.value), choice.origin, why)
     return table
 
 

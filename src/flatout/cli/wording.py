@@ -18,6 +18,7 @@ from flatout.nouns.tuning import Decision, Interval
 from flatout.nouns.units import (
     bytes_text,
     count_text,
+    counted_text,
     is_ratio,
     percent_text,
     rate_text,
@@ -109,7 +110,7 @@ def progress_text(run: Run) -> str:
     """How far a run has come: "epoch 3/14 · step 690/3,220"."""
     started = run.started
     if started is None:
-        return "beginning" if run.status == "running" else "not begun"
+        return "starting" if run.status == "running" else "not started"
     steps = f"/{count_text(started.num_steps)}" if started.num_steps else ""
     step = f"step {count_text(run.step)}{steps}"
     if not started.steps_per_epoch or not started.num_epochs:
@@ -140,15 +141,15 @@ def experiment_text(spec: ExperimentSpec) -> str:
 
 def data_text(started: Started) -> str:
     """How much there is to learn from, and how long."""
-    parts = [f"{count_text(started.num_parameters)} weights"]
+    parts = [f"{counted_text(started.num_parameters, 'weight')}"]
     if started.num_samples is not None:
         parts.insert(0, f"{count_text(started.num_samples)} {started.unit}")
     if started.num_epochs:
         steps = started.steps_per_epoch
-        length = f" of {count_text(steps)} steps" if steps else ""
-        parts.append(f"{count_text(started.num_epochs)} epochs{length}")
+        length = f" of {counted_text(steps, 'step')}" if steps else ""
+        parts.append(f"{counted_text(started.num_epochs, 'epoch')}{length}")
     elif started.num_steps:
-        parts.append(f"{count_text(started.num_steps)} steps")
+        parts.append(counted_text(started.num_steps, "step"))
     return DOT.join(parts)
 
 
@@ -161,7 +162,7 @@ def machine_text(machine: Machine) -> str:
     if machine.driver:
         parts.append(f"driver {machine.driver}")
     if not machine.gpus:
-        cores = f"{machine.cpu.num_threads} threads"
+        cores = counted_text(machine.cpu.num_threads or 1, "thread")
         parts.append(f"{machine.cpu.name or 'CPU'}{DOT}{cores}")
         memory = machine.memory.limit_bytes or machine.memory.total_bytes
         if memory:
@@ -184,7 +185,7 @@ def recipe_text(recipe: Recipe) -> str:
     """A recipe in a line: what is said by its values alone, then what the person fixed."""
     device = recipe.device.value
     threads = recipe.num_threads.value
-    parts = [f"{device} with {threads} thread{'s' * (threads > 1)}" if device == "cpu" else device]
+    parts = [f"{device} with {counted_text(threads, 'thread')}" if device == "cpu" else device]
     parts.append(recipe.precision.value)
     paths = {
         "sliced": "data sliced in memory",
@@ -192,7 +193,7 @@ def recipe_text(recipe: Recipe) -> str:
         "cached": "samples cached in memory",
     }
     num_workers = recipe.loader_workers.value
-    workers = f"DataLoader with {num_workers} worker{'' if num_workers == 1 else 's'}"
+    workers = f"DataLoader with {counted_text(num_workers, 'worker')}"
     parts.append(paths.get(recipe.data_path.value, workers))
     if recipe.optimizer_implementation.value != "own":
         parts.append(f"{recipe.optimizer_implementation.value} optimizer")
@@ -269,7 +270,7 @@ def adaptation_text(one: Adaptation) -> str:
 
 def cost_text(cost: Checkpointing, *, is_short: bool = False) -> str:
     """What checkpoints cost: how often, how long training stood still, how much time was lost."""
-    stall = f"{seconds_text(cost.stall_s)} of standstill each"
+    stall = f"{seconds_text(cost.stall_s)} pause each"
     parts = [f"{count_text(cost.num_written)} written", stall]
     if not is_short:
         slowdown = f"{seconds_text(cost.slowdown_s)} of" if cost.slowdown_s > 0 else "no"
@@ -283,7 +284,7 @@ def cost_text(cost: Checkpointing, *, is_short: bool = False) -> str:
 def plots_text(files: Sequence[Path]) -> str:
     """Which pictures were drawn, and where."""
     if not files:
-        return "nothing to draw yet: the run has told no metrics"
+        return "nothing to draw yet: the run has no metrics"
     names = ", ".join(file.name for file in files)
     return f"{names} in {near_text(str(files[0].parent))}"
 
@@ -299,24 +300,24 @@ def shares(split: Mapping[str, float]) -> list[tuple[str, str, str]]:
     ]
 
 
-def closing_text(run: Run) -> str:
-    """What came out of a run."""
-    parts = [progress_text(run)]
+def result_text(run: Run) -> str:
+    """The metrics that came out of a run: those of the kept weights; empty without a validation."""
     best = run.best_validation
     if best is not None:
-        parts.insert(0, f"{metrics_text(best.metrics)} (best, at step {count_text(best.step)})")
-    elif run.validations:
-        parts.insert(0, metrics_text(run.validations[-1].metrics))
+        return f"{metrics_text(best.metrics)} (best, at step {count_text(best.step)})"
+    return metrics_text(run.validations[-1].metrics) if run.validations else ""
+
+
+def closing_text(run: Run) -> str:
+    """What came out of a run."""
+    parts = [*filter(None, [result_text(run)]), progress_text(run)]
     if run.ending_reason:
         parts.append(run.ending_reason)
     if run.status not in ("finished", "running"):
         parts.append(
-            "checkpoint "
-            + (
-                f"at step {count_text(run.checkpoint_step)}"
-                if run.checkpoint_step is not None
-                else "none yet: a resume begins anew"
-            )
+            f"checkpoint at step {count_text(run.checkpoint_step)}"
+            if run.checkpoint_step is not None
+            else "no checkpoint yet: it would start over"
         )
     return DOT.join(parts)
 
@@ -344,7 +345,7 @@ def _next_steps(run: Run) -> list[tuple[str, str]]:
     return [
         show,
         (f"{resume} --epochs {2 * epochs if epochs else 'N'}", "train it longer"),
-        (f"{again} --seed {spec.seed + 1}", "see how much is luck"),
+        (f"{again} --seed {spec.seed + 1}", "compare with another seed"),
     ]
 
 

@@ -9,7 +9,7 @@ from flatout.cluster.compose_file import MEETING_PORT, PORTS
 from flatout.nouns.cluster import Port, Service
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.machine import Machine
-from flatout.nouns.units import bytes_text
+from flatout.nouns.units import bytes_text, counted_text
 
 # Inside a container: ports of Ray, and the one of Dask at which it takes programs.
 _OF_RAY = tuple(port for _, port in PORTS["ray"])
@@ -171,7 +171,8 @@ def _gpus(services: Sequence[Service], machine: Machine) -> Iterator[Finding]:
     yield Finding(
         rule=doctor_pages.DUPLICATE_GPU,
         severity="error",
-        problem=f"{with_gpu} workers would have a GPU; this machine has {len(machine.gpus)}.",
+        problem=f"{counted_text(with_gpu, 'worker')} with a GPU; this machine has "
+        f"{len(machine.gpus)}.",
         because="NCCL refuses two ranks on one GPU, and all containers of one service have the "
         "same GPU",
         evidence=tuple(f"{one.num_containers} x {one.name}" for one in services if one.is_with_gpu),

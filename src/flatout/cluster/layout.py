@@ -10,7 +10,7 @@ from flatout.errors import UsageError
 from flatout.nouns.cluster import ClusterRequest, GpuForm, Share
 from flatout.nouns.machine import Machine
 from flatout.nouns.surroundings import ContainerEngine
-from flatout.nouns.units import bytes_text
+from flatout.nouns.units import bytes_text, counted_text
 
 # Folders of this machine that all nodes see, by their settings, and where the nodes have them.
 SHARED_FOLDERS: Mapping[str, str] = MappingProxyType({
@@ -79,7 +79,7 @@ def chosen_gpus(request: ClusterRequest, machine: Machine) -> tuple[tuple[int, .
             return (), f"no GPU in containers: {why}"
         left = request.workers - len(given)
         shared = f"; {left} more without one, as NCCL refuses two ranks on one GPU" if left else ""
-        return given, f"a GPU for each of {len(given)} workers{shared}"
+        return given, f"a GPU for {counted_text(len(given), 'worker')}{shared}"
     if not re.fullmatch("[0-9]{1,3}", request.gpus):
         raise UsageError(
             "not-a-number-of-gpus",
@@ -90,7 +90,8 @@ def chosen_gpus(request: ClusterRequest, machine: Machine) -> tuple[tuple[int, .
     if wanted > len(here):
         raise UsageError(
             "no-gpu-in-containers",
-            f"{wanted} workers cannot have a GPU of their own: containers have {len(here)} here.",
+            f"{counted_text(wanted, 'worker')} with a GPU asked for: containers have "
+            f"{len(here)} here.",
             because=why if not here else "two ranks on one GPU are refused by NCCL, so each worker "
             "that trains on a GPU needs its own",
             fix=f"--gpus {len(here) or 'none'}; ingestion and inference may share a GPU with one "
@@ -99,11 +100,11 @@ def chosen_gpus(request: ClusterRequest, machine: Machine) -> tuple[tuple[int, .
     if wanted > request.workers:
         raise UsageError(
             "no-gpu-in-containers",
-            f"{wanted} GPUs are more than the {request.workers} workers.",
+            f"{counted_text(wanted, 'GPU')} for {counted_text(request.workers, 'worker')}.",
             because="a worker trains on one GPU",
             fix=f"--workers {wanted}",
         )
-    return here[:wanted], f"a GPU for each of {wanted} workers, as was asked for"
+    return here[:wanted], f"a GPU for {counted_text(wanted, 'worker')}, as asked for"
 
 
 def share_of(machine: Machine, num_workers: int) -> Share:
@@ -123,7 +124,7 @@ def share_of(machine: Machine, num_workers: int) -> Share:
         fitting = int(total * (1 - _FREE_SHARE) - head) // _LEAST_WORKER_BYTES
         raise UsageError(
             "cluster-does-not-fit",
-            f"{num_workers} workers would have {bytes_text(each)} of memory each.",
+            f"{counted_text(num_workers, 'worker')} with {bytes_text(each)} of memory each.",
             because=f"this machine has {bytes_text(total)}, and a worker needs 1 GiB for itself",
             fix=f"--workers {fitting}" if fitting > 0 else "use a machine with more memory",
         )

@@ -33,7 +33,7 @@ from flatout.nouns.cluster import (
 from flatout.nouns.finding import Finding, finding_from
 from flatout.nouns.machine import Machine
 from flatout.nouns.setup_request import SetupRequest
-from flatout.nouns.units import bytes_text
+from flatout.nouns.units import bytes_text, counted_text
 from flatout.probes.examination import examine
 from flatout.setting_up import choose
 from flatout.system import cluster_folder, compose, folders, own_wheel, variables
@@ -133,8 +133,12 @@ def _layout(
         uid=uid,
         gid=gid,
     )
-    size = f"{share.cpus} CPUs, {bytes_text(share.memory_bytes)}, {bytes_text(share.shared_bytes)}"
-    return layout, (f"{request.workers} workers, each with {size} of shared memory", why)
+    size = f"{counted_text(share.cpus, 'CPU')}, {bytes_text(share.memory_bytes)}, "
+    f"{bytes_text(share.shared_bytes)}"
+    return layout, (
+        f"{counted_text(request.workers, 'worker')}, each with {size} of shared memory",
+        why,
+    )
 
 
 def _framework(packages: Sequence[str], *, is_cpu: bool) -> tuple[str, tuple[str, ...], str | None]:

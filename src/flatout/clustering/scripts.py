@@ -21,6 +21,7 @@ from flatout.nouns.launch import (
     computing,
     rendezvous,
 )
+from flatout.nouns.units import counted_text
 from flatout.system import compose
 from flatout.system.guarded import guarded
 from flatout.system.nodes import NodeCommand, Nodes, find_script, judged, log_folder
@@ -73,7 +74,8 @@ def _chosen(nodes: Sequence[Node], wanted: int) -> list[Node]:
     if wanted > len(nodes):
         raise UsageError(
             "nodes-not-placed",
-            f"the cluster has {len(nodes)} nodes that compute, and the script is to have {wanted}.",
+            f"the cluster has {counted_text(len(nodes), 'worker node')}; the script needs "
+            f"{wanted}.",
             because="each node of the script takes one of them",
             fix=f"flatout cluster scale {wanted}; or --nodes {len(nodes)}",
         )

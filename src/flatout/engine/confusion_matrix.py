@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flatout.errors import UsageError
+from flatout.nouns.units import counted_text
 
 # Counts of so many classes take 128 MiB; a vocabulary is not what a confusion matrix is for.
 MOST_CLASSES = 4096
@@ -28,7 +29,8 @@ class Confusion:
     def __add__(self, other: Confusion) -> Confusion:
         if self.counts.shape != other.counts.shape:
             raise _misfit(
-                f"a confusion has {len(self.counts)} classes in one batch and "
+                f"a confusion has {counted_text(len(self.counts), 'class', 'classes')} in one "
+                f"batch and "
                 f"{len(other.counts)} in the next."
             )
         return Confusion(self.counts + other.counts, self.num_strays + other.num_strays)
@@ -66,7 +68,9 @@ def confusion(
     """
     predicted, num_classes = _predicted(scores, targets, num_classes, threshold)
     if not 2 <= num_classes <= MOST_CLASSES:
-        raise _misfit(f"a confusion of {num_classes} classes cannot be counted.")
+        raise _misfit(
+            f"a confusion of {counted_text(num_classes, 'class', 'classes')} cannot be counted."
+        )
     predicted, given = predicted.detach().reshape(-1), targets.detach().reshape(-1)
     true = given.long()
     # A mask would make the number of samples depend on their values, and so wait for the device.

@@ -19,6 +19,7 @@ from flatout.engine.allocator import why_not_retained
 from flatout.engine.cached_feed import CachedFeed
 from flatout.engine.compilation import why_not_compiled
 from flatout.engine.defaults import changed_recipe, check_recipe, chosen_recipe
+from flatout.engine.deferred_compiler import use_deterministic_algorithms
 from flatout.engine.experiment import Experiment
 from flatout.engine.identity import identity
 from flatout.engine.measuring import Contestant, RecipeLoop
@@ -234,7 +235,7 @@ def _plain_settings(num_threads: int) -> Iterator[None]:
     with torch_settings_put_back():
         torch.set_num_threads(num_threads)
         torch.set_float32_matmul_precision("highest")
-        torch.use_deterministic_algorithms(False)
+        use_deterministic_algorithms(False)
         yield
 
 

@@ -50,6 +50,7 @@ from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Extended, Finished, Outlined, RecipeSet, Stopped
 from flatout.nouns.recipe import Recipe, Sharding
 from flatout.nouns.run import RunHeader
+from flatout.nouns.units import counted_text
 from flatout.system import store
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.runs import RunFolder
@@ -246,7 +247,7 @@ class Course:
             name = self._task.folder.path.name
             raise UsageError(
                 "run-is-finished",
-                f"the run {name} has come to its end, after {epoch} epochs.",
+                f"the run {name} has come to its end, after {counted_text(epoch, 'epoch')}.",
                 fix=f"extend it: flatout train --resume {name} --epochs {epoch + 10}",
             )
         if change is not None:

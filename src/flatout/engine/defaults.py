@@ -12,7 +12,7 @@ from flatout.engine.facts import Facts
 from flatout.errors import UsageError
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.recipe import FLOAT8_MULTIPLE, Choice, Recipe, check_field
-from flatout.nouns.units import bytes_text
+from flatout.nouns.units import bytes_text, counted_text
 from flatout.tune.captures import why_not_captured
 
 # Of the GPU's free memory, for data that stays there; the rest is for the model and its batches.
@@ -210,7 +210,7 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
     if path == "resident" and facts.device.type == "cpu":
         findings.append(_without_effect("data_path", "on a CPU, sliced and resident are the same"))
     if recipe.micro_batch_size.value > facts.batch_size:
-        reason = f"the batch has only {facts.batch_size} samples"
+        reason = f"the batch has only {counted_text(facts.batch_size, 'sample')}"
         findings.append(_without_effect("micro_batch_size", reason))
     if recipe.memory_format.value == "channels_last" and not facts.has_convolutions:
         findings.append(_without_effect("memory_format", "the model has no 2-d convolution"))
@@ -255,7 +255,8 @@ def _affinity_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
         Finding(
             rule="more-threads-than-cpus",
             severity="warning",
-            problem=f"{recipe.num_threads.value} threads take turns on {num_cpus} CPUs.",
+            problem=f"{recipe.num_threads.value} threads take turns on "
+            f"{counted_text(num_cpus, 'CPU')}.",
             because=f"`cpu_affinity={value}` leaves so many here, and threads that work together "
             "wait for those that wait for a CPU",
             fixes=(Fix(text=f"set num_threads={num_cpus}"),),

@@ -20,6 +20,7 @@ from flatout.engine.session import Session
 from flatout.engine.step import Step
 from flatout.engine.tracing import Trace
 from flatout.nouns.recipe import CpuAffinity
+from flatout.nouns.units import counted_text
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 _TORCH_PREFETCH = 2
@@ -104,7 +105,7 @@ def _workers(value: int, seen: Seen) -> str | None:
     if isinstance(feed, CachedFeed):
         return _ONLY_FILLING
     alive = feed.num_workers_alive() if isinstance(feed, LoaderFeed) else 0
-    return f"{alive} workers alive" if alive == value else None
+    return f"{counted_text(alive, 'worker')} alive" if alive == value else None
 
 
 def _prefetch(value: int, seen: Seen) -> str | None:
@@ -116,7 +117,7 @@ def _prefetch(value: int, seen: Seen) -> str | None:
     ahead = feed.num_batches_ahead()
     # In an epoch of few batches there may not be as many, but more than torch would fetch.
     is_seen = ahead > min(value - 1, _TORCH_PREFETCH) * workers
-    return f"{ahead} batches ahead" if is_seen else None
+    return f"{counted_text(ahead, 'batch', 'batches')} ahead" if is_seen else None
 
 
 def _pinned(value: bool, seen: Seen) -> str | None:
@@ -140,7 +141,8 @@ def _affinity(value: CpuAffinity, seen: Seen) -> str | None:
     chosen = set(topology.chosen(value))
     if not all(cpus <= chosen for cpus in threads):
         return None
-    return f"{len(threads)} threads kept on {len(chosen)} of {len(topology.cpus)} CPUs"
+    return f"{counted_text(len(threads), 'thread')} kept on {len(chosen)} of "
+    f"{counted_text(len(topology.cpus), 'CPU')}"
 
 
 def _allocator(value: str, seen: Seen) -> str | None:
@@ -167,7 +169,7 @@ def _capture(value: str, seen: Seen) -> str | None:
     if value == "off":
         return "one operation after the other"
     count = seen.step.num_replayed if isinstance(seen.step, CapturedStep) else 0
-    return f"{count} updates replayed" if count else None
+    return f"{counted_text(count, 'update')} replayed" if count else None
 
 
 def _compiled(value: str, seen: Seen) -> str | None:

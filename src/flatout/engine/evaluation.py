@@ -26,6 +26,7 @@ from flatout.errors import UsageError
 from flatout.nouns.class_report import MEANS, class_report, mean_scores
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import Classified, Generated, Validated
+from flatout.nouns.units import counted_text
 from flatout.system.clock import now_s
 
 # Ends of metrics' names; of all others, larger is better.
@@ -132,8 +133,8 @@ class Validator:
                 Finding(
                     rule="labels-do-not-fit",
                     severity="warning",
-                    problem=f"`labels` has {len(labels)} names; `{name}` counts {num_classes} "
-                    "classes.",
+                    problem=f"`labels` has {len(labels)} names; `{name}` counts "
+                    f"{counted_text(num_classes, 'class', 'classes')}.",
                     fixes=(Fix(text="give a name for each class, in the order of their numbers"),),
                 )
             )
@@ -142,7 +143,8 @@ class Validator:
                 Finding(
                     rule="target-is-no-class",
                     severity="warning",
-                    problem=f"{num_strays:,} samples of the validation data have no class in "
+                    problem=f"{counted_text(num_strays, 'sample')} of the validation data "
+                    f"with no class in "
                     f"`{name}`.",
                     fixes=(Fix(text="check the targets; ignore_index leaves some out"),),
                 )

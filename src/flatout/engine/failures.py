@@ -156,7 +156,8 @@ def _of_the_experiment(error: BaseException) -> FlatoutError | None:
         )
     if not because:
         line = trace[-1]
-        because = f"raised in {Path(line.filename).name}:{line.lineno} by what it has built"
+        place = f"{Path(line.filename).name}:{line.lineno}"
+        because = f"raised in {place}, in code that your experiment called"
     return RunFailed(
         "experiment-raised",
         f"your experiment raised {message}",

@@ -19,6 +19,7 @@ from flatout.engine.batches import is_all_tensors, tensors_in, with_tensors
 from flatout.engine.randomness import sample_order
 from flatout.engine.ranks import Share
 from flatout.errors import UsageError
+from flatout.nouns.units import counted_text
 
 MicroBatch = tuple[Any, int]
 
@@ -182,7 +183,8 @@ def check_size(num_samples: int, batch_size: int, name: str) -> None:
     if batch_size > num_samples:
         raise UsageError(
             "batch-larger-than-data",
-            f"`batch_size` is {batch_size:,}; the {name} data has {num_samples:,} samples.",
+            f"`batch_size` is {batch_size:,}; the {name} data has "
+            f"{counted_text(num_samples, 'sample')}.",
             fix=f"use a batch size of at most {num_samples:,}",
         )
 

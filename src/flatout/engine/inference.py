@@ -39,6 +39,7 @@ from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import Metric, Validated
 from flatout.nouns.recipe import Recipe, check_field
 from flatout.nouns.run import RunHeader
+from flatout.nouns.units import counted_text
 from flatout.system import store
 from flatout.system.runs import RunFolder, find_run
 from flatout.system.scan import each_line
@@ -345,7 +346,7 @@ def _on_cpu(found: Any, num_samples: int) -> Any:
         what += f" of {len(found)}"
     raise UsageError(
         "bad-prediction",
-        f"{what} was predicted for a batch of {num_samples} samples.",
+        f"{what} was predicted for a batch of {counted_text(num_samples, 'sample')}.",
         because="there must be one entry for each sample, in a tensor, a list, or a dict of these",
         fix="give the experiment a `predict` that returns such; see docs/predict.md",
     )

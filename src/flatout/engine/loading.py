@@ -86,7 +86,7 @@ def _load_module(spec: ExperimentSpec) -> ModuleType:
         raise UsageError(
             "experiment-changed",
             f"{path} is not the file this run was begun with.",
-            because="a resumed run repeats what it did; with another file it could not",
+            because="an exact resume needs the same code",
             fix="restore it (the run's folder has a copy, experiment.py), or begin a new run from "
             "these weights with --init",
         )

@@ -66,6 +66,10 @@ class Meter:
         """Seconds the host has spent on steps: without validation, checkpoints and epochs' ends."""
         return sum(self._split_s.get(part, 0.0) for part in _OF_STEPS)
 
+    def validation_s(self) -> float:
+        """Seconds spent on validations so far."""
+        return self._split_s["validation"]
+
     def begin_step(self) -> None:
         """An update, or a launch of several, begins: on a GPU, one in so many is looked at."""
         if self._events is not None:

@@ -35,6 +35,7 @@ from flatout.nouns.launch import (
     rendezvous,
 )
 from flatout.nouns.question import Answer, Broken
+from flatout.nouns.units import counted_text
 from flatout.system import clock
 from flatout.system.guarded import GRACE_S, guarded
 from flatout.system.printed import printed_lines
@@ -126,7 +127,8 @@ def _placed(cluster: RayCluster, count: int, *, has_gpus: bool) -> list[Any]:
         total = cluster.ray.cluster_resources().get("CPU", 0)
         raise RunFailed(
             "nodes-not-placed",
-            f"Ray has not found room for {count} nodes within {PLACE_LIMIT_S:.0f} s.",
+            f"Ray has not found room for {counted_text(count, 'node')} within "
+            f"{PLACE_LIMIT_S:.0f} s.",
             because=f"each takes a CPU; the cluster has {total:.0f}, and others may hold them",
             fix="give fewer --nodes; `ray status` tells who holds what",
         )
@@ -192,7 +194,7 @@ def _start(
     except NoAnswer as error:
         raise RunFailed(
             "nodes-not-placed",
-            f"Ray has found room for {len(actors)} nodes, and they do not start.",
+            f"Ray has found room for {counted_text(len(actors), 'node')}, but nothing starts.",
             because=str(error),
             fix="every machine needs this flatout, and the script at this path",
         ) from error

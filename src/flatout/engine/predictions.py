@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from flatout.errors import UsageError
+from flatout.nouns.units import counted_text
 
 
 def rows_of(
@@ -57,7 +58,8 @@ def _label(number: int, labels: Sequence[str]) -> str:
     if not 0 <= number < len(labels):
         raise UsageError(
             "bad-prediction",
-            f"the class {number} was predicted; `labels` names {len(labels)} classes, from 0 on.",
+            f"the class {number} was predicted; `labels` names "
+            f"{counted_text(len(labels), 'class', 'classes')}, from 0 on.",
             fix="give the experiment a label for each class that `predict` can return",
         )
     return labels[number]

@@ -45,6 +45,7 @@ class Reporter:
         self._losses = Losses(session.device)
         self._began_s = self._line_s = elapsed_s()
         self._line_samples = 0
+        self._line_validation_s = meter.validation_s()
         self._line_losses: list[tuple[float, int]] = []
         self._named = NamedLosses(session.device, session.position)
         self._num_skips = 0
@@ -113,7 +114,9 @@ class Reporter:
         session = self._session
         now = elapsed_s()
         num_samples = sum(size for _, size in losses)
-        seconds = now - self._line_s
+        # A rate is training's: validations since the last line are not counted.
+        validation_s = self._meter.validation_s()
+        seconds = now - self._line_s - (validation_s - self._line_validation_s)
         samples_per_s = self._line_samples / seconds if seconds > 0 else None
         rates = session.optimizers.learning_rates()
         self._journal.metric(
@@ -131,7 +134,7 @@ class Reporter:
                 learning_rates=rates if len(rates) > 1 else {},
             )
         )
-        self._line_s, self._line_samples = now, 0
+        self._line_s, self._line_samples, self._line_validation_s = now, 0, validation_s
         moved_bytes = self._spill.moved_bytes(samples_per_s) if samples_per_s is not None else 0
         if moved_bytes:
             said = f"the driver moved {bytes_text(moved_bytes)}, and the speed fell to a third"

@@ -24,6 +24,7 @@ from flatout.engine.caching import Caching, caching_of
 from flatout.engine.compilation import StepLoss
 from flatout.engine.compiled_optimizer import OptimizerSteps
 from flatout.engine.defaults import chosen_recipe
+from flatout.engine.deferred_compiler import use_deterministic_algorithms
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import Facts, chosen_device, experiment_facts
@@ -171,7 +172,7 @@ def torch_settings_put_back() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(matmul)
-        torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
+        use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = cudnn
 
@@ -181,7 +182,7 @@ def _torch_settings(recipe: Recipe) -> Iterator[None]:
     with torch_settings_put_back():
         torch.set_num_threads(recipe.num_threads.value)
         precision.set_matmul_precision(recipe.precision.value)
-        torch.use_deterministic_algorithms(recipe.deterministic.value)
+        use_deterministic_algorithms(recipe.deterministic.value)
         # Filling every new tensor guards code that reads memory nobody wrote; it costs a pass
         # over memory for each operation, and a model that does so is wrong in any mode.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

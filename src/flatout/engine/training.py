@@ -143,7 +143,7 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
         course = Course(task, load(), journal, state)
         return course.train()
     except (StoppedEarly, KeyboardInterrupt, SystemExit) as error:
-        reason = error.reason if isinstance(error, StoppedEarly) else "stopped at once"
+        reason = error.reason if isinstance(error, StoppedEarly) else "stopped immediately"
         stopped = Stopped(at=now_s(), step=_step(course, step), reason=reason)
         with contextlib.suppress(FlatoutError):
             journal.event(stopped)

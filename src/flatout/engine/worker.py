@@ -20,9 +20,12 @@ if __name__ == "__main__":
     # Before all that imports it.
     import_quickly("torch")
 
+import torch
+
 from flatout.engine.connection import Connection
 from flatout.engine.course import Task
 from flatout.engine.datasets import downloads_told_to
+from flatout.engine.deferred_compiler import defer_compiler
 from flatout.engine.experiment import Experiment
 from flatout.engine.failures import bad_news
 from flatout.engine.group import Group
@@ -79,9 +82,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _loaded(spec: ExperimentSpec) -> Experiment:
-    """The experiment; and once there is one, what its first update would import anyway."""
+    """The experiment; and what its first update would import, or a stand-in for it."""
+    is_on_gpu = torch.cuda.is_available()
+    if not is_on_gpu:
+        defer_compiler()
     experiment = load_experiment(spec)
-    import_quickly(COMPILER)
+    if is_on_gpu:
+        # An import in the midst of a capture has not been tried.
+        import_quickly(COMPILER)
     return experiment
 
 

@@ -274,7 +274,7 @@ class _Search:
         told = [one.because or one.problem for one in self._failures[-1:]]
         return RunFailed(
             "index-not-reachable",
-            f"{_build(answer).label} cannot be had.",
+            f"{_build(answer).label} is not available.",
             because="; ".join([*self.notes, *told]),
             fix="check the network (HTTPS_PROXY, if you need one), or name a mirror: "
             "--mirror torch=URL, --mirror packages=URL",

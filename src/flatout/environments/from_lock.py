@@ -18,6 +18,7 @@ from flatout.errors import RunFailed, UsageError
 from flatout.nouns.environment_request import EnvironmentRequest
 from flatout.nouns.made_environment import EnvironmentWish, Pin, Progress
 from flatout.nouns.prepared_environment import Prepared, ready
+from flatout.nouns.units import counted_text
 from flatout.setup.lock_file import Lock, parse_lock
 from flatout.system import made_environments, pythons, texts, uv_program, wheel_store
 from flatout.system.installers import Deciding
@@ -123,7 +124,8 @@ def _located(
         if how.is_offline:
             raise RunFailed(
                 "wheels-not-here",
-                f"{len(lacking)} wheels of the lock are not here, and --offline was given.",
+                f"{counted_text(len(lacking), 'wheel')} of the lock not downloaded, and "
+                f"--offline was given.",
                 because=", ".join(lacking[:5]),
                 fix="leave --offline out, or name a bundle: --from DIR",
             )

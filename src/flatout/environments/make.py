@@ -18,6 +18,7 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.environment_request import EnvironmentRequest
 from flatout.nouns.made_environment import MadeEnvironment, Pin, Progress, Proof
 from flatout.nouns.prepared_environment import Prepared
+from flatout.nouns.units import counted_text
 from flatout.setup.lock_file import Lock, lock_text, requirement_lines
 from flatout.setup.proving import judge, problem
 from flatout.system import (
@@ -96,9 +97,9 @@ def _make(
         yield Progress(name=one.name, text="making the environment")
         python = _empty_environment(one, program, is_offline=is_offline)
         yield Progress(name=one.name, text=f"Python {one.python_version}", is_over=True)
-        yield Progress(name=one.name, text=f"installing {len(pins)} packages")
+        yield Progress(name=one.name, text=f"installing {counted_text(len(pins), 'package')}")
         _install(pins, python, folder, program)
-        yield Progress(name=one.name, text=f"{len(pins)} packages", is_over=True)
+        yield Progress(name=one.name, text=counted_text(len(pins), "package"), is_over=True)
         yield Progress(name=one.name, text=f"training steps on the {one.device.upper()}")
         made = _record(one, python, _prove(one, python))
         made_environments.finish(made, lock_text(lock_of(one)))
@@ -246,7 +247,7 @@ def _with_uv(folder: Path, one: Prepared, ground: Ground) -> Iterator[Progress]:
         (pin,) = wheel_store.measured(decide_on_wheels(ground, deciding, [])[1], ground.opener)
         yield from _fetch(one, [pin], ground)
     except FlatoutError as error:
-        text = f"without uv, which cannot be had ({error.problem}): pip must be there"
+        text = f"without uv, which is not available ({error.problem}): pip must be there"
         yield Progress(name=one.name, text=text, is_over=True)
         return
     tools = uv_program.bundled_folder(folder)

@@ -18,6 +18,7 @@ from flatout.nouns.environment_request import EnvironmentRequest
 from flatout.nouns.made_environment import EnvironmentWish, Progress
 from flatout.nouns.prepared_environment import Prepared
 from flatout.nouns.setup_request import SetupRequest
+from flatout.nouns.units import counted_text
 from flatout.setup.fit import Wish
 from flatout.setup.requirement_files import Requirements
 from flatout.setup.target import target_from
@@ -79,7 +80,9 @@ def settled(
     pins = () if state == "same-packages" else decided.pins
     missing = [pin for pin in pins if not wheel_store.is_here(pin)]
     if missing and how.is_offline:
-        raise not_here(f"{len(missing)} wheels", ", ".join(pin.file for pin in missing[:5]))
+        raise not_here(
+            counted_text(len(missing), "wheel"), ", ".join(pin.file for pin in missing[:5])
+        )
     is_part = 0 < len(usable) < num_gpus
     prepared = Prepared(
         name=place.name,

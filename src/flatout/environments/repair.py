@@ -33,6 +33,7 @@ from flatout.nouns.machine import Machine
 from flatout.nouns.made_environment import FrameworkName, MadeEnvironment, Pin, Progress, Proof
 from flatout.nouns.plan import Packages, Plan, Step
 from flatout.nouns.setup_request import SetupRequest
+from flatout.nouns.units import counted_text
 from flatout.probes.environments import read_environment
 from flatout.setup.conflicts import closure, plain_name
 from flatout.setup.fit import Target, Wish
@@ -309,7 +310,9 @@ def _repair(scene: _Scene, found: _Found, tried: tuple[Proof, ...]) -> Environme
     _leave_to_conda(inside, difference.changes)
     missing = [pin for pin in difference.pins if not wheel_store.is_here(pin)]
     if missing and scene.how.is_offline:
-        raise not_here(f"{len(missing)} wheels", ", ".join(pin.file for pin in missing[:5]))
+        raise not_here(
+            counted_text(len(missing), "wheel"), ", ".join(pin.file for pin in missing[:5])
+        )
     devices = {
         _TABLE_NAMES[one.name]: _device(one.build, scene.target) for one in _frameworks(inside)
     }

@@ -102,7 +102,8 @@ def _time(run: Run) -> dict[str, Any]:
         return {}
     done = run.finished
     split = {f"{name}_s": seconds for name, seconds in done.split_s.items() if seconds > 0}
-    rate = done.num_samples_seen / done.train_s if done.train_s > 0 else None
+    steps_s = done.train_s - done.split_s.get("validation", 0.0)
+    rate = done.num_samples_seen / steps_s if steps_s > 0 else None
     return {
         "train_s": done.train_s, "samples_per_s": rate, **split,
         "peak_memory_bytes": done.peak_memory_bytes,

@@ -19,7 +19,11 @@ class Undecided(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """findings: ranked, the most likely cause first; consequences of another are left out."""
+    """findings: ranked, the most likely cause first; consequences of another are left out.
+
+    about: what was read.
+    """
 
     findings: tuple[Finding, ...] = ()
     undecided: tuple[Undecided, ...] = ()
+    about: str = "this text"

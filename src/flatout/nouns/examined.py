@@ -9,9 +9,14 @@ from flatout.nouns.machine import Machine
 
 
 class Examined(msgspec.Struct, frozen=True, kw_only=True):
-    """families: rule of each finding -> the family of rules that it is of ("wsl", "driver" ...)."""
+    """A machine and its findings.
+
+    families: rule of each finding -> the family of rules that it is of ("wsl", "driver" ...).
+    other_cpus: CPUs that other programs kept busy meanwhile; None where nobody has counted.
+    """
 
     machine: Machine
     diagnosis: Diagnosis
     families: dict[str, str] = {}
     warnings: tuple[str, ...] = ()
+    other_cpus: float | None = None

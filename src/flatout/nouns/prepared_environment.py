@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from flatout.nouns.made_environment import EnvironmentWish, Installer, MadeEnvironment, Pin
-from flatout.nouns.units import bytes_text, count_text, seconds_text
+from flatout.nouns.units import bytes_text, counted_text, seconds_text
 
 # What a line of 100 Mbit/s gives, for a first idea of how long it takes.
 RATE_BYTES_S = 12_500_000
@@ -125,7 +125,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         return (
             SetupStep(text=f"make an environment with {python}", changes=self.folder, undo=undo),
             SetupStep(
-                text=f"install {count_text(len(self.pins))} packages with {self.installer}",
+                text=f"install {counted_text(len(self.pins), 'package')} with {self.installer}",
                 changes=f"about {bytes_text(_UNPACKED * self.total_bytes)} in {self.folder}",
                 undo=undo,
                 size_bytes=_UNPACKED * self.total_bytes,

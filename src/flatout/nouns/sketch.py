@@ -82,7 +82,7 @@ class SketchRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Tells of what was given and changes nothing."""
         kind = self.settled_data
         if self.path is not None and kind == "synthetic":
-            yield _without_effect("--path", "made-up data is read from nowhere")
+            yield _without_effect("--path", "synthetic data is not read from a path")
         if self.target is not None and kind not in (*TABLES, "shards"):
             yield _without_effect("--target", f"{kind} data has no columns to choose from")
         elif self.target is not None and self.path is None:

@@ -76,6 +76,11 @@ def count_text(count: int) -> str:
     return f"{count:,}"
 
 
+def counted_text(count: int, noun: str, plural: str | None = None) -> str:
+    """A noun with its number: (1, "epoch") -> "1 epoch", (1200, "epoch") -> "1,200 epochs"."""
+    return f"{count_text(count)} {noun if count == 1 else plural or noun + 's'}"
+
+
 def percent_text(ratio: float, digits: int = 1) -> str:
     """0.9712 -> "97.1 %"."""
     return f"{100 * ratio:.{digits}f} %"

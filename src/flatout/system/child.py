@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from flatout.nouns.change import Change
 from flatout.nouns.finding import Finding, Fix
@@ -53,6 +52,8 @@ class Worker:
         if sys.platform == "win32":
             _kill_tree(self._process.pid)
         else:
+            import psutil
+
             # torchrun puts its ranks into sessions of their own.
             started: list[psutil.Process] = []
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -105,6 +106,20 @@ def start_worker(
             creationflags=creation_flags(),
         )
     return Worker(process)
+
+
+def start_drawing(folder: RunFolder) -> None:
+    """Has a run drawn by a process of its own, which nobody waits for; it logs what goes wrong."""
+    command = [sys.executable, "-P", "-m", "flatout", "show", str(folder.path), "--plots"]
+    with mapped_os_errors(folder.log), open(folder.log, "ab") as log:
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            creationflags=creation_flags(),
+        )
 
 
 def worker_died(folder: RunFolder, exit_code: int) -> Finding:
@@ -185,6 +200,8 @@ def creation_flags() -> int:
 
 
 def _kill_tree(pid: int) -> None:
+    import psutil
+
     try:
         leader = psutil.Process(pid)
         for process in [*leader.children(recursive=True), leader]:

@@ -121,7 +121,7 @@ def check_interpreter(python: str, version: str) -> tuple[int, int]:
             f"{python} has flatout {found}, this is {version}."
             if found
             else f"{python} has no flatout.",
-            because="both sides must speak the same version",
+            because="the command line and the environment that trains need the same version",
             fix=f"{python} -m pip install {_own_requirement(version)}",
         )
     return found_python

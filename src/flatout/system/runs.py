@@ -171,7 +171,7 @@ def find_run(text: str, parent: Path | None = None) -> RunFolder:
     names = [path.name for path in matching or paths]
     raise UsageError(
         "unknown-run",
-        f"there is no run `{text}`." if not matching else f"`{text}` is the beginning of several.",
+        f"there is no run `{text}`." if not matching else f"`{text}` matches several runs.",
         fix=nearest(text, names) if names else "make one: flatout train digits",
     )
 

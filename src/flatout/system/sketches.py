@@ -31,9 +31,11 @@ def settled_path(text: str) -> tuple[str, bool]:
         beside = [one.name for one in path.parent.glob("*")] if path.parent.is_dir() else []
         raise UsageError(
             "data-path-not-found",
-            f"there is nothing at {text}.",
-            because=f"looked for {path}",
-            fix=nearest(path.name, beside) if beside else "give a path that is there",
+            f"{text} does not exist.",
+            because=None if Path(text).is_absolute() else f"its full path is {path}",
+            fix=nearest(path.name, beside)
+            if beside
+            else "give the path of a file or folder that exists",
         )
     here = Path.cwd()
     is_below = path.is_relative_to(here) and path != here

@@ -38,7 +38,7 @@ CLASSES = ("rows", "columns")
 
 
 def samples(is_training: bool) -> tuple[Tensor, Tensor]:
-    """Stripes in noise, made up. For images of yours, in a folder for each class:
+    """Synthetic stripes in noise. For your own images, in one folder per class:
 
     folder = data.image_folder("photos", size=SIDE, flip=is_training)
     return data.split(folder)[0 if is_training else 1]
@@ -80,7 +80,7 @@ def _made_up_table(sketch: Sketch) -> Piece:
         imports=_TORCH,
         text=f'''
 def samples(is_training: bool) -> tuple[Tensor, Tensor]:
-    """Four columns of numbers and a target, made up. For a table of yours:
+    """Four synthetic columns and a target. For your own table:
 
     from flatout.engine import data
     rows = data.{sketch.data}("table.{sketch.data}", target="price")
@@ -150,7 +150,7 @@ def _tensors(sketch: Sketch) -> Piece:
             imports=_TORCH,
             text=f'''
 def samples(is_training: bool) -> tuple[Tensor, Tensor]:
-    """Points and what is to be said of them, made up. Return your own tensors."""
+    """Synthetic points and their targets. Return your own tensors."""
     dice = torch.Generator().manual_seed(1 if is_training else 2)
     inputs = torch.randn(1000, 4, generator=dice)
     return inputs, {target}
@@ -190,7 +190,7 @@ def _text(sketch: Sketch) -> Piece:
             imports=_TORCH,
             text='''
 def samples(is_training: bool, context: int) -> Tensor:
-    """Sums as text, made up. For a text of yours:
+    """Synthetic sums as text. For your own text:
 
     from flatout.engine import data
     whole = data.text("book.txt", context=context)
@@ -264,7 +264,7 @@ def _huggingface(sketch: Sketch) -> Piece:
 {longest}
 
 def samples(is_training: bool) -> Any:
-    """Texts with labels, made up. For a data set of the Hugging Face library:
+    """Synthetic texts with labels. For a Hugging Face data set:
 
     import datasets
     return datasets.load_from_disk("reviews")["train" if is_training else "test"]

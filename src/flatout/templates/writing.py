@@ -48,9 +48,9 @@ def _quoted(text: str) -> str:
 
 def _title(sketch: Sketch) -> str:
     about = {
-        "classification": "which class it is",
-        "regression": "how much it is",
-        "language-model": "what comes next",
+        "classification": "predicts a class",
+        "regression": "predicts a number",
+        "language-model": "predicts the next token",
     }
     return f"{sketch.name}: {about[sketch.task]}."
 

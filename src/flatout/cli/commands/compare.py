@@ -11,7 +11,7 @@ from flatout.cli.options import json_document
 @click.argument("runs", nargs=-1, metavar="RUN RUN...")
 @json_document
 def command(runs: tuple[str, ...], is_json: bool) -> None:
-    """Runs side by side: what differs, what came out, where the time went."""
+    """Compare runs: what differs, the results, and where the time went."""
     from flatout import flow
     from flatout.cli import show
 

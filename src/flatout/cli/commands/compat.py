@@ -11,7 +11,7 @@ from flatout.cli.options import json_document
 @json_document
 @click.pass_context
 def command(context: click.Context, is_json: bool) -> None:
-    """Show what is known of builds, drivers and cards, and how old it is."""
+    """Show what flatout knows about builds, drivers and cards, and how old that is."""
     if context.invoked_subcommand is None:
         from flatout import setting_up
         from flatout.cli import show, show_setup
@@ -22,7 +22,7 @@ def command(context: click.Context, is_json: bool) -> None:
 @command.command("update")
 @json_document
 def update(is_json: bool) -> None:
-    """Ask the package indexes for newer builds; what is shipped stays."""
+    """Ask the package indexes for newer builds; the tables shipped with flatout stay."""
     from flatout import setting_up
     from flatout.cli import show, show_setup
 

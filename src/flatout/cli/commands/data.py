@@ -9,7 +9,7 @@ from flatout.cli.options import json_document
 
 @click.group("data")
 def command() -> None:
-    """Data sets: what there is, where it lies, whether it is whole."""
+    """List, download and verify data sets."""
 
 
 @command.command("list")
@@ -24,16 +24,18 @@ def list_(is_json: bool) -> None:
 
 @command.command("get")
 @click.argument("name")
-@click.option("--mirror", metavar="URL", help="Asked first; it has a folder for each data set.")
+@click.option(
+    "--mirror", metavar="URL", help="Mirror to try first, with a folder for each data set."
+)
 @json_document
 def get(name: str, mirror: str | None, is_json: bool) -> None:
-    """Download a data set; what is here and whole stays as it is."""
+    """Download a data set; complete files are not downloaded again."""
     from flatout import flow
     from flatout.cli import live, show
 
     live.show_download(name, flow.fetch_data(name, mirror))
     folder = flow.verify_data(name)
-    show.print_note(f"{name} is whole: {folder}")
+    show.print_note(f"{name} is complete: {folder}")
     if is_json:
         show.print_json({"name": name, "folder": str(folder)})
 
@@ -42,7 +44,7 @@ def get(name: str, mirror: str | None, is_json: bool) -> None:
 @click.argument("name", required=False)
 @json_document
 def verify(name: str | None, is_json: bool) -> None:
-    """Compare checksums: of NAME, or of every data set that is here."""
+    """Compare checksums of NAME, or of every downloaded data set."""
     from flatout import flow
     from flatout.cli import show
 
@@ -50,7 +52,7 @@ def verify(name: str | None, is_json: bool) -> None:
     folders = {}
     for each in names:
         folders[each] = str(flow.verify_data(each))
-        show.print_note(f"{each} is whole: {folders[each]}")
+        show.print_note(f"{each} is complete: {folders[each]}")
     if not names:
         show.print_note("no data set is here yet: flatout data list")
     if is_json:

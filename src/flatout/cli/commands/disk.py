@@ -10,12 +10,12 @@ from flatout.cli.options import json_document
 @click.command("disk")
 @click.option(
     "--free", "kinds", multiple=True, metavar="KIND",
-    help="Delete: checkpoints, searches, recipes, data, environments or caches.",
+    help="Delete checkpoints, searches, recipes, data, environments or caches.",
 )  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_document
 def command(kinds: tuple[str, ...], yes: bool, is_json: bool) -> int:
-    """Show what flatout keeps on this disk; free what is named.
+    """Show what flatout keeps on this disk; delete what is named.
 
     A run that is being trained, and what it reads, is never touched; nor is what an unfinished run
     needs to go on.

@@ -10,7 +10,7 @@ from flatout.cli.options import json_document
 @click.command("envs")
 @json_document
 def command(is_json: bool) -> None:
-    """List the environments that `flatout setup` has made."""
+    """List the environments made by `flatout setup`."""
     from flatout.cli import show, show_environments
     from flatout.environments import keep
 

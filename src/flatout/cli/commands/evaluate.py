@@ -12,7 +12,7 @@ from flatout.cli.options import asks_weights
 @click.command("evaluate")
 @click.argument("run")
 @click.option(
-    "-s", "settings", multiple=True, metavar="KEY=VALUE", help="Another parameter than the run's."
+    "-s", "settings", multiple=True, metavar="KEY=VALUE", help="Override a parameter of the run."
 )
 @asks_weights
 def command(is_json: bool, **options: Any) -> int:

@@ -11,7 +11,7 @@ from flatout.cli.options import json_document
 @click.argument("subject", required=False, metavar="[FILE|ID|-]")
 @click.option(
     "--here/--elsewhere", "is_here", default=None,
-    help="Whether the text is from this machine, whose facts are added then.",
+    help="Say whether the text is from this machine, whose facts are then added.",
 )  # fmt: skip
 @json_document
 def command(subject: str | None, is_here: bool | None, is_json: bool) -> None:

@@ -12,9 +12,11 @@ _FORMS = ("dockerfile", "compose", "devcontainer", "conda", "requirements", "vsc
 
 @click.command("export")
 @click.argument("form", type=click.Choice(_FORMS), metavar="FORM")
-@click.option("--env", "name", metavar="NAME", help="An environment that flatout has made.")
-@click.option("--in", "folder", metavar="DIR", help="The folder to write into; else this one.")
-@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@click.option(
+    "--env", "name", metavar="NAME", help="Environment made by `flatout setup` to export."
+)
+@click.option("--in", "folder", metavar="DIR", help="Folder to write into; this one by default.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 @json_document
 def command(form: str, name: str | None, folder: str | None, force: bool, is_json: bool) -> None:
     """Write an environment as files for other tools; without --env what fits this machine.

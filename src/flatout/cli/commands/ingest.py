@@ -14,18 +14,34 @@ from flatout.cli.options import json_document
 @click.argument("dest")
 @click.option(
     "--on", type=click.Choice(["local", "ray", "dask", "cluster"]), default="local",
-    show_default=True, help="Who does the work; the shards are the same.",
+    show_default=True, help="Engine that does the work; the shards are the same.",
 )  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes; one for each CPU.")
-@click.option("--address", metavar="ADDRESS", help="Ray's or Dask's head; without it one is begun.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of processes; one per CPU by default.",
+)
+@click.option(
+    "--address",
+    metavar="ADDRESS",
+    help="Address of Ray's or Dask's head; without it, one is started.",
+)
 @click.option(
     "--kind",
     type=click.Choice(["images", "idx", "csv", "parquet", "text"]),
-    help="What SOURCE holds, where it holds several kinds.",
+    help="Kind of data to read, where SOURCE holds several.",
 )
-@click.option("--validation", type=float, metavar="SHARE", help="For validation.  [default: 0.1]")
-@click.option("--test", type=float, metavar="SHARE", help="For a test.  [default: 0.1]")
-@click.option("--key", metavar="COLUMN", help="Rows of equal value stay in one part.")
+@click.option(
+    "--validation",
+    type=float,
+    metavar="SHARE",
+    help="Share of the data for validation.  [default: 0.1]",
+)
+@click.option(
+    "--test", type=float, metavar="SHARE", help="Share of the data for the test.  [default: 0.1]"
+)
+@click.option("--key", metavar="COLUMN", help="Keep rows with equal values in the same part.")
 @click.option(
     "--max-rejected",
     "most_rejected",
@@ -33,10 +49,10 @@ from flatout.cli.options import json_document
     default=0.1,
     show_default=True,
     metavar="SHARE",
-    help="Bad records that are put up with.",
+    help="Share of bad records to accept.",
 )
-@click.option("--python", metavar="PATH", help="The interpreter that works.")
-@click.option("--env", metavar="NAME", help="An environment of `flatout setup` that works.")
+@click.option("--python", metavar="PATH", help="Python interpreter to run with.")
+@click.option("--env", metavar="NAME", help="Environment made by `flatout setup` to run in.")
 @json_document
 def command(on: Any, is_json: bool, **options: Any) -> int:
     """Make shards of SOURCE in the folder DEST, to train on.

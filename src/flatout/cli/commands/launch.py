@@ -15,35 +15,35 @@ from flatout.cli.options import json_document
     "--framework",
     type=click.Choice(["tensorflow", "paddle", "torch"]),
     required=True,
-    help="Whose rendezvous the script expects.",
+    help="Framework whose rendezvous the script expects.",
 )
 @click.option(
-    "--nodes", type=click.IntRange(1, 512), required=True, metavar="N", help="How many there are."
+    "--nodes", type=click.IntRange(1, 512), required=True, metavar="N", help="Number of nodes."
 )
 @click.option(
     "--on",
     type=click.Choice(["local", "ray", "cluster"]),
     default="local",
     show_default=True,
-    help="Processes here, on the nodes of a Ray, or in a cluster of containers.",
+    help="Start processes on this machine, on Ray's nodes, or in a cluster of containers.",
 )
 @click.option(
     "--limit",
     "limit_s",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="End all nodes after this time.",
+    help="Stop all nodes after this time.",
 )
-@click.option("--logs", metavar="DIR", help="Where what each node prints is kept.")
-@click.option("--python", metavar="PATH", help="The interpreter that runs the script.")
-@click.option("--env", metavar="NAME", help="An environment of `flatout setup` that runs it.")
+@click.option("--logs", metavar="DIR", help="Folder for the output of each node.")
+@click.option("--python", metavar="PATH", help="Python interpreter to run the script with.")
+@click.option("--env", metavar="NAME", help="Environment made by `flatout setup` to run it in.")
 @json_document
 @click.argument("script")
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
 def command(is_json: bool, **options: Any) -> int:
     """Start SCRIPT on several nodes at once: processes of this machine, or of a cluster's nodes.
 
-    Each finds the others as its framework expects. One fails, and all are ended.
+    Nodes find each other the way the framework expects. When one fails, all are stopped.
     """
     from flatout import launching
     from flatout.cli import launched

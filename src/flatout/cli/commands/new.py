@@ -15,15 +15,15 @@ _DATA = ("synthetic", "images", "csv", "parquet", "huggingface", "tensors", "sha
 
 @click.command("new")
 @click.argument("name")
-@click.option("--task", type=click.Choice(_TASKS), help="What is to be learned.")
-@click.option("--data", type=click.Choice(_DATA), help="What it is learned from.")
-@click.option("--path", metavar="PATH", help="Where that is; without it, data is made up.")
-@click.option("--target", metavar="COLUMN", help="The column of a table that is to be predicted.")
-@click.option("--yes", is_flag=True, help="Do not ask: take what is most common.")
+@click.option("--task", type=click.Choice(_TASKS), help="Task to learn.")
+@click.option("--data", type=click.Choice(_DATA), help="Kind of data to learn from.")
+@click.option("--path", metavar="PATH", help="Path of your data; without it, synthetic data.")
+@click.option("--target", metavar="COLUMN", help="Column of a table to predict.")
+@click.option("--yes", is_flag=True, help="Do not ask; use the defaults.")
 @click.option("--force", is_flag=True, help="Overwrite the file NAME.py.")
 @json_document
 def command(name: str, yes: bool, force: bool, is_json: bool, **answers: str | None) -> None:
-    """Write an experiment to begin with: NAME.py, short and commented, ready to train.
+    """Write a new experiment: NAME.py, short, commented, and ready to train.
 
     On a terminal it asks for what is not given.
     """

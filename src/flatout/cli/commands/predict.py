@@ -13,7 +13,13 @@ from flatout.cli.options import asks_weights
 @click.argument("run")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--output", metavar="FILE|DIR", help="Write .jsonl, .csv, .npy, or pictures.")
-@click.option("--top", type=click.IntRange(1), default=1, metavar="N", help="Classes to tell.")
+@click.option(
+    "--top",
+    type=click.IntRange(1),
+    default=1,
+    metavar="N",
+    help="Number of most likely classes to print.",
+)
 @asks_weights
 def command(is_json: bool, **options: Any) -> int:
     """Predict with the kept weights of a run.

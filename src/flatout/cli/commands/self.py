@@ -27,12 +27,12 @@ def command(context: click.Context, is_json: bool) -> None:
 
 
 @command.command("update")
-@click.option("--version", metavar="VERSION", help="This version, not the newest.")
-@click.option("--from", "file", metavar="FILE", help="A wheel or sources, not the package index.")
+@click.option("--version", metavar="VERSION", help="Version to install instead of the newest.")
+@click.option("--from", "file", metavar="FILE", help="Wheel or source archive to install from.")
 @_YES
 @json_document
 def update(version: str | None, file: str | None, yes: bool, is_json: bool) -> int:
-    """Bring another version, by the way this one came."""
+    """Install another version, the way this one was installed."""
     from flatout import upkeep
     from flatout.cli import show, show_upkeep
 
@@ -51,8 +51,8 @@ def update(version: str | None, file: str | None, yes: bool, is_json: bool) -> i
 
 
 @command.command("remove")
-@click.option("--runs", "is_with_runs", is_flag=True, help="Runs too, and what they have learned.")
-@click.option("--keep", multiple=True, metavar="KIND", help="Leave environments, data ... there.")
+@click.option("--runs", "is_with_runs", is_flag=True, help="Also remove runs with their weights.")
+@click.option("--keep", multiple=True, metavar="KIND", help="Keep environments, data ...")
 @_YES
 @json_document
 def remove(is_with_runs: bool, keep: tuple[str, ...], yes: bool, is_json: bool) -> int:

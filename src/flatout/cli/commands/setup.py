@@ -11,36 +11,53 @@ from flatout.cli.parts import WithParts
 
 _HOW = (
     click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be done."),
-    click.option("--yes", "is_agreed", is_flag=True, help="Do it without asking."),
-    click.option("--name", metavar="NAME", help="Another name than the framework's."),
-    click.option("--in", "folder", metavar="DIR", help="Another folder than flatout's own."),
+    click.option("--yes", "is_agreed", is_flag=True, help="Do not ask for confirmation."),
+    click.option(
+        "--name", metavar="NAME",
+        help="Name of the environment; the framework's by default.",
+    ),
+    click.option(
+        "--in", "folder", metavar="DIR",
+        help="Folder to make the environment in; flatout's own by default.",
+    ),
     click.option(
         "--with", "packages", multiple=True, metavar="PACKAGES",
-        help="Further packages, with commas between.",
+        help="Additional packages, separated by commas.",
     ),
     click.option(
         "-r", "--requirements", "files", multiple=True, metavar="FILE",
-        help="requirements.txt, environment.yml or pyproject.toml to be met as well.",
+        help="Also satisfy a requirements.txt, environment.yml or pyproject.toml.",
     ),
     click.option(
-        "--manager", type=click.Choice(["uv", "pip", "conda"]), help="What makes and installs."
+        "--manager", type=click.Choice(["uv", "pip", "conda"]),
+        help="Tool that creates the environment and installs packages.",
     ),
-    click.option("--from", "lock", metavar="LOCK|DIR", help="The same as a lock, or a bundle."),
-    click.option("--bundle", metavar="DIR", help="Only download, into a folder to take along."),
+    click.option(
+        "--from", "lock", metavar="LOCK|DIR",
+        help="Recreate the environment of a lock file or a bundle.",
+    ),
+    click.option(
+        "--bundle", metavar="DIR",
+        help="Only download, into a folder that can be moved to another machine.",
+    ),
     click.option(
         "--mirror", "mirrors", multiple=True, metavar="KIND=URL",
-        help="Another place for packages, torch or python.",
+        help="Mirror for packages, torch or python.",
     ),
     click.option("--remove", metavar="NAME", help="Remove an environment."),
-    click.option("--repair", metavar="ENV", help="Mend an environment that is there."),
+    click.option("--repair", metavar="ENV", help="Repair an existing environment."),
 )  # fmt: skip
 
 # What lies below an environment. One of them at most.
 _BELOW = (
-    click.option("--driver-plan", "goal", flag_value="driver", help="NVIDIA's driver instead."),
-    click.option("--wsl", "goal", flag_value="wsl", help="From Windows into WSL instead."),
-    click.option("--toolkit", "goal", flag_value="toolkit", help="A CUDA toolkit instead."),
-    click.option("--docker", "goal", flag_value="docker", help="The GPU in containers instead."),
+    click.option(
+        "--driver-plan", "goal", flag_value="driver", help="Plan NVIDIA's driver instead."
+    ),
+    click.option("--wsl", "goal", flag_value="wsl", help="Set up WSL from Windows instead."),
+    click.option("--toolkit", "goal", flag_value="toolkit", help="Set up a CUDA toolkit instead."),
+    click.option(
+        "--docker", "goal", flag_value="docker", help="Set up the GPU in containers instead."
+    ),
 )
 
 
@@ -54,20 +71,22 @@ def _with_how(command: Any) -> Any:
 @click.argument("frameworks", nargs=-1, metavar="[FRAMEWORK]...")
 @click.option(
     "--for", "cards", multiple=True, metavar="CARD",
-    help="For a machine with this card that is not here; `cpu` for none. Again for more cards.",
+    help="Choose for another machine with this card; `cpu` for none. Repeat for several cards.",
 )  # fmt: skip
-@click.option("--driver", metavar="VERSION", help="Its NVIDIA driver; Windows' number under WSL.")
+@click.option(
+    "--driver", metavar="VERSION", help="NVIDIA driver of that machine; under WSL that of Windows."
+)
 @click.option(
     "--os", type=click.Choice(["linux", "wsl2", "windows", "macos"]),
-    help="Its system. [default: linux]",
+    help="Operating system of that machine.  [default: linux]",
 )  # fmt: skip
-@click.option("--python", metavar="VERSION", help="The Python to have, like 3.12.")
-@click.option("--cuda", metavar="VERSION", help="The CUDA to have, like 12.6.")
-@click.option("--cpu", "is_cpu", is_flag=True, help="The build for the CPU.")
-@click.option("--nightly", "is_nightly", is_flag=True, help="Nightly builds.")
-@click.option("--offline", "is_offline", is_flag=True, help="Use no network.")
+@click.option("--python", metavar="VERSION", help="Python version, such as 3.12.")
+@click.option("--cuda", metavar="VERSION", help="CUDA version, such as 12.6.")
+@click.option("--cpu", "is_cpu", is_flag=True, help="Use the CPU build.")
+@click.option("--nightly", "is_nightly", is_flag=True, help="Use nightly builds.")
+@click.option("--offline", "is_offline", is_flag=True, help="Do not use the network.")
 @_with_how
-@click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--json", "is_json", is_flag=True, help="Print one JSON document on stdout.")
 def command(is_json: bool, goal: str | None, **options: Any) -> int:
     """Make an environment for each FRAMEWORK (torch, tensorflow, paddle, jax), and prove it.
 

@@ -9,12 +9,17 @@ from flatout.cli.options import json_document
 
 @click.command("show")
 @click.argument("run")
-@click.option("--follow", is_flag=True, help="Watch it train; Ctrl-C ends only the watching.")
+@click.option(
+    "--follow", is_flag=True, help="Watch the run train; Ctrl-C stops watching, not training."
+)
 @click.option("--tensorboard", metavar="DIR", help="Write TensorBoard event files into DIR/RUN.")
-@click.option("--plots", is_flag=True, help="Draw it as PNG files in its folder.")
+@click.option("--plots", is_flag=True, help="Draw the run as PNG files in its folder.")
+@click.option("--recipe", is_flag=True, help="Show every field of the recipe, with reasons.")
 @json_document
-def command(run: str, follow: bool, tensorboard: str | None, plots: bool, is_json: bool) -> int:
-    """A run: recipe with reasons, metrics, results, where the time went.
+def command(
+    run: str, follow: bool, tensorboard: str | None, plots: bool, recipe: bool, is_json: bool
+) -> int:
+    """Show a run: its result, metrics, recipe, and where the time went.
 
     RUN is an id, the beginning of one, a folder, or `last`.
     """
@@ -37,7 +42,10 @@ def command(run: str, follow: bool, tensorboard: str | None, plots: bool, is_jso
         head = {"run": found, "checkpoints": checkpoints, "results": told}
         show.print_long_json(head, "metrics", flow.each_metric(found))
     elif not follow and not plots:
-        show.print_run(found, flow.milestones(found), results, checkpoints, flow.split_of(found))
+        show.print_run(
+            found, flow.milestones(found), results, checkpoints, flow.split_of(found),
+            is_whole=recipe,
+        )  # fmt: skip
     return 0
 
 

@@ -19,30 +19,36 @@ import click
     metavar="FIELD=VALUE",
     help="Fix a field of the recipe: how a step is executed.",
 )
-@click.option("--recipe", metavar="FILE", help="Fix all fields, as `flatout tune` has found them.")
+@click.option(
+    "--recipe", metavar="FILE", help="Use the recipe in FILE, as saved by `flatout tune`."
+)
 @click.option(
     "--device",
     default="auto",
     metavar="auto|cpu|cuda|cuda:N",
     show_default=True,
-    help="Where to train.",
+    help="Device to train on.",
 )
 @click.option(
     "--epochs",
     type=click.IntRange(1),
     metavar="N",
-    help="Epochs in all, instead of its own number.",
+    help="Total number of epochs, instead of the experiment's own.",
 )
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Of weights and order.")
-@click.option("--init", metavar="WEIGHTS", help="Begin with a safetensors file or a run's weights.")
-@click.option("--name", "run_id", metavar="ID", help="Name of the run, else NAME-0001 and so on.")
-@click.option("--resume", metavar="RUN", help="Go on with a run; `last` is the newest.")
+@click.option(
+    "--seed", type=click.IntRange(0), metavar="N", help="Random seed for weights and data order."
+)
+@click.option("--init", metavar="WEIGHTS", help="Start from a safetensors file or a run's weights.")
+@click.option(
+    "--name", "run_id", metavar="ID", help="Name of the run; NAME-0001, NAME-0002 ... by default."
+)
+@click.option("--resume", metavar="RUN", help="Resume a run; `last` is the newest.")
 @click.option(
     "--tune",
     type=click.Choice(["auto", "off", "full"]),
     default="auto",
     show_default=True,
-    help="Search the fastest recipe first: as far as it pays, not at all, or whatever it takes.",
+    help="Search for the fastest recipe first: as far as it pays off, not at all, or in full.",
 )
 @click.option(
     "--numerics",
@@ -51,22 +57,26 @@ import click
     show_default=True,
     help="How far the search may change rounding.",
 )
-@click.option("--leave-free", metavar="SIZE", help="Memory that other programs are to have.")
+@click.option(
+    "--leave-free", metavar="SIZE", help="Memory to leave to other programs, such as 1.5GiB."
+)
 @click.option(
     "--on-oom",
     type=click.Choice(["auto", "shrink", "stop"]),
-    help="When memory runs out: go on with less, also with BatchNorm, or end.",
+    help="When memory runs out: continue with smaller batches, do so even with BatchNorm, or stop.",
 )
 @click.option(
     "--on", metavar="LAUNCHER:N",
     help="Train in N processes: local:N, torchrun:N, ray:N, cluster, http://HOST:8265.",
 )  # fmt: skip
-@click.option("--detach", is_flag=True, help="Let it train on when this command has ended.")
-@click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
-@click.option("--env", metavar="NAME", help="An environment of `flatout setup` that trains.")
-@click.option("--json", "is_json", is_flag=True, help="One JSON document about the run on stdout.")
+@click.option("--detach", is_flag=True, help="Train in the background.")
+@click.option("--python", metavar="PATH", help="Python interpreter to train with.")
+@click.option("--env", metavar="NAME", help="Environment made by `flatout setup` to train in.")
+@click.option(
+    "--json", "is_json", is_flag=True, help="Print one JSON document about the run on stdout."
+)
 def command(detach: bool, is_json: bool, **options: Any) -> int:
-    """Train an experiment, or go on with a run.
+    """Train an experiment, or resume a run.
 
     NAME is a built-in, FILE a Python file with a function `experiment`.
     """
@@ -107,12 +117,9 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
             display.close(outcome.run, flow.split_of(outcome.run))
     if is_json:
         show.print_json(outcome)
-    if not detach and flow.can_draw():
-        # After everything else is said: it takes a second, and is never worth a run.
+    if not detach:
         try:
-            show.print_plots(flow.draw_plots(outcome.run), is_error=is_json)
+            show.print_plots_begun(flow.begin_plots(outcome.run), is_error=is_json)
         except FlatoutError as error:
             show.print_finding(finding_from(error, "warning"))
-        except KeyboardInterrupt:
-            pass
     return 130 if interrupts.count else outcome.exit_code

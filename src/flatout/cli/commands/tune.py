@@ -17,17 +17,32 @@ from flatout.cli.options import json_document
 @click.option(
     "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Fix a field of the recipe."
 )
-@click.option("--device", default="auto", metavar="auto|cpu|cuda|cuda:N", show_default=True)
-@click.option("--numerics", default="default", type=click.Choice(["strict", "default", "fast"]))
 @click.option(
-    "--epochs", type=click.IntRange(1), metavar="N", help="Of the run that is to be made faster."
+    "--device", default="auto", metavar="auto|cpu|cuda|cuda:N", show_default=True,
+    help="Device to measure on.",
+)  # fmt: skip
+@click.option(
+    "--numerics", default="default", type=click.Choice(["strict", "default", "fast"]),
+    show_default=True, help="How far the search may change rounding.",
+)  # fmt: skip
+@click.option(
+    "--epochs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Length of the run to speed up, in epochs.",
 )
-@click.option("--budget", type=click.FloatRange(1), metavar="SECONDS", help="What it may take.")
-@click.option("--leave-free", metavar="SIZE", help="Memory that other programs are to have.")
-@click.option("--emit", type=click.Choice(["code"]), help="Print a plain PyTorch program with it.")
-@click.option("--forget", is_flag=True, help="Forget every recipe that was found.")
-@click.option("--python", metavar="PATH", help="The interpreter that trains, in its environment.")
-@click.option("--env", metavar="NAME", help="An environment of `flatout setup` that trains.")
+@click.option(
+    "--budget", type=click.FloatRange(1), metavar="SECONDS", help="Time limit of the search."
+)
+@click.option(
+    "--leave-free", metavar="SIZE", help="Memory to leave to other programs, such as 1.5GiB."
+)
+@click.option(
+    "--emit", type=click.Choice(["code"]), help="Print the result as a plain PyTorch program."
+)
+@click.option("--forget", is_flag=True, help="Forget all recipes found so far.")
+@click.option("--python", metavar="PATH", help="Python interpreter to train with.")
+@click.option("--env", metavar="NAME", help="Environment made by `flatout setup` to train in.")
 @json_document
 def command(forget: bool, is_json: bool, **options: Any) -> int:
     """Find the fastest correct recipe by measuring: speed settings, not hyperparameters.
@@ -38,9 +53,10 @@ def command(forget: bool, is_json: bool, **options: Any) -> int:
     from flatout.cli import failing, show
     from flatout.cli.show_tune import SearchDisplay, print_tuned
     from flatout.nouns.train_request import TrainRequest
+    from flatout.nouns.units import counted_text
 
     if forget:
-        show.print_note(f"{flow.forget_recipes()} recipes forgotten")
+        show.print_note(f"{counted_text(flow.forget_recipes(), 'recipe')} forgotten")
         return 0
     request = TrainRequest(**options, tune="full", is_only_tuned=True)
     display = SearchDisplay(is_quiet=is_json or request.emit is not None)

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 @click.command("undo")
 @click.argument("change", required=False, metavar="[ID]")
-@click.option("--list", "is_listing", is_flag=True, help="What was changed, the newest first.")
+@click.option("--list", "is_listing", is_flag=True, help="List the changes, newest first.")
 @click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
-@click.option("--force", "is_forced", is_flag=True, help="Overwrite what was changed since.")
+@click.option("--force", "is_forced", is_flag=True, help="Overwrite what has changed since.")
 @json_document
 def command(
     change: str | None, is_listing: bool, is_sure: bool, is_forced: bool, is_json: bool
 ) -> int:
-    """Put back what flatout has changed on this machine: the newest change, or the one of ID."""
+    """Undo what flatout has changed on this machine: the newest change, or change ID."""
     from flatout import mending
     from flatout.cli import show, show_fix
 

@@ -20,6 +20,7 @@ from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
 from flatout.nouns.machine import Machine
+from flatout.nouns.units import counted_text
 
 _TOLD = (
     "device-ordinal", "device-count-assert", "device-index-outside", "devices-hidden",
@@ -65,7 +66,7 @@ def _outside(machine: Machine) -> Facts:
         return ()
     return (
         *fact(f"CUDA_VISIBLE_DEVICES={text}", "the environment's variables"),
-        *fact(f"{len(machine.gpus)} GPUs", "NVML"),
+        *fact(f"{counted_text(len(machine.gpus), 'GPU')}", "NVML"),
     )
 
 

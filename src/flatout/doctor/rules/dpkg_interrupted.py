@@ -21,6 +21,7 @@ from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.machine import Machine
+from flatout.nouns.units import counted_text
 
 
 def check(case: Case) -> Finding | None:
@@ -49,7 +50,7 @@ def check(case: Case) -> Finding | None:
 def _in_facts(machine: Machine) -> Facts:
     """dpkg's own list has unfinished packages."""
     number = machine.packages.num_unfinished if machine.packages else None
-    return fact(f"{number} packages are not configured", "dpkg") if number else ()
+    return fact(f"{counted_text(number, 'package')} not configured", "dpkg") if number else ()
 
 
 RULE = Rule(

@@ -22,6 +22,7 @@ from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.machine import Machine
+from flatout.nouns.units import counted_text
 
 _TELLING = (
     "oom-scheduler",
@@ -66,7 +67,10 @@ def _in_facts(machine: Machine) -> Facts:
     count = machine.memory.num_killed
     if not count:
         return ()
-    return fact(f"{count} processes of this group were killed for memory", "memory.events")
+    return fact(
+        f"{counted_text(count, 'process', 'processes')} of this group killed for memory",
+        "memory.events",
+    )
 
 
 RULE = Rule(

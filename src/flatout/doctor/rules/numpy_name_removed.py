@@ -1,4 +1,4 @@
-"""Code uses a name that this NumPy has no more.
+"""The code uses a name that was removed from NumPy.
 
 **Checks.** What NumPy says of names removed in 1.24 and 2.0.
 
@@ -29,7 +29,7 @@ def check(case: Case) -> Finding | None:
         rule="numpy-name-removed",
         severity="error",
         certainty="likely",
-        problem="Code uses a name that this NumPy has no more.",
+        problem="The code uses a name that was removed from NumPy.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(

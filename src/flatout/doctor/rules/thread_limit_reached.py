@@ -21,6 +21,7 @@ from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.machine import Machine
+from flatout.nouns.units import counted_text
 
 _SIGNS = ("thread-refused",)
 
@@ -55,7 +56,11 @@ def check(case: Case) -> Finding | None:
 def _in_facts(machine: Machine) -> Facts:
     """A soft limit that a training's threads reach."""
     limit = machine.limits.processes if machine.limits else None
-    return fact(f"{limit} processes at most", "/proc/self/limits") if limit and limit < 1024 else ()
+    return (
+        fact(f"{counted_text(limit, 'process', 'processes')} at most", "/proc/self/limits")
+        if limit and limit < 1024
+        else ()
+    )
 
 
 RULE = Rule(

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 from flatout.engine.data.pictures import Cut
 from flatout.engine.data_files import existing, is_hidden, library
 from flatout.errors import RunFailed, UsageError
+from flatout.nouns.units import counted_text
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -138,7 +139,7 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
     def path(self, index: int) -> str:
         """Where the image of that index lies."""
         if not -len(self) <= index < len(self):
-            raise IndexError(f"there are {len(self)} images, none has the index {index}")
+            raise IndexError(f"index {index} is out of range: {counted_text(len(self), 'image')}")
         index %= len(self)
         begin = int(self._ends[index - 1]) if index else 0
         name = os.fsdecode(self._names[begin : int(self._ends[index])])

@@ -21,7 +21,7 @@ from flatout.engine.data_files import existing, library
 from flatout.engine.tensor_data import TensorData
 from flatout.errors import UsageError, nearest
 from flatout.nouns.ingestion import PARTS, Kind, Manifest, Part
-from flatout.nouns.units import bytes_text
+from flatout.nouns.units import bytes_text, counted_text
 from flatout.system.shard_folder import MANIFEST, ShardFolder, verify
 
 # Of the free memory, for what is held there; the training needs the rest.
@@ -255,7 +255,7 @@ class ShardedImages(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if not -len(self) <= index < len(self):
-            raise IndexError(f"there are {len(self)} images, none has the index {index}")
+            raise IndexError(f"index {index} is out of range: {counted_text(len(self), 'image')}")
         index %= len(self)
         begin = int(self._ends[index - 1]) if index else 0
         file = self._content[begin : int(self._ends[index])].numpy().tobytes()

@@ -12,6 +12,7 @@ from flatout.engine.data.texts import Text
 from flatout.engine.feed import is_map_style
 from flatout.engine.randomness import sample_order
 from flatout.errors import UsageError
+from flatout.nouns.units import counted_text
 
 
 def split(dataset: Any, validation: float = 0.1, seed: int = 0) -> tuple[Any, Any]:
@@ -44,7 +45,10 @@ def split(dataset: Any, validation: float = 0.1, seed: int = 0) -> tuple[Any, An
     num_samples = len(next(tensors_in(dataset))) if is_tensors else len(dataset)
     num_kept = round(num_samples * validation)
     if not 0 < num_kept < num_samples:
-        raise _bad(f"{num_samples} samples cannot be split so that {validation} of them validate.")
+        raise _bad(
+            f"{counted_text(num_samples, 'sample')} cannot be split so that {validation} of "
+            f"them validate."
+        )
     order = sample_order(num_samples, seed, 0, is_shuffled=True)
     # In their old order, so that files are read from front to back where the order is kept.
     parts = order[num_kept:].sort().values, order[:num_kept].sort().values

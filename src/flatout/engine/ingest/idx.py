@@ -16,6 +16,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.nouns.ingestion import Part
+from flatout.nouns.units import counted_text
 from flatout.system.source_files import SourceFile, content, path_of
 
 _NAME = re.compile(r"(.*)-(images-idx3|labels-idx1)-ubyte(\.gz)?", re.IGNORECASE)
@@ -84,7 +85,8 @@ def look(source: str, pair: Pair) -> Look:
     (num_labels,), labels = read(path_of(source, pair.labels), num_dimensions=1)
     if num_rows != num_labels or not num_rows or 0 in shape:
         raise _not_readable(
-            path_of(source, pair.images), f"it has {num_rows} images and {num_labels} labels"
+            path_of(source, pair.images),
+            f"it has {counted_text(num_rows, 'image')} and {counted_text(num_labels, 'label')}",
         )
     return Look(num_rows=num_rows, shape=(shape[0], shape[1]), largest_label=max(labels))
 

@@ -27,7 +27,7 @@ from flatout.nouns.ingestion import (
     Settings,
 )
 from flatout.nouns.question import Broken, Noted
-from flatout.nouns.units import percent_text
+from flatout.nouns.units import counted_text, percent_text
 from flatout.system.shard_folder import ShardFolder
 
 
@@ -179,7 +179,8 @@ def _check_bad(done: Sequence[PieceDone], request: IngestRequest) -> None:
         raise UsageError("no-data", f"{request.source} has no records.", fix="check the path")
     raise RunFailed(
         "too-many-bad-records",
-        f"{num_bad:,} of {num_bad + num_records:,} records cannot be used; nothing was published.",
+        f"{num_bad:,} of {counted_text(num_bad + num_records, 'record')} cannot be used; "
+        f"nothing was published.",
         because=first,
         fix=f"mend the source, or allow more than {percent_text(request.most_rejected, 0)}: "
         "--max-rejected SHARE",
@@ -197,7 +198,7 @@ def _without_effect(request: IngestRequest, source: Source) -> Iterator[Finding]
         yield Finding(
             rule="files-left-out",
             severity="note",
-            problem=f"{source.num_ignored:,} files were left out: of other kinds than "
+            problem=f"left out {counted_text(source.num_ignored, 'file')} of other kinds than "
             f"{source.settings.kind}, or images in no class's folder.",
         )
 

@@ -63,7 +63,7 @@ def look_through(request: IngestRequest) -> Source:
         raise UsageError(
             "no-data",
             f"there is nothing in {place} to ingest as {kind}.",
-            because=f"looked for {', '.join(_looked_for(kind))}",
+            because=f"expected {', '.join(_looked_for(kind))}",
             fix="check the path, or name another --kind",
         )
     if request.key is not None and kind not in ("csv", "parquet"):

@@ -29,6 +29,7 @@ from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.placement import Room, ending_code, take_gpus
 from flatout.nouns.run import RunHeader
+from flatout.nouns.units import counted_text
 from flatout.system import store
 from flatout.system.grace import Grace
 from flatout.system.runs import RunFolder
@@ -70,7 +71,7 @@ def _reserve(job: Job, cluster: RayCluster) -> list[Bundle]:
 
     bundles = cluster.reserve(wanted)
     if not bundles:
-        count = f"{job.num_ranks} ranks" if job.num_ranks else "any rank"
+        count = f"{counted_text(job.num_ranks, 'rank')}" if job.num_ranks else "any rank"
         raise RunFailed(
             "ranks-not-placed",
             f"Ray has not found room for {count}.",
@@ -144,7 +145,7 @@ def _place(job: Job, cluster: RayCluster, bundles: list[Bundle]) -> list[Any]:
     except NoAnswer as error:
         raise RunFailed(
             "ranks-not-placed",
-            f"Ray has not started {len(bundles)} ranks.",
+            f"Ray has not started {counted_text(len(bundles), 'rank')}.",
             because=str(error),
             fix="every node needs this flatout, with torch; flatout cluster status tells what the "
             "nodes have, ray status what they wait for",
