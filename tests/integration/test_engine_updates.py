@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from flatout.engine import Experiment
 from flatout.engine.optim import set_implementation
 from flatout.engine.weight_update import WeightUpdate
+
+if TYPE_CHECKING:
+    from conftest import Lab
 
 Make = Callable[[Any], Optimizer]
 
@@ -88,3 +92,69 @@ def test_scaler_divides_for_an_optimizer_that_is_no_longer_fused() -> None:
     scaled = weights_after(switched, "foreach", scale=8.0)
     for one, other in zip(plain, scaled, strict=True):
         torch.testing.assert_close(other, one)
+
+
+# Sparse gradients.
+
+
+class Words(nn.Module):
+    """An embedding whose gradient is sparse: by its module, or by the function that it calls."""
+
+    def __init__(self, *, is_module: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8, sparse=is_module)
+        self.out = nn.Linear(8, 20)
+
+    def forward(self, words: Tensor) -> Tensor:
+        if self.table.sparse:
+            return self.out(self.table(words))  # type: ignore[no-any-return]
+        found = nn.functional.embedding(words, self.table.weight, sparse=True)
+        return self.out(found)  # type: ignore[no-any-return]
+
+
+def words() -> Tensor:
+    return torch.randint(0, 20, (48, 5), generator=torch.Generator().manual_seed(1))
+
+
+def next_word_loss(model: nn.Module, batch: Tensor) -> Any:
+    outputs, targets = model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()
+    total = nn.functional.cross_entropy(outputs, targets, reduction="sum", ignore_index=0)
+    return total, (targets != 0).sum()
+
+
+def dense_loss(model: nn.Module, batch: Tensor) -> Any:
+    """The same with a gradient that is not sparse."""
+    found = nn.functional.embedding(batch[:, :-1], model.table.weight)  # type: ignore[arg-type]
+    outputs, targets = model.out(found).flatten(0, 1), batch[:, 1:].flatten()  # type: ignore[operator]
+    total = nn.functional.cross_entropy(outputs, targets, reduction="sum", ignore_index=0)
+    return total, (targets != 0).sum()
+
+
+@pytest.mark.parametrize("is_module", [True, False])
+@pytest.mark.parametrize(
+    "use",
+    [
+        {},
+        {"micro_batch_size": 3},
+        {"clip_norm": 0.2},
+        {"clip_norm": 0.2, "micro_batch_size": 3, "nonfinite_loss": "skip"},
+    ],
+)
+def test_sparse_gradients_make_the_updates_of_dense_ones(
+    lab: Lab, *, is_module: bool, use: dict[str, Any]
+) -> None:
+    def experiment(loss: Any) -> Experiment:
+        return Experiment(
+            model=lambda: Words(is_module=is_module),
+            optimizer=lambda p: SGD(p, lr=0.5),
+            loss=loss,
+            train_data=words,
+            batch_size=8,
+            epochs=2,
+        )
+
+    sparse, dense = (
+        lab.go_on(lab.new(**use), experiment(loss)) for loss in (next_word_loss, dense_loss)
+    )
+    for one, other in zip(sparse.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
