@@ -14,7 +14,7 @@ from torch import nn
 from flatout.engine import randomness
 from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.contestants import Subject
-from flatout.engine.defaults import changed_recipe, check_recipe, threads
+from flatout.engine.defaults import changed_recipe, check_recipe, shared_workers, threads
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device
 from flatout.engine.history import History, read_history
@@ -186,8 +186,9 @@ class Course:
         init = functools.partial(_begin_with, self._task) if is_begun_with else None
         layout = Layout(ranks=self._task.ranks, wish=wish, init=init)
         built = build(self._experiment, self._task.spec.seed, device_name, layout=layout)
-        facts = replace(built.facts, num_ranks=self._task.ranks.size)
-        return replace(built, facts=facts, num_sharing=self._task.ranks.num_here)
+        ranks = self._task.ranks
+        facts = replace(built.facts, num_ranks=ranks.size, num_ranks_here=ranks.num_here)
+        return replace(built, facts=facts, num_sharing=ranks.num_here)
 
     def _stretch(self, session: Session, limits: Limits, meter: Meter) -> Ending:
         if self._state is not None:
@@ -275,6 +276,7 @@ class Course:
         else:
             if are_others:
                 held = msgspec.structs.replace(held, num_threads=threads(built.facts))
+                held = shared_workers(held, built.facts)
             recipe = changed_recipe(held, fixed)
         check_ranks(self._task.ranks, recipe, built)
         # What is refused must not be in the history, or every resume would be refused.
