@@ -133,6 +133,19 @@ class Relief:
         why = f"it could not be compiled at step {step + 1:,}"
         return self._told(step, {"compiled": "off"}, adaptation, why)
 
+    def uncached(self, error: FlatoutError, step: int) -> None:
+        """Writes down that a loader reads the data from the step after `step` on.
+
+        Nobody is met: each rank finds out for itself, and all of them train the same either way.
+        """
+        if not self._ranks.is_first:
+            return
+        size = samples_in_micro_batch(self._recipe_at(step), self._means)
+        because = error.because or error.problem
+        one = Adaptation(kind="uncached", step=step + 1, before=size, after=size, because=because)
+        self._write(step, {"data_path": "loader"}, one, "its samples are drawn anew each time")
+        self._history = read_history(self._folder)
+
     def warn(self, step: int, error: FlatoutError) -> None:
         """Tells what does not end the training, such as that there is no relief."""
         self._journal.warn_of(step, error)

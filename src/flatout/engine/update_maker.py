@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
 from torch import Tensor
 
+from flatout.engine.cached_feed import problem_of
 from flatout.engine.failures import compiling_failure
 from flatout.engine.feed import MicroBatch
 from flatout.engine.kept import Kept
@@ -24,7 +26,7 @@ from flatout.engine.session import Session
 from flatout.engine.shortage import Shortage, settle, shortage_of
 from flatout.engine.steps import new_step
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.recipe import Recipe
+from flatout.nouns.recipe import Choice, Recipe
 
 Made = tuple[Tensor | dict[str, Tensor], int]
 
@@ -107,6 +109,7 @@ class UpdateMaker:
     def _made(self) -> Made | None:
         update = next(self._updates, None)
         self._meter.mark("data")
+        self._tell_uncached()
         if update is None:
             return None
         if not self._step.prepare(update):
@@ -119,6 +122,14 @@ class UpdateMaker:
         if self._step.exchange is not None:
             return loss, self._step.exchange.num_samples
         return loss, update[0][1] if len(update) == 1 else sum(size for _, size in update)
+
+    def _tell_uncached(self) -> None:
+        session = self._session
+        problem = problem_of(session.feed)
+        if problem is not None and session.recipe.data_path.value == "cached":
+            self._relief.uncached(problem, session.position.step)
+            value: Choice[str] = Choice(value="loader", why="its samples are drawn anew each time")
+            session.recipe = msgspec.structs.replace(session.recipe, data_path=value)
 
     def finish(self) -> None:
         """Makes what was laid aside: after it, weights and losses are those of all updates."""
