@@ -147,7 +147,7 @@ def _looked_for(dataset: Any) -> list[int]:
 
 
 def _labels_in(dataset: Any, name: str) -> list[Any]:
-    labels = getattr(dataset, name, None)
+    labels: Any = getattr(dataset, name, None)
     labels = labels.tolist() if hasattr(labels, "tolist") else labels
     is_one_each = isinstance(labels, list | tuple) and len(labels) == len(dataset)
     return list(labels) if is_one_each and all(isinstance(one, int | str) for one in labels) else []
@@ -232,9 +232,9 @@ def _inside(thing: Any) -> Iterator[Any]:
     if isinstance(thing, dict | list | tuple):
         yield from thing.values() if isinstance(thing, dict) else thing
         return
-    reading = getattr(type(thing), "__getitem__", None)
-    for function in (thing, getattr(type(thing), "__call__", None), reading):
-        function = getattr(function, "__func__", function)
+    kind = vars(type(thing))
+    for one in (thing, kind.get("__call__"), kind.get("__getitem__")):
+        function = getattr(one, "__func__", one)
         if isinstance(function, FunctionType) and _is_searched(function):
             yield from _around(function)
     if isinstance(thing, MethodType):

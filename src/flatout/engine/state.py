@@ -3,9 +3,9 @@
 A tree holds None, bool, int, float, str and lists as JSON has them. What JSON has not is a dict
 with one key that says what it is: {"dict": [[key, value], ...]}, {"counter": ...} likewise
 (MultiStepLR has one), {"tuple": [...]}, {"float": "nan"}, {"array": tensor} for NumPy, and
-{"tensor": name, "stride": [...]}, around which {"complex": ...} and {"expanded": ..., "shape": [...]}
-make what safetensors files do not have. Two tensors that are the same memory get the same name, so that
-ties survive.
+{"tensor": name, "stride": [...]}, around which {"complex": ...} and {"expanded": ...,
+"shape": [...]} make what safetensors files do not have. Two tensors that are the same memory get
+the same name, so that ties survive.
 """
 
 from __future__ import annotations

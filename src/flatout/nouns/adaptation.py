@@ -1,5 +1,5 @@
-"""What a training has changed of its recipe on the way: memory ran out, compiling failed, or samples
-that were to be kept turned out to be drawn anew.
+"""What a training has changed of its recipe on the way: memory ran out, compiling failed, or the
+samples that were to be kept turned out to be drawn anew.
 """
 
 from __future__ import annotations
