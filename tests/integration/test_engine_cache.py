@@ -36,22 +36,26 @@ Pair = namedtuple("Pair", "inputs label")
 
 
 class Decoded:
-    """Fifty points that are the same each time; reading is counted.
+    """Fifty points that are the same each time, or more that repeat them; reading is counted.
 
     change: makes of a sample what a test wants.
     """
 
-    def __init__(self, change: Callable[[Tensor, int], Any] | None = None) -> None:
+    def __init__(
+        self, change: Callable[[Tensor, int], Any] | None = None, num_samples: int = 50
+    ) -> None:
         dice = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(50, 6, generator=dice)
         self.change = change
+        self.num_samples = num_samples
         self.num_reads = 0
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return self.num_samples
 
     def __getitem__(self, index: int) -> Any:
         self.num_reads += 1
+        index %= 50
         inputs, label = self.inputs[index].clone(), int(self.inputs[index, :3].argmax())
         return self.change(inputs, label) if self.change is not None else (inputs, label)
 
@@ -216,27 +220,23 @@ def test_samples_that_are_drawn_anew_are_refused(lab: Lab, plain: Plain, name: s
     assert torch.equal(torch.get_rng_state(), state)
 
 
-class Many(Decoded):
-    """Six hundred points, of which some are not looked at before the training."""
-
-    unseen = 2
-
-    def __len__(self) -> int:
-        return 600
-
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(index % 50)
+def many() -> Decoded:
+    """So many points that some are not looked at before the training."""
+    return Decoded(num_samples=600)
 
 
-Many.unseen = next(one for one in range(600) if one not in caching._looked_for(Many()))
+UNSEEN = next(one for one in range(600) if one not in caching._looked_for(many()))
 
 
-class Seldom(Many):
-    """Draws one sample anew."""
+class Seldom(Decoded):
+    """As many points, of which one is drawn anew."""
+
+    def __init__(self) -> None:
+        super().__init__(num_samples=600)
 
     def __getitem__(self, index: int) -> Any:
         inputs, label = super().__getitem__(index)
-        return (torch.rand(6) if index == self.unseen else inputs), label
+        return (torch.rand(6) if index == UNSEEN else inputs), label
 
 
 @pytest.mark.parametrize("use", [{"loader_workers": 0}, {"loader_workers": 1}])
@@ -260,7 +260,7 @@ def test_a_loader_takes_over_where_a_sample_draws_after_all(
 
 
 def test_a_loader_takes_over_in_the_validation(lab: Lab, tell: Tell, plain: Plain) -> None:
-    experiment = plain(train_data=Many, validation_data=Seldom, epochs=2)
+    experiment = plain(train_data=many, validation_data=Seldom, epochs=2)
     folder = lab.run(experiment, data_path="cached", loader_workers=0)
     read = lab.run(experiment, data_path="loader", loader_workers=0)
     assert tell.traces(folder)["weights"] == tell.traces(read)["weights"]
@@ -308,27 +308,31 @@ def test_generators_around_functions_are_seen() -> None:
 
 
 def test_one_sample_of_each_class_is_looked_at() -> None:
-    class Classes(Many):
-        def __init__(self) -> None:
-            super().__init__()
+    class Classes(Decoded):
+        def __init__(self, *, is_augmented: bool) -> None:
+            super().__init__(num_samples=600)
+            self.is_augmented = is_augmented
             self.targets = torch.zeros(600, dtype=torch.long)
-            self.targets[self.unseen] = 1
+            self.targets[UNSEEN] = 1
 
-    class Augmented(Classes):
         def __getitem__(self, index: int) -> Any:
             inputs, label = super().__getitem__(index)
-            return (torch.rand(6) if self.targets[index] == 1 else inputs), label
+            is_drawn = self.is_augmented and self.targets[index] == 1
+            return (torch.rand(6) if is_drawn else inputs), label
 
-    assert caching_of(Classes(), None)
+    assert caching_of(Classes(is_augmented=False), None)
     with pytest.raises(UsageError, match="does not go with this data"):
-        caching_of(Augmented(), None)
+        caching_of(Classes(is_augmented=True), None)
 
 
 def test_a_loader_takes_over_where_samples_are_not_alike(plain: Plain) -> None:
-    class Unlike(Many):
+    class Unlike(Decoded):
+        def __init__(self) -> None:
+            super().__init__(num_samples=600)
+
         def __getitem__(self, index: int) -> Any:
             inputs, label = super().__getitem__(index)
-            return inputs, float(label) if index == self.unseen else label
+            return inputs, float(label) if index == UNSEEN else label
 
     # Alone in its batch, a loader makes another type of it.
     feeds = [feed_of(plain(train_data=Unlike), path, micro_batch_size=1) for path in PATHS]

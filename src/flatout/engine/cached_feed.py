@@ -66,7 +66,6 @@ class CachedFeed:
         self.num_read = 0
         self.problem: UsageError | None = None
         self._dataset, self._slicing, self._loading = dataset, slicing, loading
-        self._own = own_generators(dataset)
         self._instead: LoaderFeed | None = None
         self._is_kept = torch.zeros(len(dataset), dtype=torch.bool)
         self._num_missing = len(dataset)
@@ -87,25 +86,37 @@ class CachedFeed:
 
     def updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
         """See Feed."""
-        if not self._num_missing:
-            self._look_again(epoch)
-        if self._instead is None:
-            for number, update in enumerate(self._kept_updates(epoch, first), first):
-                if update is None:
-                    first = number
-                    break
-                yield update
-            else:
+        number = first
+        try:
+            if self._instead is None:
+                for update in self._kept_updates(epoch, first):
+                    yield update
+                    number += 1
                 return
-        assert self._instead is not None
-        for batches in self._instead.updates(epoch, first):
-            self.num_read = sum(size for _, size in batches)
-            yield batches
+        except UsageError as error:
+            if error.rule != NOT_CACHEABLE:
+                raise
+            end_workers(self._batches)
+            self._batches = iter(())
+            # The memory is for others now.
+            self._store = _Samples(0, stacked, is_pinned=False)
+            self._instead = LoaderFeed(self._dataset, self._slicing, self._loading)
+            self.problem = error
+        for update in self._instead.updates(epoch, number):
+            self.num_read = sum(size for _, size in update)
+            yield update
 
-    def _kept_updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch] | None]:
-        """Updates out of the cache; None, at the end, for one that must not be kept."""
+    def _kept_updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
+        """Updates out of the cache.
+
+        Raises:
+            UsageError: data-cannot-be-cached, before the first of those that cannot come from it.
+        """
         slicing = self._slicing
         assert self.num_samples is not None
+        # A part of the data is there to be measured, and its epochs are short.
+        if not self._num_missing and not isinstance(self._dataset, Part):
+            _check_again(self._dataset, self._store, slicing.seed, epoch)
         order = randomness.sample_order(self.num_samples, slicing.seed, epoch, slicing.is_shuffled)
         # One micro-batch at a time, each in memory of its own: alignment, and with it rounding,
         # does not depend on where a resume begins, nor on whether there is a cache.
@@ -113,57 +124,24 @@ class CachedFeed:
             order[begin:end].split(slicing.micro_batch_size) if end > begin else ()
             for begin, end in slicing.own(self.num_samples, first)
         ]
-        self._begin_reading([indices for update in updates for indices in update])
-        for update in updates:
-            self.num_read = 0
-            try:
-                made = [(self._batch(epoch, indices), len(indices)) for indices in update]
-            except UsageError as error:
-                if error.rule != NOT_CACHEABLE:
-                    raise
-                self._fall_back(error)
-                yield None
-                return
-            yield made
-        if not self._num_missing:
-            end_workers(self._batches)
-
-    def _look_again(self, epoch: int) -> None:
-        """Reads some samples again, others in each epoch: data may change where nobody looks."""
-        assert self.num_samples is not None
-        seed = randomness.mixed_seed(self._slicing.seed, "read again")
-        order = randomness.sample_order(self.num_samples, seed, epoch, is_shuffled=True)
-        # A part of the data is there to be measured, and its epochs are short.
-        num_read = 0 if isinstance(self._dataset, Part) else _READ_AGAIN
-        for index in order[:num_read].tolist():
-            is_kept = functools.partial(self._store.has, index)
-            error = changed_since(self._dataset, index, is_kept, self._own)
-            if error is not None:
-                self._fall_back(error)
-                return
-
-    def _fall_back(self, error: UsageError) -> None:
         end_workers(self._batches)
         self._batches = iter(())
-        self._store = _Samples(0, stacked, is_pinned=False)
-        self._is_kept[:] = False
-        self._num_missing = len(self._is_kept)
-        self._instead = LoaderFeed(self._dataset, self._slicing, self._loading)
-        self.problem = error
+        if self._num_missing:
+            batches = [indices for update in updates for indices in update]
+            missing = [batch[~self._is_kept[batch]] for batch in batches]
+            self._asked[:] = [indices.tolist() for indices in missing if len(indices)]
+            self._batches = iter(self._loader)
+        for update in updates:
+            self.num_read = 0
+            yield [(self._batch(epoch, indices), len(indices)) for indices in update]
+        if not self._num_missing:
+            end_workers(self._batches)
 
     def fill(self) -> None:
         """Reads in this process what is missing."""
         missing = (~self._is_kept).nonzero().flatten()
         for indices in missing.split(self._slicing.batch_size):
             self._keep(indices, unless_refused(self._readings.__getitems__(indices.tolist())))
-
-    def _begin_reading(self, batches: list[Tensor]) -> None:
-        end_workers(self._batches)
-        self._batches = iter(())
-        if self._num_missing:
-            missing = [batch[~self._is_kept[batch]] for batch in batches]
-            self._asked[:] = [indices.tolist() for indices in missing if len(indices)]
-            self._batches = iter(self._loader)
 
     def _batch(self, epoch: int, indices: Tensor) -> Any:
         missing = indices[~self._is_kept[indices]] if self._num_missing else indices[:0]
@@ -202,6 +180,20 @@ class CachedFeed:
         end_workers(self._batches)
         if self._instead is not None:
             self._instead.close()
+
+
+def _check_again(dataset: Any, store: _Store, seed: int, epoch: int) -> None:
+    """Reads some samples again, others in each epoch: data may change where nobody looks.
+
+    Raises:
+        UsageError: data-cannot-be-cached, where one has changed.
+    """
+    seed, own = randomness.mixed_seed(seed, "read again"), own_generators(dataset)
+    order = randomness.sample_order(len(dataset), seed, epoch, is_shuffled=True)
+    for index in order[:_READ_AGAIN].tolist():
+        error = changed_since(dataset, index, functools.partial(store.has, index), own)
+        if error is not None:
+            raise error
 
 
 def problem_of(feed: Feed | None) -> UsageError | None:

@@ -22,10 +22,10 @@ from flatout.engine.journal import Journal
 from flatout.engine.layout import Layout
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
 from flatout.engine.memory import MemoryCap, give_way, release_memory, room_left, room_on
-from flatout.engine.meter import Meter, peak_memory_bytes
+from flatout.engine.meter import Meter, peak_allocated_bytes, peak_memory_bytes
 from flatout.engine.outline import outline
 from flatout.engine.pinning import pinning_problem, with_pinning_tried
-from flatout.engine.precision import check_precision
+from flatout.engine.precision import check_precision, check_repeatable
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.relief import means_of, relieved_after_kill
 from flatout.engine.saver import Saver, SilentSaver
@@ -130,6 +130,7 @@ class Course:
             while True:
                 # What a single rank has decided may be more than several can do.
                 check_ranks(ranks, recipe, built)
+                check_repeatable(recipe, built.device)
                 with process_settings(recipe):
                     ending = self._stretch(Session(built, recipe, ranks), limits, meter)
                 assert self._session is not None
@@ -352,6 +353,7 @@ class Course:
             split_s=split_s,
             num_samples_seen=self._session.position.num_samples_seen,
             peak_memory_bytes=peak_memory_bytes(self._session.device),
+            peak_allocated_bytes=peak_allocated_bytes(self._session.device),
             checkpoint_share=self._saver.cost_s / max(elapsed_s() - self._began_s, 1e-9),
             reason=f"early stopping: {patience} validations without a better {best}"
             if ending == "early"

@@ -107,7 +107,10 @@ class Reading:
         kind = data_kind(data)
         if kind == "tensors":
             is_resident = recipe.data_path.value == "resident"
-            return TensorFeed(data, slicing, device if is_resident else torch.device("cpu"))
+            if is_resident:
+                return TensorFeed(data, slicing, device)
+            is_pinned = device.type == "cuda"
+            return TensorFeed(data, slicing, torch.device("cpu"), is_pinned=is_pinned)
         loading = Loading(
             num_workers=recipe.loader_workers.value,
             prefetch=recipe.loader_prefetch.value,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from flatout.engine.facts import Facts
 from flatout.engine.history import History, read_history
@@ -133,17 +133,39 @@ class Relief:
         why = f"it could not be compiled at step {step + 1:,}"
         return self._told(step, {"compiled": "off"}, adaptation, why)
 
-    def uncached(self, error: FlatoutError, step: int) -> None:
-        """Writes down that a loader reads the data from the step after `step` on.
+    def without(
+        self, kind: Literal["uncaptured", "uncached"], error: FlatoutError, step: int
+    ) -> None:
+        """Writes down that the step after `step`, and all later ones, do without something.
 
         Nobody is met: each rank finds out for itself, and all of them train the same either way.
+
+        Args:
+            kind: without a graph, where recording it has ended this process; or without keeping
+                samples, here and now.
+            error: that said so.
+            step: the newest one.
         """
         if not self._ranks.is_first:
             return
         size = samples_in_micro_batch(self._recipe_at(step), self._means)
-        because = error.because or error.problem
-        one = Adaptation(kind="uncached", step=step + 1, before=size, after=size, because=because)
-        self._write(step, {"data_path": "loader"}, one, "its samples are drawn anew each time")
+        is_lost = isinstance(error, RunFailed)
+        self._own_loss = error if isinstance(error, RunFailed) else None
+        one = Adaptation(
+            kind=kind,
+            step=step + 1,
+            before=size,
+            after=size,
+            part="capture" if is_lost else None,
+            is_in_place=not is_lost,
+            because=error.because or error.problem,
+        )
+        changes = {"uncaptured": {"capture": "off"}, "uncached": {"data_path": "loader"}}
+        whys = {
+            "uncaptured": "recording a graph failed",
+            "uncached": "its samples are drawn anew each time",
+        }
+        self._write(step, changes[kind], one, whys[kind])
         self._history = read_history(self._folder)
 
     def warn(self, step: int, error: FlatoutError) -> None:
