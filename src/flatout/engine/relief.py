@@ -110,7 +110,9 @@ class Relief:
         after = self._growth.micro_batch_size
         adaptation = Adaptation(kind="larger", step=step + 1, before=before, after=after)
         why = f"tried once more at step {step + 1:,}: there may be memory again"
-        return self._told(step, {"micro_batch_size": after}, adaptation, why)
+        self._write(step, {"micro_batch_size": after}, adaptation, why)
+        self._read(step)
+        return self._recipe_at(step)
 
     def uncompiled(self, failure: RunFailed, step: int, *, is_in_place: bool) -> Recipe:
         """The recipe with which nothing is compiled, from the step after `step` on.
@@ -131,7 +133,9 @@ class Relief:
             because=failure.because,
         )
         why = f"it could not be compiled at step {step + 1:,}"
-        return self._told(step, {"compiled": "off"}, adaptation, why)
+        self._write(step, {"compiled": "off"}, adaptation, why)
+        self._read(step)
+        return self._recipe_at(step)
 
     def without(
         self, kind: Literal["uncaptured", "uncached"], error: FlatoutError, step: int
@@ -171,11 +175,6 @@ class Relief:
     def warn(self, step: int, error: FlatoutError) -> None:
         """Tells what does not end the training, such as that there is no relief."""
         self._journal.warn_of(step, error)
-
-    def _told(self, step: int, changes: dict[str, Any], one: Adaptation, why: str) -> Recipe:
-        self._write(step, changes, one, why)
-        self._read(step)
-        return self._recipe_at(step)
 
     def _write(self, step: int, changes: dict[str, Any], one: Adaptation, why: str) -> None:
         choices = {
