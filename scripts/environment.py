@@ -217,6 +217,12 @@ def requirements_of(extras: Sequence[str]) -> list[str]:
     return [line for extra in extras for line in optional[extra]]
 
 
+def project_requirements() -> list[str]:
+    """What flatout itself depends on."""
+    requirements: list[str] = _pyproject()["project"]["dependencies"]
+    return requirements
+
+
 def _own_hash() -> str:
     """Changes with whatever decides how flatout is installed; a moved checkout is one of these."""
     project = _pyproject()

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from flatout.engine import Experiment
 from flatout.engine.checkpoint import read_checkpoint
 from flatout.engine.gate.material import changed
+from flatout.engine.graphs import CaptureBroken
 from flatout.engine.journal import Journal
 from flatout.engine.loading import load_experiment
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
@@ -301,3 +302,23 @@ def test_a_program_with_graphs_computes_what_flatout_computes(
         names = [name for name, _ in built.model.named_parameters()]
         kept |= dict(zip(names, expected["average"]["averages"], strict=True))
     assert [name for name, one in kept.items() if not torch.equal(weights[name], one)] == []
+
+
+class Unended(RecordedGraphs):
+    """Graphs whose recording fails, and cannot be ended either."""
+
+    def recorded(self, action: Callable[[], object]) -> Any:
+        action()
+        raise CaptureBroken("operation not permitted when stream is capturing")
+
+
+def test_process_ends_where_a_recording_cannot_be_ended(lab: Lab, tell: Tell, plain: Plain) -> None:
+    folder = lab.new(checkpoint_every=2)
+    with pytest.raises(FlatoutError) as lost:
+        Capturing(plain(), Unended, {}).go_on(folder, epochs=2)
+    # Who restarts the worker goes by this rule, and finds in the history that no graph is made.
+    assert lost.value.rule == "gpu-state-lost"
+    [adaptation] = read_run(folder).adaptations
+    assert (adaptation.kind, adaptation.is_in_place) == ("uncaptured", False)
+    [*_, last] = tell.events(folder, RecipeSet)
+    assert last.recipe.capture.value == "off"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections import namedtuple
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout.engine import caching
 from flatout.engine.cached_feed import CachedFeed
@@ -24,6 +25,7 @@ from flatout.engine.loader import LoaderFeed
 from flatout.engine.session import Session, build
 from flatout.errors import UsageError
 from flatout.nouns.tuning import Cache, Candidate, Result, Trial
+from flatout.system.runs import read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -34,22 +36,26 @@ Pair = namedtuple("Pair", "inputs label")
 
 
 class Decoded:
-    """Fifty points that are the same each time; reading is counted.
+    """Fifty points that are the same each time, or more that repeat them; reading is counted.
 
     change: makes of a sample what a test wants.
     """
 
-    def __init__(self, change: Callable[[Tensor, int], Any] | None = None) -> None:
+    def __init__(
+        self, change: Callable[[Tensor, int], Any] | None = None, num_samples: int = 50
+    ) -> None:
         dice = torch.Generator().manual_seed(1)
         self.inputs = torch.randn(50, 6, generator=dice)
         self.change = change
+        self.num_samples = num_samples
         self.num_reads = 0
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return self.num_samples
 
     def __getitem__(self, index: int) -> Any:
         self.num_reads += 1
+        index %= 50
         inputs, label = self.inputs[index].clone(), int(self.inputs[index, :3].argmax())
         return self.change(inputs, label) if self.change is not None else (inputs, label)
 
@@ -142,11 +148,12 @@ def test_each_sample_is_read_once(plain: Plain) -> None:
     data = Decoded()
     feed = feed_of(plain(train_data=lambda: data), "cached")
     looked_at, data.num_reads = data.num_reads, 0
-    assert looked_at <= 32
+    assert looked_at <= 100
     for epoch in range(3):
         numbers = [feed.num_read for _ in feed.updates(epoch, 0)]
         assert sum(numbers) == (50 if epoch == 0 else 0)
-    assert data.num_reads == 50
+    # In each epoch after the first some are read again, to see whether they are still the same.
+    assert data.num_reads == 50 + 2 * 4
 
 
 def test_what_a_resume_has_passed_over_is_read_when_it_is_needed(plain: Plain) -> None:
@@ -213,37 +220,125 @@ def test_samples_that_are_drawn_anew_are_refused(lab: Lab, plain: Plain, name: s
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_sample_that_draws_seldom_is_found_while_the_cache_is_filled(
-    lab: Lab, tell: Tell, plain: Plain, num_workers: int
+def many() -> Decoded:
+    """So many points that some are not looked at before the training."""
+    return Decoded(num_samples=600)
+
+
+UNSEEN = next(one for one in range(600) if one not in caching._looked_for(many()))
+
+
+class Seldom(Decoded):
+    """As many points, of which one is drawn anew."""
+
+    def __init__(self) -> None:
+        super().__init__(num_samples=600)
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, label = super().__getitem__(index)
+        return (torch.rand(6) if index == UNSEEN else inputs), label
+
+
+@pytest.mark.parametrize("use", [{"loader_workers": 0}, {"loader_workers": 1}])
+@pytest.mark.parametrize("micro_batch_size", [8, 3])
+def test_a_loader_takes_over_where_a_sample_draws_after_all(
+    lab: Lab, tell: Tell, plain: Plain, use: dict[str, Any], micro_batch_size: int
 ) -> None:
-    class Seldom(Decoded):
-        def __getitem__(self, index: int) -> Any:
-            # Not among those that are looked at first.
-            return torch.rand(6) if index == 2 else super().__getitem__(index)[0]
+    use = use | {"micro_batch_size": micro_batch_size}
+    experiment = plain(train_data=Seldom, validation_data=None, epochs=2)
+    folder = lab.run(experiment, data_path="cached", **use)
+    read = lab.run(experiment, data_path="loader", **use)
+    assert tell.traces(folder) == tell.traces(read)
+    [adaptation] = read_run(folder).adaptations
+    assert adaptation.kind == "uncached" and "drawn anew each time" in (adaptation.because or "")
+    # Going on after a stop, too.
+    parts = lab.new(data_path="cached", **use)
+    lab.go_on(parts, experiment, stop_after=100)
+    lab.go_on(parts, experiment, stop_after=40)
+    lab.go_on(parts, experiment)
+    assert tell.traces(parts) == tell.traces(read)
 
-    experiment = plain(train_data=Seldom, loss=lambda model, batch: model(batch).square().mean(),
-                       validation_data=None)  # fmt: skip
-    folder = lab.new(data_path="cached", loader_workers=num_workers)
-    with pytest.raises(UsageError, match="does not go with this data"):
-        lab.go_on(folder, experiment)
-    # Without the cache the run goes on.
-    alone = {"data_path": "loader", "loader_workers": 0}
-    lab.go_on(folder, experiment, **alone)
-    assert tell.traces(folder) == tell.traces(lab.run(experiment, **alone))
+
+def test_a_loader_takes_over_in_the_validation(lab: Lab, tell: Tell, plain: Plain) -> None:
+    experiment = plain(train_data=many, validation_data=Seldom, epochs=2)
+    folder = lab.run(experiment, data_path="cached", loader_workers=0)
+    read = lab.run(experiment, data_path="loader", loader_workers=0)
+    assert tell.traces(folder)["weights"] == tell.traces(read)["weights"]
+    assert [finding.rule for finding in tell.findings(folder)] == ["data-cannot-be-cached"]
 
 
-def test_samples_that_are_not_alike_are_refused_when_they_are_read(plain: Plain) -> None:
-    class Unlike(Decoded):
+def test_a_loader_takes_over_where_samples_change_from_epoch_to_epoch(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    factor = [1.0]
+
+    class Curriculum(Decoded):
         def __getitem__(self, index: int) -> Any:
             inputs, label = super().__getitem__(index)
-            return inputs, float(label) if index == 2 else label
+            return inputs * factor[0], label
 
-    # Alone in its batch, a loader would make another type of it.
-    feed = feed_of(plain(train_data=Unlike), "cached", micro_batch_size=1)
-    with pytest.raises(UsageError, match="does not go") as caught:
-        list(feed.updates(0, 0))
-    assert "not all alike" in (caught.value.because or "")
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        factor.append(0.0)
+        # As a callback does at the end of an epoch: after the seven updates of the second.
+        factor[0] = 1.0 if len(factor) <= 14 else 2.0
+        value: Tensor = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return value
+
+    experiment = plain(train_data=Curriculum, validation_data=None, loss=loss, epochs=4)
+    folder = lab.run(experiment, data_path="cached", loader_workers=0)
+    [adaptation] = read_run(folder).adaptations
+    assert (adaptation.kind, adaptation.step) == ("uncached", 15)
+
+
+DICE = random.Random(1)
+
+
+def test_generators_around_functions_are_seen() -> None:
+    inner = random.Random(2)
+
+    def by_closure(inputs: Tensor, label: int) -> Any:
+        return inputs + (inner.random() < 0), label
+
+    def by_global(inputs: Tensor, label: int) -> Any:
+        return inputs + (DICE.random() < 0), label
+
+    for change in (by_closure, by_global, functools.partial(by_global)):
+        with pytest.raises(UsageError, match="does not go with this data"):
+            caching_of(Decoded(change), None)
+
+
+def test_one_sample_of_each_class_is_looked_at() -> None:
+    class Classes(Decoded):
+        def __init__(self, *, is_augmented: bool) -> None:
+            super().__init__(num_samples=600)
+            self.is_augmented = is_augmented
+            self.targets = torch.zeros(600, dtype=torch.long)
+            self.targets[UNSEEN] = 1
+
+        def __getitem__(self, index: int) -> Any:
+            inputs, label = super().__getitem__(index)
+            is_drawn = self.is_augmented and self.targets[index] == 1
+            return (torch.rand(6) if is_drawn else inputs), label
+
+    assert caching_of(Classes(is_augmented=False), None)
+    with pytest.raises(UsageError, match="does not go with this data"):
+        caching_of(Classes(is_augmented=True), None)
+
+
+def test_a_loader_takes_over_where_samples_are_not_alike(plain: Plain) -> None:
+    class Unlike(Decoded):
+        def __init__(self) -> None:
+            super().__init__(num_samples=600)
+
+        def __getitem__(self, index: int) -> Any:
+            inputs, label = super().__getitem__(index)
+            return inputs, float(label) if index == UNSEEN else label
+
+    # Alone in its batch, a loader makes another type of it.
+    feeds = [feed_of(plain(train_data=Unlike), path, micro_batch_size=1) for path in PATHS]
+    loaded, cached = ([*feed.updates(0, 0)] for feed in feeds)
+    assert caching.same_bits(loaded, cached)
+    assert "not all alike" in (feeds[1].problem.because or "")
 
 
 def test_samples_that_do_not_fit_the_memory_are_refused() -> None:

@@ -293,4 +293,8 @@ def test_gpu_folder_name_when_the_name_has_spaces() -> None:
 def test_gpu_jobs_when_a_benchmark_has_parts() -> None:
     jobs = script("gpu").jobs(Path("out"))
     assert jobs["gpu_goals-resnet50"][-2:] == ["--part", "resnet50"]
-    assert "gpu_goals" not in jobs and {"tests", "gpu_accuracy", "unpadding"} <= set(jobs)
+    assert "gpu_goals" not in jobs and {"gpu_accuracy", "unpadding"} <= set(jobs)
+    # What decides most comes first.
+    names = list(jobs)
+    assert names[:3] == ["tests-step", "tests-out_of_memory", "tests-capture"]
+    assert names.index("gpu_goals-mlp") < names.index("gpu_accuracy") < names.index("unpadding")

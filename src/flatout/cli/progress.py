@@ -89,7 +89,7 @@ class TrainingState:
             unit = self.started.unit if self.started else "samples"
             parts.append(rate_text(self.progress.samples_per_s, unit))
         if self.progress and self.progress.memory_bytes is not None:
-            parts.append(bytes_text(self.progress.memory_bytes))
+            parts.append(_memory_text(self.progress))
         left_s = self.left_s()
         if left_s is not None:
             parts.append(f"{seconds_text(max(1, round(left_s)))} left")
@@ -103,3 +103,12 @@ class TrainingState:
         if end_s <= begin_s or end_step <= begin_step or self.step >= self.started.num_steps:
             return None
         return (self.started.num_steps - self.step) * (end_s - begin_s) / (end_step - begin_step)
+
+
+def _memory_text(line: Progress) -> str:
+    """On a GPU what tensors take, of what the allocator has reserved."""
+    assert line.memory_bytes is not None
+    held = bytes_text(line.memory_bytes)
+    if line.allocated_bytes is None:
+        return held
+    return f"{bytes_text(line.allocated_bytes)} allocated, {held} reserved"

@@ -234,7 +234,8 @@ def checkpoints_text(steps: Sequence[int]) -> str:
 
 def adaptation_line(one: Adaptation) -> tuple[str, str]:
     """What a training has changed on the way, with what it is about."""
-    return "compiling" if one.kind == "uncompiled" else "memory", adaptation_text(one)
+    about = {"uncompiled": "compiling", "uncached": "data"}
+    return about.get(one.kind, "memory"), adaptation_text(one)
 
 
 def adaptation_text(one: Adaptation) -> str:
@@ -250,6 +251,8 @@ def adaptation_text(one: Adaptation) -> str:
     if one.kind == "uncompiled":
         back = "" if one.is_in_place else ", from the last checkpoint"
         return f"failed at {step} ({one.because}); from here on nothing is compiled{back}"
+    if one.kind == "uncached":
+        return f"from {step} on a loader reads the samples, which cannot be cached: {one.because}"
     if one.kind == "larger":
         return f"micro-batches of {one.after} instead of {one.before} are tried from {step} on"
     if one.part == "process":

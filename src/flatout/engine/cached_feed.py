@@ -3,10 +3,15 @@
 In the first epoch samples are read by a DataLoader as without a cache, in the order in which they
 are trained, so that nothing is waited for at the start. A cache is no part of a checkpoint: after
 a resume, what is missing is read again when it is needed.
+
+Data that turns out to be drawn anew, though the samples that were looked at were not, is read by a
+loader from that update on. Nothing of it was trained by then, unless it draws from where nobody can
+look: that shows when some samples are read again in a later epoch.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -17,11 +22,27 @@ from torch.utils.data import DataLoader, Dataset
 
 from flatout.engine import randomness
 from flatout.engine.batches import tensors_in, with_tensors
-from flatout.engine.caching import Caching, copied, drawn_anew, form_of, is_moved, not_cacheable
-from flatout.engine.feed import MicroBatch, Slicing
-from flatout.engine.loader import Loading, as_it_is, end_workers
+from flatout.engine.caching import (
+    NOT_CACHEABLE,
+    Caching,
+    changed_since,
+    copied,
+    drawn_anew,
+    form_of,
+    is_moved,
+    not_cacheable,
+    own_generators,
+    same_bits,
+    states_of,
+)
+from flatout.engine.feed import Feed, MicroBatch, Slicing
+from flatout.engine.loader import LoaderFeed, Loading, as_it_is, end_workers
+from flatout.engine.part import Part
 from flatout.engine.stacking import Refused, stacked, unless_refused
-from flatout.errors import FlatoutError
+from flatout.errors import FlatoutError, UsageError
+
+# So many samples are read again in each epoch.
+_READ_AGAIN = 4
 
 
 class CachedFeed:
@@ -35,6 +56,7 @@ class CachedFeed:
 
     num_bytes: what the cache will take, predicted.
     num_read: samples of the newest update that were not in the cache.
+    problem: why a loader reads them now; None as long as they are kept.
     """
 
     def __init__(self, dataset: Any, slicing: Slicing, loading: Loading, caching: Caching) -> None:
@@ -42,7 +64,9 @@ class CachedFeed:
         self.updates_per_epoch: int | None = slicing.updates_per_epoch(len(dataset))
         self.num_bytes = caching.num_bytes
         self.num_read = 0
-        self._slicing = slicing
+        self.problem: UsageError | None = None
+        self._dataset, self._slicing, self._loading = dataset, slicing, loading
+        self._instead: LoaderFeed | None = None
         self._is_kept = torch.zeros(len(dataset), dtype=torch.bool)
         self._num_missing = len(dataset)
         collate = loading.collate or stacked
@@ -62,8 +86,37 @@ class CachedFeed:
 
     def updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
         """See Feed."""
+        number = first
+        try:
+            if self._instead is None:
+                for update in self._kept_updates(epoch, first):
+                    yield update
+                    number += 1
+                return
+        except UsageError as error:
+            if error.rule != NOT_CACHEABLE:
+                raise
+            end_workers(self._batches)
+            self._batches = iter(())
+            # The memory is for others now.
+            self._store = _Samples(0, stacked, is_pinned=False)
+            self._instead = LoaderFeed(self._dataset, self._slicing, self._loading)
+            self.problem = error
+        for update in self._instead.updates(epoch, number):
+            self.num_read = sum(size for _, size in update)
+            yield update
+
+    def _kept_updates(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
+        """Updates out of the cache.
+
+        Raises:
+            UsageError: data-cannot-be-cached, before the first of those that cannot come from it.
+        """
         slicing = self._slicing
         assert self.num_samples is not None
+        # A part of the data is there to be measured, and its epochs are short.
+        if not self._num_missing and not isinstance(self._dataset, Part):
+            _check_again(self._dataset, self._store, slicing.seed, epoch)
         order = randomness.sample_order(self.num_samples, slicing.seed, epoch, slicing.is_shuffled)
         # One micro-batch at a time, each in memory of its own: alignment, and with it rounding,
         # does not depend on where a resume begins, nor on whether there is a cache.
@@ -71,24 +124,24 @@ class CachedFeed:
             order[begin:end].split(slicing.micro_batch_size) if end > begin else ()
             for begin, end in slicing.own(self.num_samples, first)
         ]
-        self._begin_reading([indices for update in updates for indices in update])
+        end_workers(self._batches)
+        self._batches = iter(())
+        if self._num_missing:
+            batches = [indices for update in updates for indices in update]
+            missing = [batch[~self._is_kept[batch]] for batch in batches]
+            self._asked[:] = [indices.tolist() for indices in missing if len(indices)]
+            self._batches = iter(self._loader)
         for update in updates:
             self.num_read = 0
             yield [(self._batch(epoch, indices), len(indices)) for indices in update]
+        if not self._num_missing:
+            end_workers(self._batches)
 
     def fill(self) -> None:
         """Reads in this process what is missing."""
         missing = (~self._is_kept).nonzero().flatten()
         for indices in missing.split(self._slicing.batch_size):
             self._keep(indices, unless_refused(self._readings.__getitems__(indices.tolist())))
-
-    def _begin_reading(self, batches: list[Tensor]) -> None:
-        end_workers(self._batches)
-        self._batches = iter(())
-        if self._num_missing:
-            missing = [batch[~self._is_kept[batch]] for batch in batches]
-            self._asked[:] = [indices.tolist() for indices in missing if len(indices)]
-            self._batches = iter(self._loader)
 
     def _batch(self, epoch: int, indices: Tensor) -> Any:
         missing = indices[~self._is_kept[indices]] if self._num_missing else indices[:0]
@@ -105,6 +158,8 @@ class CachedFeed:
     def resize(self, micro_batch_size: int) -> None:
         """See Feed."""
         self._slicing = self._slicing.resized(micro_batch_size)
+        if self._instead is not None:
+            self._instead.resize(micro_batch_size)
 
     def can_go_on(self, first: int) -> bool:
         """See Feed."""
@@ -123,6 +178,27 @@ class CachedFeed:
     def close(self) -> None:
         """See Feed."""
         end_workers(self._batches)
+        if self._instead is not None:
+            self._instead.close()
+
+
+def _check_again(dataset: Any, store: _Store, seed: int, epoch: int) -> None:
+    """Reads some samples again, others in each epoch: data may change where nobody looks.
+
+    Raises:
+        UsageError: data-cannot-be-cached, where one has changed.
+    """
+    seed, own = randomness.mixed_seed(seed, "read again"), own_generators(dataset)
+    order = randomness.sample_order(len(dataset), seed, epoch, is_shuffled=True)
+    for index in order[:_READ_AGAIN].tolist():
+        error = changed_since(dataset, index, functools.partial(store.has, index), own)
+        if error is not None:
+            raise error
+
+
+def problem_of(feed: Feed | None) -> UsageError | None:
+    """Why a feed that was to keep its samples does not; None where it does, or never was to."""
+    return feed.problem if isinstance(feed, CachedFeed) else None
 
 
 class _Readings(Dataset[Any]):
@@ -131,12 +207,17 @@ class _Readings(Dataset[Any]):
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         self._dataset = dataset
         self._collate = collate
+        self._own: list[Any] | None = None
 
     def __getitems__(self, indices: list[int]) -> Any:
-        states = randomness.host_generator_states()
+        if self._own is None:
+            # In the process that reads: a worker has a data set of its own.
+            self._own = own_generators(self._dataset)
+        states, own = randomness.host_generator_states(), states_of(self._own)
         try:
             samples = [self._dataset[index] for index in indices]
-            if is_moved(states, randomness.host_generator_states()):
+            is_other = not same_bits(own, states_of(self._own))
+            if is_other or is_moved(states, randomness.host_generator_states()):
                 raise drawn_anew(indices[0])
             return self._collate(samples)
         except FlatoutError as error:
@@ -154,6 +235,10 @@ class _Store(Protocol):
 
     def batch(self, epoch: int, indices: Tensor) -> Any:
         """A batch of samples that are kept; it shares no memory with them."""
+        ...
+
+    def has(self, index: int, sample: Any) -> bool:
+        """Whether that sample is what was kept under that index."""
         ...
 
 
@@ -189,6 +274,12 @@ class _Rows:
         """See _Store."""
         rows = (self._rows(tensor, indices) for tensor in self._tensors)
         return with_tensors(self._nesting, rows)
+
+    def has(self, index: int, sample: Any) -> bool:
+        """See _Store."""
+        rows = stacked([sample])
+        kept = with_tensors(self._nesting, (one[index : index + 1] for one in self._tensors))
+        return same_bits(list(tensors_in(rows)), list(tensors_in(kept)))
 
     def _rows(self, tensor: Tensor, indices: Tensor) -> Tensor:
         if not self._is_pinned:
@@ -228,3 +319,7 @@ class _Samples:
         if not self._is_pinned:
             return batch
         return with_tensors(batch, (tensor.pin_memory() for tensor in tensors_in(batch)))
+
+    def has(self, index: int, sample: Any) -> bool:
+        """See _Store."""
+        return same_bits(self._samples[index], sample)

@@ -1,20 +1,21 @@
 """Whether a data set's samples can be kept in memory: the same each time, and not too large.
 
-A sample that is drawn anew must never be kept. A few are read twice under other random states and
-compared bit for bit; whoever moves a random generator meanwhile draws. The feed that keeps samples
-watches the generators for all of them.
+A sample that is drawn anew must never be kept. Some of every kind are read twice under other random
+states and compared bit for bit; whoever moves a random generator meanwhile draws. The feed that
+keeps samples watches the generators for all of them, and reads a few again in each epoch.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import pickle
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -29,8 +30,10 @@ from flatout.system.clock import elapsed_s
 from flatout.system.free_memory import free_memory_bytes
 
 # So many samples from all over the data are read; of slow ones fewer, but some.
-_MOST_SAMPLES, _LEAST_SAMPLES = 16, 4
+_MOST_SAMPLES, _LEAST_SAMPLES = 256, 4
 _LOOKING_S = 2.0
+# Where data sets keep the class of each sample: some are drawn anew in some classes only.
+_LABELS = ("targets", "labels")
 
 # Of the memory that is free: the rest is for the model, its batches and other programs.
 _SHARE_OF_FREE = 0.5
@@ -38,9 +41,13 @@ _SHARE_OF_FREE = 0.5
 # How far a data set is searched for random generators of its own.
 _DEPTH, _MOST_ITEMS = 6, 64
 
+_LIBRARIES = ("torch", "torchvision", "numpy", "PIL", "flatout")
+
 _SIMPLE = (str, bytes, int, float, complex, type(None))
 
 Collate = Callable[[list[Any]], Any]
+
+NOT_CACHEABLE = "data-cannot-be-cached"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +102,7 @@ def caching_of(
 def not_cacheable(because: str) -> UsageError:
     """Bad news about data whose samples were to be kept."""
     return UsageError(
-        "data-cannot-be-cached",
+        NOT_CACHEABLE,
         "`data_path=cached` does not go with this data.",
         because=because,
         fix="use loader, or leave data_path out",
@@ -114,23 +121,66 @@ def _looked_at(dataset: Any) -> tuple[list[Any], float]:
     Raises:
         UsageError: data-cannot-be-cached, where they are not the same when read again.
     """
-    count = min(_MOST_SAMPLES, len(dataset))
-    indices = torch.linspace(0, len(dataset) - 1, count).round().long().unique().tolist()
-    own = list(_own_generators(dataset, _DEPTH, set()))
+    own = own_generators(dataset)
     begin_s = elapsed_s()
     kept: dict[int, Any] = {}
-    for index in indices:
+    for index in _looked_for(dataset):
         kept[index] = copied(_read(dataset, index, 0, own))
         if len(kept) >= _LEAST_SAMPLES and elapsed_s() - begin_s > _LOOKING_S / 2:
             break
     for index in reversed(kept):
         # In another order: who counts its samples gives others, too.
         if not same_bits(kept[index], _read(dataset, index, 1, own)):
-            raise not_cacheable(
-                f"its samples are drawn anew each time: sample {index} was another one when it "
-                "was read again"
-            )
+            raise _another(index)
     return list(kept.values()), (elapsed_s() - begin_s) / (2 * len(kept))
+
+
+def _looked_for(dataset: Any) -> list[int]:
+    """Indices of samples: one of each class, if the classes are there, and others anywhere.
+
+    Not at equal distances: what comes in turns would be seen always, or never.
+    """
+    labels = next((one for name in _LABELS if (one := _labels_in(dataset, name))), [])
+    firsts = list({label: index for index, label in reversed(list(enumerate(labels)))}.values())
+    order = randomness.sample_order(len(dataset), 0, 0, is_shuffled=True)[:_MOST_SAMPLES].tolist()
+    return list(dict.fromkeys([0, len(dataset) - 1, *firsts[:_MOST_SAMPLES], *order]))
+
+
+def _labels_in(dataset: Any, name: str) -> list[Any]:
+    labels: Any = getattr(dataset, name, None)
+    labels = labels.tolist() if hasattr(labels, "tolist") else labels
+    is_one_each = isinstance(labels, list | tuple) and len(labels) == len(dataset)
+    return list(labels) if is_one_each and all(isinstance(one, int | str) for one in labels) else []
+
+
+def changed_since(
+    dataset: Any, index: int, is_kept: Callable[[Any], bool], own: list[Any]
+) -> UsageError | None:
+    """Reads a sample once more; bad news if it is another one now than what was kept of it.
+
+    The generators of the process are left as they were.
+
+    Args:
+        dataset: map-style.
+        index: of the sample.
+        is_kept: whether a sample is what was kept.
+        own: the data set's own generators.
+    """
+    states = randomness.host_generator_states()
+    try:
+        sample = _read(dataset, index, 1, own)
+    except UsageError as error:
+        return error
+    finally:
+        randomness.restore_host_generators(states)
+    return None if is_kept(sample) else _another(index)
+
+
+def _another(index: int) -> UsageError:
+    return not_cacheable(
+        f"its samples are drawn anew each time: sample {index} was another one when it was read "
+        "again"
+    )
 
 
 def _read(dataset: Any, index: int, turn: int, own: list[Any]) -> Any:
@@ -140,9 +190,9 @@ def _read(dataset: Any, index: int, turn: int, own: list[Any]) -> Any:
         UsageError: data-cannot-be-cached, where a generator was moved.
     """
     randomness.seed_host_generators(randomness.mixed_seed("caching", turn, index))
-    before = randomness.host_generator_states(), [_state_of(one) for one in own]
+    before = randomness.host_generator_states(), states_of(own)
     sample = dataset[index]
-    after = randomness.host_generator_states(), [_state_of(one) for one in own]
+    after = randomness.host_generator_states(), states_of(own)
     if is_moved(before[0], after[0]) or not same_bits(before[1], after[1]):
         raise drawn_anew(index)
     return sample
@@ -154,8 +204,17 @@ def is_moved(before: dict[str, Any], after: dict[str, Any]) -> bool:
     return any(not same_bits(state, after[name]) for name, state in before.items())
 
 
+def own_generators(thing: Any) -> list[Any]:
+    """Random generators that something holds or uses, such as those of its transforms."""
+    return list(_own_generators(thing, _DEPTH, set()))
+
+
+def states_of(generators: list[Any]) -> list[Any]:
+    """States of generators, to be compared."""
+    return [_state_of(one) for one in generators]
+
+
 def _own_generators(thing: Any, depth: int, seen: set[int]) -> Iterator[Any]:
-    """Random generators that something holds, such as those of its transforms."""
     if id(thing) in seen or depth == 0 or isinstance(thing, (*_SIMPLE, Tensor, type, ModuleType)):
         return
     seen.add(id(thing))
@@ -164,11 +223,45 @@ def _own_generators(thing: Any, depth: int, seen: set[int]) -> Iterator[Any]:
     if isinstance(thing, (torch.Generator, random.Random, *kinds)):
         yield thing
         return
-    inner: Iterable[Any] = getattr(thing, "__dict__", {}).values()
-    if isinstance(thing, dict | list | tuple):
-        inner = thing.values() if isinstance(thing, dict) else thing
-    for item in itertools.islice(inner, _MOST_ITEMS):
+    for item in itertools.islice(_inside(thing), _MOST_ITEMS):
         yield from _own_generators(item, depth - 1, seen)
+
+
+def _inside(thing: Any) -> Iterator[Any]:
+    """What something holds; of a function also what it uses from around it."""
+    if isinstance(thing, dict | list | tuple):
+        yield from thing.values() if isinstance(thing, dict) else thing
+        return
+    kind = vars(type(thing))
+    for one in (thing, kind.get("__call__"), kind.get("__getitem__")):
+        function = getattr(one, "__func__", one)
+        if isinstance(function, FunctionType) and _is_searched(function):
+            yield from _around(function)
+    if isinstance(thing, MethodType):
+        yield thing.__self__
+    if isinstance(thing, functools.partial):
+        yield from (thing.func, thing.args, thing.keywords)
+    yield from getattr(thing, "__dict__", {}).values()
+
+
+def _is_searched(function: FunctionType) -> bool:
+    """What libraries draw from are the generators of the process, which are watched anyway."""
+    package = (function.__module__ or "").partition(".")[0]
+    return package not in _LIBRARIES and package not in sys.stdlib_module_names
+
+
+def _around(function: FunctionType) -> Iterator[Any]:
+    yield from (cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
+    names = function.__code__.co_names
+    yield from (function.__globals__[name] for name in names if name in function.__globals__)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - it is there, or it raises
+    except ValueError:
+        return False
+    return True
 
 
 def _state_of(generator: Any) -> Any:

@@ -22,7 +22,8 @@ from flatout.engine.batches import tensors_in, with_tensors
 from flatout.engine.device_rates import DeviceRates
 from flatout.engine.failures import is_out_of_memory, one_line
 from flatout.engine.feed import MicroBatch
-from flatout.engine.graphs import Graph, Graphs
+from flatout.engine.graphs import CaptureBroken, Graph, Graphs
+from flatout.engine.memory import release_memory
 from flatout.engine.meter import Meter
 from flatout.engine.step import Step, StepParts
 
@@ -208,6 +209,8 @@ class CapturedStep:
                 loss = self._at_row(slot.update)
         if reasons:
             self.problem = "; ".join(reasons)
+            # What was done aside has left memory there that no other stream can use.
+            release_memory()
         return loss
 
     def _counted(self, loss: Tensor) -> Tensor:
@@ -229,6 +232,7 @@ class CapturedStep:
 
         Raises:
             RuntimeError: there is no memory for it.
+            CaptureBroken: it failed, and the process cannot be used any more.
         """
         self._frozen = self._rates.frozen()
         places = _Places(self._parts)
@@ -242,7 +246,7 @@ class CapturedStep:
                     self._recorded[num] = self._graphs.recorded(action)
         except Exception as error:
             self._recorded = {}
-            if is_out_of_memory(error):
+            if isinstance(error, CaptureBroken) or is_out_of_memory(error):
                 raise
             self.problem = f"recording it failed: {one_line(error)}"
         finally:

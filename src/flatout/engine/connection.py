@@ -166,6 +166,7 @@ class Connection:
         assert self._notices is not None and self._patience is not None
         self._patience.meeting, self._patience.since_s = self.num_met, elapsed_s()
         try:
+            self.tensors.settle()
             return call()
         except RuntimeError as error:
             if is_out_of_memory(error):

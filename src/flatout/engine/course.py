@@ -14,7 +14,7 @@ from torch import nn
 from flatout.engine import randomness
 from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.contestants import Subject
-from flatout.engine.defaults import changed_recipe, check_recipe, threads
+from flatout.engine.defaults import changed_recipe, check_recipe, shared_workers, threads
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device
 from flatout.engine.history import History, read_history
@@ -22,10 +22,10 @@ from flatout.engine.journal import Journal
 from flatout.engine.layout import Layout
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
 from flatout.engine.memory import MemoryCap, give_way, release_memory, room_left, room_on
-from flatout.engine.meter import Meter, peak_memory_bytes
+from flatout.engine.meter import Meter, peak_allocated_bytes, peak_memory_bytes
 from flatout.engine.outline import outline
 from flatout.engine.pinning import pinning_problem, with_pinning_tried
-from flatout.engine.precision import check_precision
+from flatout.engine.precision import check_precision, check_repeatable
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.relief import means_of, relieved_after_kill
 from flatout.engine.saver import Saver, SilentSaver
@@ -131,6 +131,7 @@ class Course:
             while True:
                 # What a single rank has decided may be more than several can do.
                 check_ranks(ranks, recipe, built)
+                check_repeatable(recipe, built.device)
                 with process_settings(recipe):
                     ending = self._stretch(Session(built, recipe, ranks), limits, meter)
                 assert self._session is not None
@@ -187,8 +188,9 @@ class Course:
         init = functools.partial(_begin_with, self._task) if is_begun_with else None
         layout = Layout(ranks=self._task.ranks, wish=wish, init=init)
         built = build(self._experiment, self._task.spec.seed, device_name, layout=layout)
-        facts = replace(built.facts, num_ranks=self._task.ranks.size)
-        return replace(built, facts=facts, num_sharing=self._task.ranks.num_here)
+        ranks = self._task.ranks
+        facts = replace(built.facts, num_ranks=ranks.size, num_ranks_here=ranks.num_here)
+        return replace(built, facts=facts, num_sharing=ranks.num_here)
 
     def _stretch(self, session: Session, limits: Limits, meter: Meter) -> Ending:
         if self._state is not None:
@@ -276,6 +278,7 @@ class Course:
         else:
             if are_others:
                 held = msgspec.structs.replace(held, num_threads=threads(built.facts))
+                held = shared_workers(held, built.facts)
             recipe = changed_recipe(held, fixed)
         check_ranks(self._task.ranks, recipe, built)
         # What is refused must not be in the history, or every resume would be refused.
@@ -351,6 +354,7 @@ class Course:
             split_s=split_s,
             num_samples_seen=self._session.position.num_samples_seen,
             peak_memory_bytes=peak_memory_bytes(self._session.device),
+            peak_allocated_bytes=peak_allocated_bytes(self._session.device),
             checkpoint_share=self._saver.cost_s / max(elapsed_s() - self._began_s, 1e-9),
             reason=f"early stopping: {patience} validations without a better {best}"
             if ending == "early"

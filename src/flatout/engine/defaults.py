@@ -128,7 +128,7 @@ def threads(facts: Facts) -> Choice[int]:
 def _of_the_data(facts: Facts) -> dict[str, Choice[Any]]:
     is_tensors = facts.data_kind == "tensors"
     no_loader = "no DataLoader is used"
-    num_workers = 0 if is_tensors else min(_MOST_WORKERS, facts.num_cores)
+    num_workers = 0 if is_tensors else _num_workers(facts)
     if facts.data_kind == "iterable":
         # Several workers each read the whole iterable, unless it divides itself among them.
         num_workers = 0
@@ -142,7 +142,7 @@ def _of_the_data(facts: Facts) -> dict[str, Choice[Any]]:
             if is_tensors
             else "an iterable would be read by each worker in full"
             if facts.data_kind == "iterable"
-            else f"one for each of {facts.num_cores} cores, {_MOST_WORKERS} at most",
+            else _why_so_many(facts),
         ),
         "loader_prefetch": Choice(value=2, why="two batches ahead per worker, as torch does"),
         "loader_pin_memory": Choice(
@@ -158,6 +158,24 @@ def _of_the_data(facts: Facts) -> dict[str, Choice[Any]]:
             why="workers need not start anew each epoch" if has_workers else "no workers",
         ),
     }
+
+
+def shared_workers(recipe: Recipe, facts: Facts) -> Recipe:
+    """The recipe with as many loader workers as this many ranks leave; not where a person says."""
+    workers = recipe.loader_workers
+    if workers.origin == "yours" or workers.value <= _num_workers(facts):
+        return recipe
+    fewer: Choice[int] = Choice(value=_num_workers(facts), why=_why_so_many(facts))
+    return msgspec.structs.replace(recipe, loader_workers=fewer)
+
+
+def _num_workers(facts: Facts) -> int:
+    return max(1, min(_MOST_WORKERS, facts.num_cores // facts.num_ranks_here))
+
+
+def _why_so_many(facts: Facts) -> str:
+    shared = f" shared by {facts.num_ranks_here} ranks" if facts.num_ranks_here > 1 else ""
+    return f"one for each of {facts.num_cores} cores{shared}, {_MOST_WORKERS} at most"
 
 
 def _data_path(facts: Facts) -> Choice[str]:

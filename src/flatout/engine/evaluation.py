@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import randomness
+from flatout.engine.cached_feed import problem_of
 from flatout.engine.confusion_matrix import Confusion
 from flatout.engine.experiment import Experiment
 from flatout.engine.failures import is_out_of_memory, one_line
@@ -94,11 +95,24 @@ class Validator:
         if session.experiment.generate is not None and has_weights:
             self._try_to_generate(session.experiment.generate)
 
+    def _tell_uncached(self) -> None:
+        problem = problem_of(self._session.validation_feed)
+        if problem is not None and problem.rule not in self._told:
+            self._told.add(problem.rule)
+            error = UsageError(
+                problem.rule,
+                "the validation data is read by a loader from here on.",
+                because=problem.because,
+                fix="leave `data_path` out, or let samples not be drawn anew in a validation",
+            )
+            self._journal.warn_of(self._session.position.step, error)
+
     def _judge(self) -> None:
         session, position = self._session, self._session.position
         with randomness.untouched_generators(session.device):
             passes = session.passes if session.sharding is not None else None
             measured = measure(session, session.ranks, passes)
+        self._tell_uncached()
         name, metrics = session.experiment.best, measured.metrics
         _check_best(name, metrics)
         value = metrics[name]

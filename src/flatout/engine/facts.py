@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import psutil
 import torch
 from torch import nn
 
@@ -20,6 +18,7 @@ from flatout.engine.optimizers import Optimizers
 from flatout.errors import UsageError
 from flatout.nouns.recipe import Choice, OptimizerImplementation, Sharding
 from flatout.nouns.topology import Topology
+from flatout.system.processor import num_usable_cores, num_usable_threads
 from flatout.system.topology import read_topology
 
 DataKind = Literal["tensors", "map-style", "iterable"]
@@ -37,7 +36,9 @@ class Facts:
     topology: of the CPUs that the process may use, before any recipe holds.
     num_float8_layers: linear layers whose products can be made in 8 bits.
     forms_to_capture: implementations of the optimizer whose whole update is the device's work.
-    sharding: how the model is laid out, and why. num_ranks: that train it together.
+    num_cores: that this process may use, which it shares with the other ranks of its machine.
+    sharding: how the model is laid out, and why. num_ranks: that train it together; num_ranks_here:
+        those of this machine.
     """
 
     device: torch.device
@@ -61,6 +62,7 @@ class Facts:
     forms_to_capture: tuple[OptimizerImplementation, ...] = ()
     sharding: Choice[Sharding] = Choice(value="none", why="one rank holds the whole model")
     num_ranks: int = 1
+    num_ranks_here: int = 1
 
 
 def data_kind(data: Any) -> DataKind:
@@ -145,8 +147,8 @@ def experiment_facts(
         has_volumes=any(t.dim() == 5 for t in (*model.parameters(), *model.buffers())),
         num_blocks=len(blocks.usable),
         num_moving_blocks=len(blocks.with_running_statistics),
-        num_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
-        num_threads=torch.get_num_threads(),
+        num_cores=num_usable_cores(),
+        num_threads=num_usable_threads(torch.get_num_threads()),
         topology=read_topology(),
         num_float8_layers=len(list(float8_layers(model))),
         # Of several optimizers none is in a graph.

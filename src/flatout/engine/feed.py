@@ -94,13 +94,17 @@ class TensorFeed:
     Args:
         data: nested tensors with one first dimension.
         device: where the tensors are to be; on a CUDA device they stay there ("resident").
+        is_pinned: batches are gathered in memory from which a GPU copies beside the step.
     """
 
-    def __init__(self, data: Any, slicing: Slicing, device: torch.device) -> None:
+    def __init__(
+        self, data: Any, slicing: Slicing, device: torch.device, *, is_pinned: bool = False
+    ) -> None:
         self._nesting = data
         self._tensors = [tensor.to(device) for tensor in tensors_in(data)]
         self._slicing = slicing
         self._device = device
+        self._is_pinned = is_pinned
         self.num_samples: int | None = len(self._tensors[0])
         self.updates_per_epoch: int | None = slicing.updates_per_epoch(self.num_samples)
         batch_bytes = slicing.batch_size * sum(_row_bytes(tensor) for tensor in self._tensors)
@@ -125,9 +129,21 @@ class TensorFeed:
             if slicing.share.size > 1:
                 part = torch.cat([part[begin:end] for begin, end in own])
             indices = part.to(self._device)
-            gathered = [tensor.index_select(0, indices) for tensor in self._tensors]
+            gathered = [self._gathered(tensor, indices) for tensor in self._tensors]
             yield from self._sliced(gathered, [end - begin for begin, end in own], skipped)
             skipped = 0
+
+    def _gathered(self, tensor: Tensor, indices: Tensor) -> Tensor:
+        if self._is_pinned:
+            try:
+                shape = (len(indices), *tensor.shape[1:])
+                pinned = torch.empty(shape, dtype=tensor.dtype, pin_memory=True)
+            except RuntimeError:
+                # Little can be pinned under WSL, and how little is told nowhere.
+                self._is_pinned = False
+            else:
+                return torch.index_select(tensor, 0, indices, out=pinned)
+        return tensor.index_select(0, indices)
 
     def _sliced(
         self, gathered: list[Tensor], sizes: list[int], skipped: int

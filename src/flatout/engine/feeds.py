@@ -62,7 +62,8 @@ class Reading:
             return None
         data = built_data(self.experiment, self.experiment.validation_data)
         caching = self._validation_caching(data)
-        feed = self._feed(data, self._slicing(is_shuffled=False), device, caching)
+        slicing = self._slicing(is_shuffled=False)
+        feed = self._feed(data, slicing, device, caching, is_validation=True)
         if feed.num_samples is not None:
             check_size(feed.num_samples, 1, "validation")
         return feed
@@ -94,13 +95,22 @@ class Reading:
         )
 
     def _feed(
-        self, data: Any, slicing: Slicing, device: torch.device, caching: Caching | None
+        self,
+        data: Any,
+        slicing: Slicing,
+        device: torch.device,
+        caching: Caching | None,
+        *,
+        is_validation: bool = False,
     ) -> Feed:
         recipe = self.recipe
         kind = data_kind(data)
         if kind == "tensors":
             is_resident = recipe.data_path.value == "resident"
-            return TensorFeed(data, slicing, device if is_resident else torch.device("cpu"))
+            if is_resident:
+                return TensorFeed(data, slicing, device)
+            is_pinned = device.type == "cuda"
+            return TensorFeed(data, slicing, torch.device("cpu"), is_pinned=is_pinned)
         loading = Loading(
             num_workers=recipe.loader_workers.value,
             prefetch=recipe.loader_prefetch.value,
@@ -109,6 +119,8 @@ class Reading:
             collate=self.experiment.collate,
             cpus=self.cpus if recipe.cpu_affinity.value != "all" else (),
         )
+        if is_validation and recipe.loader_persistent.origin != "yours":
+            loading = loading.for_validation()
         if kind == "map-style" and caching is not None:
             return CachedFeed(data, slicing, loading, caching)
         make = LoaderFeed if kind == "map-style" else StreamFeed

@@ -111,7 +111,8 @@ def _rounded(tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """A tensor in 8 bits, and what it is to be multiplied with to be what it was."""
     largest = tensor.detach().abs().amax().float().clamp(min=_SMALLEST)
     scale = largest / torch.finfo(dtype).max
-    return (tensor.detach().float() / scale).to(dtype), scale
+    # Row after row: a view that is turned would keep its strides, which the product refuses.
+    return (tensor.detach().float() / scale).to(dtype).contiguous(), scale
 
 
 def _filled(tensor_MK: Tensor) -> Tensor:

@@ -23,6 +23,12 @@ _WAITS = "synchronizing CUDA operation"
 Action = Callable[[], object]
 
 
+class CaptureBroken(RuntimeError):
+    """A capture that could not even be ended: torch's allocator and generators still take part in
+    it, and what this process computes from here on is not to be trusted.
+    """
+
+
 class Graph(Protocol):
     """Work that was recorded."""
 
@@ -47,6 +53,7 @@ class Graphs(Protocol):
 
         Raises:
             RuntimeError: it cannot be recorded, or there is no memory for it.
+            CaptureBroken: it failed, and the process cannot be used any more.
         """
         ...
 
@@ -111,13 +118,23 @@ class CudaGraphs:
             graph.capture_begin(self._pool, capture_error_mode="thread_local")
             try:
                 action()
-            except BaseException:
-                # It says only that the capture is broken; the reason is what was raised first.
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
+            except BaseException as error:
+                # Why it is broken is what was raised first.
+                _end(graph, str(error))
                 raise
-            graph.capture_end()
+            _end(graph, "something in the step waits for the GPU, or uses another stream")
         return graph
+
+
+def _end(graph: torch.cuda.CUDAGraph, because: str) -> None:
+    """Ends a capture. Only then does torch take allocator and generators out of it.
+
+    Source: CUDAGraph::capture_end, aten/src/ATen/cuda/CUDAGraph.cpp.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError as error:
+        raise CaptureBroken(because) from error
 
 
 def drawn_on_host(name: str) -> str:

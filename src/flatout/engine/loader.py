@@ -7,8 +7,9 @@ same in whichever process it is fetched.
 from __future__ import annotations
 
 import functools
+import multiprocessing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +37,18 @@ class Loading:
     persistent: bool
     collate: Callable[[list[Any]], Any] | None
     cpus: tuple[int, ...] = ()
+
+    def for_validation(self) -> Loading:
+        """The same for data that is read now and then, while the training's workers are idle.
+
+        Its workers end when it is read, so that there are not twice as many. Where starting them
+        takes seconds, since each imports torch, they stay, and are half as many.
+        """
+        if not self.persistent:
+            return self
+        if multiprocessing.get_start_method() == "fork":
+            return replace(self, persistent=False)
+        return replace(self, num_workers=max(1, self.num_workers // 2))
 
     def arguments(self) -> dict[str, Any]:
         """As keyword arguments of torch's DataLoader, which refuses some without workers."""
@@ -86,6 +99,9 @@ class LoaderFeed:
         batches = self._batches = iter(self._loader)
         for sizes in self._sampler.update_sizes(first):
             yield [(unless_refused(next(batches)), size) for size in sizes]
+        if not self._loader.persistent_workers:
+            # torch would only end them when they are asked for more.
+            end_workers(batches)
 
     def resize(self, micro_batch_size: int) -> None:
         """See Feed."""

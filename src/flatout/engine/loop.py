@@ -95,6 +95,7 @@ class Loop:
         every = experiment.validate_every
         self._validate_every = every if isinstance(every, int) else None
         self._is_first_update = True
+        self._has_told_lost = False
 
     def run(self) -> Ending:
         """Trains; when it returns, everything is told, and saved or being saved.
@@ -176,6 +177,7 @@ class Loop:
         position.num_samples_seen += num_samples
         if session.learning_rates.are_per_step:
             session.learning_rates.after_update()
+        session.check_groups()
         if self._is_first_update:
             # By now the optimizer has its state: what cannot be stored is refused at once.
             own = pack(own_state_of(session), is_copied=False)
@@ -225,6 +227,7 @@ class Loop:
         if self._validate_every is None:
             self._validate()
         session.learning_rates.after_epoch(position.last_value)
+        session.check_groups()
         position.epoch += 1
         position.update = 0
         self._meter.mark("other")
@@ -268,6 +271,8 @@ class Loop:
         for line in self._saver.take_written():
             self._journal.event(line)
         self._maker.look()
+        if not self._has_told_lost:
+            self._has_told_lost = _has_told_lost(self._session, self._journal)
         self._meter.mark("other")
         own = generator_states(self._session.device)
         states = self._session.ranks.gathered(own, about="generators")
@@ -330,6 +335,27 @@ def _unused_checkpointing() -> Finding:
         problem="`activation_checkpointing` has no effect here.",
         because="the model does not call its repeated blocks, as in `block(hidden)`",
         fixes=(Fix(text="leave --use activation_checkpointing out"),),
+    )
+
+
+def _has_told_lost(session: Session, journal: Journal) -> bool:
+    """Tells what the model holds that no checkpoint does; whether there is such a thing."""
+    names = session.attributes.lost()
+    if names:
+        journal.warn(session.position.step, _not_in_checkpoints(names))
+    return bool(names)
+
+
+def _not_in_checkpoints(names: list[str]) -> Finding:
+    shown = ", ".join(f"`{name}`" for name in names[:3]) + (", ..." if len(names) > 3 else "")
+    return Finding(
+        rule="state-outside-of-checkpoint",
+        severity="warning",
+        problem=f"the model changes {shown}, which is in no checkpoint: a resumed run begins with "
+        "what the model is built with.",
+        because="of plain attributes a checkpoint holds numbers, texts, lists and dicts of them, "
+        "and tensors up to 64 MiB together",
+        fixes=(Fix(text="keep it in a buffer: self.register_buffer(name, tensor)"),),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from flatout.engine.cached_feed import problem_of
 from flatout.engine.capture import CapturedStep
 from flatout.engine.feed import MicroBatch
 from flatout.engine.memory import MemoryWatch
@@ -82,7 +83,7 @@ class RecipeLoop:
         """See Runner.
 
         Raises:
-            UsageError: step-not-captured, where that is asked for.
+            UsageError: step-not-captured, where that is asked for; data-cannot-be-cached.
         """
         num_samples = 0
         position = self._session.position
@@ -103,6 +104,10 @@ class RecipeLoop:
             num_samples += size
         self.step.finish()
         self._take_losses(is_waiting=False)
+        uncached = problem_of(self._session.feed)
+        if uncached is not None:
+            # Read by a loader, it is as quick as without this setting.
+            raise uncached
         if self.step.problem is not None:
             # Made without graphs, it is as quick as without this setting.
             raise UsageError(

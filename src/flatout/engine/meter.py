@@ -174,6 +174,16 @@ def memory_bytes(device: torch.device) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+def allocated_bytes(device: torch.device) -> int | None:
+    """Memory of the GPU that tensors take, of what its allocator holds; None on a CPU."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+
+
+def peak_allocated_bytes(device: torch.device) -> int | None:
+    """The most memory of the GPU that tensors have taken; None on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
 def peak_memory_bytes(device: torch.device) -> int:
     """The most memory that the training has held."""
     if device.type == "cuda":

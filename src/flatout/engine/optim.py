@@ -71,8 +71,8 @@ def set_implementation(optimizer: Optimizer, implementation: OptimizerImplementa
                 device = parameter.device if is_on_device else "cpu"
                 state["step"] = state["step"].to(device, torch.float32)
     # What torch's constructors do for fused=True: its kernels take the scaler's scale themselves.
-    if implementation == "fused":
-        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    if implementation != "own":
+        optimizer._step_supports_amp_scaling = implementation == "fused"  # type: ignore[attr-defined]
 
 
 def set_capturable(optimizer: Optimizer, *, is_captured: bool) -> None:
@@ -127,25 +127,86 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def own_step(optimizer: Optimizer) -> None:
-    """The optimizer's own step.
-
-    torch's fused SGD has no way to begin the momentum of some parameters only: a step that brings
-    some of them their first gradient is made without it.
-    """
-    begun = [group for group in optimizer.param_groups if _begins_some(optimizer, group)]
-    for group in begun:
+    """The optimizer's own step; without torch's fused kernels where these cannot make it."""
+    unfused = _not_for_kernels(optimizer)
+    for group in unfused:
         group["fused"] = False
-    optimizer.step()
-    for group in begun:
-        group["fused"] = True
+    try:
+        optimizer.step()
+    finally:
+        for group in unfused:
+            group["fused"] = True
 
 
-def _begins_some(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    if not isinstance(optimizer, SGD) or not group["fused"] or group["momentum"] == 0:
-        return False
+def scaled_step(optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
+    """The same under a loss scaler, which skips it if a gradient is not finite.
+
+    torch's fused SGD takes the memory of a first momentum as it comes, and leaves it so if that
+    step is skipped; and it cannot begin the momentum of some weights later. So it finds zeros:
+    without dampening they come to the same as none.
+    """
+    for group in optimizer.param_groups:
+        if _has_fused_momentum(optimizer, group) and group["dampening"] == 0:
+            _begin_at_zero(optimizer, group)
+    unfused = _not_for_kernels(optimizer) or _undefined_if_skipped(optimizer)
+    if not unfused:
+        scaler.step(optimizer)
+        return
+    # Gradients are divided by the scale before, and the host asks whether they are finite.
+    for group in unfused:
+        group["fused"] = False
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    try:
+        scaler.step(optimizer)
+    finally:
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        for group in unfused:
+            group["fused"] = True
+
+
+def _not_for_kernels(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Groups whose step torch's fused kernels cannot make: those with sparse gradients, and those
+    of SGD in which only some weights have a momentum.
+    """
+    return [
+        group
+        for group in optimizer.param_groups
+        if group.get("fused")
+        and (
+            any(p.grad is not None and p.grad.is_sparse for p in group["params"])
+            or len({one is None for one in _momenta(optimizer, group)}) == 2
+        )
+    ]
+
+
+def _undefined_if_skipped(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """All fused groups, if one of them would get its first momenta from a step that may be
+    skipped.
+    """
+    is_first = any(None in _momenta(optimizer, group) for group in optimizer.param_groups)
+    return [one for one in optimizer.param_groups if one.get("fused")] if is_first else []
+
+
+def _has_fused_momentum(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    return isinstance(optimizer, SGD) and bool(group["fused"]) and group["momentum"] != 0
+
+
+def _momenta(optimizer: Optimizer, group: dict[str, Any]) -> list[Tensor | None]:
+    """Those of the weights that have a gradient now; none for other optimizers."""
+    if not _has_fused_momentum(optimizer, group):
+        return []
     trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-    momenta = [optimizer.state.get(p, {}).get("momentum_buffer") for p in trained]
-    return len({momentum is None for momentum in momenta}) == 2
+    return [optimizer.state.get(one, {}).get("momentum_buffer") for one in trained]
+
+
+def _begin_at_zero(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    for parameter in group["params"]:
+        gradient = parameter.grad
+        if gradient is None or gradient.is_sparse:
+            continue
+        state = optimizer.state[parameter]
+        if state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 class QuickStep:
@@ -182,6 +243,8 @@ def prepared_step(optimizer: Optimizer) -> Callable[[], None] | None:
         return None
     if any(map(is_spread, parameters)):
         return None
+    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
+        return None
     if any(not group["fused"] or group["differentiable"] for group in optimizer.param_groups):
         return None
     trained = [
@@ -198,8 +261,8 @@ def prepared_step(optimizer: Optimizer) -> Callable[[], None] | None:
     @torch.no_grad()
     def step() -> None:
         gradients = [[p.grad for p in members] for members in members_by_call]
-        is_missing = any(gradient is None for row in gradients for gradient in row)
-        if is_missing or any(parameter.grad is not None for parameter in others):
+        is_other = any(one is None or one.is_sparse for row in gradients for one in row)
+        if is_other or any(parameter.grad is not None for parameter in others):
             # Not the same parameters as when this was prepared: torch's own way sorts that out.
             own_step(optimizer)
             return

@@ -70,6 +70,10 @@ class Optimizers:
         """Whether torch has a fused kernel for each of them."""
         return all(map(can_be_fused, self))
 
+    def num_weights(self) -> list[list[int]]:
+        """How many weights each of their parameter groups has."""
+        return [[len(group["params"]) for group in one.param_groups] for one in self]
+
     def check_implementation(
         self, implementation: OptimizerImplementation, *, can_be_fused: bool
     ) -> None:

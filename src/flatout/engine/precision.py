@@ -11,7 +11,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatout.errors import UsageError
-from flatout.nouns.recipe import Attention, Precision
+from flatout.nouns.recipe import Attention, Precision, Recipe
+from flatout.system.variables import do_products_repeat
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float8": torch.bfloat16}
 
@@ -89,6 +90,24 @@ def check_precision(precision: Precision, device: torch.device) -> None:
         has, wants = (f"{one[0]}.{one[1]}" for one in (capability, needed))
         instead = "fp16 or fp32" if capability < _NEEDED["bf16"] else "bf16, fp16 or fp32"
         raise _not_here(precision, f"compute capability {has}; {precision} needs {wants}", instead)
+
+
+def check_repeatable(recipe: Recipe, device: torch.device) -> None:
+    """Refuses to promise the same bits where cuBLAS was begun without what it needs for them.
+
+    Raises:
+        UsageError: recipe-does-not-fit.
+    """
+    if device.type != "cuda" or not recipe.deterministic.value or do_products_repeat():
+        return
+    raise UsageError(
+        "recipe-does-not-fit",
+        "`deterministic=true` cannot be promised in this process.",
+        because="it has used CUDA without CUBLAS_WORKSPACE_CONFIG, which cuBLAS reads once, and "
+        "needs to repeat bit for bit",
+        fix='restart the notebook, and set os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8" '
+        "before anything uses the GPU; or leave `deterministic` out",
+    )
 
 
 def _not_here(precision: str, because: str, instead: str) -> UsageError:

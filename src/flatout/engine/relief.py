@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from flatout.engine.facts import Facts
 from flatout.engine.history import History, read_history
@@ -110,7 +110,9 @@ class Relief:
         after = self._growth.micro_batch_size
         adaptation = Adaptation(kind="larger", step=step + 1, before=before, after=after)
         why = f"tried once more at step {step + 1:,}: there may be memory again"
-        return self._told(step, {"micro_batch_size": after}, adaptation, why)
+        self._write(step, {"micro_batch_size": after}, adaptation, why)
+        self._read(step)
+        return self._recipe_at(step)
 
     def uncompiled(self, failure: RunFailed, step: int, *, is_in_place: bool) -> Recipe:
         """The recipe with which nothing is compiled, from the step after `step` on.
@@ -131,16 +133,48 @@ class Relief:
             because=failure.because,
         )
         why = f"it could not be compiled at step {step + 1:,}"
-        return self._told(step, {"compiled": "off"}, adaptation, why)
+        self._write(step, {"compiled": "off"}, adaptation, why)
+        self._read(step)
+        return self._recipe_at(step)
+
+    def without(
+        self, kind: Literal["uncaptured", "uncached"], error: FlatoutError, step: int
+    ) -> None:
+        """Writes down that the step after `step`, and all later ones, do without something.
+
+        Nobody is met: each rank finds out for itself, and all of them train the same either way.
+
+        Args:
+            kind: without a graph, where recording it has ended this process; or without keeping
+                samples, here and now.
+            error: that said so.
+            step: the newest one.
+        """
+        if not self._ranks.is_first:
+            return
+        size = samples_in_micro_batch(self._recipe_at(step), self._means)
+        is_lost = isinstance(error, RunFailed)
+        self._own_loss = error if isinstance(error, RunFailed) else None
+        one = Adaptation(
+            kind=kind,
+            step=step + 1,
+            before=size,
+            after=size,
+            part="capture" if is_lost else None,
+            is_in_place=not is_lost,
+            because=error.because or error.problem,
+        )
+        changes = {"uncaptured": {"capture": "off"}, "uncached": {"data_path": "loader"}}
+        whys = {
+            "uncaptured": "recording a graph failed",
+            "uncached": "its samples are drawn anew each time",
+        }
+        self._write(step, changes[kind], one, whys[kind])
+        self._history = read_history(self._folder)
 
     def warn(self, step: int, error: FlatoutError) -> None:
         """Tells what does not end the training, such as that there is no relief."""
         self._journal.warn_of(step, error)
-
-    def _told(self, step: int, changes: dict[str, Any], one: Adaptation, why: str) -> Recipe:
-        self._write(step, changes, one, why)
-        self._read(step)
-        return self._recipe_at(step)
 
     def _write(self, step: int, changes: dict[str, Any], one: Adaptation, why: str) -> None:
         choices = {

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flatout.engine.journal import Journal
 from flatout.engine.memory import MemoryCap, SpillWatch
-from flatout.engine.meter import Losses, Meter, memory_bytes
+from flatout.engine.meter import Losses, Meter, allocated_bytes, memory_bytes
 from flatout.engine.named_losses import NamedLosses
 from flatout.engine.power import PowerMeter, gpu_joules
 from flatout.engine.randomness import sample_order
@@ -128,6 +128,7 @@ class Reporter:
                 samples_per_s=samples_per_s,
                 learning_rate=next(iter(rates.values())),
                 memory_bytes=memory_bytes(session.device),
+                allocated_bytes=allocated_bytes(session.device),
                 split_s=self._meter.split_s(),
                 power_w=self._power.mean_w(),
                 losses=self._named.end_line(),

@@ -27,8 +27,11 @@ _SHARE = 0.02
 _LEAST_INTERVAL_S = 5.0
 # However dear a checkpoint: more than this is not to be lost.
 _LARGEST_INTERVAL_S = 1800.0
-# Before the first one was measured: a slow disk, so that the first comes rather late than dear.
+# Before the first one was measured: a slow disk.
 _ASSUMED_BYTES_PER_S = 100e6
+# The first one comes by then, however dear it may be: what it costs is measured by it, and a run
+# that cannot be saved learns so.
+_FIRST_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,7 @@ class Saver:
         """Chooses the first interval by the state's size, before any cost was measured."""
         cost_s = num_bytes / _ASSUMED_BYTES_PER_S
         self._set_interval(cost_s)
+        self._interval_s = min(self._interval_s, _FIRST_WITHIN_S)
 
     def _set_interval(self, cost_s: float) -> None:
         fair_s = max(_LEAST_INTERVAL_S, cost_s / _SHARE)

@@ -34,6 +34,7 @@ from flatout.engine.graphs import Graphs, graphs_on
 from flatout.engine.group import Group
 from flatout.engine.layout import ON_ONE_RANK, Layout
 from flatout.engine.learning_rates import LearningRates
+from flatout.engine.module_attributes import ModuleAttributes
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.passes import Passes
 from flatout.engine.position import Position
@@ -42,6 +43,7 @@ from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.sharding import Sharding
 from flatout.engine.step import StepParts
 from flatout.engine.synchronized_norms import SynchronizedNorms
+from flatout.errors import UsageError
 from flatout.nouns.recipe import Recipe
 
 
@@ -225,6 +227,8 @@ class Session:
             self._norms = SynchronizedNorms(self.model, self.passes)
         self._set_optimizers()
         self.learning_rates = LearningRates(built.experiment, self.optimizers)
+        self._num_weights = self.optimizers.num_weights()
+        self.attributes = ModuleAttributes(self.model)
         self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)
         decay = built.experiment.ema
         self.average = WeightAverage(self.model, decay) if decay is not None else None
@@ -291,6 +295,22 @@ class Session:
         for feed in (self.feed, self.validation_feed):
             if feed is not None:
                 feed.resize(recipe.micro_batch_size.value)
+
+    def check_groups(self) -> None:
+        """Refuses weights that an optimizer was given while training.
+
+        Raises:
+            UsageError: parameter-groups-changed.
+        """
+        if self.optimizers.num_weights() != self._num_weights:
+            raise UsageError(
+                "parameter-groups-changed",
+                f"the optimizer's parameter groups have changed by step {self.position.step:,}.",
+                because="a resumed run builds the optimizer as `optimizer` returns it, and could "
+                "not give these weights their state back",
+                fix="give the optimizer all weights in `optimizer`, and unfreeze them later with "
+                "requires_grad_(True)",
+            )
 
     def step_parts(self) -> StepParts:
         """What updates are made of."""

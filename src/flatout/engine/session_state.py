@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from flatout.engine import randomness
 from flatout.engine.position import Position
 from flatout.engine.session import Session
+from flatout.engine.state import compact, is_expanded
 from flatout.errors import UsageError
 
 
@@ -42,6 +46,7 @@ def _state(session: Session) -> dict[str, Any]:
         "buffers": {
             name: value for name, value in session.model.named_buffers() if name not in weights
         },
+        "attributes": session.attributes.state(),
         "optimizer": session.optimizers.state_dict(),
         "schedule": session.learning_rates.state_dict(),
         "scaler": session.scaler.state_dict() if session.scaler is not None else None,
@@ -72,15 +77,47 @@ def take_over(session: Session, state: dict[str, Any]) -> None:
         ) from error
 
 
+@contextlib.contextmanager
+def _expanded_buffers_as_dense(model: nn.Module, weights: dict[str, Any]) -> Iterator[None]:
+    """Lets the expanded buffers of a state be loaded: nothing can be copied into them, since each
+    element of their memory stands for several.
+    """
+    found = [
+        (module._buffers, name, buffer)
+        for prefix, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and is_expanded(buffer)
+        if (f"{prefix}.{name}" if prefix else name) in weights
+    ]
+    for buffers, name, buffer in found:
+        buffers[name] = buffer.contiguous()
+    yield
+    for buffers, name, buffer in found:
+        loaded = buffers[name]
+        assert loaded is not None
+        compact(buffer).copy_(compact(loaded.as_strided(buffer.shape, _strides(loaded, buffer))))
+        buffers[name] = buffer
+
+
+def _strides(dense: Tensor, like: Tensor) -> list[int]:
+    """Those of a dense tensor, but 0 where another one repeats its elements."""
+    pairs = zip(dense.stride(), like.stride(), strict=True)
+    return [stride if other else 0 for stride, other in pairs]
+
+
 @torch.no_grad()
 def _take_over(session: Session, state: dict[str, Any]) -> None:
     if session.sharding is not None:
         parts = session.sharding.parts_of(state, _state(session), session.optimizers)
         state = state | parts
-    session.model.load_state_dict(state["model"])
+    with _expanded_buffers_as_dense(session.model, state["model"]):
+        session.model.load_state_dict(state["model"])
     buffers = dict(session.model.named_buffers())
     for name, value in state["buffers"].items():
-        buffers[name].copy_(value)
+        compact(buffers[name]).copy_(compact(value))
+    # Older checkpoints do not have them.
+    if "attributes" in state:
+        session.attributes.load_state(state["attributes"])
     implementation = session.recipe.optimizer_implementation.value
     session.optimizers.load_state_dict(state["optimizer"], implementation)
     session.learning_rates.load_state_dict(state["schedule"])

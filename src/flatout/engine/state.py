@@ -3,8 +3,9 @@
 A tree holds None, bool, int, float, str and lists as JSON has them. What JSON has not is a dict
 with one key that says what it is: {"dict": [[key, value], ...]}, {"counter": ...} likewise
 (MultiStepLR has one), {"tuple": [...]}, {"float": "nan"}, {"array": tensor} for NumPy, and
-{"tensor": name, "stride": [...]}. Two tensors that are the same memory get the same name, so that
-ties survive.
+{"tensor": name, "stride": [...]}, around which {"complex": ...} and {"expanded": ...,
+"shape": [...]} make what safetensors files do not have. Two tensors that are the same memory get
+the same name, so that ties survive.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from flatout.engine.tensor_file import DTYPES
 from flatout.errors import RunFailed, UsageError
 
 Tree = Any
+
+_COMPLEX = (torch.complex64, torch.complex128)
 
 
 # What a safetensors file holds.
@@ -85,13 +88,16 @@ class _Packer:
     def _tensor(self, tensor: Tensor, path: str) -> Tree:
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             raise _cannot_store(path, f"a {tensor.layout} tensor", "a dense one")
+        if is_expanded(tensor):
+            # Each element of the memory stands for several.
+            inner = self._tensor(compact(tensor), path)
+            return {"expanded": inner, "shape": list(tensor.shape)}
         if tensor.dtype.is_complex:
-            raise _cannot_store(path, f"a tensor of {tensor.dtype}", "torch.view_as_real(tensor)")
+            if tensor.dtype not in _COMPLEX:
+                raise _cannot_store(path, f"a tensor of {tensor.dtype}", "one of complex64")
+            return {"complex": self._tensor(torch.view_as_real(tensor.resolve_conj()), path)}
         if tensor.dtype not in DTYPES:
             raise _cannot_store(path, f"a tensor of {tensor.dtype}", "one of a whole-byte type")
-        # Read back, there would be nothing to copy into: each element stands for several.
-        if tensor.numel() and 0 in tensor.stride() and not tensor.is_contiguous():
-            raise _cannot_store(path, "an expanded tensor", "tensor.clone()")
         memory = (
             tensor.untyped_storage().data_ptr(),
             tensor.storage_offset(),
@@ -136,6 +142,23 @@ class _Packer:
         # Tensors are told apart by their memory: it must not be given to the next array.
         self._arrays.append(tensor)
         return tensor
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Whether it is larger than its memory, as torch's `expand` makes it."""
+    return bool(tensor.numel()) and any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """The part of an expanded tensor that is in memory; any other as it is."""
+    if not is_expanded(tensor):
+        return tensor
+    for dimension, stride in enumerate(tensor.stride()):
+        if stride == 0:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
 
 
 def _host_copy(tensor: Tensor) -> Tensor:
@@ -187,6 +210,10 @@ def _unpacked(tree: Tree, tensors: dict[str, Tensor], known: dict[str, Tensor]) 
         return float(tree["float"])
     if "array" in tree:
         return _unpacked(tree["array"], tensors, known).numpy()
+    if "expanded" in tree:
+        return _unpacked(tree["expanded"], tensors, known).expand(tree["shape"])
+    if "complex" in tree:
+        return torch.view_as_complex(_unpacked(tree["complex"], tensors, known))
     name = tree["tensor"]
     if name not in known:
         known[name] = _with_stride(tensors[name], tree.get("stride"))

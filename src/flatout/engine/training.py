@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from flatout import __version__
@@ -34,6 +35,7 @@ from flatout.nouns.recipe import check_field
 from flatout.nouns.run import Run, RunHeader
 from flatout.system.clock import now_s
 from flatout.system.runs import check_id, create_run, find_run, free_id, read_run, run_in_use
+from flatout.system.variables import repeat_products
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,9 @@ def train(
         RunFailed: the run could not go on; its last checkpoint is as it was.
     """
     fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
+    if not torch.cuda.is_initialized():
+        # cuBLAS reads it when it begins. A worker is given it by whoever starts it.
+        repeat_products()
     if resume is not None:
         folder = find_run(resume)
         spec, change = read_run(folder).header.spec, Change(fixed=fixed)

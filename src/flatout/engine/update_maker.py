@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import msgspec
 from torch import Tensor
 
+from flatout.engine.cached_feed import problem_of
 from flatout.engine.failures import compiling_failure
 from flatout.engine.feed import MicroBatch
+from flatout.engine.graphs import CaptureBroken
 from flatout.engine.kept import Kept
 from flatout.engine.memory import release_memory
 from flatout.engine.meter import Meter
@@ -24,7 +27,7 @@ from flatout.engine.session import Session
 from flatout.engine.shortage import Shortage, settle, shortage_of
 from flatout.engine.steps import new_step
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.recipe import Recipe
+from flatout.nouns.recipe import Choice, Recipe
 
 Made = tuple[Tensor | dict[str, Tensor], int]
 
@@ -87,6 +90,8 @@ class UpdateMaker:
             self._take_more()
         try:
             return self._made()
+        except CaptureBroken as error:
+            raise _lost_in_capture(error, self._relief, self._session.position.step) from error
         except Exception as error:
             shortage, failure = shortage_of(error), compiling_failure(error)
             if shortage is None and failure is None:
@@ -107,6 +112,7 @@ class UpdateMaker:
     def _made(self) -> Made | None:
         update = next(self._updates, None)
         self._meter.mark("data")
+        _tell_uncached(self._session, self._relief)
         if update is None:
             return None
         if not self._step.prepare(update):
@@ -247,3 +253,24 @@ def _tell_uncaptured(problem: str, session: Session, relief: Relief) -> None:
     if session.recipe.capture.origin == "yours":
         raise error
     relief.warn(session.position.step, error)
+
+
+def _lost_in_capture(error: CaptureBroken, relief: Relief, step: int) -> RunFailed:
+    """Has the process that goes on do without graphs, from the last checkpoint."""
+    lost = RunFailed(
+        "gpu-state-lost",
+        "the GPU cannot be used any more by this process.",
+        because=f"the recording of a CUDA graph failed, and could not be ended: {error}",
+        fix="nothing is lost: resume the run; `flatout train` does so by itself",
+    )
+    relief.without("uncaptured", lost, step)
+    return lost
+
+
+def _tell_uncached(session: Session, relief: Relief) -> None:
+    """Tells it once where a loader reads samples that were to be kept."""
+    problem = problem_of(session.feed)
+    if problem is not None and session.recipe.data_path.value == "cached":
+        relief.without("uncached", problem, session.position.step)
+        value: Choice[str] = Choice(value="loader", why="its samples are drawn anew each time")
+        session.recipe = msgspec.structs.replace(session.recipe, data_path=value)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flatout.engine.optim import QuickStep
+from flatout.engine.optim import QuickStep, scaled_step
 from flatout.engine.rank_gradients import local_part, scale
 
 
@@ -61,8 +61,8 @@ class WeightUpdate:
         scaled.backward(retain_graph=retain_graph, inputs=own)
 
     def gradients(self) -> list[Tensor]:
-        """The gradients that are there."""
-        return [p.grad for p in self.parameters if p.grad is not None]
+        """The gradients that are there; of a sparse one the elements that it has."""
+        return [_elements(p) for p in self.parameters if p.grad is not None]
 
     def is_finite(self, loss: Tensor) -> bool:
         """Whether the loss and every gradient are finite; a scaler looks at gradients itself."""
@@ -86,11 +86,17 @@ class WeightUpdate:
             step()
 
     def _clip(self, largest: float) -> None:
-        if self.norm is None:
+        # A scaler's gradients have been divided since their norm was taken.
+        if self.norm is not None and self._scaler is None:
+            self._scale(largest, self.norm())
+        elif any(_is_sparse(one) for one in self.parameters):
+            self._scale(largest, torch.nn.utils.get_total_norm(self.gradients()))
+        else:
             torch.nn.utils.clip_grad_norm_(self.parameters, largest)
-            return
-        # As torch does it with a norm that it has computed itself.
-        factor = (largest / (self.norm() + 1e-6)).clamp(max=1.0)
+
+    def _scale(self, largest: float, norm: Tensor) -> None:
+        """Clips as torch does it, with a norm that is known."""
+        factor = (largest / (norm + 1e-6)).clamp(max=1.0)
         scale([local_part(one) for one in self.gradients()], factor)
 
     def _apply_scaled(self, scaler: torch.amp.GradScaler) -> None:
@@ -99,10 +105,10 @@ class WeightUpdate:
         if self._clip_norm is not None:
             for optimizer in used:
                 scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
+            self._clip(self._clip_norm)
         self.has_begun = True
         for optimizer in used:
-            scaler.step(optimizer)
+            scaled_step(optimizer, scaler)
         scaler.update()
 
     def clear(self) -> None:
@@ -120,6 +126,24 @@ class WeightUpdate:
             scaler._per_optimizer_states.clear()
             if scaler._growth_tracker is None:
                 scaler._scale = None
+
+
+def _is_sparse(parameter: Tensor) -> bool:
+    return parameter.grad is not None and parameter.grad.is_sparse
+
+
+def _elements(parameter: Tensor) -> Tensor:
+    """A weight's gradient; of a sparse one its elements, each of which is there once from now on.
+
+    Of the same element there may be several before, which are to be added up.
+    """
+    gradient = parameter.grad
+    assert gradient is not None
+    if not gradient.is_sparse:
+        return gradient
+    if not gradient.is_coalesced():
+        gradient = parameter.grad = gradient.coalesce()
+    return gradient._values()
 
 
 def _has_gradient(optimizer: Optimizer) -> bool:

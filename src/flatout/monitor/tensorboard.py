@@ -62,6 +62,7 @@ def scalars(line: Line) -> Iterator[tuple[str, float]]:
             "train/learning_rate": line.learning_rate,
             "train/samples_per_s": line.samples_per_s,
             "train/memory_bytes": line.memory_bytes,
+            "train/allocated_bytes": line.allocated_bytes,
         }
         values |= {f"train/loss/{name}": value for name, value in line.losses.items()}
         values |= {

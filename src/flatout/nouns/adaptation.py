@@ -1,4 +1,6 @@
-"""What a training has changed of its recipe on the way: memory ran out, or compiling failed."""
+"""What a training has changed of its recipe on the way: memory ran out, compiling failed, or the
+samples that were to be kept turned out to be drawn anew.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-Kind = Literal["smaller", "larger", "recomputed", "uncaptured", "uncompiled"]
+Kind = Literal["smaller", "larger", "recomputed", "uncaptured", "uncompiled", "uncached"]
 Part = Literal[
     "data", "forward", "backward", "optimizer", "capture", "validation", "checkpoint", "other",
     "pace", "process",
@@ -18,12 +20,12 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: `smaller` or `larger` micro-batches, activations `recomputed` in the backward pass, the
         step `uncaptured`, made without a CUDA graph, which needs memory of its own, or
-        `uncompiled`, since compiling failed.
+        `uncompiled`, since compiling failed; or the data `uncached`, since it cannot be kept.
     step: the update that memory did not suffice for, or that could not be compiled, counted from 1;
-        of what is larger, the first.
+        of what is larger, and of data, the first.
     part: what was being done. `pace`: nothing was refused, but the driver has moved memory, and
-        training has become slow; `process`: the kernel ended the process. None of what is larger or
-        uncompiled.
+        training has become slow; `process`: the kernel ended the process. None of what is larger,
+        uncompiled or uncached.
     before, after: samples in a micro-batch.
     is_in_place: the same batch was repeated; otherwise the run went back to its last checkpoint.
     because: what was said or seen.

@@ -107,4 +107,6 @@ def _time(run: Run) -> dict[str, Any]:
     return {
         "train_s": done.train_s, "samples_per_s": rate, **split,
         "peak_memory_bytes": done.peak_memory_bytes,
+        **({"peak_allocated_bytes": done.peak_allocated_bytes}
+           if done.peak_allocated_bytes is not None else {}),
     }  # fmt: skip

@@ -145,6 +145,8 @@ class Finished(Line, frozen=True, kw_only=True):
     """The run reached its end.
 
     split_s: where the time of all its workers went; train_s: their sum.
+    peak_memory_bytes: that the training has held; on a GPU what its allocator has reserved, of
+    which tensors have taken peak_allocated_bytes at most (None on a CPU).
     checkpoint_share: of the last worker's time, what checkpoints cost it (stall and slowdown).
     reason: why it ended before its last epoch (early stopping), None if it did not.
     """
@@ -153,6 +155,7 @@ class Finished(Line, frozen=True, kw_only=True):
     split_s: dict[str, float]
     num_samples_seen: int
     peak_memory_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
     checkpoint_share: float | None = None
     reason: str | None = None
 
@@ -182,6 +185,8 @@ class Progress(Line, frozen=True, kw_only=True):
     learning_rate: of the first optimizer's first group; learning_rates: of each, if several.
     split_s: seconds since the run's beginning in data, copy, forward, backward, optimizer,
     checkpoint, validation and other; with several ranks also exchange.
+    memory_bytes: that the training holds; on a GPU what its allocator has reserved, of which
+    tensors take allocated_bytes (None on a CPU).
     power_w: what the GPU has drawn since the worker took up the run, on the average; None where
     nobody tells.
     """
@@ -192,6 +197,7 @@ class Progress(Line, frozen=True, kw_only=True):
     learning_rate: float
     memory_bytes: int | None
     split_s: dict[str, float]
+    allocated_bytes: int | None = None
     power_w: float | None = None
     losses: dict[str, float] = {}
     learning_rates: dict[str, float] = {}

@@ -21,6 +21,8 @@ _ADDED = {
     "GOMP_SPINCOUNT": "20000",
 }
 
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
 # Where torch keeps what it has compiled. By itself it would be a folder that a restart empties.
 _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -39,6 +41,28 @@ def worker_environment() -> dict[str, str]:
     wanted = {**_ADDED, _COMPILED: str(folders.compiled_folder())}
     added = {name: value for name, value in wanted.items() if name not in os.environ}
     return {**os.environ, **added, _NAMES: ",".join(added)}
+
+
+def repeat_products() -> None:
+    """Lets cuBLAS repeat bit for bit in this process, if it has not been used yet; what the person
+    has set holds.
+    """
+    os.environ.setdefault(_WORKSPACE, _ADDED[_WORKSPACE])
+
+
+def do_products_repeat() -> bool:
+    """Whether cuBLAS was told to repeat bit for bit."""
+    return os.environ.get(_WORKSPACE) in (":4096:8", ":16:8")
+
+
+def give_up_transfers() -> None:
+    """Has torch give up an NCCL transfer that fails, where it would end the process: to be called
+    before NCCL is begun. What the person has set holds.
+
+    Source: "PYTORCH ProcessGroupNCCL Environment Variables",
+    https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html.
+    """
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 
 
 def visible_gpus() -> str | None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
 from flatout.engine.journal import tell_refusal
 from flatout.errors import FlatoutError
+from flatout.system.processor import num_usable_cores
 from flatout.system.runs import RunFolder
 
 
@@ -81,7 +80,7 @@ def thread_variables(num_local: int) -> dict[str, str]:
     """Threads for each of so many ranks on this machine, unless the person has set them."""
     if "OMP_NUM_THREADS" in os.environ:
         return {}
-    return {"OMP_NUM_THREADS": str(max(1, _num_cores() // num_local))}
+    return {"OMP_NUM_THREADS": str(max(1, num_usable_cores() // num_local))}
 
 
 def say(text: object) -> None:
@@ -95,13 +94,6 @@ def tell(job: Job, error: FlatoutError) -> int:
     say(error)
     tell_refusal(RunFolder(job.folder), error)
     return error.exit_code
-
-
-def _num_cores() -> int:
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    if sys.platform == "linux":
-        cores = min(cores, len(os.sched_getaffinity(0)))
-    return cores
 
 
 class Lifeline:
