@@ -49,7 +49,9 @@ def read_or_name(folder: RunFolder) -> Run | DamagedRun | None:
         if not folder.path.exists():
             return None
         because = f"{error.problem} {error.because or ''}".strip()
-        return DamagedRun(id=folder.path.name, folder=str(folder.path), because=because)
+        return DamagedRun(
+            id=folder.path.name, folder=str(folder.path), because=because, fix=error.fix
+        )
 
 
 def each_metric(run: Run) -> Iterator[Metric]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from flatout.cli import complete
 from flatout.cli.options import json_document
 
 
 @click.command("show")
-@click.argument("run")
+@click.argument("run", shell_complete=complete.runs)
 @click.option("--follow", is_flag=True, help="Watch it train; Ctrl-C ends only the watching.")
 @click.option("--tensorboard", metavar="DIR", help="Write TensorBoard event files into DIR/RUN.")
 @click.option("--plots", is_flag=True, help="Draw it as PNG files in its folder.")
@@ -16,7 +17,7 @@ from flatout.cli.options import json_document
 def command(run: str, follow: bool, tensorboard: str | None, plots: bool, is_json: bool) -> int:
     """A run: recipe with reasons, metrics, results, where the time went.
 
-    RUN is an id, the beginning of one, a folder, or `last`.
+    RUN is an id, the beginning of one, `last`, or a folder written with a separator: ./folder.
     """
     from flatout import flow
     from flatout.cli import show, wording
