@@ -15,7 +15,7 @@ from flatout.nouns.comparison import Comparison, compare_runs
 from flatout.nouns.experiment_spec import ExperimentSpec, Value
 from flatout.nouns.listed_run import ListedRun, ListRequest, Removal, chosen_runs
 from flatout.nouns.run import DamagedRun, Run, RunHeader
-from flatout.system import runs, sources, store, usage
+from flatout.system import runs, sources, store
 from flatout.system.reading import list_runs, split_of
 from flatout.system.runs import RunFolder
 
@@ -112,6 +112,9 @@ def failed_runs() -> list[Removal]:
 
 
 def _removal(folder: RunFolder) -> Removal:
+    # What a shell asks for has no use for it, and would wait.
+    from flatout.system import usage
+
     target = os.path.realpath(folder.path) if runs.is_link(folder.path) else None
     num_bytes = usage.size_of(folder.path, set())
     return Removal(

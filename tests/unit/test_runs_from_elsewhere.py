@@ -134,7 +134,7 @@ def test_one_bad_header_never_affects_the_others(trained: Any, name: str) -> Non
     bad = trained.runs / "bad"
     bad.mkdir()
     (bad / "run.json").write_bytes(BROKEN[name])
-    for words in (["runs"], ["disk"], [], ["explain"], ["runs", "--json"]):
+    for words in (["runs"], ["disk"], [], ["runs", "--json"]):
         done = trained.run(*words)
         assert done.returncode == 0, (words, done.stderr)
     listed = trained.run("runs")
@@ -201,8 +201,10 @@ def test_a_folder_that_may_not_be_read_never_affects_the_others() -> None:
 def ordinary_user() -> Iterator[Path]:
     """A state folder of somebody for whom permissions count: they do not for root."""
     folder = Path(tempfile.mkdtemp())
-    before = os.environ.get("FLATOUT_STATE")
-    os.environ["FLATOUT_STATE"] = str(folder)
+    names = ("FLATOUT_STATE", "FLATOUT_DATA", "FLATOUT_CACHE", "FLATOUT_ENVIRONMENTS", "HOME",
+             "XDG_DATA_HOME")  # fmt: skip
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, str(folder)))
     is_root = os.geteuid() == 0
     if is_root:
         os.chown(folder, 65534, 65534)
@@ -212,9 +214,10 @@ def ordinary_user() -> Iterator[Path]:
     finally:
         if is_root:
             os.seteuid(0)
-        os.environ.pop("FLATOUT_STATE")
-        if before is not None:
-            os.environ["FLATOUT_STATE"] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
         shutil.rmtree(folder)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from flatout.experiment_text import Parameter
 
 # Under this name a command keeps the parameters of the experiment that was named.
@@ -55,6 +56,8 @@ def settings(
     context: click.Context, option: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
     """`name=` of each parameter of the experiment that was named, `name=value` where they are few."""
+    from click.shell_completion import CompletionItem
+
     parameters: Sequence[Parameter] = context.meta.get(PARAMETERS, ())
     name, equals, _ = incomplete.partition("=")
     if equals:
@@ -80,6 +83,8 @@ def values_of(parameter: Parameter) -> list[str]:
 
 
 def _items(words: Sequence[str], incomplete: str) -> list[CompletionItem[str]]:
+    from click.shell_completion import CompletionItem
+
     return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 

@@ -21,7 +21,6 @@ from click.shell_completion import (
 
 from flatout.errors import FlatoutError, UsageError
 
-SHELLS = ("bash", "zsh", "fish", "powershell")
 # Set by a script that asks, with the shell in it.
 VARIABLE = "_FLATOUT_COMPLETE"
 

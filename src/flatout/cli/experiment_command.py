@@ -56,9 +56,9 @@ class ExperimentCommand(click.Command):
                 raise
             names = [name for option in self.get_params(context) for name in option.opts]
             raise UsageError(
-                "unknown-parameter",
-                f"{named.place} has no parameter `{error.option_name[2:]}`.",
-                because=f"`{error.option_name}` is no option of `{context.command_path}` either",
+                "wrong-usage",
+                f"`{error.option_name}` is neither an option of `{context.command_path}` nor a "
+                f"parameter of {named.place}.",
                 fix=nearest(error.option_name, [name for name in names if name[:2] == "--"]),
             ) from error
         given = [context.params.pop(option.name, None) for option in options if option.name]

@@ -177,6 +177,7 @@ def load(
     use: Mapping[str, Any] | None = None,
     parameters: Mapping[str, Value] | None = None,
     experiment: Experiment | None = None,
+    device: str | None = None,
 ) -> Predictor:
     """Builds a run's experiment again and gives its model the weights that the run has kept.
 
@@ -184,11 +185,13 @@ def load(
     of a run that still trains, the best so far.
 
     Args:
-        run: its id, the beginning of it, its folder, or `last`.
+        run: its id, the beginning of it, `last`, or its folder, written with a separator. The
+            experiment.py in that folder is run: give only a folder that you trust.
         use: recipe fields that are to be other than the run's, such as
             `{"device": "cpu", "precision": "bf16"}`.
         parameters: arguments of `experiment(...)` that are to be other than the run's.
         experiment: the experiment itself, where the run knows none: it was made in a notebook.
+        device: where to compute; a shorter way to write `use={"device": ...}`.
 
     Raises:
         UsageError: unknown-run, weights-not-found, weights-not-readable, weights-do-not-fit,
@@ -207,7 +210,8 @@ def load(
     if experiment is None:
         experiment = _rebuilt(folder, spec, parameters or {})
     step = int(metadata.get("step", 0))
-    fixed = {name: check_field(name, value) for name, value in (use or {}).items()}
+    given = {**(use or {}), **({} if device is None else {"device": device})}
+    fixed = {name: check_field(name, value) for name, value in given.items()}
     trained = _recipe_of(folder, step)
     recipe, findings = _recipe_here(trained, fixed)
     device = chosen_device(recipe.device.value)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
-from flatout.cli.completing import SHELLS, script
+SHELLS = ("bash", "zsh", "fish", "powershell")
 
 
 @click.command("completion")
-@click.argument("shell", required=False, type=click.Choice(SHELLS), metavar=f"[{'|'.join(SHELLS)}]")
-def command(shell: str | None) -> None:
+@click.argument("shell", type=click.Choice(SHELLS), metavar="|".join(SHELLS))
+def command(shell: str) -> None:
     """Print the script that lets a shell complete commands, options, experiments and runs.
 
     \b
@@ -19,7 +17,6 @@ def command(shell: str | None) -> None:
     zsh:   flatout completion zsh >~/.zfunc/_flatout
     fish:  flatout completion fish >~/.config/fish/completions/flatout.fish
     """
-    own = os.path.basename(os.environ.get("SHELL", ""))
-    if shell is None and own not in SHELLS:
-        raise click.UsageError(f"which shell? One of: {', '.join(SHELLS)}")
-    click.echo(script(shell or own), nl=False)
+    from flatout.cli import completing
+
+    click.echo(completing.script(shell), nl=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from flatout.cli import complete
@@ -74,6 +72,8 @@ def remove(runs: tuple[str, ...], is_failed: bool, yes: bool, is_json: bool) -> 
 
     Shows their folders and sizes, then asks. Of a link only the link is deleted.
     """
+    from pathlib import Path
+
     from flatout import flow, listing
     from flatout.cli import show, show_runs, wording
 
