@@ -278,7 +278,9 @@ def _comments(text: str, arguments: ast.arguments) -> dict[str, str]:
             found[argument.arg] = by_line[number][1]
             continue
         above: list[str] = []
-        while (number := number - 1) in by_line and not lines[number - 1][: by_line[number][0]].strip():
+        while (number := number - 1) in by_line and not lines[number - 1][
+            : by_line[number][0]
+        ].strip():
             above.insert(0, by_line[number][1])
         if above:
             found[argument.arg] = " ".join(above)

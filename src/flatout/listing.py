@@ -40,9 +40,7 @@ def _listed(run: Run | DamagedRun) -> ListedRun:
     changed = tuple(
         name for name, value in given.items() if name not in defaults or defaults[name] != value
     )
-    return ListedRun(
-        run=run, parameters=defaults | given, changed=changed, duration_s=duration_s
-    )
+    return ListedRun(run=run, parameters=defaults | given, changed=changed, duration_s=duration_s)
 
 
 def _defaults(run: Run) -> dict[str, Value]:
@@ -106,9 +104,7 @@ def find_removals(texts: Sequence[str]) -> list[Removal]:
 
 def failed_runs() -> list[Removal]:
     """Every run that has failed, with its size."""
-    return [
-        _removal(RunFolder(Path(run.folder))) for run in list_runs() if run.status == "failed"
-    ]
+    return [_removal(RunFolder(Path(run.folder))) for run in list_runs() if run.status == "failed"]
 
 
 def _removal(folder: RunFolder) -> Removal:
@@ -117,9 +113,7 @@ def _removal(folder: RunFolder) -> Removal:
 
     target = os.path.realpath(folder.path) if runs.is_link(folder.path) else None
     num_bytes = usage.size_of(folder.path, set())
-    return Removal(
-        id=folder.path.name, folder=str(folder.path), num_bytes=num_bytes, target=target
-    )
+    return Removal(id=folder.path.name, folder=str(folder.path), num_bytes=num_bytes, target=target)
 
 
 def compare(texts: Sequence[str]) -> Comparison:

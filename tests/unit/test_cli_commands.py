@@ -61,8 +61,13 @@ def test_every_command_prints_json() -> None:
         if not any("--json" in parameter.opts for parameter in one.params)
     ]
     # These print nothing of their own that a program could want.
-    silent = ("flatout", "flatout cluster", "flatout cluster logs", "flatout data",
-              "flatout completion")
+    silent = (
+        "flatout",
+        "flatout cluster",
+        "flatout cluster logs",
+        "flatout data",
+        "flatout completion",
+    )
     without = [words for words in without if words not in silent]
     assert without == []
 

@@ -55,7 +55,7 @@ def weights(
 def settings(
     context: click.Context, option: click.Parameter, incomplete: str
 ) -> list[CompletionItem[str]]:
-    """`name=` of each parameter of the experiment that was named, `name=value` where they are few."""
+    """`name=` of each parameter of the experiment; behind it its values, where they are few."""
     from click.shell_completion import CompletionItem
 
     parameters: Sequence[Parameter] = context.meta.get(PARAMETERS, ())

@@ -31,7 +31,9 @@ _BASH = """\
     COMPREPLY=()
     while IFS= read -r line; do
         COMPREPLY+=("$line")
-    done < <(COMP_WORDS="${COMP_LINE:0:$COMP_POINT}" %(complete_var)s=bash_complete "$1" 2>/dev/null)
+    done < <(
+        COMP_WORDS="${COMP_LINE:0:$COMP_POINT}" %(complete_var)s=bash_complete "$1" 2>/dev/null
+    )
     # More is to be written behind a parameter's name and a folder's.
     if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[=/] ]]; then
         compopt -o nospace 2>/dev/null

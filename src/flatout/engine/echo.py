@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -124,9 +125,7 @@ def _bar() -> Callable[[str, float | None], None]:
 
     def draw(text: str, share: float | None) -> None:
         nonlocal handle
-        # Imported only where it is there.
-        from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
-
+        display = importlib.import_module("IPython.display").display
         value = "" if share is None else f' value="{share:.4f}"'
         bar = f'<progress max="1"{value} style="width: 16em; vertical-align: middle"></progress>'
         shown = {

@@ -214,10 +214,10 @@ def load(
     fixed = {name: check_field(name, value) for name, value in given.items()}
     trained = _recipe_of(folder, step)
     recipe, findings = _recipe_here(trained, fixed)
-    device = chosen_device(recipe.device.value)
-    with randomness.untouched_generators(device):
+    place = chosen_device(recipe.device.value)
+    with randomness.untouched_generators(place):
         randomness.seed_generators(randomness.mixed_seed(spec.seed, "model"))
-        model = experiment.model().to(device)
+        model = experiment.model().to(place)
     if recipe.memory_format.value == "channels_last":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     load_weights(model, tensors, folder.weights)
@@ -225,11 +225,11 @@ def load(
         model=model.eval(),
         experiment=experiment,
         recipe=recipe,
-        device=device,
+        device=place,
         step=step,
         recorded=_recorded(folder, step),
         findings=tuple(findings),
-        differences=tuple(_differences(folder, trained, recipe, device)),
+        differences=tuple(_differences(folder, trained, recipe, place)),
         seed=spec.seed,
     )
 

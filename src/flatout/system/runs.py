@@ -193,7 +193,9 @@ def find_run(text: str, parent: Path | None = None) -> RunFolder:
     if len(matching) == 1:
         return RunFolder(matching[0])
     names = [path.name for path in matching or paths]
-    is_folder = not matching and "\0" not in text and os.path.lexists(os.path.join(text, "run.json"))
+    is_folder = (
+        not matching and "\0" not in text and os.path.lexists(os.path.join(text, "run.json"))
+    )
     raise UsageError(
         "unknown-run",
         f"there is no run `{text}`." if not matching else f"`{text}` is the beginning of several.",

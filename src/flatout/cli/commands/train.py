@@ -41,7 +41,12 @@ if TYPE_CHECKING:
     help="Epochs in all, instead of its own number.",
 )
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Of weights and order.")
-@click.option("--init", metavar="WEIGHTS", shell_complete=complete.weights, help="Begin with a safetensors file or a run's weights.")
+@click.option(
+    "--init",
+    metavar="WEIGHTS",
+    shell_complete=complete.weights,
+    help="Begin with a safetensors file or a run's weights.",
+)
 @click.option("--name", "run_id", metavar="ID", help="Name of the run, else NAME-0001 and so on.")
 @click.option(
     "--resume", metavar="RUN", shell_complete=complete.runs,
