@@ -49,17 +49,18 @@ class _Bash(BashComplete):
     """bash ends a word at `=` and `:`, and replaces only what stands behind the last of them."""
 
     source_template = _BASH
-    _replaced_from = 0
+    _kept = ""
 
     def get_completion_args(self) -> tuple[list[str], str]:
         line = os.environ.get("COMP_WORDS", "")
         words = split_arg_string(line)
         incomplete = "" if not words or line[-1:].isspace() else words.pop()
-        self._replaced_from = max(incomplete.rfind("="), incomplete.rfind(":")) + 1
+        self._kept = incomplete[: max(incomplete.rfind("="), incomplete.rfind(":")) + 1]
         return words[1:], incomplete
 
     def format_completion(self, item: CompletionItem[Any]) -> str:
-        value = str(item.value)[self._replaced_from :]
+        # Behind `--size=` click offers the value alone; behind `-s size=` we offer all of it.
+        value = str(item.value).removeprefix(self._kept)
         return shlex.quote(value) if any(sign in value for sign in " '\"$&;()") else value
 
 
