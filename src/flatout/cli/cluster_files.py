@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import click
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 JSON = click.option("--json", "is_json", is_flag=True, help="One JSON document on stdout.")
 IN = click.option(
     "--in", "folder", metavar="DIR", help="The cluster's folder; else this one, or `cluster` in it."
 )
+_PLACE = click.argument("place", required=False, metavar="[DIR]")
+
+
+def names_folder(command: Command) -> Command:
+    """Takes the cluster's folder as its argument, and as `--in` like the commands with others."""
+
+    @functools.wraps(command)
+    def named(*arguments: Any, place: str | None, folder: str | None, **options: Any) -> Any:
+        if place is not None and folder is not None:
+            raise click.UsageError(f"the folder is given twice: {place} and --in {folder}")
+        return command(*arguments, folder=place or folder, **options)
+
+    return cast(Command, _PLACE(IN(named)))
 
 
 @click.command("init")
-@click.argument("folder", required=False, default="cluster", metavar="[DIR]")
+@names_folder
 @click.option(
     "--engine", type=click.Choice(["ray", "dask", "torchrun"]), default="ray", show_default=True,
     help="What places the work.",
@@ -32,18 +48,18 @@ IN = click.option(
 )
 @click.option("--force", is_flag=True, help="Overwrite files that were edited.")
 @JSON
-def init(folder: str, force: bool, is_json: bool, **options: Any) -> None:
+def init(folder: str | None, force: bool, is_json: bool, **options: Any) -> None:
     """Write the files of a cluster into DIR, to be read and edited."""
     from flatout.cli import show, show_cluster
     from flatout.clustering import files
     from flatout.nouns.cluster import ClusterRequest
 
-    written = files.init(ClusterRequest(**options), folder, is_forced=force)
+    written = files.init(ClusterRequest(**options), folder or "cluster", is_forced=force)
     (show.print_json if is_json else show_cluster.print_written)(written)
 
 
 @click.command("check")
-@IN
+@names_folder
 @JSON
 def check(folder: str | None, is_json: bool) -> int:
     """See whether the files are right and this machine can give what they ask for."""

@@ -48,7 +48,7 @@ def _watch(text: str, *, is_quiet: bool) -> bool:
 
     with flow.interrupts() as interrupts, Display(is_quiet=is_quiet) as display:
         run = flow.read(text)
-        display.open(run, run.header.machine)
+        display.open(run, run.header.machine, is_replayed=True)
         for lines in flow.watch(text):
             display.take(lines)
             if interrupts.count:
