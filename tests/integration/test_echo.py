@@ -76,8 +76,9 @@ def test_length_and_device_of_a_training() -> None:
     longer = flatout.train(described, resume=by_steps.run.id, epochs=2, is_quiet=True)
     assert longer.run.step == 20
     assert flatout.load(longer.run.id, experiment=described, device="cpu").step == 20
-    for wrong in ({"epochs": 1, "steps": 1}, {"epochs": 0}, {"device": "cpu", "use": {"device": "cuda"}},
-                  {"steps": 3, "resume": longer.run.id}):  # fmt: skip
+    twice = {"device": "cpu", "use": {"device": "cuda"}}
+    again = {"steps": 3, "resume": longer.run.id}
+    for wrong in ({"epochs": 1, "steps": 1}, {"epochs": 0}, twice, again):
         with pytest.raises(flatout.errors.UsageError):
             flatout.train(described, is_quiet=True, **wrong)
 

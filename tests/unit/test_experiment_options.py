@@ -92,8 +92,12 @@ def test_help_of_evaluate_lists_those_of_the_run(trained: Any) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--lr", "0.1", "--mode", "warn"], ["--lr=0.1", "--mode=warn"], ["-s", "lr=0.1", "--mode", "warn"]],
-)  # fmt: skip
+    [
+        ["--lr", "0.1", "--mode", "warn"],
+        ["--lr=0.1", "--mode=warn"],
+        ["-s", "lr=0.1", "--mode", "warn"],
+    ],
+)
 def test_parameters_are_options(cli: Any, words: list[str]) -> None:
     file, *rest = cli.train()[1:]
     for line in (["train", file, *words, *rest], ["train", *words, *rest, file]):
