@@ -8,7 +8,12 @@ gives three parameters; `-s lr=3e-4` is then checked and converted before anythi
 from __future__ import annotations
 
 import ast
+import io
 import math
+import re
+import textwrap
+import tokenize
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,6 +51,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
         is something else, which cannot be set from the command line.
     choices: the values of a Literal, which are then the only ones (and None, where in kinds).
     annotation, default: as written; default is None for an argument that must be given.
+    doc: what the function's docstring says of it, else a comment on its line or above it.
     """
 
     name: str
@@ -53,6 +59,28 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     choices: tuple[Value, ...] = ()
     annotation: str | None = None
     default: str | None = None
+    doc: str | None = None
+
+    @property
+    def is_settable(self) -> bool:
+        """Whether a text can become its value."""
+        return bool(self.kinds or self.choices)
+
+    @property
+    def is_flag(self) -> bool:
+        """Whether it is true or false, and nothing else."""
+        return self.kinds == ("bool",) and not self.choices
+
+    @property
+    def default_value(self) -> Value:
+        """Its default, where that is a plain value; else the text as it is written."""
+        if self.default is None:
+            return None
+        try:
+            value = ast.literal_eval(self.default)
+        except (ValueError, SyntaxError):
+            return self.default
+        return value if isinstance(value, bool | int | float | str | None) else self.default
 
     @property
     def expected(self) -> str:
@@ -84,11 +112,12 @@ def parse_parameters(text: str, file: str) -> tuple[Parameter, ...]:
             fix="add `def experiment(lr: float = 1e-3) -> flatout.Experiment:` at its top level",
         )
     arguments = found[-1].args
+    docs = _comments(text, arguments) | _docstring_args(ast.get_docstring(found[-1]) or "")
     positional = [*arguments.posonlyargs, *arguments.args]
     missing: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
     defaults = [*missing, *arguments.defaults, *arguments.kw_defaults]
     return tuple(
-        _parameter(argument, default)
+        _parameter(argument, default, docs.get(argument.arg))
         for argument, default in zip([*positional, *arguments.kwonlyargs], defaults, strict=True)
     )
 
@@ -205,7 +234,64 @@ _CONVERTERS: dict[str, Callable[[str], Value]] = {
 }
 
 
-def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
+def _docstring_args(text: str) -> dict[str, str]:
+    """What the section `Args:` of a docstring says of each argument (Google's form)."""
+    section = re.search(r"^(?:Args|Arguments|Parameters):[ ]*\n((?:[ \t]+.*\n?|\n)+)", text, re.M)
+    if section is None:
+        return {}
+    found: dict[str, list[str]] = {}
+    lines = [line for line in textwrap.dedent(section[1]).splitlines() if line.strip()]
+    for line in lines:
+        entry = re.match(r"(\*{0,2}\w+(?:, *\w+)*)\s*(?:\([^)]*\))?:\s*(.*)", line)
+        if entry:
+            words = found.setdefault(entry[1].lstrip("*"), [])
+            words.append(entry[2].strip())
+        elif found:
+            words.append(line.strip())
+    # One line may be about several: `width, depth: of the model.`
+    return {
+        name.strip(): doc
+        for names, parts in found.items()
+        if (doc := " ".join(filter(None, parts)))
+        for name in names.split(",")
+    }
+
+
+def _comments(text: str, arguments: ast.arguments) -> dict[str, str]:
+    """The comment on each argument's line, else those on the lines right above it."""
+    lines = text.splitlines()
+    by_line: dict[int, tuple[int, str]] = {}
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.COMMENT:
+                by_line[token.start[0]] = (token.start[1], token.string.lstrip("#: ").strip())
+    except (tokenize.TokenError, SyntaxError):
+        return {}
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    on_line = Counter(argument.lineno for argument in every)
+    found: dict[str, str] = {}
+    for argument in every:
+        number = argument.lineno
+        if on_line[number] > 1:
+            continue
+        if number in by_line:
+            found[argument.arg] = by_line[number][1]
+            continue
+        above: list[str] = []
+        while (number := number - 1) in by_line and not lines[number - 1][
+            : by_line[number][0]
+        ].strip():
+            above.insert(0, by_line[number][1])
+        if above:
+            found[argument.arg] = " ".join(above)
+    return {name: doc for name, doc in found.items() if doc and not _is_for_tools(doc)}
+
+
+def _is_for_tools(comment: str) -> bool:
+    return comment.startswith(("noqa", "type:", "fmt:", "pylint:", "pyright:", "mypy:", "ruff:"))
+
+
+def _parameter(argument: ast.arg, default: ast.expr | None, doc: str | None) -> Parameter:
     names: set[str] = set()
     choices: list[Value] = []
     if argument.annotation is not None:
@@ -218,6 +304,7 @@ def _parameter(argument: ast.arg, default: ast.expr | None) -> Parameter:
         choices=tuple(choices) if is_known else (),
         annotation=ast.unparse(argument.annotation) if argument.annotation else None,
         default=ast.unparse(default) if default is not None else None,
+        doc=doc,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,6 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.nouns.comparison import Comparison, compare_runs
 from flatout.nouns.data_state import DataState
 from flatout.nouns.lines import Line
 from flatout.nouns.machine import Machine
@@ -180,6 +179,12 @@ def find(text: str) -> Path:
     return runs.find_run(text).path
 
 
+def folder_elsewhere(text: str) -> Path | None:
+    """The folder of a run that is not among the person's own; None for one that is."""
+    folder = runs.find_run(text)
+    return None if runs.is_own(folder) else folder.path
+
+
 def read(text: str) -> Run:
     """Everything that is known about a run, but its metrics by step."""
     return runs.read_run(runs.find_run(text))
@@ -188,17 +193,6 @@ def read(text: str) -> Run:
 def remove(folder: Path) -> None:
     """Deletes a run for good."""
     runs.remove_run(RunFolder(folder))
-
-
-def compare(texts: Sequence[str]) -> Comparison:
-    """Runs side by side.
-
-    Raises:
-        UsageError: too-few-runs, unknown-run.
-    """
-    if len(texts) < 2:
-        raise UsageError("too-few-runs", "name two runs or more.", fix="see them: flatout runs")
-    return compare_runs([read(text) for text in texts])
 
 
 def export_tensorboard(text: str, folder: str, *, is_following: bool) -> Path:

@@ -62,11 +62,10 @@ def change_parameters(folder: RunFolder, settings: Sequence[str]) -> dict[str, V
 
 def ask(request: InferenceRequest, question: Question) -> Generator[AnyAnswer]:
     """Asks the engine in the run's environment; what it prints when it fails is kept in a file."""
-    request = made_environments.with_interpreter(request)
     folder = RunFolder(Path(question.folder))
+    runs.require_trust(folder, is_trusted=request.is_trusted)
+    request = made_environments.with_interpreter(request)
     header = store.read_json(folder.header, RunHeader)
-    if not request.python:
-        environments.require_own(header.python, folder.path)
     python = environments.find_interpreter(request.python or header.python)
     version = environments.check_interpreter(python, __version__)
     torch_needed.require_torch(flow.probe(python), version)

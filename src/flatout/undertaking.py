@@ -81,9 +81,11 @@ def reopen(request: TrainRequest, interrupts: Interrupts) -> RunFolder:
     """The run that a request goes on with, once nobody else trains in it.
 
     Raises:
-        UsageError: unknown-run, run-in-use, run-is-finished, experiment-file-not-found.
+        UsageError: unknown-run, run-from-elsewhere, run-in-use, run-is-finished,
+            experiment-file-not-found.
     """
     folder = runs.find_run(request.resume or "")
+    runs.require_trust(folder, is_trusted=request.is_trusted)
     if folder.stop.exists():
         tail.wait_until_free(folder, STOP_LIMIT_S, interrupts)
     tail.refuse_if_taken(folder)
@@ -101,8 +103,6 @@ def reopen(request: TrainRequest, interrupts: Interrupts) -> RunFolder:
 def choose_interpreter(request: TrainRequest, asked: Undertaking) -> str:
     """The interpreter that trains: the one asked for, the run's own, or this one."""
     own = asked.header.python if asked.header else None
-    if own is not None and asked.old is not None and not request.python:
-        environments.require_own(own, asked.old.path)
     return environments.find_interpreter(request.python or own)
 
 
@@ -117,9 +117,13 @@ def run_for(asked: Undertaking, machine: Machine, interrupts: Interrupts) -> Ite
     """
     interrupts.give_way()
     folder = asked.old or prepare(asked.spec, machine, asked.run_id)
+    # Until the worker, which loads torch first, holds the run's lock. Where another command line
+    # holds this already, the run is as safe.
+    folder.attended.acquire()
     try:
         yield folder
     except FlatoutError:
+        folder.attended.release()
         if asked.old is None:
             runs.remove_run(folder)
         raise

@@ -125,18 +125,6 @@ def test_check_interpreter_when_it_holds_another_flatout(cli: Any) -> None:
     assert caught.value.fix == f'{cli.python} -m pip install "{Path(__file__).parents[2]}"'
 
 
-def test_require_own_when_a_run_is_somebody_elses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
-    environments.require_own("/any/python", tmp_path / "state" / "runs" / "mine-0001")
-    environments.require_own(sys.executable, tmp_path / "stick" / "mine-0001")
-    with pytest.raises(UsageError) as caught:
-        environments.require_own("/any/python", tmp_path / "stick" / "mine-0001")
-    assert caught.value.rule == "run-from-elsewhere"
-    assert '--python "/any/python"' in caught.value.fix
-
-
 @NOT_ON_WINDOWS
 def test_own_command_when_the_shell_does_not_find_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -61,7 +61,13 @@ def test_every_command_prints_json() -> None:
         if not any("--json" in parameter.opts for parameter in one.params)
     ]
     # These print nothing of their own that a program could want.
-    silent = ("flatout", "flatout cluster", "flatout cluster logs", "flatout data")
+    silent = (
+        "flatout",
+        "flatout cluster",
+        "flatout cluster logs",
+        "flatout data",
+        "flatout completion",
+    )
     without = [words for words in without if words not in silent]
     assert without == []
 
@@ -179,10 +185,10 @@ def test_runs_when_one_is_damaged(trained: Any) -> None:
     listed = trained.run("runs")
     assert listed.returncode == 0
     assert re.search(r"mine-0001 +mine +finished", listed.stdout)
-    assert re.search(r"bad +damaged", listed.stdout)
+    assert re.search(r"bad +unreadable", listed.stdout)
     assert "remove it: flatout runs rm bad" in listed.stderr
     document = json.loads(trained.run("runs", "--json").stdout)
-    assert [run["status"] for run in document] == ["finished", "damaged"]
+    assert [run["status"] for run in document] == ["finished", "unreadable"]
     # Neither stands in the way of the next step, nor of being removed.
     assert "see: damaged-file" in trained.run("show", "bad").stderr
     assert trained.run().returncode == 0

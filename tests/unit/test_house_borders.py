@@ -22,12 +22,13 @@ RICH_USERS = {
     for name in (
         "control_characters", "live", "show", "show_cluster", "show_doctor", "show_environments",
         "show_fix",
-        "show_groundwork", "show_repair", "show_results",
+        "show_groundwork", "show_repair", "show_results", "show_runs",
         "show_setup", "show_tune", "show_upkeep", "tables",
     )
 }  # fmt: skip
 
 # "file: what it uses" -> why it may touch the world although it is not in system/.
+_COMPLETION = "a shell asks for completions by variables, and waits: nothing else may be loaded"
 _TENSOR_FILES = "tensor files are made by safetensors, which needs torch, so not in system/"
 _OWN_DATA = "reads its data as a person's own file would"
 _RANKS = "variables say which rank a process is, as torchrun has it"
@@ -51,6 +52,8 @@ WORLD_EXCEPTIONS: dict[str, str] = {
     "flatout/engine/data/texts.py: open": "reads a person's own data, piece by piece",
     "flatout/engine/loading.py: read_bytes": "compares the experiment's file with its checksum",
     "flatout/engine/tensor_file.py: open": _TENSOR_FILES,
+    "flatout/cli/main.py: os.environ": _COMPLETION,
+    "flatout/cli/completing.py: os.environ": _COMPLETION,
     "flatout/experiments/_pictures.py: read_bytes": _OWN_DATA,
     "flatout/experiments/_prompts.py: read_text": _OWN_DATA,
     "flatout/experiments/bert_large.py: read_bytes": _OWN_DATA,

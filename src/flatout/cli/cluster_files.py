@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import click
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 JSON = click.option("--json", "is_json", is_flag=True, help="Print one JSON document on stdout.")
 IN = click.option(
     "--in",
@@ -13,10 +16,23 @@ IN = click.option(
     metavar="DIR",
     help="Folder of the cluster; by default this one, or `cluster` in it.",
 )
+_PLACE = click.argument("place", required=False, metavar="[DIR]")
+
+
+def names_folder(command: Command) -> Command:
+    """Takes the cluster's folder as its argument, and as `--in` like the commands with others."""
+
+    @functools.wraps(command)
+    def named(*arguments: Any, place: str | None, folder: str | None, **options: Any) -> Any:
+        if place is not None and folder is not None:
+            raise click.UsageError(f"the folder is given twice: {place} and --in {folder}")
+        return command(*arguments, folder=place or folder, **options)
+
+    return cast(Command, _PLACE(IN(named)))
 
 
 @click.command("init")
-@click.argument("folder", required=False, default="cluster", metavar="[DIR]")
+@names_folder
 @click.option(
     "--engine", type=click.Choice(["ray", "dask", "torchrun"]), default="ray", show_default=True,
     help="Engine that schedules the work.",
@@ -35,18 +51,18 @@ IN = click.option(
 )
 @click.option("--force", is_flag=True, help="Overwrite edited files.")
 @JSON
-def init(folder: str, force: bool, is_json: bool, **options: Any) -> None:
+def init(folder: str | None, force: bool, is_json: bool, **options: Any) -> None:
     """Write the files of a cluster into DIR, for you to read and edit."""
     from flatout.cli import show, show_cluster
     from flatout.clustering import files
     from flatout.nouns.cluster import ClusterRequest
 
-    written = files.init(ClusterRequest(**options), folder, is_forced=force)
+    written = files.init(ClusterRequest(**options), folder or "cluster", is_forced=force)
     (show.print_json if is_json else show_cluster.print_written)(written)
 
 
 @click.command("check")
-@IN
+@names_folder
 @JSON
 def check(folder: str | None, is_json: bool) -> int:
     """Check the files of a cluster, and whether this machine can run it."""

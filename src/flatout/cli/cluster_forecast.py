@@ -6,11 +6,14 @@ from typing import Any
 
 import click
 
+from flatout.cli import complete
 from flatout.cli.options import json_document
 
 
 @click.command("predict")
-@click.argument("run", required=False, metavar="[RUN|EXPERIMENT]")
+@click.argument(
+    "run", required=False, metavar="[RUN|EXPERIMENT]", shell_complete=complete.runs_or_experiments
+)
 @click.option(
     "--workers", default="2,4,8", show_default=True, metavar="N,N,...", help="Number of workers."
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from flatout.cli.cluster_files import IN, JSON
+from flatout.cli.cluster_files import IN, JSON, names_folder
 
 if TYPE_CHECKING:
     from flatout.nouns.cluster import ClusterState
@@ -19,7 +19,7 @@ _LIMIT = click.option(
 
 @click.command("up")
 @_LIMIT
-@IN
+@names_folder
 @JSON
 def up(limit_s: float, folder: str | None, is_json: bool) -> int:
     """Build the image, start the containers, and wait until all are healthy."""
@@ -40,7 +40,7 @@ def up(limit_s: float, folder: str | None, is_json: bool) -> int:
 
 
 @click.command("status")
-@IN
+@names_folder
 @JSON
 def status(folder: str | None, is_json: bool) -> int:
     """Show nodes, their limits, versions, and addresses to open."""
@@ -65,7 +65,7 @@ def logs(services: tuple[str, ...], follow: bool, tail: int, folder: str | None)
 @click.command("scale")
 @click.argument("num_workers", type=click.IntRange(0, 512), metavar="N")
 @_LIMIT
-@IN
+@names_folder
 @JSON
 def scale(num_workers: int, limit_s: float, folder: str | None, is_json: bool) -> int:
     """Run N workers without a GPU; those with one stay as they are."""
@@ -86,7 +86,7 @@ def scale(num_workers: int, limit_s: float, folder: str | None, is_json: bool) -
 
 
 @click.command("stop")
-@IN
+@names_folder
 @JSON
 def stop(folder: str | None, is_json: bool) -> None:
     """Stop the containers; `up` starts them again."""
@@ -100,7 +100,7 @@ def stop(folder: str | None, is_json: bool) -> None:
 
 @click.command("down")
 @click.option("--volumes", is_flag=True, help="Also remove the cluster's Docker volumes.")
-@IN
+@names_folder
 @JSON
 def down(volumes: bool, folder: str | None, is_json: bool) -> None:
     """Remove the containers and their network; runs and data stay."""

@@ -44,6 +44,7 @@ class Display:
         self._console = show.make_console(is_error=is_quiet)
         self._state = TrainingState()
         self._last_plain_s = 0.0
+        self._recipe_text = ""
         is_alive = show.is_alive(self._console) and not is_still
         self._live = Live(console=self._console, auto_refresh=False) if is_alive else None
 
@@ -53,14 +54,18 @@ class Display:
     def __exit__(self, *exception: object) -> None:
         self._stop_moving()
 
-    def open(self, run: Run, machine: Machine | None) -> None:
-        """The first lines: which machine, which experiment, which run."""
+    def open(self, run: Run, machine: Machine | None, *, is_replayed: bool = False) -> None:
+        """The first lines: which machine, which experiment, which run.
+
+        is_replayed: all lines of the run follow, so its recipe comes among them.
+        """
         show.print_lines(self._console, [
             *show.machine_lines(machine),
             ("experiment", wording.experiment_text(run.header.spec)),
             ("run", f"{run.id}{wording.DOT}{wording.home_text(run.folder)}"),
-            *([("recipe", wording.recipe_text(run.recipe))] if run.recipe else []),
         ])  # fmt: skip
+        if run.recipe and not is_replayed:
+            self._print_recipe(wording.recipe_text(run.recipe))
 
     def take(self, lines: Iterable[Line]) -> None:
         """Shows new lines; called with none it only keeps the display alive."""
@@ -112,7 +117,7 @@ class Display:
         elif isinstance(line, RecipeSet) and line.adaptation is not None:
             show.print_lines(self._console, [wording.adaptation_line(line.adaptation)])
         elif isinstance(line, RecipeSet):
-            show.print_lines(self._console, [("recipe", wording.recipe_text(line.recipe))])
+            self._print_recipe(wording.recipe_text(line.recipe))
         elif isinstance(line, Started):
             show.print_lines(self._console, [("data", wording.data_text(line))])
             if line.num_ranks > 1:
@@ -122,6 +127,12 @@ class Display:
                 show.print_lines(self._console, [("resumed", f"from step {line.step:,}")])
         elif isinstance(line, Warned):
             show.print_finding(line.finding, self._console)
+
+    def _print_recipe(self, text: str) -> None:
+        # A resume sets it once more.
+        if text != self._recipe_text:
+            show.print_lines(self._console, [("recipe", text)])
+        self._recipe_text = text
 
     def _picture(self) -> Group:
         state = self._state

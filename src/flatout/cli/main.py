@@ -34,6 +34,7 @@ COMMANDS = (
     ("launch", "Train", "Start your own script on several nodes."),
     ("ingest", "Train", "Turn images, tables or texts into shards to train on."),
     ("compat", "Make", "Show or update the tables that `setup` chooses from."),
+    ("completion", "Keep", "Print the script that lets a shell complete experiments and runs."),
     ("disk", "Keep", "Show what flatout keeps on this disk, and delete it."),
     ("self", "Keep", "Update or remove flatout."),
 )
@@ -57,7 +58,9 @@ class Commands(click.Group):
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Loads the command that was named; a mistyped name gets the nearest."""
-        if arguments and arguments[0] not in self.list_commands(context):
+        is_known = not arguments or arguments[0] in self.list_commands(context)
+        # While a shell completes a line, what is wrong in it is not told.
+        if not is_known and not context.resilient_parsing:
             raise UsageError(
                 "unknown-command",
                 f"flatout has no command `{arguments[0]}`.",
@@ -97,6 +100,11 @@ def run(arguments: Sequence[str]) -> int:
         if hasattr(stream, "reconfigure"):
             # A redirected stream under Windows may not know every sign that is printed.
             stream.reconfigure(errors="replace")
+    asked = os.environ.get("_FLATOUT_COMPLETE")
+    if asked is not None:
+        from flatout.cli import completing
+
+        return completing.answer(main, asked)
     try:
         _check_unicode(arguments)
         code = main.main(list(arguments), prog_name="flatout", standalone_mode=False)

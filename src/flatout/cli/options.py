@@ -12,6 +12,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 json_document = click.option(
     "--json", "is_json", is_flag=True, help="Print one JSON document on stdout."
 )  # fmt: skip
+trusts_run = click.option(
+    "--trust", "is_trusted", is_flag=True,
+    help="Run the code of a run's folder that is not among your runs.",
+)  # fmt: skip
 _ASKING = (
     click.option(
         "--batch-size", type=click.IntRange(1), metavar="N", help="Number of samples per batch.",
@@ -30,6 +34,7 @@ _ASKING = (
     click.option(
         "--env", metavar="NAME", help="Environment made by `flatout setup` to compute in."
     ),
+    trusts_run,
     json_document,
 )  # fmt: skip
 

@@ -17,20 +17,19 @@ from rich.text import Text
 from flatout.cli import show_results, wording
 from flatout.cli.control_characters import VisibleConsole, visible
 from flatout.cli.tables import metrics_table, plain_table, recipe_table, split_table
-from flatout.nouns.comparison import Comparison
 from flatout.nouns.data_state import DataState
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import EpochEnded, Metric
 from flatout.nouns.machine import Machine
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.results import Results
-from flatout.nouns.run import DamagedRun, Run
+from flatout.nouns.run import Run
 from flatout.nouns.sketch import Sketch
 from flatout.nouns.units import bytes_text
 
 _STATUS_STYLES = {
     "finished": "green", "running": "green", "stopped": "yellow", "interrupted": "yellow",
-    "new": "yellow", "failed": "red", "damaged": "red",
+    "new": "yellow", "failed": "red", "unreadable": "red",
 }  # fmt: skip
 _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 # Wide enough that no table is broken in two for whoever reads a pipe.
@@ -80,9 +79,14 @@ def print_long_json(head: dict[str, Any], name: str, values: Iterable[Any]) -> N
 def print_note(text: str) -> None:
     """A message for people, beside the output."""
     console = make_console(is_error=True)
-    for line in text.splitlines():
+    for line in _typeable(text).splitlines():
         for part in _wrapped(line, _room(console, 0)):
             console.print(part, soft_wrap=True)
+
+
+def status_text(status: str) -> Text:
+    """How a run stands, in its colour."""
+    return Text(status, _STATUS_STYLES[status])
 
 
 def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
@@ -137,32 +141,6 @@ def print_written(file: str, sketch: Sketch, next_command: str) -> None:
     of = f"from {sketch.data} in {sketch.path}" if sketch.path else "from synthetic data"
     print_lines(console, [("wrote", file), ("learns", f"{sketch.task}, {of}")])
     console.print(f"\n    {_typeable(next_command)}\n", style="bold", soft_wrap=True)
-
-
-def print_runs(runs: Sequence[Run | DamagedRun]) -> None:
-    """A line for each run, the newest last."""
-    if not runs:
-        print_note("no runs yet. Make one: flatout train digits")
-        return
-    table = plain_table("run", "experiment", "status", "epochs", "best", "made")
-    for run in runs:
-        if isinstance(run, DamagedRun):
-            table.add_row(run.id, "", Text(run.status, _STATUS_STYLES[run.status]), "", "", "")
-            continue
-        best = run.best_validation or (run.validations[-1] if run.validations else None)
-        table.add_row(
-            run.id,
-            run.header.spec.name,
-            Text(run.status, _STATUS_STYLES[run.status]),
-            wording.epochs_text(run),
-            wording.headline(best.metrics).removeprefix("validation ") if best else "",
-            wording.time_text(run.header.created_at),
-        )
-    make_console().print(table)
-    for run in runs:
-        if isinstance(run, DamagedRun):
-            remove = _typeable(f"flatout runs rm {run.id}")
-            print_note(f"{run.id}: {run.because}\n  remove it: {remove}")
 
 
 def print_run(
@@ -255,18 +233,6 @@ def machine_lines(machine: Machine | None) -> list[tuple[str, str]]:
     return [("machine", wording.machine_text(machine))] if machine else []
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Runs side by side."""
-    table = plain_table("", *comparison.runs)
-    for section in dict.fromkeys(row.section for row in comparison.rows):
-        table.add_row(Text(section, "bold"))
-        for row in comparison.rows:
-            if row.section == section:
-                cells = [wording.value_text(row.name, value) for value in row.values]
-                table.add_row(f"  {wording.plain_name(row.name)}", *cells)
-    make_console().print(table)
-
-
 def print_rows(lines: Iterable[str]) -> None:
     """Lines of results; as they are, but on a terminal."""
     is_shown = sys.stdout.isatty()
@@ -303,6 +269,15 @@ def ask(question: str) -> bool:
     return make_console(is_error=True).input(
         f"{question} [y/N] ", markup=False
     ).strip().lower() in ("y", "yes")
+
+
+def asked_to_trust(folder: Path) -> bool:
+    """Whether a person at the terminal lets the code in a run's folder run."""
+    if not sys.stdin.isatty():
+        return False
+    print_note(f"{folder} is not among your runs. Going on runs its experiment.py,\n"
+               "with the interpreter that its run.json names.")  # fmt: skip
+    return ask("Run code from this folder?")
 
 
 def _typeable(text: str) -> str:

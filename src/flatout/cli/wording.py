@@ -10,6 +10,7 @@ from typing import Any
 from flatout.nouns.adaptation import Adaptation
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Started, Tuned
+from flatout.nouns.listed_run import Removal
 from flatout.nouns.machine import Machine
 from flatout.nouns.made_environment import Proof
 from flatout.nouns.recipe import Recipe
@@ -95,6 +96,34 @@ def headline(metrics: Mapping[str, float | None]) -> str:
     return metrics_text(metrics).partition(DOT)[0]
 
 
+def listed_metric(metrics: Mapping[str, float | None]) -> str:
+    """The metric that says most, in a column."""
+    return headline(metrics).removeprefix("validation ") if metrics else ""
+
+
+def removal_question(removals: Sequence[Removal]) -> str:
+    """What is asked before runs are deleted."""
+    if len(removals) == 1:
+        (one,) = removals
+        return f"Delete {'the link ' if one.target else ''}{one.folder} for good?"
+    size = bytes_text(sum(one.num_bytes for one in removals))
+    return f"Delete these {len(removals)} runs ({size}) for good?"
+
+
+def removed_text(one: Removal) -> str:
+    """What was deleted of a run."""
+    if one.target:
+        return f"the link {one.folder}; the run itself is kept in {one.target}"
+    return f"{one.id} ({bytes_text(one.num_bytes)})"
+
+
+def init_text(path: str) -> str:
+    """Weights that a run began with: the run that they are of, else their file."""
+    file = Path(path)
+    is_run = file.name == "weights.safetensors" and file.parent.parent.name == "runs"
+    return file.parent.name if is_run else near_text(path)
+
+
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
     """The metrics of a validation on one line, losses last."""
     names = sorted(metrics, key=lambda name: name.endswith("loss"))
@@ -135,7 +164,7 @@ def experiment_text(spec: ExperimentSpec) -> str:
     parts += [f"{name}={value}" for name, value in spec.parameters.items()]
     parts.append(f"seed {spec.seed}")
     if spec.init:
-        parts.append(f"from {home_text(spec.init)}")
+        parts.append(f"from {init_text(spec.init)}")
     return DOT.join(parts)
 
 
@@ -373,6 +402,12 @@ def value_text(name: str, value: Any) -> str:
     """A value with the unit that its name tells."""
     if value is None:
         return "-"
+    if name == "init":
+        return init_text(value)
+    if name == "file":
+        return near_text(value)
+    if name == "epochs":
+        return f"{value:.2f}".rstrip("0").rstrip(".")
     if name.endswith("_bytes"):
         return bytes_text(value)
     if name == "samples_per_s":

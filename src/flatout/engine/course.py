@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 import psutil
@@ -15,6 +15,7 @@ from flatout.engine import randomness
 from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.contestants import Subject
 from flatout.engine.defaults import changed_recipe, check_recipe, shared_workers, threads
+from flatout.engine.echo import Echo
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device
 from flatout.engine.history import History, read_history
@@ -69,7 +70,7 @@ class Task:
     spec: ExperimentSpec
     change: Change
     request: StopRequest
-    echo: TextIO | None = None
+    echo: Echo | None = None
     is_alone: bool = False
     ranks: Ranks = ALONE
 

@@ -178,6 +178,7 @@ def load(
     use: Mapping[str, Any] | None = None,
     parameters: Mapping[str, Value] | None = None,
     experiment: Experiment | None = None,
+    device: str | None = None,
 ) -> Predictor:
     """Builds a run's experiment again and gives its model the weights that the run has kept.
 
@@ -185,11 +186,13 @@ def load(
     of a run that still trains, the best so far.
 
     Args:
-        run: its id, the beginning of it, its folder, or `last`.
+        run: its id, the beginning of it, `last`, or its folder, written with a separator. The
+            experiment.py in that folder is run: give only a folder that you trust.
         use: recipe fields that are to be other than the run's, such as
             `{"device": "cpu", "precision": "bf16"}`.
         parameters: arguments of `experiment(...)` that are to be other than the run's.
         experiment: the experiment itself, where the run knows none: it was made in a notebook.
+        device: where to compute; a shorter way to write `use={"device": ...}`.
 
     Raises:
         UsageError: unknown-run, weights-not-found, weights-not-readable, weights-do-not-fit,
@@ -208,13 +211,14 @@ def load(
     if experiment is None:
         experiment = _rebuilt(folder, spec, parameters or {})
     step = int(metadata.get("step", 0))
-    fixed = {name: check_field(name, value) for name, value in (use or {}).items()}
+    given = {**(use or {}), **({} if device is None else {"device": device})}
+    fixed = {name: check_field(name, value) for name, value in given.items()}
     trained = _recipe_of(folder, step)
     recipe, findings = _recipe_here(trained, fixed)
-    device = chosen_device(recipe.device.value)
-    with randomness.untouched_generators(device):
+    place = chosen_device(recipe.device.value)
+    with randomness.untouched_generators(place):
         randomness.seed_generators(randomness.mixed_seed(spec.seed, "model"))
-        model = experiment.model().to(device)
+        model = experiment.model().to(place)
     if recipe.memory_format.value == "channels_last":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     load_weights(model, tensors, folder.weights)
@@ -222,11 +226,11 @@ def load(
         model=model.eval(),
         experiment=experiment,
         recipe=recipe,
-        device=device,
+        device=place,
         step=step,
         recorded=_recorded(folder, step),
         findings=tuple(findings),
-        differences=tuple(_differences(folder, trained, recipe, device)),
+        differences=tuple(_differences(folder, trained, recipe, place)),
         seed=spec.seed,
     )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
+from flatout.engine.echo import Echo
 from flatout.errors import FlatoutError
 from flatout.nouns.finding import Finding, Severity, finding_from
-from flatout.nouns.lines import Event, Failed, Metric, Validated, Warned
+from flatout.nouns.lines import Event, Failed, Metric, Warned
 from flatout.system import store
 from flatout.system.clock import now_s
 from flatout.system.runs import RunFolder
@@ -19,10 +18,10 @@ class Journal:
 
     Args:
         folder: the run's folder, whose lock the caller holds.
-        echo: where validations are told as they come: in a notebook nobody reads the files.
+        echo: tells what comes as it comes: in a notebook nobody reads the files.
     """
 
-    def __init__(self, folder: RunFolder, echo: TextIO | None = None) -> None:
+    def __init__(self, folder: RunFolder, echo: Echo | None = None) -> None:
         self._echo = echo
         self._folder = folder
         self._events = store.Lines(folder.events)
@@ -31,13 +30,14 @@ class Journal:
     def event(self, line: Event, *, is_synced: bool = False) -> None:
         """Adds to the run's history; with is_synced it is on the disk when this returns."""
         self._events.append(line, is_synced=is_synced)
+        if self._echo is not None:
+            self._echo.take(line)
 
     def metric(self, line: Metric) -> None:
         """Adds a metric."""
         self._metrics.append(line)
-        if self._echo is not None and isinstance(line, Validated):
-            numbers = "  ".join(f"{name} {value:.4g}" for name, value in _finite(line))
-            print(f"epoch {line.epoch + 1}  step {line.step}  {numbers}", file=self._echo)
+        if self._echo is not None:
+            self._echo.take(line)
 
     def warn(self, step: int, finding: Finding) -> None:
         """Tells something worth knowing."""
@@ -102,7 +102,3 @@ class SilentJournal(Journal):
 
     def close(self) -> None:
         """See Journal."""
-
-
-def _finite(line: Validated) -> Iterator[tuple[str, float]]:
-    return ((name, value) for name, value in line.metrics.items() if value is not None)

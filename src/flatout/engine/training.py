@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from flatout import __version__
 from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.course import Course, Task
+from flatout.engine.echo import echo_here
 from flatout.engine.experiment import Experiment
 from flatout.engine.failures import bad_news
 from flatout.engine.journal import Journal, SilentJournal
@@ -26,7 +27,7 @@ from flatout.engine.watch import (
     signals_as_requests,
     watched_file,
 )
-from flatout.errors import FlatoutError
+from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, finding_from
@@ -63,9 +64,14 @@ def train(
     seed: int = 0,
     name: str | None = None,
     resume: str | None = None,
+    device: str | None = None,
+    epochs: int | None = None,
+    steps: int | None = None,
     is_quiet: bool = False,
 ) -> Trained:
     """Trains an experiment in this process, in a run folder like any other run.
+
+    In a Jupyter notebook a bar shows how far it is; elsewhere each epoch is printed.
 
     Args:
         experiment: what to train.
@@ -73,7 +79,11 @@ def train(
         seed: of weights, order and augmentation. On resume the run's own seed is used.
         name: the run's id; by default notebook-0001, notebook-0002 ...
         resume: id or folder of a run of the same experiment to go on with.
-        is_quiet: does not print the validations as they come.
+        device: `cpu`, `cuda` or `cuda:1`; None takes a GPU if there is one. A shorter way to write
+            `use={"device": ...}`.
+        epochs: how many epochs in all, instead of the experiment's own length.
+        steps: how many updates in all, instead of the experiment's own length; not on resume.
+        is_quiet: shows nothing while it trains.
 
     Returns:
         The run and the trained model.
@@ -82,15 +92,22 @@ def train(
         UsageError: what was asked for cannot be.
         RunFailed: the run could not go on; its last checkpoint is as it was.
     """
-    fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
+    fixed = _fixed(use, device)
+    if resume is not None and steps is not None:
+        raise UsageError(
+            "cannot-change-on-resume",
+            "`steps` cannot be given with `resume`.",
+            fix="give `epochs`, or an experiment with more `steps`",
+        )
+    experiment = _with_length(experiment, epochs, steps)
     if not torch.cuda.is_initialized():
         # cuBLAS reads it when it begins. A worker is given it by whoever starts it.
         repeat_products()
     if resume is not None:
         folder = find_run(resume)
-        spec, change = read_run(folder).header.spec, Change(fixed=fixed)
+        spec, change = read_run(folder).header.spec, Change(fixed=fixed, epochs=epochs)
     else:
-        spec = ExperimentSpec(name="notebook", seed=seed, fixed=fixed)
+        spec = ExperimentSpec(name="notebook", seed=seed, fixed=fixed, epochs=epochs)
         header = RunHeader(
             id=check_id(name) if name else free_id(spec.name),
             created_at=now_s(),
@@ -101,9 +118,46 @@ def train(
         folder, change = create_run(header), Change()
     request = StopRequest()
     with signals_as_requests(request):
-        echo = None if is_quiet else sys.stdout
+        echo = None if is_quiet else echo_here()
         model = train_in(Task(folder, spec, change, request, echo), lambda: experiment)
     return Trained(run=read_run(folder), model=model)
+
+
+def _fixed(use: dict[str, Any] | None, device: str | None) -> dict[str, Any]:
+    """Recipe fields that are fixed, checked.
+
+    Raises:
+        UsageError: set-twice, unknown-recipe-field, bad-recipe-value.
+    """
+    given = dict(use or {})
+    if device is not None:
+        if given.get("device", device) != device:
+            raise UsageError(
+                "set-twice",
+                f"`device` is set twice: {given['device']} and {device}.",
+                fix="give it once",
+            )
+        given["device"] = device
+    return {field: check_field(field, value) for field, value in given.items()}
+
+
+def _with_length(experiment: Experiment, epochs: int | None, steps: int | None) -> Experiment:
+    """The experiment, that long.
+
+    Raises:
+        UsageError: bad-experiment.
+    """
+    if epochs is None and steps is None:
+        return experiment
+    if epochs is not None and steps is not None:
+        raise UsageError(
+            "bad-experiment",
+            "`epochs` and `steps` cannot be combined.",
+            because="each of them is the length of the whole training",
+            fix="give one of them",
+        )
+    # The experiment's own check says what is wrong with the number.
+    return replace(experiment, epochs=epochs, steps=steps)
 
 
 def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:

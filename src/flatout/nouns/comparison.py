@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -35,11 +35,16 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 _ALWAYS = ("result", "time")
 
 
-def compare_runs(runs: Sequence[Run]) -> Comparison:
-    """What differs between runs, and what came out, by section."""
+def compare_runs(
+    runs: Sequence[Run], parameters: Sequence[Mapping[str, Any]] | None = None
+) -> Comparison:
+    """What differs between runs, and what came out, by section.
+
+    parameters: of each run, the defaults among them; None takes those that were set.
+    """
     sections = {
         "experiment": [_experiment(run) for run in runs],
-        "parameters": [run.header.spec.parameters for run in runs],
+        "parameters": parameters or [run.header.spec.parameters for run in runs],
         "recipe": [_recipe(run) for run in runs],
         "machine": [_machine(run.header.machine, run) for run in runs],
         "versions": [run.started.versions if run.started else {} for run in runs],
@@ -61,7 +66,7 @@ def _experiment(run: Run) -> dict[str, Any]:
     spec = run.header.spec
     return {
         "name": spec.name, "file": spec.file, "sha256": spec.sha256, "seed": spec.seed,
-        "epochs": spec.epochs, "init": spec.init, "flatout": run.header.flatout_version,
+        "init": spec.init, "flatout": run.header.flatout_version,
     }  # fmt: skip
 
 
@@ -87,10 +92,13 @@ def _machine(machine: Machine | None, run: Run) -> dict[str, Any]:
 
 
 def _result(run: Run) -> dict[str, Any]:
-    best = run.best_validation
+    best, started = run.best_validation, run.started
     return {
         "status": run.status,
         "step": run.step,
+        # As trained: it may have been extended, or have ended early.
+        **({"epochs": run.step / started.steps_per_epoch}
+           if started and started.steps_per_epoch else {}),
         **({f"best_{name}": value for name, value in best.metrics.items()} if best else {}),
         **({f"last_{name}": value for name, value in run.validations[-1].metrics.items()}
            if run.validations else {}),

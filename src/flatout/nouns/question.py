@@ -31,6 +31,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     device: `auto`, or a recipe's device. batch_size: None takes the experiment's.
     top: how many classes are told of each sample. output: a file or folder for the predictions.
     env: name of an environment of `flatout setup`, in place of `python`.
+    is_trusted: a run outside of the runs' folder may run its code.
     """
 
     run: str
@@ -43,6 +44,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     output: str | None = None
     python: str | None = None
     env: str | None = None
+    is_trusted: bool = False
 
     @property
     def fixed(self) -> dict[str, Any]:

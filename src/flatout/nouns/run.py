@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,7 +21,8 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What is fixed when a run is made (`run.json`). python: the interpreter that trains it."""
 
     id: str
-    created_at: float
+    # What a calendar knows, in every time zone.
+    created_at: Annotated[float, msgspec.Meta(ge=0, le=253_402_214_400)]
     flatout_version: str
     python: str
     spec: ExperimentSpec
@@ -111,9 +112,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DamagedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of which a file cannot be read. id: its folder's name; because: what is wrong."""
+    """A run of which a file cannot be read.
+
+    id: its folder's name; because: what is wrong; fix: what to do about it.
+    """
 
     id: str
     folder: str
     because: str
-    status: Literal["damaged"] = "damaged"
+    fix: str = ""
+    status: Literal["unreadable"] = "unreadable"

@@ -30,6 +30,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     env: name of an environment of `flatout setup`, in place of `python`.
     on_oom: the recipe's `out_of_memory`; None leaves it as it is.
     on: how many ranks train together, and who starts them, as text; None trains on one.
+    is_trusted: a run outside of the runs' folder may run its code.
     """
 
     experiment: str | None = None
@@ -52,6 +53,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     leave_free: str | None = None
     on_oom: OutOfMemory | None = None
     on: str | None = None
+    is_trusted: bool = False
 
     @property
     def fixed(self) -> dict[str, Any]:

@@ -12,6 +12,10 @@ _UNITS = {
 }  # fmt: skip
 
 
+# A thousand years: what is longer was not measured, but damaged.
+_LONGEST_S = 3.2e10
+
+
 def parse_bytes(text: str, option: str) -> int:
     """The bytes that a person has written for an option: `1.5GiB`, `800 MB`, `0`.
 
@@ -51,6 +55,8 @@ def seconds_text(seconds: float) -> str:
         text = f"{seconds * scale:.3g}"
         if float(text) < limit:
             return f"{text} {unit}"
+    if not abs(seconds) < _LONGEST_S:
+        return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

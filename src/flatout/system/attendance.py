@@ -181,6 +181,7 @@ def _follow_worker(attendance: Attendance, interrupts: Interrupts) -> Iterator[l
 def conclude(attendance: Attendance) -> Outcome:
     """What came of a training whose worker has ended."""
     folder, ending = attendance.folder, attendance.ending
+    folder.attended.release()
     run = read_run(folder)
     line, code = ending.line, ending.code
     if attendance.obstacle == "held":

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from flatout.errors import UsageError
 from flatout.system import made_environments, store
 from flatout.system.command import run
-from flatout.system.folders import runs_folder, state_folder
+from flatout.system.folders import state_folder
 
 _MOST_KNOWN = 100
 
@@ -49,23 +49,6 @@ def find_interpreter(text: str | None) -> str:
         )
     # Links are kept: in a virtual environment the link is what makes the environment.
     return os.path.abspath(found)
-
-
-def require_own(python: str, folder: Path) -> None:
-    """Makes sure that a run does not choose the program that is run, unless it was made here.
-
-    Raises:
-        UsageError: run-from-elsewhere.
-    """
-    if python == sys.executable or folder.resolve().is_relative_to(runs_folder().resolve()):
-        return
-    raise UsageError(
-        "run-from-elsewhere",
-        f"which interpreter is to train {folder.name}?",
-        because=f"it lies outside of {runs_folder()} and asks for {python}, which somebody else "
-        "may have put there",
-        fix=f'--python "{python}" if you trust it, or an interpreter of yours',
-    )
 
 
 def remember(python: str) -> None:

@@ -49,7 +49,11 @@ def read_or_name(folder: RunFolder) -> Run | DamagedRun | None:
         if not folder.path.exists():
             return None
         because = f"{error.problem} {error.because or ''}".strip()
-        return DamagedRun(id=folder.path.name, folder=str(folder.path), because=because)
+        name = folder.path.name
+        fix = error.fix.replace(
+            "remove the run with `flatout runs rm`", f"remove it: flatout runs rm {name}"
+        )
+        return DamagedRun(id=name, folder=str(folder.path), because=because, fix=fix)
 
 
 def each_metric(run: Run) -> Iterator[Metric]:

@@ -9,6 +9,7 @@ weights.safetensors the best weights by validation, else the last
 plots/              pictures drawn by whoever looks
 worker.log          what the worker printed; worker.rank1.log and so on: other ranks, if any
 lock, stop          held while somebody trains; asks them to stop
+attended            held by a command line whose worker is still beginning, so not yet in `lock`
 writer              a word of whoever trains, or has trained last
 """
 
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.errors import UsageError, nearest
+from flatout.errors import RunFailed, UsageError, nearest
 from flatout.nouns.lines import (
     Checkpointed,
     Event,
@@ -40,8 +41,11 @@ from flatout.nouns.lines import (
 )
 from flatout.nouns.run import Run, RunHeader, Status, checkpointing
 from flatout.system import store
-from flatout.system.folders import runs_folder
+from flatout.system.folders import runs_folder, tunes_folder
 from flatout.system.scan import each_line, last_line
+
+# Windows takes both.
+_SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
 
 # No dot at the end: Windows drops it.
 _ID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9_-])?")
@@ -62,6 +66,7 @@ class RunFolder:
         self.log = path / "worker.log"
         self.stop = path / "stop"
         self.writer = path / "writer"
+        self.attended = store.Lock(path / "attended")
 
     def rank_log(self, rank: int) -> Path:
         """What a rank other than the first has printed."""
@@ -70,6 +75,10 @@ class RunFolder:
     def lock(self) -> store.Lock:
         """The lock that whoever trains in this folder must hold."""
         return store.Lock(self.path / "lock")
+
+    def is_in_use(self) -> bool:
+        """Whether somebody trains in it, or has just started a worker that will."""
+        return self.lock().is_taken() or self.attended.is_taken()
 
     def request_stop(self) -> None:
         """Asks the worker to end its step, write a checkpoint and stop."""
@@ -130,11 +139,13 @@ def free_id(name: str, parent: Path | None = None) -> str:
 
 def check_id(name: str) -> str:
     """A run's name that every file system can hold."""
-    if not _ID.fullmatch(name) or len(name) > 100:
+    if not _ID.fullmatch(name) or len(name) > 100 or name == "last":
         raise UsageError(
             "bad-run-name",
             f"`{name}` cannot name a run.",
-            because="a run's name is its folder's name",
+            because="`last` means the newest run"
+            if name == "last"
+            else "a run's name is its folder's name",
             fix="use letters, digits, dots, dashes and underscores",
         )
     return name
@@ -149,31 +160,97 @@ def run_paths(parent: Path | None = None) -> list[Path]:
             if not path.name.startswith("."):
                 # A run may be removed by somebody else while we look.
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    found.append(((path / "run.json").stat().st_mtime_ns, path))
+                    found.append((_made_at_ns(path), path))
     return [path for _, path in sorted(found)]
 
 
+def _made_at_ns(path: Path) -> int:
+    try:
+        return (path / "run.json").stat().st_mtime_ns
+    except OSError as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise
+        # A folder that may not be looked into is listed as one that cannot be read.
+        return path.stat().st_mtime_ns
+
+
 def find_run(text: str, parent: Path | None = None) -> RunFolder:
-    """A run by its id, its folder, an unambiguous beginning of its id, or `last`.
+    """A run by its id, an unambiguous beginning of it, `last`, or its folder.
+
+    A folder is one only where it is written with a separator (`./x`, `x/`): else a folder in the
+    current one, which anybody may have put there, would stand for the run of that id.
 
     Raises:
-        UsageError: unknown-run.
+        UsageError: unknown-run, not-a-run.
     """
-    if os.path.isfile(os.path.join(text, "run.json")):
-        return RunFolder(Path(text).absolute())
+    if any(separator in text for separator in _SEPARATORS):
+        return _run_at(text, parent)
     paths = run_paths(parent)
-    if text == "last" and paths:
-        return RunFolder(paths[-1])
     same = [path for path in paths if path.name == text]
+    if text == "last" and paths and not same:
+        return RunFolder(paths[-1])
     matching = same or [path for path in paths if path.name.startswith(text)]
     if len(matching) == 1:
         return RunFolder(matching[0])
     names = [path.name for path in matching or paths]
+    is_folder = (
+        not matching and "\0" not in text and os.path.lexists(os.path.join(text, "run.json"))
+    )
     raise UsageError(
         "unknown-run",
         f"there is no run `{text}`." if not matching else f"`{text}` matches several runs.",
-        fix=nearest(text, names) if names else "make one: flatout train digits",
+        because="a folder is written with a separator" if is_folder else None,
+        fix=f"for the folder: {os.path.join(os.curdir, text)}"
+        if is_folder
+        else (nearest(text, names) if names else "make one: flatout train digits"),
     )
+
+
+def is_own(folder: RunFolder) -> bool:
+    """Whether a run lies among flatout's own, where nobody else puts anything."""
+    above = Path(os.path.abspath(folder.path)).parent.resolve()
+    return above in (runs_folder().resolve(), tunes_folder().resolve())
+
+
+def require_trust(folder: RunFolder, *, is_trusted: bool) -> None:
+    """Makes sure that no code is run from a folder that somebody else may have written.
+
+    Raises:
+        UsageError: run-from-elsewhere.
+    """
+    if is_trusted or is_own(folder):
+        return
+    raise UsageError(
+        "run-from-elsewhere",
+        f"the run in {folder.path} is not among your runs, and using it runs its code.",
+        because="its experiment and the interpreter that its run.json names may be anybody's; your "
+        f"runs are in {runs_folder()}",
+        fix="look at its experiment.py and run.json; if you trust them, add --trust",
+    )
+
+
+def _run_at(text: str, parent: Path | None) -> RunFolder:
+    """The run in a folder; outside of the runs' own only where run.json is one of a run."""
+    path = Path(os.path.abspath(text)) if "\0" not in text else Path()
+    if "\0" in text or not os.path.isfile(path / "run.json"):
+        raise UsageError(
+            "unknown-run",
+            f"there is no run in {text}",
+            because="a run's folder holds its run.json",
+            fix="see your runs: flatout runs",
+        )
+    folder = RunFolder(path)
+    if path.parent != parent and not is_own(folder):
+        try:
+            store.read_json(folder.header, RunHeader)
+        except RunFailed as error:
+            raise UsageError(
+                "not-a-run",
+                f"{path} is not the folder of a run.",
+                because=f"its run.json is not that of a run: {error.because or error.problem}",
+                fix="see your runs: flatout runs",
+            ) from error
+    return folder
 
 
 def read_run(folder: RunFolder) -> Run:
@@ -222,21 +299,36 @@ def run_in_use(folder: RunFolder) -> UsageError:
 
 
 def remove_run(folder: RunFolder) -> None:
-    """Deletes a run for good; refused while somebody trains in it."""
-    lock = folder.lock()
+    """Deletes a run for good; of a link only the link. Refused while somebody trains in it."""
+    lock, attended = folder.lock(), folder.attended
     if not lock.acquire():
         raise run_in_use(folder)
-    # Windows cannot rename a folder in which a file is open, not even the lock.
-    if sys.platform == "win32":
-        lock.release()
-    removed = _hidden_path(folder.path)
     try:
+        # Its worker may be loading torch, before it takes the lock.
+        if not attended.acquire():
+            raise run_in_use(folder)
+        # Windows cannot rename a folder in which a file is open, not even the lock.
+        if sys.platform == "win32":
+            lock.release()
+            attended.release()
         with store.mapped_os_errors(folder.path):
+            if is_link(folder.path):
+                folder.path.unlink()
+                return
+            removed = _hidden_path(folder.path)
             # In one step, so that a removal that was cut short leaves nothing like a run.
             folder.path.rename(removed)
             shutil.rmtree(removed)
     finally:
         lock.release()
+        attended.release()
+
+
+def is_link(path: Path) -> bool:
+    """Whether a folder lies elsewhere: a symbolic link, under Windows also a junction."""
+    if sys.platform == "win32" and sys.version_info >= (3, 12):
+        return path.is_symlink() or path.is_junction()
+    return path.is_symlink()
 
 
 def _hidden_path(path: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.system.store import decode_line, mapped_os_errors
+from flatout.system.store import decode_line, mapped_os_errors, open_file
 
 _BLOCK_BYTES = 4 * 2**20
 _END_BYTES = 64 * 2**10
@@ -29,7 +29,7 @@ def last_line(path: Path, kind: Any, word: bytes = b"") -> Any | None:
             size_bytes = path.stat().st_size
             num_bytes = _END_BYTES
             while True:
-                with open(path, "rb") as file:
+                with open_file(path) as file:
                     start = max(0, size_bytes - num_bytes)
                     file.seek(start)
                     end = file.read(size_bytes - start)
@@ -49,7 +49,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
     """The file in pieces of whole lines; a torn last line is not there."""
     with mapped_os_errors(path):
         try:
-            file = open(path, "rb")
+            file = open_file(path)
         except FileNotFoundError:
             return
         with file:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -57,17 +58,30 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path, kind: type[T]) -> T:
     """Reads a JSON file as a value of that kind; a damaged one is named."""
-    with mapped_os_errors(path):
-        content = path.read_bytes()
+    with mapped_os_errors(path), open_file(path) as file:
+        content = file.read()
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
+    # msgspec leaves a text that is not UTF-8 to Python's own error.
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RunFailed(
             "damaged-file",
             f"{path} is damaged or from another version.",
             because=str(error),
             fix="restore it from a copy, or remove the run with `flatout runs rm`",
         ) from error
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Opens a file to read it; refuses a pipe or a device, on which reading may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise RunFailed(
+            "damaged-file",
+            f"{path} is not a regular file.",
+            because="it is a folder, a pipe or a device",
+            fix="restore it from a copy, or remove the run with `flatout runs rm`",
+        )
+    return open(path, "rb")
 
 
 def part_path(path: Path) -> Path:
@@ -183,7 +197,7 @@ def read_lines_from(path: Path, offset: int, kind: Any) -> tuple[list[Any], int]
     """
     with mapped_os_errors(path):
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 start = offset if _is_line_end(file, offset) else 0
                 file.seek(start)
                 content = file.read()
@@ -239,7 +253,8 @@ class Lock:
         """Whether somebody holds it now. Asking does not change the folder."""
         with mapped_os_errors(self._path):
             try:
-                descriptor = os.open(self._path, os.O_RDONLY)
+                # A pipe of that name would be waited for. Windows has neither.
+                descriptor = os.open(self._path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             except FileNotFoundError:
                 return False
             try:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from flatout.errors import FlatoutError
 from flatout.nouns.disk_use import FREEABLE, DiskUse, Kind
 from flatout.nouns.run import DamagedRun, Run
 from flatout.system import datasets, environment_folder, folders, made_environments, store
@@ -61,7 +62,7 @@ def free(uses: Iterable[DiskUse]) -> int:
             path = Path(text)
             # Somebody may have begun to train in it since it was looked at.
             folder = path.parent if use.kind == "checkpoints" else path
-            if use.kind in ("checkpoints", "searches") and RunFolder(folder).lock().is_taken():
+            if use.kind in ("checkpoints", "searches") and _is_taken(folder):
                 continue
             size_bytes = size_of(path, set())
             delete(path)
@@ -173,7 +174,7 @@ def run_folders() -> tuple[str, ...]:
 def running_runs() -> list[str]:
     """Names of the runs that somebody trains in now, searches among them."""
     paths = [*run_paths(), *run_paths(folders.tunes_folder())]
-    return [path.name for path in paths if RunFolder(path).lock().is_taken()]
+    return [path.name for path in paths if _is_taken(path)]
 
 
 def _measured(pile: _Pile, seen: set[tuple[int, int]]) -> DiskUse:
@@ -262,7 +263,7 @@ def _caches(state: Path) -> _Pile:
 
 def _run_piles(runs: Sequence[Run | DamagedRun]) -> Iterator[_Pile]:
     checkpoints = {Path(run.folder) / "checkpoints": run for run in runs}
-    checkpoints = {path: run for path, run in checkpoints.items() if path.is_dir()}
+    checkpoints = {path: run for path, run in checkpoints.items() if os.path.isdir(path)}
     in_use = {}
     for path, run in checkpoints.items():
         if run.status == "running":
@@ -335,7 +336,11 @@ def _left_overs() -> Iterator[Path]:
 
 
 def _is_taken(path: Path) -> bool:
-    return RunFolder(path).lock().is_taken()
+    try:
+        return RunFolder(path).is_in_use()
+    except FlatoutError:
+        # What may not be read is not trained in either; it must not stand for all the others.
+        return False
 
 
 def _below(folder: Path, pattern: str) -> list[Path]:

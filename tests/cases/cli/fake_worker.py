@@ -2,7 +2,7 @@
 
 It runs as a real child process, so that starting, stopping, killing and following are tried as
 they happen. Parameter `mode`: finish, fail, die, lose-gpu, warn, stubborn, held (after
-step 3, until there is a file `may-stop`), fetch, classify.
+step 3, until there is a file `may-stop`), fetch, classify, slow-start (as if torch was loaded).
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ folder = sys.argv[1]
 is_orphan = threading.Event()
 if "--attached" in sys.argv:
     threading.Thread(target=lambda: (os.read(0, 1), is_orphan.set()), daemon=True).start()
+with open(os.path.join(folder, "run.json")) as file:
+    if '"slow-start"' in file.read():
+        time.sleep(3)
 lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT)
 if sys.platform == "win32":
     import msvcrt

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import click
 
+from flatout.cli import complete
 from flatout.cli.options import json_document
 
 
 @click.command("compare")
-@click.argument("runs", nargs=-1, metavar="RUN RUN...")
+@click.argument("runs", nargs=-1, metavar="RUN RUN...", shell_complete=complete.runs)
 @json_document
 def command(runs: tuple[str, ...], is_json: bool) -> None:
     """Compare runs: what differs, the results, and where the time went."""
-    from flatout import flow
-    from flatout.cli import show
+    from flatout import listing
+    from flatout.cli import show, show_runs
 
-    comparison = flow.compare(runs)
+    comparison = listing.compare(runs)
     if is_json:
         show.print_json(comparison)
     else:
-        show.print_comparison(comparison)
+        show_runs.print_comparison(comparison)

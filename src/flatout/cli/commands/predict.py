@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
+from flatout.cli import complete
 from flatout.cli.options import asks_weights
 
 
 @click.command("predict")
-@click.argument("run")
+@click.argument("run", shell_complete=complete.runs)
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option("--output", metavar="FILE|DIR", help="Write .jsonl, .csv, .npy, or pictures.")
 @click.option(
@@ -31,6 +32,6 @@ def command(is_json: bool, **options: Any) -> int:
     from flatout.cli import asked
     from flatout.nouns.question import InferenceRequest
 
-    request = InferenceRequest(**options)
+    request = asked.trusting(InferenceRequest(**options))
     shown = asked.json_predictions if is_json else asked.print_predictions
     return shown(request.run, inference.predict(request))

@@ -4,47 +4,96 @@ from __future__ import annotations
 
 import click
 
+from flatout.cli import complete
 from flatout.cli.options import json_document
 
 
-@click.group("runs", invoke_without_command=True)
+class _Runs(click.Group):
+    """A group that is also a list: without a subcommand its words are names of experiments."""
+
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        """Words that are no subcommand are kept as names."""
+        if any(word in self.commands for word in arguments) or context.resilient_parsing:
+            return super().parse_args(context, arguments)
+        context.allow_interspersed_args = True
+        click.Command.parse_args(self, context, arguments)
+        context.obj, context.args = tuple(context.args), []
+        return []
+
+
+@click.group(
+    "runs", cls=_Runs, invoke_without_command=True,
+    subcommand_metavar="[EXPERIMENT]... | COMMAND [ARGS]...",
+)  # fmt: skip
+@click.option(
+    "--where", "conditions", multiple=True, metavar="CONDITION",
+    help="Only runs of which this holds: 'accuracy>0.9', status=failed, lr=0.01.",
+)  # fmt: skip
+@click.option(
+    "--sort", metavar="KEY", help="Order by a metric, a parameter or a column; -KEY: largest first."
+)
 @json_document
 @click.pass_context
-def command(context: click.Context, is_json: bool) -> None:
-    """List runs; `rm` and `stop` take their ids."""
-    if context.invoked_subcommand and is_json:
-        raise click.UsageError(f"--json belongs behind `{context.invoked_subcommand}`")
-    if context.invoked_subcommand:
-        return
-    from flatout import flow
-    from flatout.cli import show
+def command(
+    context: click.Context, conditions: tuple[str, ...], sort: str | None, is_json: bool
+) -> None:
+    """List runs, of all experiments or of those that are named; `rm` and `stop` take ids.
 
-    (show.print_json if is_json else show.print_runs)(flow.list_runs())
+    Keys are parameters, metrics of the best validation, and run, experiment, status, epochs, step,
+    duration, made, seed, device.
+    """
+    if context.invoked_subcommand:
+        for option, value in (("--json", is_json), ("--where", conditions), ("--sort", sort)):
+            if value:
+                raise click.UsageError(
+                    f"--json belongs behind `{context.invoked_subcommand}`" if option == "--json"
+                    else f"{option} is for the list, not for `{context.invoked_subcommand}`"
+                )  # fmt: skip
+        return
+    from flatout import listing
+    from flatout.cli import show, show_runs
+    from flatout.nouns.listed_run import ListRequest
+
+    request = ListRequest(experiments=context.obj or (), conditions=conditions, sort=sort)
+    rows = listing.listed_runs(request)
+    if is_json:
+        show.print_json([row.document() for row in rows])
+    else:
+        show_runs.print_runs(rows, is_filtered=request != ListRequest())
 
 
 @command.command("rm")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete.runs)
+@click.option("--failed", "is_failed", is_flag=True, help="Delete every run that has failed.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_document
-def remove(runs: tuple[str, ...], yes: bool, is_json: bool) -> int:
-    """Delete runs for good."""
-    from flatout import flow
-    from flatout.cli import show
+def remove(runs: tuple[str, ...], is_failed: bool, yes: bool, is_json: bool) -> int:
+    """Delete runs for good.
 
-    folders = {folder.name: folder for folder in map(flow.find, runs)}
-    if not yes and not show.ask(f"Delete {', '.join(folders)} for good?"):
+    Shows their folders and sizes, then asks. Of a link only the link is deleted.
+    """
+    from pathlib import Path
+
+    from flatout import flow, listing
+    from flatout.cli import show, show_runs, wording
+
+    if bool(runs) == is_failed:
+        raise click.UsageError("name the runs, or give --failed")
+    removals = listing.failed_runs() if is_failed else listing.find_removals(runs)
+    show_runs.print_removals(removals)
+    if removals and not yes and not show.ask(wording.removal_question(removals)):
         show.print_note("nothing was deleted (--yes deletes without asking)")
         return 1
-    for run_id, folder in folders.items():
-        flow.remove(folder)
-        show.print_note(f"deleted {run_id}")
+    for one in removals:
+        flow.remove(Path(one.folder))
+        show.print_note(f"deleted {wording.removed_text(one)}")
     if is_json:
-        show.print_json({"deleted": list(folders)})
+        show.print_json({"deleted": [one.id for one in removals]})
     return 0
 
 
 @command.command("stop")
-@click.argument("run")
+@click.argument("run", shell_complete=complete.runs)
 @json_document
 def stop(run: str, is_json: bool) -> None:
     """Stop a run after its step, with a checkpoint."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from flatout.cli import complete
 from flatout.cli.options import json_document
 
 
 @click.command("show")
-@click.argument("run")
+@click.argument("run", shell_complete=complete.runs)
 @click.option(
     "--follow", is_flag=True, help="Watch the run train; Ctrl-C stops watching, not training."
 )
@@ -21,7 +22,7 @@ def command(
 ) -> int:
     """Show a run: its result, metrics, recipe, and where the time went.
 
-    RUN is an id, the beginning of one, a folder, or `last`.
+    RUN is an id, the beginning of one, `last`, or a folder written with a separator: ./folder.
     """
     from flatout import flow
     from flatout.cli import show, wording
@@ -55,7 +56,7 @@ def _watch(text: str, *, is_quiet: bool) -> bool:
 
     with flow.interrupts() as interrupts, Display(is_quiet=is_quiet) as display:
         run = flow.read(text)
-        display.open(run, run.header.machine)
+        display.open(run, run.header.machine, is_replayed=True)
         for lines in flow.watch(text):
             display.take(lines)
             if interrupts.count:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from flatout.cli import complete
+from flatout.cli.experiment_command import ExperimentCommand, set_parameters
+from flatout.cli.options import trusts_run
 
-@click.command("train")
-@click.argument("experiment", required=False, metavar="NAME|FILE")
-@click.option(
-    "-s", "settings", multiple=True, metavar="KEY=VALUE", help="Set a parameter of the experiment."
+if TYPE_CHECKING:
+    from flatout.nouns.train_request import TrainRequest
+
+
+@click.command("train", cls=ExperimentCommand)
+@click.argument(
+    "experiment", required=False, metavar="NAME|FILE", shell_complete=complete.experiments
 )
+@set_parameters
 @click.option(
     "--use",
     "uses",
@@ -38,11 +45,19 @@ import click
 @click.option(
     "--seed", type=click.IntRange(0), metavar="N", help="Random seed for weights and data order."
 )
-@click.option("--init", metavar="WEIGHTS", help="Start from a safetensors file or a run's weights.")
+@click.option(
+    "--init",
+    metavar="WEIGHTS",
+    shell_complete=complete.weights,
+    help="Start from a safetensors file or a run's weights.",
+)
 @click.option(
     "--name", "run_id", metavar="ID", help="Name of the run; NAME-0001, NAME-0002 ... by default."
 )
-@click.option("--resume", metavar="RUN", help="Resume a run; `last` is the newest.")
+@click.option(
+    "--resume", metavar="RUN", shell_complete=complete.runs,
+    help="Resume a run; `last` is the newest.",
+)  # fmt: skip
 @click.option(
     "--tune",
     type=click.Choice(["auto", "off", "full"]),
@@ -72,13 +87,15 @@ import click
 @click.option("--detach", is_flag=True, help="Train in the background.")
 @click.option("--python", metavar="PATH", help="Python interpreter to train with.")
 @click.option("--env", metavar="NAME", help="Environment made by `flatout setup` to train in.")
+@trusts_run
 @click.option(
     "--json", "is_json", is_flag=True, help="Print one JSON document about the run on stdout."
 )
 def command(detach: bool, is_json: bool, **options: Any) -> int:
     """Train an experiment, or resume a run.
 
-    NAME is a built-in, FILE a Python file with a function `experiment`.
+    NAME is a built-in, FILE a Python file with a function `experiment`. Its parameters are options,
+    too; --help behind its name lists them.
     """
     from flatout import flow
     from flatout.cli import failing, show
@@ -90,6 +107,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     request = TrainRequest(**options)
     for finding in request.warnings():
         show.print_finding(finding)
+    request = _trusting(request)
     screen = Display(is_quiet=is_json, is_still=detach)
     with flow.interrupts() as interrupts, screen as display:
         if flow.is_stopping(request):
@@ -123,3 +141,19 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
         except FlatoutError as error:
             show.print_finding(finding_from(error, "warning"))
     return 130 if interrupts.count else outcome.exit_code
+
+
+def _trusting(request: TrainRequest) -> TrainRequest:
+    """The request, trusted where a person at the terminal says that its run may be."""
+    import msgspec
+
+    from flatout import flow
+    from flatout.cli import show
+
+    if request.resume is None or request.is_trusted:
+        return request
+    request.check()
+    folder = flow.folder_elsewhere(request.resume)
+    if folder is None or not show.asked_to_trust(folder):
+        return request
+    return msgspec.structs.replace(request, is_trusted=True)

@@ -6,14 +6,16 @@ from typing import Any
 
 import click
 
+from flatout.cli import complete
+from flatout.cli.experiment_command import ExperimentCommand, set_parameters
 from flatout.cli.options import json_document
 
 
-@click.command("tune")
-@click.argument("experiment", required=False, metavar="NAME|FILE")
-@click.option(
-    "-s", "settings", multiple=True, metavar="KEY=VALUE", help="Set a parameter of the experiment."
+@click.command("tune", cls=ExperimentCommand)
+@click.argument(
+    "experiment", required=False, metavar="NAME|FILE", shell_complete=complete.experiments
 )
+@set_parameters
 @click.option(
     "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Fix a field of the recipe."
 )
@@ -47,7 +49,8 @@ from flatout.cli.options import json_document
 def command(forget: bool, is_json: bool, **options: Any) -> int:
     """Find the fastest correct recipe by measuring: speed settings, not hyperparameters.
 
-    NAME is a built-in, FILE a Python file with a function `experiment`.
+    NAME is a built-in, FILE a Python file with a function `experiment`. Its parameters are options,
+    too; --help behind its name lists them.
     """
     from flatout import flow
     from flatout.cli import failing, show
