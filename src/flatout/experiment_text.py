@@ -32,6 +32,8 @@ _EXPECTED = {
     "float": "a number",
     "str": "a text",
 }
+# What `ast.literal_eval` raises for what is no plain value: a call, `{[]: 1}`, too deep a nest.
+_NOT_PLAIN = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 _BOOLS = {
     "true": True,
     "yes": True,
@@ -78,7 +80,7 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
             return None
         try:
             value = ast.literal_eval(self.default)
-        except (ValueError, SyntaxError):
+        except _NOT_PLAIN:
             return self.default
         return value if isinstance(value, bool | int | float | str | None) else self.default
 
@@ -97,7 +99,7 @@ def parse_parameters(text: str, file: str) -> tuple[Parameter, ...]:
     """
     try:
         module = ast.parse(text, filename=file)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _syntax_error(error, file) from error
     found = [
         node
@@ -356,7 +358,7 @@ def _read_default(default: ast.expr | None, names: set[str]) -> bool:
 def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except _NOT_PLAIN:
         return None
 
 
@@ -375,11 +377,11 @@ def _lookalike(module: ast.Module) -> str | None:
     return f"its functions are: {', '.join(functions)}" if functions else None
 
 
-def _syntax_error(error: SyntaxError | ValueError, file: str) -> UsageError:
+def _syntax_error(error: Exception, file: str) -> UsageError:
     is_placed = isinstance(error, SyntaxError) and error.lineno is not None
     place = f"{file}, line {error.lineno}," if is_placed else file  # type: ignore[union-attr]
     line = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
-    reason = error.msg if isinstance(error, SyntaxError) else str(error)
+    reason = error.msg if isinstance(error, SyntaxError) else str(error) or "nested too deeply"
     return UsageError(
         "experiment-syntax-error",
         f"{place} is not valid Python.",

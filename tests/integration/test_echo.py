@@ -52,13 +52,13 @@ def test_names_at_the_top_are_lazy_and_few() -> None:
         "assert flatout.train is train and flatout.load is load\n"
         "from flatout import *\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=600)
 
 
 def test_a_script_prints_each_epoch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM + TRAIN], check=True, capture_output=True, text=True,
-        timeout=120,
+        timeout=600,
     )  # fmt: skip
     lines = done.stdout.splitlines()
     assert [line.split("  ")[:2] for line in lines] == [
@@ -113,7 +113,7 @@ def run_cell(client: Any, code: str) -> list[tuple[str, Any]]:
     found = []
     while True:
         try:
-            message = client.get_iopub_msg(timeout=120)
+            message = client.get_iopub_msg(timeout=600)
         except queue.Empty:
             pytest.fail("the kernel says nothing")
         if message["parent_header"].get("msg_id") != asked:

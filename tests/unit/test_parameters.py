@@ -158,3 +158,15 @@ def test_parse_settings_when_anything_is_typed(text: str) -> None:
         assert error.fix
     else:
         assert len(values) == 2
+
+
+@pytest.mark.parametrize(
+    "default", ["{[]: 1}", "(" * 60 + ")" * 60, "f(1)", "1 if True else 2", "-" * 5000 + "1"]
+)
+def test_no_default_is_too_odd_to_be_read(default: str) -> None:
+    try:
+        (one,) = parse_parameters(f"def experiment(x={default}): ...", "mine.py")
+    except UsageError as error:
+        assert error.rule == "experiment-syntax-error"
+    else:
+        assert one.default_value == one.default or one.default_value is None

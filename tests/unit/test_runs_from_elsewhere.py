@@ -141,7 +141,7 @@ def test_one_bad_header_never_affects_the_others(trained: Any, name: str) -> Non
     assert "mine-0001" in listed.stdout and "finished" in listed.stdout
     (row,) = [line for line in listed.stdout.splitlines() if line.startswith("bad ")]
     assert "unreadable" in row
-    assert "bad: " in listed.stderr and "run.json" in listed.stderr
+    assert "bad:" in listed.stderr and "run.json" in listed.stderr
     assert "see: damaged-file" in trained.run("show", "bad").stderr
     assert trained.run("runs", "rm", "bad", "--yes").returncode == 0
 

@@ -61,9 +61,11 @@ def print_runs(rows: Sequence[ListedRun], *, is_filtered: bool) -> None:
             for name, text in zip(names, texts, strict=True)
         ))  # fmt: skip
     console.print(table)
+    beside = show.make_console(is_error=True)
     for row in rows:
         if isinstance(row.run, DamagedRun):
-            show.print_note(f"{row.run.id}: {row.run.because}\n  fix: {row.run.fix}")
+            show.print_lines(beside, [(f"{row.run.id}:", row.run.because)])
+            show.print_note(f"  fix: {row.run.fix}")
 
 
 def print_removals(removals: Sequence[Removal]) -> None:
