@@ -1,4 +1,4 @@
-"""The first commands of a new user, on a terminal of 80 columns: they work, and nothing is broken."""
+"""The first commands of a new user, on a terminal of 80 columns: they work, and lines fit."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from flatout.cli import show, wording
 from flatout.cli.progress import TrainingState
 from flatout.nouns.comparison import compare_runs
 from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.finding import Finding
 from flatout.nouns.lines import (
     Checkpointed,
     EpochEnded,
@@ -26,6 +28,8 @@ from flatout.nouns.lines import (
     Stopped,
     Validated,
 )
+from flatout.nouns.recipe import Choice, Recipe
+from flatout.nouns.results import Results
 from flatout.nouns.run import Run, RunHeader, checkpointing
 
 LENGTHS = ("num_steps", "num_epochs", "steps_per_epoch")
@@ -275,3 +279,75 @@ def test_train_on_a_terminal_moves_and_stays_within_80_columns(cli: Any) -> None
     long = [line for line in re.split(r"[\r\n]+", text) if len(line) > 80]
     # The folder of a test is longer than a line, and is not broken.
     assert [line for line in long if str(cli.folder) not in line] == []
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, run: Run, **options: Any) -> list[str]:
+    """What `flatout show` prints of a run."""
+    file = io.StringIO()
+    console = Console(file=file, width=80, color_system=None, highlight=False, markup=False)
+    monkeypatch.setattr(show, "make_console", lambda **_: console)
+    metrics = [
+        line
+        for epoch in range(12)
+        for line in (
+            EpochEnded(at=0.0, step=10 * epoch + 10, epoch=epoch, loss=0.5),
+            validated(10 * epoch + 10, 0.9, is_best=epoch == 3),
+        )
+    ]
+    show.print_run(run, metrics, Results(confusions=(), samples=None), [100], {}, **options)
+    return file.getvalue().splitlines()
+
+
+def recipe(**changed: Any) -> Recipe:
+    """A recipe of defaults, but for what is changed: a value that was measured."""
+    kinds = msgspec.structs.fields(Recipe)
+    chosen = {field.name: Choice(value=_VALUES.get(field.name), why="x") for field in kinds}
+    measured = {
+        name: Choice(value=value, why="it was faster", origin="measured")
+        for name, value in changed.items()
+    }
+    return Recipe(**(chosen | measured))
+
+
+_VALUES: dict[str, Any] = {
+    "device": "cpu", "precision": "fp32", "data_path": "sliced", "loader_workers": 0,
+    "optimizer_implementation": "fused", "memory_format": "contiguous", "micro_batch_size": 64,
+    "activation_checkpointing": 0.0, "capture": "off", "steps_per_launch": 1, "compiled": "off",
+    "sharding": "none", "batch_norm": "per-rank", "num_threads": 1, "cpu_affinity": "all",
+    "allocator": "system", "deterministic": True,
+}  # fmt: skip
+
+
+def test_show_begins_with_the_result_and_has_the_metrics_on_the_first_screen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    best = validated(40, 0.9, is_best=True)
+    lines = printed(monkeypatch, run(recipe=recipe(), validations=(best,)))
+    assert lines[1].startswith("result      accuracy 90.0 %")
+    assert lines.index("metrics") < 12
+    assert any("0.5" in line and line.lstrip().startswith("12 ") for line in lines[:24])
+
+
+def test_show_tells_of_the_recipe_what_is_not_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = run(recipe=recipe(num_threads=2))
+    lines = printed(monkeypatch, tuned)
+    fields = [line.split()[0] for line in lines[lines.index("recipe") + 1 :] if line]
+    assert fields[:1] == ["num_threads"] and "precision" not in fields
+    whole = printed(monkeypatch, tuned, is_whole=True)
+    assert {"num_threads", "precision", "capture"} <= {line.split()[0] for line in whole if line}
+    defaults = printed(monkeypatch, run(recipe=recipe()))
+    assert "recipe" not in defaults
+    assert "recipe: all defaults; reasons: " in "\n".join(defaults)
+
+
+def test_show_begins_with_the_error_and_does_not_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = Finding(rule="nonfinite-loss", severity="error", problem="the loss is nan.")
+    note = Finding(rule="a-note", severity="note", problem="something else.")
+    failed = run(status="failed", findings=(note, error))
+    lines = printed(monkeypatch, failed)
+    assert lines[1] == "error: the loss is nan."
+    assert sum("the loss is nan" in line for line in lines) == 1
+    assert sum("something else" in line for line in lines) == 1
+    # Of a run that has gone on since, it is one of what was told.
+    told = printed(monkeypatch, run(findings=(error,)))
+    assert not told[1].startswith("error") and "error: the loss is nan." in told

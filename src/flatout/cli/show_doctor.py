@@ -24,6 +24,8 @@ _STATE_STYLES = {"ok": "green", "busy": "yellow", "": ""}
 _INDENT = "    "
 _LABEL_WIDTH = 11
 _ROW_WIDTH = 12
+# Two spaces, and the longest state.
+_MARK_WIDTH = 6
 _WIDTH = 80
 
 
@@ -126,7 +128,7 @@ def _print_rows(console: Console, examined: Examined) -> None:
         severity = next((one for one in _STYLES if one in {worst.get(f) for f in row.families}), "")
         well = (row.state, _STATE_STYLES[row.state]) if row.is_known else ("?", "")
         mark = (_MARKS[severity], _STYLES[severity]) if severity else well
-        room = _WIDTH - _ROW_WIDTH - 4
+        room = _WIDTH - _ROW_WIDTH - _MARK_WIDTH
         for number, part in enumerate(textwrap.wrap(row.text, room, break_on_hyphens=False)):
             label = (f"{row.label if number == 0 else '':<{_ROW_WIDTH}}", "bold")
             line = Text.assemble(label, part)
