@@ -21,7 +21,7 @@ LIMIT_BYTES = 60 * 2**20
 # What pip calls the systems that the wheels are for: Linux on x86-64, with glibc 2.28 or newer.
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 # With what the tests of tests/gpu need; torch is there, since it must fit the driver.
-_MORE = ("pytest>=8.3",)
+_MORE = ("pytest>=8.3", "hypothesis>=6.112")
 
 _NAMES = """
 import importlib.metadata, json
