@@ -283,8 +283,7 @@ def test_a_program_with_graphs_computes_what_flatout_computes(
     path = os.pathsep.join(str(ROOT / name) for name in ("src", "benchmarks"))
     done = subprocess.run(
         [sys.executable, "plain.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
-        check=False, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True,
+        check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     num_graphs = len({1, recipe.steps_per_launch.value})

@@ -46,7 +46,7 @@ def python(text: str) -> str:
     """What a program prints."""
     done = subprocess.run(
         [sys.executable, "-c", text], check=False, text=True, timeout=120,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL, capture_output=True,
     )  # fmt: skip
     # Libraries say there what they like: Triton tells of leaks when a process ends.
     assert done.returncode == 0, done.stderr
