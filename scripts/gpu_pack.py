@@ -1,7 +1,8 @@
 """What a machine with a GPU may lack, as a folder to carry there: wheels that need no pip.
 
 Such a machine may have torch and no network. Wheels are zip files: those of which it lacks the
-package are unpacked beside the checkout, and found by PYTHONPATH.
+package are unpacked, and found by a virtual environment that finds all that its Python has, too.
+So they are found by whatever a test or a benchmark starts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from checkout import CACHE, ROOT, run
+from checkout import CACHE, run
 from environment import project_requirements
 from progress import Problem, say
 
@@ -21,12 +22,14 @@ LIMIT_BYTES = 60 * 2**20
 # What pip calls the systems that the wheels are for: Linux on x86-64, with glibc 2.28 or newer.
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 # With what the tests of tests/gpu need; torch is there, since it must fit the driver.
-_MORE = ("pytest>=8.3",)
+_MORE = ("pytest>=8.3", "hypothesis>=6.112")
 
-_NAMES = """
-import importlib.metadata, json
+_FACTS = """
+import importlib.metadata, json, site, sysconfig
 names = {one.metadata["Name"] for one in importlib.metadata.distributions()}
-print(json.dumps(sorted(name for name in names if name)))
+folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+folders = list(dict.fromkeys(folders))
+print(json.dumps({"names": sorted(name for name in names if name), "folders": folders}))
 """
 
 
@@ -65,17 +68,17 @@ def pack(python: str) -> Path:
     return PACK
 
 
-def unpacked(python: str) -> list[str]:
-    """Folders for PYTHONPATH: flatout's source, and what was packed and this Python lacks."""
-    folders = [str(ROOT / "src")]
+def prepared(python: str) -> str:
+    """A Python that has what this one has, and of what was packed what it lacks; maybe itself."""
     wheels = sorted(PACK.glob("*.whl"))
-    if not wheels:
-        return folders
-    done = subprocess.run([python, "-c", _NAMES], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        return folders
-    there = {_plain(name) for name in json.loads(done.stdout)}
+    done = subprocess.run([python, "-c", _FACTS], capture_output=True, text=True, check=False)
+    if not wheels or done.returncode != 0:
+        return python
+    facts = json.loads(done.stdout)
+    there = {_plain(name) for name in facts["names"]}
     missing = [path for path in wheels if _plain(path.name.partition("-")[0]) not in there]
+    if not missing:
+        return python
     place = PACK / "unpacked"
     for path in missing:
         mark = place / f".{path.name}"
@@ -83,10 +86,24 @@ def unpacked(python: str) -> list[str]:
             with zipfile.ZipFile(path) as wheel:
                 wheel.extractall(place)
             mark.touch()
-    if missing:
-        say("unpacked", ", ".join(path.name.partition("-")[0] for path in missing))
-        folders.append(str(place))
-    return folders
+    say("unpacked", ", ".join(path.name.partition("-")[0] for path in missing))
+    return _environment(python, [str(place), *facts["folders"]])
+
+
+def _environment(python: str, folders: list[str]) -> str:
+    """An environment that finds packages in these folders, and needs nothing to be installed."""
+    place = PACK / "environment"
+    made = subprocess.run(
+        [python, "-m", "venv", "--clear", "--without-pip", "--system-site-packages", str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode != 0:
+        raise Problem("no environment could be made.", because=made.stderr.strip())
+    [packages] = place.glob("lib/python*/site-packages")
+    (packages / "pack.pth").write_text("\n".join(folders) + "\n", encoding="utf-8")
+    return str(place / "bin" / "python")
 
 
 def _plain(name: str) -> str:

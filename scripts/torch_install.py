@@ -13,6 +13,7 @@ from nvidia import Gpus, os_name
 from progress import Problem, say
 
 from flatout.setup.torch_builds import (
+    TORCH_VERSION,
     Place,
     TorchChoice,
     choose_build,
@@ -72,10 +73,11 @@ def torch_ways(choice: TorchChoice, place: Place) -> list[tuple[str, list[str]]]
         ways.append(
             ("PyTorch's own index", [choice.requirement, f"--extra-index-url={choice.index_url}"])
         )
-    plain = _plain(choice)
+    # Of CUDA builds that index has one for each version: for the newest, perhaps of another CUDA.
+    plain = f"torch=={TORCH_VERSION}"
     held = plain_build(place)
     if plain != choice.requirement and (held.cuda if held else None) == choice.cuda:
-        ways.append(("Python's package index (the same build)", [plain]))
+        ways.append(("Python's package index (built for the same CUDA)", [plain]))
     return ways
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.engine.checkpoint import read_checkpoint, write_checkpoint
-from flatout.engine.state import pack, unpack
+from flatout.engine.state import copy_in_pieces, pack, unpack
 from flatout.errors import RunFailed, UsageError
 from flatout.system.runs import RunFolder
 
@@ -196,3 +196,40 @@ def test_unpack_when_a_tensor_is_missing() -> None:
     with pytest.raises(RunFailed) as caught:
         unpack(packed.tree, {})
     assert caught.value.rule == "damaged-file"
+
+
+class NoEvent:
+    """As one of a GPU's that has come to pass."""
+
+    def record(self) -> None:
+        """Nothing is waited for."""
+
+    def synchronize(self) -> None:
+        """Nothing is waited for."""
+
+
+@pytest.mark.parametrize("num_elements", [1, 7, 8, 9, 16, 41])
+def test_copy_in_pieces_is_whole(monkeypatch: pytest.MonkeyPatch, num_elements: int) -> None:
+    monkeypatch.setattr("flatout.engine.state._PIECE_BYTES", 8 * 4)
+    monkeypatch.setattr("flatout.engine.state._staging", lambda n, t: (t.new_empty(n), NoEvent()))
+    tensor = torch.randn(num_elements)
+    copy = torch.empty(num_elements)
+    copy_in_pieces(copy, tensor)
+    assert torch.equal(copy, tensor)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(3, 4, dtype=torch.complex64),
+        torch.randn(3, dtype=torch.complex128).conj(),
+        torch.randn(3, 1).expand(3, 5),
+        torch.randn(1, 4).expand(2, 4).t(),
+        torch.randn(2, 1, dtype=torch.complex64).expand(2, 3),
+    ],
+)
+def test_complex_and_expanded_tensors_come_back(tensor: Tensor) -> None:
+    packed = pack({"a": tensor})
+    again = unpack(packed.tree, packed.tensors)["a"]
+    assert again.dtype == tensor.dtype and torch.equal(again, tensor)
+    assert packed.num_bytes <= tensor.untyped_storage().nbytes()

@@ -121,8 +121,8 @@ def test_torch_ways_when_there_is_no_gpu() -> None:
     ("place", "driver", "last"),
     [
         (LINUX, "580.65.06", "torch==2.13.0"),
-        (LINUX, "550.54.14", "torch==2.13.0+cu126"),
-        (WINDOWS, "581.42", "torch==2.13.0+cu130"),
+        (LINUX, "550.54.14", "torch==2.14.1+cu126"),
+        (WINDOWS, "581.42", "torch==2.15.0+cu130"),
     ],
 )
 def test_torch_ways_when_there_is_a_gpu(place: Place, driver: str, last: str) -> None:
@@ -142,7 +142,7 @@ def test_visible_gpus_when_all_can_be_used() -> None:
 
 
 CPU = {"torch": "torch==2.13.0+cpu", "cuda": None}
-CU130 = {"torch": "torch==2.13.0+cu130", "cuda": "cu130"}
+CU130 = {"torch": "torch==2.15.0+cu130", "cuda": "cu130"}
 
 
 @pytest.mark.parametrize(

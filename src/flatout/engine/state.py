@@ -24,6 +24,9 @@ from flatout.errors import RunFailed, UsageError
 
 Tree = Any
 
+# What of a tensor travels from a GPU at a time.
+_PIECE_BYTES = 32 * 2**20
+
 _COMPLEX = (torch.complex64, torch.complex128)
 
 
@@ -163,7 +166,47 @@ def compact(tensor: Tensor) -> Tensor:
 
 def _host_copy(tensor: Tensor) -> Tensor:
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    if tensor.is_cuda and tensor.nbytes > _PIECE_BYTES and tensor.is_contiguous():
+        copy_in_pieces(copy, tensor.detach())
+        return copy
     return copy.copy_(tensor.detach())
+
+
+def copy_in_pieces(copy: Tensor, tensor: Tensor) -> None:
+    """Copies a contiguous tensor of a GPU through pinned memory, which is several times quicker.
+
+    Pinned as a whole, the copy would take as long to be made; so while one piece travels, the
+    one before is moved on to where it belongs.
+    """
+    size = _PIECE_BYTES // tensor.element_size()
+    pieces = zip(copy.view(-1).split(size), tensor.view(-1).split(size), strict=True)
+    pinned: list[tuple[Tensor, Any]] = []
+    on_its_way: tuple[Tensor, Tensor, Any] | None = None
+    for number, (to, piece) in enumerate(pieces):
+        if number < 2:
+            pinned.append(_staging(size, tensor))
+        staging, event = pinned[number % 2]
+        staging[: len(piece)].copy_(piece, non_blocking=True)
+        event.record()
+        if on_its_way is not None:
+            _arrive(*on_its_way)
+        on_its_way = to, staging, event
+    if on_its_way is not None:
+        _arrive(*on_its_way)
+
+
+def _staging(size: int, tensor: Tensor) -> tuple[Tensor, Any]:
+    event = torch.cuda.Event()
+    try:
+        return torch.empty(size, dtype=tensor.dtype, pin_memory=tensor.is_cuda), event
+    except RuntimeError:
+        # Little can be pinned under WSL: then it is as slow as it was.
+        return torch.empty(size, dtype=tensor.dtype), event
+
+
+def _arrive(to: Tensor, staging: Tensor, event: Any) -> None:
+    event.synchronize()
+    to.copy_(staging[: len(to)])
 
 
 def _join(path: str, key: Any) -> str:

@@ -80,7 +80,7 @@ def choose_for(target: Target, python: Pair, why_no_driver: str | None = None) -
     if not numbers(target.driver or ""):
         said = why_no_driver or target.driver or "nobody tells it"
         return _cpu_build(target.os, f"the driver's version is not known: {said}")
-    wish = Wish(framework="torch", versions=f"<={TORCH_VERSION}", python=python)
+    wish = Wish(framework="torch", python=python)
     answer = solve(target, wish, shipped_tables())
     build = answer.build
     if build is None:

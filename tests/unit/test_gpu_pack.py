@@ -1,0 +1,43 @@
+"""What is carried to a machine with a GPU: unpacked where it is missing, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import gpu_pack
+import pytest
+
+
+@pytest.fixture
+def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pack of two packages, of which this Python has one."""
+    monkeypatch.setattr(gpu_pack, "PACK", tmp_path)
+    for name in ("never_made", "pytest"):
+        with zipfile.ZipFile(tmp_path / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}/__init__.py", "version = 'of the pack'")
+    return tmp_path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the machines that it is for run Linux")
+def test_only_what_is_missing_is_unpacked(pack: Path) -> None:
+    python = gpu_pack.prepared(sys.executable)
+    assert python != sys.executable
+    told = subprocess.run(
+        [python, "-c", "import never_made, pytest; print(never_made.version, pytest.__version__)"],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert told.stdout.strip() == f"of the pack {pytest.__version__}"
+    assert not (pack / "unpacked" / "pytest").exists()
+    assert gpu_pack.prepared(sys.executable) == python
+
+
+def test_python_is_taken_as_it_is_without_a_pack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_pack, "PACK", tmp_path / "none")
+    assert gpu_pack.prepared(sys.executable) == sys.executable
