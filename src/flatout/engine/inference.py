@@ -347,7 +347,7 @@ def _on_cpu(found: Any, num_samples: int) -> Any:
         "bad-prediction",
         f"{what} was predicted for a batch of {num_samples} samples.",
         because="there must be one entry for each sample, in a tensor, a list, or a dict of these",
-        fix="give the experiment a `predict` that returns such; see docs/predict.md",
+        fix="give the experiment a `predict` that returns such; see flatout docs predict",
     )
 
 
