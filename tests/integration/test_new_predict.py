@@ -253,6 +253,16 @@ def test_a_row_is_predicted_as_it_was_in_the_data(trained: Callable[..., RunFold
     assert values(ask(folder, "one.csv")) == [whole[7]]
 
 
+def test_data_beside_the_file_is_found_when_the_file_has_changed(
+    trained: Callable[..., RunFolder],
+) -> None:
+    folder = trained(task="classification", path=write_csv(), target="sold")
+    before = values(ask(folder, "table.csv"))
+    [file] = Path().glob("fresh_*.py")
+    file.write_text(f"{file.read_text()}\n# Changed.\n")
+    assert values(ask(folder, "table.csv")) == before
+
+
 def test_texts_that_look_like_numbers_stay_texts(trained: Callable[..., RunFolder]) -> None:
     rows = [f"{('01', '2', 'x', 'y')[n % 4]},{n},{n % 2}" for n in range(40)]
     Path("table.csv").write_text("\n".join(["zip,size,sold", *rows]))

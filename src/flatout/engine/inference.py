@@ -242,7 +242,8 @@ def _rebuilt(
         )
     kept = kept_spec(folder, spec)
     return load_experiment(
-        msgspec.structs.replace(kept, parameters=kept.parameters | dict(parameters))
+        msgspec.structs.replace(kept, parameters=kept.parameters | dict(parameters)),
+        copy_of=spec.file,
     )
 
 
