@@ -180,7 +180,7 @@ def test_new_when_the_file_is_there(cli: Any) -> None:
     file = cli.folder / "flowers.py"
     file.write_text("mine = 1\n")
     done = cli.run("new", "flowers")
-    assert done.returncode == 2 and "  see: file-exists\n" in done.stderr
+    assert done.returncode == 2 and "explain file-exists\n" in done.stderr
     assert file.read_text() == "mine = 1\n"
     assert cli.run("new", "flowers", "--force").returncode == 0
     assert "def experiment(" in file.read_text()
@@ -218,11 +218,11 @@ def test_new_knows_a_folder_of_shards(cli: Any) -> None:
     assert wrong.returncode == 2 and "`price`" in wrong.stderr
     write_shards(cli.folder / "book", Settings(kind="text", validation=0.0, test=0.0))
     alone = cli.run("new", "more", "--path", "book")
-    assert alone.returncode == 2 and "see: no-data" in alone.stderr
+    assert alone.returncode == 2 and "explain no-data" in alone.stderr
     other = cli.run("new", "more", "--path", "book", "--task", "regression")
-    assert "see: data-for-another-task" in other.stderr
+    assert "explain data-for-another-task" in other.stderr
     none = cli.run("new", "more", "--data", "shards", "--path", ".")
-    assert none.returncode == 2 and "see: no-shards" in none.stderr
+    assert none.returncode == 2 and "explain no-shards" in none.stderr
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_new_when_used_wrongly(cli: Any, arguments: list[str], rule: str, hint: 
     (cli.folder / "latin.csv").write_bytes("größe\n1\n".encode("latin-1"))
     done = cli.run("new", "houses", *arguments)
     assert done.returncode == 2
-    assert f"  see: {rule}\n" in done.stderr and hint in done.stderr
+    assert f"explain {rule}\n" in done.stderr and hint in done.stderr
     assert not (cli.folder / "houses.py").exists()
 
 
@@ -262,7 +262,7 @@ def test_new_refuses_the_name_of_a_module_that_is_elsewhere(cli: Any, name: str)
     (cli.folder / "parcel").mkdir()
     (cli.folder / "parcel" / "__init__.py").write_text("")
     done = cli.run("new", name)
-    assert done.returncode == 2 and "  see: bad-experiment-name\n" in done.stderr
+    assert done.returncode == 2 and "explain bad-experiment-name\n" in done.stderr
     assert not (cli.folder / f"{name}.py").exists()
 
 

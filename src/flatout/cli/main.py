@@ -30,6 +30,7 @@ COMMANDS = (
     ("doctor", "Mend", "Read this machine; name what is wrong, why, and the fix."),
     ("undo", "Mend", "Put back what flatout has changed on this machine."),
     ("explain", "Mend", "Name the cause in a log, a traceback or any other text."),
+    ("docs", "Keep", "Show the documentation."),
     ("data", "Train", "List, download and verify data sets."),
     ("launch", "Train", "Start a script of your own on several nodes."),
     ("ingest", "Train", "Make shards to train on from images, tables or texts."),
