@@ -63,7 +63,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def rule_of(done: subprocess.CompletedProcess[str]) -> str:
     assert "Traceback" not in done.stderr, done.stderr
-    return done.stderr.rpartition("  see: ")[2].strip()
+    return done.stderr.rpartition("  see: ")[2].split()[-1]
 
 
 @pytest.mark.parametrize("user", ["root", "person"])

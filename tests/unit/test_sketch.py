@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from flatout.cli.commands import new
-from flatout.cli.questions import answered
+from flatout.cli.questions import answered, settled_name
 from flatout.errors import UsageError
 from flatout.experiment_text import parse_parameters, parse_settings
 from flatout.nouns.ingestion import FORMAT, Column, Manifest, Settings
@@ -270,3 +270,22 @@ def test_new_may_take_the_name_of_a_folder_or_file_beside_it(cli: Any) -> None:
     (cli.folder / "flowers").mkdir()
     assert cli.run("new", "flowers").returncode == 0
     assert cli.run("new", "flowers", "--force").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "proposed"),
+    [("my-net", "my_net"), ("two words.py", "two_words"), ("3d", "net_3d"), ("random", "my_random"),
+     ("class", "my_class"), ("a/b", "a_b"), ("-", "my_")],
+)  # fmt: skip
+def test_a_name_that_cannot_be_gets_a_proposal_that_can(given: str, proposed: str) -> None:
+    with pytest.raises(UsageError) as error:
+        check_name(given)
+    assert error.value.fix == f"use another name: flatout new {proposed}"
+    assert check_name(proposed) == proposed
+
+
+def test_a_person_is_asked_for_another_name() -> None:
+    with CliRunner().isolation(input="\nother\n"):
+        assert settled_name("my-net") == "my_net"
+        assert settled_name("my-net") == "other"
+        assert settled_name("flowers") == "flowers"

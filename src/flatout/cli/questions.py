@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import click
 import msgspec
 
-from flatout.nouns.sketch import DATA_OF, TABLES, TASKS, SketchRequest
+from flatout.errors import UsageError
+from flatout.nouns.sketch import (
+    DATA_OF,
+    TABLES,
+    TASKS,
+    SketchRequest,
+    check_name,
+    proposed_name,
+)  # fmt: skip
+
+_WIDTH = 76
+
+
+def settled_name(name: str) -> str:
+    """A name that a file can have: the one given, else what the person makes of a proposal."""
+    try:
+        return check_name(name)
+    except UsageError as error:
+        click.echo(f"{error.problem[:-1]}: {error.because}.", err=True)
+    answer: str = click.prompt("Which name instead?", default=proposed_name(name), err=True)
+    return answer.strip()
 
 
 def answered(request: SketchRequest) -> SketchRequest:
@@ -24,7 +45,12 @@ def answered(request: SketchRequest) -> SketchRequest:
 
 
 def _choice(question: str, choices: Sequence[str], default: str) -> str:
-    answer: str = click.prompt(question, type=click.Choice(choices), default=default, err=True)
+    # On a line of their own: beside the question they would be broken within a word.
+    for line in textwrap.wrap(", ".join(choices), _WIDTH, break_on_hyphens=False):
+        click.echo(f"  {line}", err=True)
+    answer: str = click.prompt(
+        question, type=click.Choice(choices), default=default, err=True, show_choices=False
+    )
     return answer
 
 
