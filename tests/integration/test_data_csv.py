@@ -1,4 +1,4 @@
-"""CSV files without pyarrow: the same types, the same values, bit for bit, and the same refusals."""
+"""CSV files without pyarrow: the same types, values (bit for bit) and refusals."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from flatout.errors import FlatoutError
 arrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
 
 # Bits of cells, of which most decisions are made of: what is a number, a date, or missing.
-_ODD = ["", "NA", "nan", "null", "-nan", "NaN ", "inf", "-Infinity", "NAN", "0x1F", "0xffffffffffffffff",
+_ODD = ["", "NA", "nan", "null", "-nan", "NaN ", "inf", "-Infinity", "NAN", "0x1F",
+        "0xffffffffffffffff", "9223372036854775807", "9223372036854775808",
         "-0x1", "007", "+2", "-3", "1.", ".5", "-.5e+3", "1e5", "1e", "1_0", " 4 ", "\t5", "1e400",
-        "5e-324", "9223372036854775807", "9223372036854775808", "-9223372036854775808", "-0", "-0.0",
+        "5e-324", "-9223372036854775808", "-0", "-0.0",
         "true", "FALSE", "tRue", "1", "0", "x", " x ", "é", "2020-01-01", "2020-02-30", "12:30",
         "23:59:59", "24:00", "2020-01-01 12", "2020-01-01T12:30Z", "2020-01-01 10:00:00.123",
-        "2020-01-01 10:00:00+02:00", "2020-01-01 ", "0.1", "3.14159265358979", "1e-7", "12345678901.0"]  # fmt: skip
+        "2020-01-01 10:00:00+02:00", "2020-01-01 ", "0.1", "3.14159265358979",
+        "1e-7", "12345678901.0"]  # fmt: skip
 _CELL = some.one_of(
     some.sampled_from(_ODD),
     some.integers().map(str),
@@ -99,7 +101,7 @@ def read_both(files: list[Path]) -> tuple[Any, Any]:
 @example(text='a\n""\n')
 @example(text='a,b\n"x"y,2\n')
 @example(text="a\n1\n2.5\nNA\n")
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_python_reads_a_csv_file_as_pyarrow_does(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
@@ -111,8 +113,8 @@ def test_python_reads_a_csv_file_as_pyarrow_does(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"a\n", b"a,b\n1\n", b"a,b\n1,2,3\n", b"a\ncaf\xe9\n", b"\xef\xbb\xbfa\n1\n", b"a,a\n1,2\n",
-     b"a,b\n\n1,2\n\n", b'a\n"x\n'],
+    [b"", b"a\n", b"a,b\n1\n", b"a,b\n1,2,3\n", b"a\ncaf\xe9\n", b"\xef\xbb\xbfa\n1\n",
+     b"a,a\n1,2\n", b"a,b\n\n1,2\n\n", b'a\n"x\n'],
 )  # fmt: skip
 def test_python_refuses_what_pyarrow_refuses(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.csv").write_bytes(content)

@@ -1,4 +1,4 @@
-"""new -> train -> predict, for everything `flatout new` knows, on files that were not in the data."""
+"""new -> train -> predict, for all that `flatout new` knows, on files that were not in the data."""
 
 from __future__ import annotations
 
@@ -168,9 +168,7 @@ def in_shards(write: Sources) -> Sources:
         from flatout.engine.ingest.ingestion import ingest
         from flatout.nouns.ingestion import Ingested, IngestRequest
 
-        request = IngestRequest(
-            source=write(), dest="shards", workers=1, validation=0.3, test=0.0
-        )
+        request = IngestRequest(source=write(), dest="shards", workers=1, validation=0.3, test=0.0)
         *_, last = ingest(request)
         assert isinstance(last, Ingested), last
         return "shards"
@@ -229,14 +227,14 @@ def test_new_rows_are_read_as_those_trained_on(
         assert list(first[0]) == ["price"]
     # Neither order nor further columns nor the target itself matter.
     assert values(told_of([other, "id", "age", target, "kind", "size"])) == first
+    names = ["size", "kind", "age", other]
     refusals = [
         (told_of(["size", "kind", other]), "column-not-found", "`age`"),
-        (told_of(["size", "kind", "age", other], [rows[0] | {"kind": "w"}]), "unknown-category", "'w'"),
-        (told_of(["size", "kind", "age", other], [rows[0] | {"age": ""}]), "missing-values", "row 1"),
-        (told_of(["size", "kind", "age", other], [rows[0] | {"age": "old"}]), "column-of-unknown-kind",
-         "'old' in row 1"),
-        (told_of(["size", "kind", "age", other], []), "no-data", "new.csv"),
-    ]  # fmt: skip
+        (told_of(names, [rows[0] | {"kind": "w"}]), "unknown-category", "'w'"),
+        (told_of(names, [rows[0] | {"age": ""}]), "missing-values", "row 1"),
+        (told_of(names, [rows[0] | {"age": "old"}]), "column-of-unknown-kind", "'old' in row 1"),
+        (told_of(names, []), "no-data", "new.csv"),
+    ]
     for said, rule, part in refusals:
         [refused] = said
         assert isinstance(refused, Refused) and refused.finding.rule == rule

@@ -30,8 +30,8 @@ def without_code(text: str) -> str:
 def test_links_of_a_page_are_commands_that_work(page: str) -> None:
     _, text = doc_pages.read_page(page)
     assert _LINK.findall(without_code(text)) == []
-    ids = {*error_pages.read_pages(), *(rule.id for rule in RULES), "ID"}
-    for command, name in re.findall(r"`flatout (docs|explain) ([\w-]+)`", text):
+    ids = {*error_pages.read_pages(), *(rule.id for rule in RULES), "ID", "FILE"}
+    for command, name in re.findall(r"`flatout (docs|explain) (\w[\w-]*)`", text):
         assert name in (PAGES + ["PAGE"] if command == "docs" else ids), name
 
 
@@ -50,6 +50,7 @@ def test_every_page_of_the_documentation_is_there() -> None:
     ("link", "shown"),
     [
         ("[what is read](predict.md#in)", "what is read (`flatout docs predict`)"),
+        ("[a log](../LOG.md)", "a log (LOG.md)"),
         ("[this](data.md#x) and [that](#y)", "this and that"),
         ("[no-data](errors.md#no-data)", "`flatout explain no-data`"),
         ("[one](rules/swap-off.md)", "one (`flatout explain swap-off`)"),
@@ -61,9 +62,9 @@ def test_every_page_of_the_documentation_is_there() -> None:
     ],
 )
 def test_a_link_becomes_what_to_type(link: str, shown: str) -> None:
-    assert doc_pages.with_commands(link, "data") == shown
+    assert doc_pages.with_commands(link, "data", PAGES) == shown
     block = f"```text\n{link}\n```"
-    assert doc_pages.with_commands(block, "data") == block
+    assert doc_pages.with_commands(block, "data", PAGES) == block
 
 
 @pytest.mark.parametrize("name", ["predict", "PREDICT.md", "docs/predict.md"])

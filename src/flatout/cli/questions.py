@@ -26,7 +26,8 @@ def settled_name(name: str) -> str:
     try:
         return check_name(name)
     except UsageError as error:
-        click.echo(f"{error.problem[:-1]}: {error.because}.", err=True)
+        for line in textwrap.wrap(f"{error.problem[:-1]}: {error.because}.", _WIDTH):
+            click.echo(line, err=True)
     answer: str = click.prompt("Which name instead?", default=proposed_name(name), err=True)
     return answer.strip()
 

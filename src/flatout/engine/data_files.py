@@ -45,7 +45,7 @@ def library(name: str, *, package: str) -> Any:
 
 
 def install_command(requirement: str) -> str:
-    """What to type to install a package where this Python finds it, whoever made its environment."""
+    """What to type to install a package where this Python finds it."""
     python = sys.executable
     if sys.platform == "win32":
         python = f'& "{python}"' if " " in python else python

@@ -6,6 +6,7 @@ In a checkout they lie in `docs`, beside the README; in an installed flatout ins
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 from flatout.errors import UsageError, nearest
@@ -71,19 +72,25 @@ def read_page(name: str) -> tuple[str, str]:
             fix=nearest(found, pages),
         )
     with store.mapped_os_errors(pages[found]):
-        return found, with_commands(pages[found].read_text(encoding="utf-8"), found)
+        return found, with_commands(pages[found].read_text(encoding="utf-8"), found, pages)
 
 
-def with_commands(text: str, page: str) -> str:
-    """A text in Markdown whose links are what to type. page: where it stands."""
+def with_commands(text: str, page: str, pages: Collection[str]) -> str:
+    """A text in Markdown whose links are what to type.
+
+    Args:
+        text: the text.
+        page: the name of the page on which it stands.
+        pages: the names of all pages.
+    """
     parts = _BLOCK.split(text)
     return "".join(
-        part if number % 2 else _LINK.sub(lambda link: _told(link, page), part)
+        part if number % 2 else _LINK.sub(lambda link: _told(link, page, pages), part)
         for number, part in enumerate(parts)
     )
 
 
-def _told(link: re.Match[str], page: str) -> str:
+def _told(link: re.Match[str], page: str, pages: Collection[str]) -> str:
     code, text, target = link.groups()
     if code:
         return str(code)
@@ -92,9 +99,6 @@ def _told(link: re.Match[str], page: str) -> str:
         return text if text == target else f"{text} ({target})"
     if not path:
         return str(text)
-    if not path.endswith(".md"):
-        # A file of the sources, which is not here.
-        return text if PurePosixPath(path).name in text else f"{text} ({path.lstrip('./')})"
     place = PurePosixPath(path)
     name = place.stem.lower()
     rule = anchor if name == _ERRORS else name if place.parent.name == _RULES else ""
@@ -103,4 +107,7 @@ def _told(link: re.Match[str], page: str) -> str:
         return command if text.strip("`") == rule else f"{text} ({command})"
     if name == _ERRORS:
         return f"{text} (`flatout explain ID`)"
+    if place.suffix != ".md" or name not in pages:
+        # A file of the sources, which is not here.
+        return text if place.name in text else f"{text} ({path.lstrip('./')})"
     return str(text) if name == page else f"{text} (`flatout docs {name}`)"

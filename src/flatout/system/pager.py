@@ -19,9 +19,9 @@ def page(text: str) -> bool:
     variables = {"LESS": "FRX", **os.environ}
     try:
         with subprocess.Popen(
-            [program, *command[1:]], stdin=subprocess.PIPE, env=variables, text=True, encoding="utf-8"
-        ) as reader:  # fmt: skip
-            reader.communicate(text)
+            [program, *command[1:]], stdin=subprocess.PIPE, env=variables
+        ) as reader:
+            reader.communicate(text.encode())
     except OSError:
         return False
     except KeyboardInterrupt:

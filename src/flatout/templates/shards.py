@@ -123,7 +123,8 @@ def samples(is_training: bool, context: int) -> Any:
     """Windows of bytes of the passages to train on, or of others to validate."""
     part = "train" if is_training else "$held_out"
     return data.shards(SHARDS).text(part, context=context)
-''' + PROMPTS,
+'''
+    + PROMPTS,
 )
 
 _VALUES_OF_EACH = "[found.table(one, target=TARGET).vocabularies for one in PARTS]"

@@ -238,7 +238,8 @@ def samples(is_training: bool, context: int) -> Tensor:
     sums = "".join(f"{n} and {n} is {2 * n}. " for n in range(first, first + 3000))
     # One more than the context: the last byte is only predicted.
     return torch.tensor(list(sums.encode())).unfold(0, context + 1, context)
-''' + PROMPTS,
+'''
+            + PROMPTS,
         )
     return Piece(
         imports=("from pathlib import Path", "from typing import Any", "from torch import Tensor",

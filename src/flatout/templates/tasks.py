@@ -65,8 +65,12 @@ def predict(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
 )
 
 _LANGUAGE = Piece(
-    imports=("import math", *_IMPORTS, "from flatout.engine import sampled_tokens",
-             "from typing import Any"),
+    imports=(
+        "import math",
+        *_IMPORTS,
+        "from flatout.engine import sampled_tokens",
+        "from typing import Any",
+    ),
     text='''
 def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, Tensor]:
     """A sum and its count: a mean of means would be wrong where lengths differ."""

@@ -287,9 +287,11 @@ def readable(name: str) -> Iterator[None]:
     # Where pyarrow is not there, nothing is read by it.
     arrow = sys.modules.get("pyarrow")
     wrong: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, NotATable)
+    if arrow is not None:
+        wrong = (*wrong, arrow.ArrowException)
     try:
         yield
-    except (*wrong, *([arrow.ArrowException] if arrow else [])) as error:
+    except wrong as error:
         raise UsageError(
             "table-not-readable",
             f"{name} cannot be read as a table.",

@@ -123,11 +123,11 @@ def read_raw(file: Path, delimiter: str) -> RawTable:
     head = next(rows, None)
     if head is None:
         raise NotATable("Empty CSV file")
-    names = tuple(name or "" for name in head)
-    columns: tuple[list[str | None], ...] = tuple([] for _ in names)
+    names = tuple(head)
+    columns: tuple[list[str], ...] = tuple([] for _ in names)
     for number, row in enumerate(rows, start=2):
         if len(row) != len(names):
-            shown = delimiter.join(cell or "" for cell in row)
+            shown = delimiter.join(row)
             raise NotATable(
                 f"Row #{number}: Expected {len(names)} columns, got {len(row)}: {shown:.100}"
             )

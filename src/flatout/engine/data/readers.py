@@ -10,7 +10,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -233,12 +232,15 @@ def text_bytes(text: str, *, longest: int | None = None) -> Tensor:
     Raises:
         ValueError: it is empty.
     """
-    with_file = os.path.isfile(text)
-    content = torch.from_file(text, size=os.path.getsize(text), dtype=torch.uint8) if with_file else (
-        torch.tensor(list(text.encode()), dtype=torch.uint8)
-    )  # fmt: skip
-    if not len(content):
+    is_file = os.path.isfile(text)
+    num_bytes = os.path.getsize(text) if is_file else len(text.encode())
+    if not num_bytes:
         raise ValueError("it is empty")
+    if is_file:
+        content = torch.from_file(text, size=num_bytes, dtype=torch.uint8)
+    else:
+        content = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    # A copy: the file may be gone before the model has seen it.
     return content[:longest].clone().unsqueeze(0)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flatout.engine.data_files import library
 
-# What a column holds: whole numbers, fractions, truth values, texts, or what cannot be learned from.
+# What a column holds; `other` is what cannot be learned from.
 Kind = Literal["whole", "fraction", "truth", "text", "other"]
 
 # Powers of ten from which on pyarrow writes a number with an exponent.
