@@ -32,10 +32,11 @@ def transformers_library(at_least: int = 0) -> ModuleType:
         ) from error
     version: str = library.__version__
     if int(version.partition(".")[0]) < at_least:
+        command = install_command(f"'transformers>={at_least}'")
         raise UsageError(
             "transformers-too-old",
             f"this needs transformers {at_least}, and {version} is installed.",
             because="an attention of another's making is given less by older ones",
-            fix=f"{install_command(f"'transformers>={at_least}'")}; or train padded batches",
+            fix=f"{command}; or train padded batches",
         )
     return library
