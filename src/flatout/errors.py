@@ -41,7 +41,7 @@ class FlatoutError(Exception):
     def __str__(self) -> str:
         """All of it, for whoever meets it as a traceback: in a notebook, say."""
         because = f"\n  because: {self.because}" if self.because else ""
-        return f"{self.problem}{because}\n  fix: {self.fix}\n  see: {self.rule}"
+        return f"{self.problem}{because}\n  fix: {self.fix}\n  see: flatout explain {self.rule}"
 
 
 def _again(

@@ -102,7 +102,7 @@ def test_a_head_that_is_gone_is_told_soon(
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     began_s = time.monotonic()
     done = launch_on_ray(interpreter_with("ray"), script, 2)
-    assert done.returncode == 1 and "see: scheduler-not-reachable" in done.stderr, done.stderr
+    assert done.returncode == 1 and "explain scheduler-not-reachable" in done.stderr, done.stderr
     assert time.monotonic() - began_s < 60
 
 

@@ -160,7 +160,7 @@ def test_command_line_ingests_and_tells_what_came_of_it(tmp_path: Path) -> None:
     other = run("--validation", "0.3", "--json")
     assert other.returncode == 2
     assert json.loads(other.stdout)["error"]["rule"] == "ingested-otherwise"
-    assert "see: ingested-otherwise" in other.stderr
+    assert "explain ingested-otherwise" in other.stderr
 
 
 def test_shards_can_be_read_by_anybody(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_wrong_use_is_told_in_one_shape(
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
-    assert f"  see: {rule}\n" in done.stderr
+    assert f"explain {rule}\n" in done.stderr
     assert "  fix: " in done.stderr and hint in done.stderr
     assert "Traceback" not in done.stderr
     # Nothing is left behind by what could not be begun.
@@ -190,7 +190,7 @@ def test_runs_when_one_is_damaged(trained: Any) -> None:
     document = json.loads(trained.run("runs", "--json").stdout)
     assert [run["status"] for run in document] == ["finished", "unreadable"]
     # Neither stands in the way of the next step, nor of being removed.
-    assert "see: damaged-file" in trained.run("show", "bad").stderr
+    assert "explain damaged-file" in trained.run("show", "bad").stderr
     assert trained.run().returncode == 0
     assert trained.run("runs", "rm", "bad", "--yes").returncode == 0
     assert not bad.exists()
@@ -263,7 +263,7 @@ def test_data_list_as_text_and_as_json(cli: Any) -> None:
     assert found["tinyshakespeare"]["folder"] == str(folder)
     damaged = cli.run("data", "verify", **place)
     assert damaged.returncode == 1
-    assert "see: damaged-data" in damaged.stderr
+    assert "explain damaged-data" in damaged.stderr
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ TOO_LONG = "RuntimeError:" * 40
 @pytest.mark.parametrize("subject", [LOG * 10, TOO_LONG, ""])
 def test_text_in_the_place_of_a_name_is_told(cli: Any, subject: str) -> None:
     done = cli.run("explain", subject)
-    assert done.returncode == 2 and "see: nothing-to-explain" in done.stderr
+    assert done.returncode == 2 and "explain nothing-to-explain" in done.stderr
     assert len(done.stderr) < 400
     assert ("is piped in" in done.stderr) == (subject == LOG * 10)
 
@@ -37,7 +37,7 @@ def test_pipe_with_a_name_is_read(cli: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["no/such/folder.json", TOO_LONG])
 def test_recording_that_cannot_be_written_is_not_said_to_be(cli: Any, name: str) -> None:
     done = cli.run("doctor", "--record", name)
-    assert done.returncode == 1 and "see: file-not-accessible" in done.stderr
+    assert done.returncode == 1 and "explain file-not-accessible" in done.stderr
     assert "written to" not in done.stdout + done.stderr
 
 
@@ -46,7 +46,7 @@ def test_recording_takes_no_place_and_tells_where_it_is(cli: Any) -> None:
     assert f"written to {place}" in cli.run("doctor", "--record", str(place)).stderr
     before = place.read_bytes()
     done = cli.run("doctor", "--record", str(place))
-    assert done.returncode == 2 and "see: recording-exists" in done.stderr
+    assert done.returncode == 2 and "explain recording-exists" in done.stderr
     assert place.read_bytes() == before
 
 

@@ -130,7 +130,7 @@ def test_fault_is_mended_and_put_back(broken: Broken) -> None:
     assert broken.files() == before
     assert list((broken.root / ".flatout").iterdir()) == []
     nothing = broken.cli.run("undo", "--yes")
-    assert nothing.returncode == 2 and "see: nothing-to-undo" in nothing.stderr
+    assert nothing.returncode == 2 and "explain nothing-to-undo" in nothing.stderr
 
 
 def test_nothing_is_changed_without_being_asked(broken: Broken) -> None:
@@ -152,7 +152,7 @@ def test_failure_is_told_and_leaves_the_environment(broken: Broken) -> None:
     done = broken.doctor("--yes")
     assert done.returncode == 1
     assert "failed" in done.stderr and "No matching distribution" in done.stderr
-    assert "see: step-failed" in done.stderr
+    assert "explain step-failed" in done.stderr
     assert broken.files() == before
 
 
@@ -180,7 +180,7 @@ def test_person_is_asked_on_a_terminal(broken: Broken) -> None:
 def test_fix_needs_this_machine(cli: Any, tmp_path: Path) -> None:
     for option in (("--from", "x.json"), ("--record", str(tmp_path / "x")), ("--sarif",)):
         done = cli.run("doctor", "--fix", *option)
-        assert done.returncode == 2 and "see: fix-needs-this-machine" in done.stderr
+        assert done.returncode == 2 and "explain fix-needs-this-machine" in done.stderr
     assert not (tmp_path / "x").exists()
 
 
@@ -189,7 +189,7 @@ def test_undo_says_what_there_is(cli: Any) -> None:
     assert cli.run("undo").returncode == 2
     assert "no effect" in cli.run("undo", "--list", "--force").stderr
     done = cli.run("undo", "7")
-    assert done.returncode == 2 and "see: no-such-change" in done.stderr
+    assert done.returncode == 2 and "explain no-such-change" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a lock is not inherited there")
@@ -215,7 +215,7 @@ list(apply(Plan(goal="", steps=(step,))))
     process.wait()
     for _ in range(600):
         done = broken.cli.run("undo", "--yes")
-        if "see: changes-under-way" not in done.stderr:
+        if "explain changes-under-way" not in done.stderr:
             break
     assert done.returncode == 0, done.stderr
     assert broken.files() == before

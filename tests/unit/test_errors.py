@@ -11,7 +11,10 @@ from flatout.nouns.finding import finding_from
 @pytest.mark.parametrize(("kind", "exit_code"), [(UsageError, 2), (RunFailed, 1)])
 def test_error_when_raised(kind: type[FlatoutError], exit_code: int) -> None:
     error = kind("some-rule", "it is wrong.", because="of that", fix="do this")
-    assert str(error) == "it is wrong.\n  because: of that\n  fix: do this\n  see: some-rule"
+    assert (
+        str(error)
+        == "it is wrong.\n  because: of that\n  fix: do this\n  see: flatout explain some-rule"
+    )
     assert error.exit_code == exit_code
     finding = finding_from(error)
     assert (finding.rule, finding.severity, finding.because) == ("some-rule", "error", "of that")

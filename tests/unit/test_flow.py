@@ -90,14 +90,14 @@ def test_train_when_the_experiment_raises(cli: Any) -> None:
     done = cli.run(*cli.train(mode="fail"))
     assert done.returncode == 1
     assert "error: the experiment raised.\n    line 7, in model\n" in done.stderr
-    assert "fix: mend it\n  see: experiment-raised" in done.stderr
+    assert "fix: mend it\n  see: flatout explain experiment-raised" in done.stderr
     assert read(cli, "last")["status"] == "failed"
 
 
 def test_train_names_the_cause_below_its_error_when_a_rule_knows_it(cli: Any) -> None:
     done = cli.run(*cli.train(mode="no-kernel"))
     assert done.returncode == 1
-    error, _, cause = done.stderr.partition("see: experiment-raised\n")
+    error, _, cause = done.stderr.partition("explain experiment-raised\n")
     assert "error: the experiment raised." in error
     assert cause.startswith("\nCause: This build has no code for the GPU's compute capability.\n")
     assert "its log    RuntimeError: CUDA error: no kernel image is available" in cause
@@ -171,7 +171,7 @@ def test_train_detached_outlives_the_command_line_until_it_is_stopped(cli: Any) 
     assert read(cli, "last")["status"] == "running"
     resumed = cli.run("train", "--resume", "last")
     assert resumed.returncode == 2
-    assert "see: run-in-use" in resumed.stderr
+    assert "explain run-in-use" in resumed.stderr
     stopped = cli.run("runs", "stop", "last", "--json")
     assert json.loads(stopped.stdout)["status"] == "stopped"
 
@@ -232,7 +232,7 @@ def test_resume_when_the_experiment_was_renamed(cli: Any) -> None:
     assert refused.returncode == 2
     kept = cli.runs / "mine-0001" / "experiment.py"
     assert f'"{kept}" "{cli.experiment}"' in refused.stderr
-    assert "see: experiment-file-not-found" in refused.stderr
+    assert "explain experiment-file-not-found" in refused.stderr
     kept.rename(cli.experiment)
     assert cli.run("train", "--resume", "last", "--epochs", "9").returncode == 0
 
@@ -243,7 +243,7 @@ def test_resume_when_a_folder_from_elsewhere_names_the_interpreter(trained: Any)
     asked = ["train", "--resume", str(elsewhere), "--epochs", "9"]
     refused = trained.run(*asked)
     assert refused.returncode == 2
-    assert "see: run-from-elsewhere" in refused.stderr
+    assert "explain run-from-elsewhere" in refused.stderr
     # Another interpreter would run its code all the same.
     assert trained.run(*asked, "--python", trained.python).returncode == 2
     done = trained.run(*asked, "--trust")
@@ -292,7 +292,7 @@ def test_train_under_a_name_that_is_taken(cli: Any) -> None:
     assert cli.run(*cli.train("--name", "best")).returncode == 0
     again = cli.run(*cli.train("--name", "best"))
     assert again.returncode == 2
-    assert "see: run-exists" in again.stderr
+    assert "explain run-exists" in again.stderr
 
 
 def test_a_new_run_that_nobody_could_be_set_to_is_not_left_behind(

@@ -20,8 +20,8 @@ LIGHT_ENGINE = ("flatout.engine", "flatout.engine.experiment")
 RICH_USERS = {
     f"flatout/cli/{name}.py"
     for name in (
-        "control_characters", "live", "show", "show_cluster", "show_doctor", "show_environments",
-        "show_fix",
+        "control_characters", "live", "show", "show_cluster", "show_docs", "show_doctor",
+        "show_environments", "show_fix",
         "show_groundwork", "show_repair", "show_results", "show_runs",
         "show_setup", "show_tune", "show_upkeep", "tables",
     )

@@ -138,7 +138,7 @@ def test_what_a_cluster_cannot_take_is_refused_before_there_is_a_run(
     cli: Any, cluster: dict[str, str]
 ) -> None:
     done = cli.run("train", cli.experiment, "--on", "cluster:5", **cluster)
-    assert done.returncode == 2 and "see: ranks-do-not-fit" in done.stderr
+    assert done.returncode == 2 and "explain ranks-do-not-fit" in done.stderr
     assert "each takes a CPU, and the nodes have 4" in done.stderr
     assert not cli.runs.exists() or not any(cli.runs.iterdir())
 
@@ -146,7 +146,7 @@ def test_what_a_cluster_cannot_take_is_refused_before_there_is_a_run(
 def test_a_run_that_nodes_would_not_see_is_not_made(cli: Any, cluster: dict[str, str]) -> None:
     away = {"CLUSTER_RUNS": str(cli.folder / "away")}
     done = cli.run("train", cli.experiment, "--on", "cluster", **cluster, **away)
-    assert done.returncode == 2 and "see: run-not-shared" in done.stderr, done.stderr
+    assert done.returncode == 2 and "explain run-not-shared" in done.stderr, done.stderr
     assert not cli.runs.exists() or not any(cli.runs.iterdir())
 
 
@@ -210,7 +210,7 @@ def test_shards_are_not_asked_of_a_head_that_is_gone(cli: Any, cluster: dict[str
     # The recorded containers have no scheduler.
     words = ("ingest", str(data), str(data / "shards"), "--on", "cluster")
     done = cli.run(*words, **cluster)
-    assert done.returncode == 2 and "see: cluster-not-up" in done.stderr, done.stderr
+    assert done.returncode == 2 and "explain cluster-not-up" in done.stderr, done.stderr
     assert "no container of its `scheduler`" in done.stderr
 
 

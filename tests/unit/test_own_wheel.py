@@ -24,7 +24,7 @@ def test_own_wheel_holds_what_is_running(tmp_path: Path, monkeypatch: pytest.Mon
     assert {f"flatout/{path.relative_to(package).as_posix()}" for path in package.rglob("*.py")} \
         <= names  # fmt: skip
     assert "Requires-Dist: msgspec" in metadata
-    assert {"flatout/errors.md", "flatout/setup/install.sh"} <= names
+    assert {"flatout/docs/errors.md", "flatout/docs/README.md", "flatout/setup/install.sh"} <= names
     assert not [name for name in names if "__pycache__" in name]
     # The same files make the same wheel.
     assert own_wheel.build() == pin

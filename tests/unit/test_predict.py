@@ -44,7 +44,7 @@ def test_predict_tells_of_what_cannot_be_read_and_predicts_the_others(trained: A
     done = trained.run("predict", "one", "a", "refuse", "b")
     assert done.returncode == 1
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["input", "a", "b"]
-    assert "see: input-not-readable" in done.stderr
+    assert "explain input-not-readable" in done.stderr
 
 
 def test_predict_as_json(trained: Any) -> None:
@@ -59,7 +59,7 @@ def test_predict_as_json(trained: Any) -> None:
 def test_predict_when_the_process_dies(trained: Any) -> None:
     done = trained.run("predict", "one", "a", "die", "--output", "out.csv")
     assert done.returncode == 1
-    assert "see: prediction-died" in done.stderr and "exit code 7" in done.stderr
+    assert "explain prediction-died" in done.stderr and "exit code 7" in done.stderr
     assert "about to die" in done.stderr
     assert not list(trained.folder.glob("out.csv*"))
 
@@ -124,14 +124,14 @@ def test_predict_reads_inputs_from_standard_input(trained: Any) -> None:
 )
 def test_wrong_use(trained: Any, arguments: list[str], rule: str) -> None:
     done = trained.run(*arguments)
-    assert (done.returncode, f"see: {rule}" in done.stderr) == (2, True)
+    assert (done.returncode, f"explain {rule}" in done.stderr) == (2, True)
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="names are always Unicode on Windows")
 def test_an_argument_that_is_not_utf_8(trained: Any) -> None:
     done = trained.run("predict", "one", os.fsdecode(b"\xff.png"), "--json")
-    assert (done.returncode, "see: wrong-usage" in done.stderr) == (2, True)
+    assert (done.returncode, "explain wrong-usage" in done.stderr) == (2, True)
 
 
 def test_evaluate_shows_both_sides(trained: Any) -> None:

@@ -233,7 +233,7 @@ def test_a_run_that_the_head_does_not_see_is_told(cli: Any, head: tuple[Head, st
     ray, address = head
     ray.is_blind = True
     done = cli.run("train", cli.experiment, "--on", address)
-    assert done.returncode == 1 and "see: run-not-shared" in done.stderr, done.stderr
+    assert done.returncode == 1 and "explain run-not-shared" in done.stderr, done.stderr
 
 
 def test_what_a_job_is_told(cli: Any, head: tuple[Head, str]) -> None:
@@ -251,7 +251,7 @@ def test_a_job_that_is_not_taken_leaves_no_run(cli: Any, head: tuple[Head, str])
     ray, address = head
     ray.takes_jobs = False
     done = cli.run("train", cli.experiment, "--on", address)
-    assert done.returncode == 1 and "see: ray-not-answering" in done.stderr
+    assert done.returncode == 1 and "explain ray-not-answering" in done.stderr
     assert not any(cli.runs.iterdir())
 
 
@@ -294,7 +294,7 @@ def test_a_token_is_taken_from_where_ray_has_it(
     ray, address = head
     ray.token = "first"
     refused = cli.run("train", cli.experiment, "--on", address, RAY_AUTH_MODE="disabled")
-    assert refused.returncode == 2 and "see: ray-token-refused" in refused.stderr
+    assert refused.returncode == 2 and "explain ray-token-refused" in refused.stderr
     (tmp_path / "token").write_text("first\n")
     kept = {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     done = cli.run("train", cli.experiment, "--on", address, "--json", **kept)

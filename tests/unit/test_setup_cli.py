@@ -82,7 +82,7 @@ def test_setup_when_the_input_is_bad(
 ) -> None:
     code, _, err = ask(capsys, *arguments)
     assert code == 2
-    assert f"see: {rule}" in err and said in err and "Traceback" not in err
+    assert f"explain {rule}" in err and said in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from flatout.cli.commands import new
-from flatout.cli.questions import answered
+from flatout.cli.questions import answered, settled_name
 from flatout.errors import UsageError
 from flatout.experiment_text import parse_parameters, parse_settings
 from flatout.nouns.ingestion import FORMAT, Column, Manifest, Settings
@@ -180,7 +180,7 @@ def test_new_when_the_file_is_there(cli: Any) -> None:
     file = cli.folder / "flowers.py"
     file.write_text("mine = 1\n")
     done = cli.run("new", "flowers")
-    assert done.returncode == 2 and "  see: file-exists\n" in done.stderr
+    assert done.returncode == 2 and "explain file-exists\n" in done.stderr
     assert file.read_text() == "mine = 1\n"
     assert cli.run("new", "flowers", "--force").returncode == 0
     assert "def experiment(" in file.read_text()
@@ -218,11 +218,11 @@ def test_new_knows_a_folder_of_shards(cli: Any) -> None:
     assert wrong.returncode == 2 and "`price`" in wrong.stderr
     write_shards(cli.folder / "book", Settings(kind="text", validation=0.0, test=0.0))
     alone = cli.run("new", "more", "--path", "book")
-    assert alone.returncode == 2 and "see: no-data" in alone.stderr
+    assert alone.returncode == 2 and "explain no-data" in alone.stderr
     other = cli.run("new", "more", "--path", "book", "--task", "regression")
-    assert "see: data-for-another-task" in other.stderr
+    assert "explain data-for-another-task" in other.stderr
     none = cli.run("new", "more", "--data", "shards", "--path", ".")
-    assert none.returncode == 2 and "see: no-shards" in none.stderr
+    assert none.returncode == 2 and "explain no-shards" in none.stderr
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_new_when_used_wrongly(cli: Any, arguments: list[str], rule: str, hint: 
     (cli.folder / "latin.csv").write_bytes("größe\n1\n".encode("latin-1"))
     done = cli.run("new", "houses", *arguments)
     assert done.returncode == 2
-    assert f"  see: {rule}\n" in done.stderr and hint in done.stderr
+    assert f"explain {rule}\n" in done.stderr and hint in done.stderr
     assert not (cli.folder / "houses.py").exists()
 
 
@@ -262,7 +262,7 @@ def test_new_refuses_the_name_of_a_module_that_is_elsewhere(cli: Any, name: str)
     (cli.folder / "parcel").mkdir()
     (cli.folder / "parcel" / "__init__.py").write_text("")
     done = cli.run("new", name)
-    assert done.returncode == 2 and "  see: bad-experiment-name\n" in done.stderr
+    assert done.returncode == 2 and "explain bad-experiment-name\n" in done.stderr
     assert not (cli.folder / f"{name}.py").exists()
 
 
@@ -270,3 +270,22 @@ def test_new_may_take_the_name_of_a_folder_or_file_beside_it(cli: Any) -> None:
     (cli.folder / "flowers").mkdir()
     assert cli.run("new", "flowers").returncode == 0
     assert cli.run("new", "flowers", "--force").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "proposed"),
+    [("my-net", "my_net"), ("two words.py", "two_words"), ("3d", "net_3d"), ("random", "my_random"),
+     ("class", "my_class"), ("a/b", "a_b"), ("-", "my_")],
+)  # fmt: skip
+def test_a_name_that_cannot_be_gets_a_proposal_that_can(given: str, proposed: str) -> None:
+    with pytest.raises(UsageError) as error:
+        check_name(given)
+    assert error.value.fix == f"use another name: flatout new {proposed}"
+    assert check_name(proposed) == proposed
+
+
+def test_a_person_is_asked_for_another_name() -> None:
+    with CliRunner().isolation(input="\nother\n"):
+        assert settled_name("my-net") == "my_net"
+        assert settled_name("my-net") == "other"
+        assert settled_name("flowers") == "flowers"

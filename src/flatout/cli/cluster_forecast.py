@@ -41,7 +41,7 @@ from flatout.cli.options import json_document
 def predict(is_json: bool, **options: Any) -> None:
     """Predict how long a training takes on many workers, from a run's measured step.
 
-    Nothing is started: the model is in docs/forecast.md.
+    Nothing is started: `flatout docs forecast` has the model.
     """
     from flatout import forecasting
     from flatout.cli import show, show_forecast

@@ -30,6 +30,7 @@ COMMANDS = (
     ("doctor", "Mend", "Check this machine: what is wrong, why, and how to fix it."),
     ("undo", "Mend", "Undo what flatout has changed on this machine."),
     ("explain", "Mend", "Name the cause in a log, a traceback or any other text."),
+    ("docs", "Keep", "Show the documentation."),
     ("data", "Train", "List, download and verify data sets."),
     ("launch", "Train", "Start your own script on several nodes."),
     ("ingest", "Train", "Turn images, tables or texts into shards to train on."),

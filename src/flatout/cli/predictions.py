@@ -72,7 +72,8 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, float) and name.partition("probability")[1]:
         return percent_text(value)
     if isinstance(value, float):
-        return f"{value:.4g}"
+        # Prices and the like: as they are written, not with an exponent.
+        return f"{value:.0f}" if 1e4 <= abs(value) < 1e12 else f"{value:.4g}"
     if isinstance(value, list):
         if value and isinstance(value[0], list):
             return f"{len(value)} x {_cell(name, value[0])}"

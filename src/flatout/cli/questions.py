@@ -8,7 +8,28 @@ from collections.abc import Sequence
 import click
 import msgspec
 
-from flatout.nouns.sketch import DATA_OF, TABLES, TASKS, SketchRequest
+from flatout.errors import UsageError
+from flatout.nouns.sketch import (
+    DATA_OF,
+    TABLES,
+    TASKS,
+    SketchRequest,
+    check_name,
+    proposed_name,
+)  # fmt: skip
+
+_WIDTH = 76
+
+
+def settled_name(name: str) -> str:
+    """A name that a file can have: the one given, else what the person makes of a proposal."""
+    try:
+        return check_name(name)
+    except UsageError as error:
+        for line in textwrap.wrap(f"{error.problem[:-1]}: {error.because}.", _WIDTH):
+            click.echo(line, err=True)
+    answer: str = click.prompt("Which name instead?", default=proposed_name(name), err=True)
+    return answer.strip()
 
 
 def answered(request: SketchRequest) -> SketchRequest:
@@ -25,12 +46,12 @@ def answered(request: SketchRequest) -> SketchRequest:
 
 
 def _choice(question: str, choices: Sequence[str], default: str) -> str:
-    # On lines of their own: a long list beside the question would be broken inside a word.
-    listed = textwrap.fill(", ".join(choices), 76, initial_indent="  ", subsequent_indent="  ")
+    # On a line of their own: beside the question they would be broken within a word.
+    for line in textwrap.wrap(", ".join(choices), _WIDTH, break_on_hyphens=False):
+        click.echo(f"  {line}", err=True)
     answer: str = click.prompt(
-        f"{question}:\n{listed}\n ", type=click.Choice(choices), default=default,
-        show_choices=False, err=True,
-    )  # fmt: skip
+        question, type=click.Choice(choices), default=default, err=True, show_choices=False
+    )
     return answer
 
 

@@ -99,6 +99,11 @@ def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
             label = ""
 
 
+def print_command(console: Console, label: str, command: str) -> None:
+    """What may be typed next, as it can be typed here."""
+    print_lines(console, [(label, _typeable(command))])
+
+
 def print_finding(finding: Finding, console: Console | None = None) -> None:
     """Bad news on stderr, in the one shape that all bad news has."""
     console = console or make_console(is_error=True)
@@ -116,7 +121,7 @@ def print_finding(finding: Finding, console: Console | None = None) -> None:
             _print_wrapped(console, Text("  fix: "), text)
         else:
             console.print(f"  fix: {text}", soft_wrap=True)
-    console.print(f"  see: {finding.rule}", soft_wrap=True)
+    console.print(f"  see: {_typeable(finding.see)}", soft_wrap=True)
 
 
 def _print_wrapped(console: Console, first: Text, text: str) -> None:
@@ -293,7 +298,8 @@ def _typeable(text: str) -> str:
 # Not the package (`pip install flatout==0.1.0`), not a sentence about it.
 _COMMAND = re.compile(
     r"(?<![\w./-])flatout(?= "
-    r"(new|train|runs|show|compare|predict|evaluate|data|setup|compat|doctor|undo|disk|self|--help)\b)"
+    r"(new|train|tune|runs|show|compare|predict|evaluate|data|setup|compat|doctor|undo|explain|docs|disk"
+    r"|self|--help)\b)"
 )
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from flatout.cli.machine_rows import machine_rows
 from flatout.cli.plan_rows import PLACES, SAFETY
 from flatout.cli.show import make_console, print_note
+from flatout.cli.show_docs import print_markdown
 from flatout.nouns.diagnosis import Diagnosis
 from flatout.nouns.examined import Examined
 from flatout.nouns.finding import Finding, Fix
@@ -99,7 +100,9 @@ def print_site(site: Site) -> None:
 
 def print_page(rule: str, page: str) -> None:
     """A rule's page."""
-    make_console().print(f"{rule}\n\n{page.strip()}", soft_wrap=True)
+    console = make_console()
+    console.print(Text(f"{rule}\n", "bold"))
+    print_markdown(console, page)
 
 
 def summary(findings: Sequence[Finding], *, is_all_known: bool = True) -> str:
@@ -180,7 +183,7 @@ def _print_body(
         _print_labelled(console, "because", finding.because)
     for fix in finding.fixes:
         _print_fix(console, fix)
-    _print_labelled(console, "see", finding.see or finding.rule)
+    _print_labelled(console, "see", finding.see)
 
 
 def _print_fix(console: Console, fix: Fix) -> None:

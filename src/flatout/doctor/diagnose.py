@@ -127,7 +127,7 @@ def diagnose(case: Case, rules: Sequence[Rule]) -> Diagnosis:
     for finding in found:
         causes = [one for one in found if finding.rule in by_id[one.rule].explains]
         if not any(_is_as_certain(cause, finding) for cause in causes):
-            kept.append(_with_page(finding))
+            kept.append(finding)
     return Diagnosis(findings=tuple(kept), undecided=_undecided(kept))
 
 
@@ -158,11 +158,6 @@ def _is_of(facts: frozenset[Evidence], finding: Finding) -> bool:
 
 def _is_as_certain(one: Finding, other: Finding) -> bool:
     return _CERTAINTIES.index(one.certainty) <= _CERTAINTIES.index(other.certainty)
-
-
-def _with_page(finding: Finding) -> Finding:
-    see = finding.see or f"flatout explain {finding.rule}"
-    return msgspec.structs.replace(finding, see=see)
 
 
 def _undecided(findings: Sequence[Finding]) -> tuple[Undecided, ...]:

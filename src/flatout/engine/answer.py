@@ -187,12 +187,14 @@ def _does_not_fit(text: str, batch: Batch, error: Exception) -> Finding:
         severity="error",
         problem=f"`{text}` does not go through the model: {_one_line(error)}",
         because="; ".join(filter(None, [batch.shapes_text, raised_at(error)])),
-        fixes=(Fix(text="give what the experiment was trained on; see docs/predict.md"),),
+        fixes=(Fix(text="give what the experiment was trained on; see flatout docs predict"),),
     )
 
 
 def _not_readable(unreadable: Unreadable) -> Finding:
     error = unreadable.error
+    if isinstance(error, FlatoutError):
+        return finding_from(error)
     is_missing = isinstance(error, FileNotFoundError)
     reason = "there is no such file" if is_missing else _one_line(error)
     return Finding(
@@ -200,7 +202,13 @@ def _not_readable(unreadable: Unreadable) -> Finding:
         severity="error",
         problem=f"`{unreadable.text}` cannot be read: {reason}",
         because=None if isinstance(error, OSError) else raised_at(error),
-        fixes=(Fix(text="check it; docs/predict.md tells what an experiment reads"),),
+        fixes=(
+            Fix(
+                text="check the path"
+                if is_missing
+                else "give what `predict_data` of the experiment reads; see flatout docs predict"
+            ),
+        ),
     )
 
 

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 from flatout.errors import UsageError, nearest
 from flatout.system.folders import data_folders
 
+# What a package is called where it is installed from, if not as it is imported.
+_REQUIREMENTS = {"PIL": "pillow"}
 
-def library(name: str, *, package: str, extra: str = "data") -> Any:
-    """A module of a package that only some data needs, and the extra of flatout's that has it.
+
+def is_installed(name: str) -> bool:
+    """Whether a package can be imported."""
+    return importlib.util.find_spec(name) is not None
+
+
+def library(name: str, *, package: str) -> Any:
+    """A module of a package that only some data needs.
 
     Raises:
         UsageError: data-package-not-installed.
@@ -25,11 +37,25 @@ def library(name: str, *, package: str, extra: str = "data") -> Any:
             raise
         raise UsageError(
             "data-package-not-installed",
-            f"this data is read by the package {package}, which is not there.",
+            f"this data is read by the package {package}, which is not installed.",
             because=str(error),
-            fix=f"pip install 'flatout[{extra}]'",
+            fix=install_command(_REQUIREMENTS.get(top, top)),
         ) from error
     return importlib.import_module(name)
+
+
+def install_command(requirement: str) -> str:
+    """What to type to install a package where this Python finds it."""
+    python = sys.executable
+    if sys.platform == "win32":
+        python = f'& "{python}"' if " " in python else python
+    else:
+        python = shlex.quote(python)
+    # uv makes environments without pip.
+    has_pip = is_installed("pip") or shutil.which("uv") is None
+    if has_pip:
+        return f"{python} -m pip install {requirement}"
+    return f"uv pip install --python {python.removeprefix('& ')} {requirement}"
 
 
 def existing(path: str | Path) -> Path:

@@ -145,5 +145,5 @@ def _check_labels(labels: Sequence[str]) -> None:
 
 def _bad(problem: str) -> UsageError:
     return UsageError(
-        "bad-experiment", problem, fix="correct the experiment; see docs/experiments.md"
+        "bad-experiment", problem, fix="correct the experiment; see flatout docs experiments"
     )

@@ -89,7 +89,7 @@ def data_kind(data: Any) -> DataKind:
         "data-of-unknown-kind",
         f"the data is a {type(data).__name__}: neither tensors, nor a dataset, nor an iterable.",
         because="tensors must share their first dimension; a dataset has __len__ and __getitem__",
-        fix="return one of the three kinds; see docs/experiments.md",
+        fix="return one of the three kinds; see flatout docs experiments",
     )
 
 

@@ -247,7 +247,8 @@ def _rebuilt(
         )
     kept = kept_spec(folder, spec)
     return load_experiment(
-        msgspec.structs.replace(kept, parameters=kept.parameters | dict(parameters))
+        msgspec.structs.replace(kept, parameters=kept.parameters | dict(parameters)),
+        copy_of=spec.file,
     )
 
 
@@ -352,7 +353,7 @@ def _on_cpu(found: Any, num_samples: int) -> Any:
         "bad-prediction",
         f"{what} was predicted for a batch of {counted_text(num_samples, 'sample')}.",
         because="there must be one entry for each sample, in a tensor, a list, or a dict of these",
-        fix="give the experiment a `predict` that returns such; see docs/predict.md",
+        fix="give the experiment a `predict` that returns such; see flatout docs predict",
     )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from flatout.engine.batches import tensors_in, with_tensors
 from flatout.engine.facts import data_kind
 from flatout.engine.stacking import stacked
-from flatout.errors import FlatoutError
+from flatout.errors import FlatoutError, UsageError
 
 Row = tuple[str, int | None]
 
@@ -214,7 +214,14 @@ def read_tensors(text: str) -> Any:
 
         tensors = {name: _as_fp32(one) for name, one in safetensors.torch.load_file(path).items()}
         return next(iter(tensors.values())) if len(tensors) == 1 else tensors
-    raise ValueError("an experiment without `predict_data` reads .npy and .safetensors files alone")
+    raise UsageError(
+        "input-not-readable",
+        f"{text} cannot be read: a .npy or a .safetensors file is needed.",
+        because="`predict_data` of the experiment says how other inputs are read, and it has none "
+        "for this one",
+        fix="write it as .npy or .safetensors; or add `predict_data` and train again, see "
+        "flatout docs predict",
+    )
 
 
 def _as_fp32(tensor: Tensor) -> Tensor:

@@ -18,13 +18,18 @@ from flatout.system.runs import RunFolder
 from flatout.system.store import mapped_os_errors
 
 
-def load_experiment(spec: ExperimentSpec) -> Experiment:
+def load_experiment(spec: ExperimentSpec, *, copy_of: str | None = None) -> Experiment:
     """Builds the experiment that a spec names, with its parameters.
+
+    Args:
+        spec: what to build.
+        copy_of: the file of which the spec's is the copy that the run keeps; data that lies beside
+            a file is looked for there.
 
     Raises:
         UsageError: experiment-changed, experiment-name-taken, bad-experiment.
     """
-    module = _load_module(spec)
+    module = _load_module(spec, copy_of)
     made = module.experiment(**spec.parameters)
     if not isinstance(made, Experiment):
         raise UsageError(
@@ -76,7 +81,7 @@ def _has_sha256(path: Path, sha256: str | None) -> bool:
         return hashlib.sha256(path.read_bytes()).hexdigest() == sha256
 
 
-def _load_module(spec: ExperimentSpec) -> ModuleType:
+def _load_module(spec: ExperimentSpec, copy_of: str | None) -> ModuleType:
     if spec.file is None:
         return importlib.import_module(f"flatout.experiments.{spec.name.replace('-', '_')}")
     path = Path(spec.file)
@@ -90,7 +95,24 @@ def _load_module(spec: ExperimentSpec) -> ModuleType:
             fix="restore it (the run's folder has a copy, experiment.py), or begin a new run from "
             "these weights with --init",
         )
+    if copy_of is not None and copy_of != spec.file:
+        return _import_copy(path, copy_of)
     return _import_by_name(path)
+
+
+def _import_copy(path: Path, copy_of: str) -> ModuleType:
+    """Imports a run's copy of an experiment as if it lay where the experiment did."""
+    name = path.stem
+    # First, so that a loader's worker that imports it by name finds this one.
+    sys.path.insert(0, str(path.parent))
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    module.__file__ = copy_of
+    # In place of another run's copy, which has the same name.
+    sys.modules[name] = module
+    found.loader.exec_module(module)
+    return module
 
 
 def _import_by_name(path: Path) -> ModuleType:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.errors import UsageError
+from flatout.engine.data_files import library
 
 
 def read_pictures(text: str, num_pixels: int) -> Tensor:
@@ -91,13 +91,4 @@ def _read_image(path: Path, num_pixels: int) -> Tensor:
 
 
 def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "data-package-not-installed",
-            "images are read by the package Pillow, which is not there.",
-            because=str(error),
-            fix="pip install 'flatout[data]'",
-        ) from error
-    return Image
+    return library("PIL.Image", package="Pillow")

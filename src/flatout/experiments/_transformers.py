@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from flatout.engine.data_files import install_command
 from flatout.errors import UsageError
 
 
@@ -27,14 +28,15 @@ def transformers_library(at_least: int = 0) -> ModuleType:
             "transformers-not-installed",
             "this experiment's model comes from the package transformers, which is not there.",
             because=str(error),
-            fix="pip install 'flatout[language]'",
+            fix=install_command("transformers"),
         ) from error
     version: str = library.__version__
     if int(version.partition(".")[0]) < at_least:
+        command = install_command(f"'transformers>={at_least}'")
         raise UsageError(
             "transformers-too-old",
             f"this needs transformers {at_least}, and {version} is installed.",
             because="an attention of another's making is given less by older ones",
-            fix=f"pip install 'transformers>={at_least}'; or train padded batches",
+            fix=f"{command}; or train padded batches",
         )
     return library

@@ -46,12 +46,17 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan | None = None
 
 
+def page_command(rule: str) -> str:
+    """What shows the page of a rule or an error."""
+    return f"flatout explain {rule}"
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Bad news: what is wrong, from what evidence, why, and what to do; `rule` names its page.
 
     evidence: lines; an Evidence where it matters in what text or place a line was seen.
     confirm: commands whose answer would decide, where the evidence does not.
-    see: where more is told; the page named like the rule, if nothing else.
+    see: the command that shows more; the rule's page, if nothing else.
     """
 
     rule: str
@@ -63,6 +68,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     certainty: Certainty = "decided"
     confirm: tuple[str, ...] = ()
     see: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.see:
+            msgspec.structs.force_setattr(self, "see", page_command(self.rule))
 
 
 def finding_from(error: FlatoutError, severity: Severity = "error") -> Finding:

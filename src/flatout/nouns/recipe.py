@@ -186,5 +186,5 @@ def _bad_value(name: str, value: Any, reason: str) -> UsageError:
         "bad-recipe-value",
         f"`{name}={value}` is not a value this recipe field can have.",
         because=reason,
-        fix=f"use one of: {allowed}" if allowed else f"see what {name} means: docs/recipe.md",
+        fix=f"use one of: {allowed}" if allowed else f"see what {name} means: flatout docs recipe",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -144,8 +145,20 @@ def check_name(text: str) -> str:
         "bad-experiment-name",
         f"an experiment cannot be named `{text}`.",
         because=because,
-        fix="use another name: flatout new my_experiment",
+        fix=f"use another name: flatout new {proposed_name(text)}",
     )
+
+
+def proposed_name(text: str) -> str:
+    """A name for an experiment's file that is as near as can be to what was given."""
+    name = re.sub(r"\W+", "_", text.removesuffix(".py")).strip("_")
+    name = f"net_{name}" if name[:1].isdigit() else name
+    return f"my_{name}" if not name.isidentifier() or _is_taken(name) else name
+
+
+def _is_taken(name: str) -> bool:
+    is_module = name in sys.stdlib_module_names or name in _LIBRARIES
+    return keyword.iskeyword(name) or name.lower() in _RESERVED or is_module
 
 
 def _kind_of(path: str | None) -> str | None:

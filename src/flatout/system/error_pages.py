@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Collection
 
 from flatout.system import store
+from flatout.system.doc_pages import docs_folder, list_pages, with_commands
 
 _ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)+")
-_LINK = re.compile(r"\[([^\]]*)\]\([^)\s]*\)")
 
 
 def read_pages() -> dict[str, str]:
-    """The sections on errors and warnings, by their ids, as they are read without links."""
-    import flatout
-
-    package = Path(flatout.__file__).parent
-    # In a checkout it lies among the documents.
-    places = (package / "errors.md", package.parents[1] / "docs" / "errors.md")
-    path = next((one for one in places if one.is_file()), places[0])
+    """The sections on errors and warnings, by their ids."""
+    path = docs_folder() / "errors.md"
     with store.mapped_os_errors(path):
-        return parse_pages(path.read_text(encoding="utf-8"))
+        return parse_pages(path.read_text(encoding="utf-8"), list_pages())
 
 
-def parse_pages(text: str) -> dict[str, str]:
-    """The sections of a page in Markdown whose headings are ids; links become their text."""
+def parse_pages(text: str, pages: Collection[str] = ()) -> dict[str, str]:
+    """The sections of a page in Markdown whose headings are ids; links become commands.
+
+    Args:
+        text: the page.
+        pages: the names of all pages of the documentation.
+    """
     parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
     return {
-        heading: _LINK.sub(r"\1", section).strip()
+        heading: with_commands(section, "errors", pages).strip()
         for heading, section in zip(parts[1::2], parts[2::2], strict=True)
         if _ID.fullmatch(heading)
     }

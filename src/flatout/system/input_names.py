@@ -46,14 +46,27 @@ def _not_unicode(what: str, fix: str) -> UsageError:
     return UsageError("input-not-readable", f"{what} is not text in UTF-8.", fix=fix)
 
 
+def _files_below(folder: str) -> Iterator[str]:
+    """All files in a folder and below it, by name, without hidden ones."""
+    with os.scandir(folder) as items:
+        found = sorted((item for item in items if not item.name.startswith(".")), key=_name_of)
+    for item in found:
+        if item.is_file():
+            yield item.path
+        elif item.is_dir(follow_symlinks=False):
+            yield from _files_below(item.path)
+
+
+def _name_of(item: os.DirEntry[str]) -> str:
+    return item.name
+
+
 def _expanded(text: str) -> Iterator[str]:
     if text == "-":
         yield from _lines()
     elif os.path.isdir(text):
         with mapped_os_errors(Path(text)):
-            names = sorted(os.listdir(text))
-        paths = [os.path.join(text, name) for name in names if not name.startswith(".")]
-        yield from (path for path in paths if os.path.isfile(path))
+            yield from _files_below(text)
     elif sys.platform == "win32" and not os.path.exists(text) and (found := glob.glob(text)):
         # Windows' shells leave patterns to the programs.
         yield from sorted(found)

@@ -21,7 +21,7 @@ from flatout.system.wheel_store import digest_of, path_of, wheels_folder
 _TIME = (1980, 1, 1, 0, 0, 0)
 _PACKAGE = Path(flatout.__file__).parent
 # Files of a checkout that are in the package elsewhere; pyproject.toml says the same.
-_BESIDE = {"install.sh": "setup/install.sh", "docs/errors.md": "errors.md"}
+_BESIDE = {"install.sh": "setup/install.sh", "README.md": "docs/README.md"}
 
 
 class _Project(msgspec.Struct, rename="kebab"):
@@ -101,7 +101,10 @@ def _files() -> list[tuple[str, bytes]]:
             if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
         }  # fmt: skip
         if (_PACKAGE.parents[1] / "pyproject.toml").is_file():
-            found |= {name: _PACKAGE.parents[1] / place for place, name in _BESIDE.items()}
+            root = _PACKAGE.parents[1]
+            found |= {name: root / place for place, name in _BESIDE.items()}
+            pages = (root / "docs").rglob("*.md")
+            found |= {path.relative_to(root).as_posix(): path for path in pages}
         return [(f"flatout/{name}", found[name].read_bytes()) for name in sorted(found)]
 
 

@@ -152,7 +152,7 @@ def write_new(name: str, text: str, *, is_forced: bool) -> Path:
             "bad-experiment-name",
             f"an experiment cannot be named `{name}`.",
             because=f"`import {name}` already means another module: {taken}",
-            fix="use another name: flatout new my_experiment",
+            fix=f"use another name: flatout new my_{name}",
         )
     if path.exists() and not is_forced:
         raise UsageError(

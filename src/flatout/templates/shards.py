@@ -21,6 +21,11 @@ def samples(is_training: bool) -> Any:
     part = "train" if is_training else "$held_out"
     found = data.shards(SHARDS)
     return found.images(part, size=SIDE, random_crop=crop, flip=is_training)
+
+
+def predict_data(path: str) -> Any:
+    """What `flatout predict` reads: an image file of any size and mode."""
+    return data.image(path, size=SIDE)
 ''',
     words={"classes": "list(data.shards(SHARDS).classes)", "num_classes": "len(classes)"},
 )
@@ -37,6 +42,13 @@ def samples(is_training: bool) -> tuple[Tensor, Tensor]:
     part = "train" if is_training else "$held_out"
     images, labels = data.shards(SHARDS).tensors(part).tensors
     return images.float() / 255, labels
+
+
+def predict_data(path: str) -> Tensor:
+    """What `flatout predict` reads: an image file, dark and light as in training."""
+    channels, height, width = data.shards(SHARDS).manifest.settings.shape
+    image = data.image(path, size=(height, width), grey=channels == 1)
+    return image.float() / 255
 ''',
     words={
         "classes": "list(data.shards(SHARDS).classes)",
@@ -58,7 +70,7 @@ def table(part: str) -> Any:
     """The rows: columns of numbers, columns of texts as codes, and the target."""
     found = data.shards(SHARDS)
     # A value may be in one part alone; its code is to be the same in both.
-    each = [found.table(one, target=TARGET).vocabularies for one in PARTS]
+    each = $each
     words = {name: sorted({*each[0][name], *each[1][name]}) for name in each[0]}
     return found.table(part, target=TARGET, vocabularies=words)
 
@@ -78,17 +90,30 @@ def targets() -> Tensor:
     """The target of every row to train on; classes are numbers from 0 on."""
     found: Tensor = samples(is_training=True).tensors[-1]
     return found
+
+
+def predict_data(path: str) -> tuple[Tensor, ...]:
+    """What `flatout predict` reads: rows with these columns, in any order."""
+    return data.rows(path, like=samples(is_training=True))
 ''',
     words={
         "columns": "*shape()",
         "targets": "targets()",
-        "classes": "samples(is_training=True).vocabularies.get(TARGET)",
-        "num_classes": "num_classes()",
+        "classes": "classes()",
+        "num_classes": "len(classes())",
+        "answer": "TARGET",
     },
 )
 
+PROMPTS = '''
+
+def predict_data(text: str) -> Tensor:
+    """What `flatout predict` reads: a text to continue, or its file."""
+    return data.text_bytes(text)
+'''
+
 _TEXT = Piece(
-    imports=_IMPORTS,
+    imports=(*_IMPORTS, "from torch import Tensor"),
     text='''
 # Made by `flatout ingest`.
 SHARDS = $path
@@ -98,14 +123,22 @@ def samples(is_training: bool, context: int) -> Any:
     """Windows of bytes of the passages to train on, or of others to validate."""
     part = "train" if is_training else "$held_out"
     return data.shards(SHARDS).text(part, context=context)
-''',
+'''
+    + PROMPTS,
 )
 
-_NUM_CLASSES = '''
+_VALUES_OF_EACH = "[found.table(one, target=TARGET).vocabularies for one in PARTS]"
+# Classes have names, also where these are numbers.
+_CLASSES_OF_EACH = """[
+        found.table(one, target=TARGET, vocabularies={TARGET: None}).vocabularies
+        for one in PARTS
+    ]"""
 
-def num_classes() -> int:
-    """Of both parts."""
-    return max(int(table(part).tensors[-1].max()) for part in PARTS) + 1
+_CLASSES = '''
+
+def classes() -> list[str]:
+    """The values of the target in both parts."""
+    return list(samples(is_training=True).vocabularies[TARGET])
 '''
 
 
@@ -114,6 +147,7 @@ def shards(sketch: Sketch) -> Piece:
     pieces = {"images": _IMAGES, "tensors": _IDX, "text": _TEXT, "csv": _TABLE, "parquet": _TABLE}
     found = pieces[sketch.content]
     text = found.text.replace("$held_out", sketch.held_out)
-    if found is _TABLE and sketch.task == "classification":
-        text += _NUM_CLASSES
+    is_classified = found is _TABLE and sketch.task == "classification"
+    text = text.replace("$each", _CLASSES_OF_EACH if is_classified else _VALUES_OF_EACH)
+    text += _CLASSES if is_classified else ""
     return Piece(imports=found.imports, text=text, words=found.words)

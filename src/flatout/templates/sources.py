@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flatout.nouns.sketch import Sketch
 from flatout.templates.piece import Piece
-from flatout.templates.shards import shards
+from flatout.templates.shards import PROMPTS, shards
 
 _TORCH = ("import torch", "from torch import Tensor")
 
@@ -50,6 +50,11 @@ def samples(is_training: bool) -> tuple[Tensor, Tensor]:
     columns = stripes.expand(SIDE, SIDE)
     shown = torch.stack([columns.T, columns])[labels].unsqueeze(1)
     return (noise + shown).to(torch.uint8), labels
+
+
+def predict_data(path: str) -> Tensor:
+    """What `flatout predict` reads: an image file of any size and mode."""
+    return data.image(path, size=SIDE)
 ''',
             words={"classes": "CLASSES", "num_classes": "len(CLASSES)"},
         )
@@ -68,6 +73,11 @@ def samples(is_training: bool) -> Any:
     folder = data.image_folder(IMAGES, size=SIDE, random_crop=crop, flip=is_training)
     # The split is the same whenever it is made.
     return data.split(folder)[0 if is_training else 1]
+
+
+def predict_data(path: str) -> Any:
+    """What `flatout predict` reads: an image file of any size and mode."""
+    return data.image(path, size=SIDE)
 ''',
         words={"classes": "data.image_folder(IMAGES).classes", "num_classes": "len(classes)"},
     )  # fmt: skip
@@ -77,18 +87,21 @@ def _made_up_table(sketch: Sketch) -> Piece:
     is_sum = sketch.task == "regression"
     target = "numbers.prod(1) + 3" if is_sum else "(numbers.norm(dim=1) > 2).long()"
     return Piece(
-        imports=_TORCH,
+        imports=(*_TORCH, "from flatout.engine import data"),
         text=f'''
 def samples(is_training: bool) -> tuple[Tensor, Tensor]:
     """Four synthetic columns and a target. For your own table:
 
-    from flatout.engine import data
-    rows = data.{sketch.data}("table.{sketch.data}", target="price")
-    return data.split(rows)[0 if is_training else 1]
+    flatout new NAME --path table.{sketch.data} --target COLUMN
     """
     dice = torch.Generator().manual_seed(1 if is_training else 2)
     numbers = torch.randn(1000, 4, generator=dice)
     return numbers, {target}
+
+
+def predict_data(path: str) -> Tensor:
+    """What `flatout predict` reads: .npy, .safetensors, or a table of numbers."""
+    return data.tensors(path, like=samples(is_training=False)[0])
 ''',
         words={
             "columns": "4, []",
@@ -102,6 +115,8 @@ def samples(is_training: bool) -> tuple[Tensor, Tensor]:
 def _table(sketch: Sketch) -> Piece:
     if sketch.is_made_up:
         return _made_up_table(sketch)
+    # Classes have names, also where these are numbers.
+    categories = ", vocabularies={TARGET: None}" if sketch.task == "classification" else ""
     return Piece(
         imports=("from functools import cache", "from pathlib import Path",
                  "from typing import Any", "from torch import Tensor",
@@ -114,7 +129,7 @@ TARGET = $target
 @cache
 def table() -> Any:
     """The rows: columns of numbers, columns of texts as codes, and the target."""
-    return data.{sketch.data}(TABLE, target=TARGET)
+    return data.{sketch.data}(TABLE, target=TARGET{categories})
 
 
 def samples(is_training: bool) -> Any:
@@ -132,12 +147,18 @@ def targets() -> Tensor:
     """The target of every row; classes are numbers from 0 on."""
     found: Tensor = table().tensors[-1]
     return found
+
+
+def predict_data(path: str) -> tuple[Tensor, ...]:
+    """What `flatout predict` reads: rows with these columns, in any order."""
+    return data.rows(path, like=table())
 ''',
         words={
             "columns": "*shape()",
             "targets": "targets()",
-            "classes": "table().vocabularies.get(TARGET)",
-            "num_classes": "int(targets().max()) + 1",
+            "classes": "table().vocabularies[TARGET]",
+            "num_classes": "len(table().vocabularies[TARGET])",
+            "answer": "TARGET",
         },
     )  # fmt: skip
 
@@ -147,13 +168,18 @@ def _tensors(sketch: Sketch) -> Piece:
         is_sum = sketch.task == "regression"
         target = "inputs.prod(1) + 3" if is_sum else "(inputs.norm(dim=1) > 2).long()"
         return Piece(
-            imports=_TORCH,
+            imports=(*_TORCH, "from flatout.engine import data"),
             text=f'''
 def samples(is_training: bool) -> tuple[Tensor, Tensor]:
     """Synthetic points and their targets. Return your own tensors."""
     dice = torch.Generator().manual_seed(1 if is_training else 2)
     inputs = torch.randn(1000, 4, generator=dice)
     return inputs, {target}
+
+
+def predict_data(path: str) -> Tensor:
+    """What `flatout predict` reads: .npy, .safetensors, or a table of numbers."""
+    return data.tensors(path, like=samples(is_training=False)[0])
 ''',
             words={
                 "targets": "samples(is_training=True)[-1]",
@@ -175,24 +201,36 @@ def samples(is_training: bool) -> tuple[Tensor, Tensor]:
     whole = tensors["inputs"], tensors["targets"]
     inputs, targets = data.split(whole)[0 if is_training else 1]
     return inputs, targets
-''',
+
+
+def predict_data(path: str) -> Tensor:
+    """What `flatout predict` reads: .npy, or `inputs` of a .safetensors file."""
+    return data.tensors(path, like=samples(is_training=False)[0])
+''' + (_NUM_CLASSES if sketch.task == "classification" else ""),
         words={
             "targets": "samples(is_training=True)[-1]",
-            "classes": "",
-            "num_classes": "int(samples(is_training=True)[1].max()) + 1",
+            "classes": "[str(number) for number in range(num_classes())]",
+            "num_classes": "num_classes()",
         },
     )  # fmt: skip
+
+
+_NUM_CLASSES = '''
+
+def num_classes() -> int:
+    """Classes are numbers from 0 on."""
+    return int(load_file(TENSORS)["targets"].max()) + 1
+'''
 
 
 def _text(sketch: Sketch) -> Piece:
     if sketch.is_made_up:
         return Piece(
-            imports=_TORCH,
+            imports=(*_TORCH, "from flatout.engine import data"),
             text='''
 def samples(is_training: bool, context: int) -> Tensor:
     """Synthetic sums as text. For your own text:
 
-    from flatout.engine import data
     whole = data.text("book.txt", context=context)
     return data.split(whole)[0 if is_training else 1]
     """
@@ -200,10 +238,11 @@ def samples(is_training: bool, context: int) -> Tensor:
     sums = "".join(f"{n} and {n} is {2 * n}. " for n in range(first, first + 3000))
     # One more than the context: the last byte is only predicted.
     return torch.tensor(list(sums.encode())).unfold(0, context + 1, context)
-''',
+'''
+            + PROMPTS,
         )
     return Piece(
-        imports=("from pathlib import Path", "from typing import Any",
+        imports=("from pathlib import Path", "from typing import Any", "from torch import Tensor",
                  "from flatout.engine import data"),
         text='''
 TEXT = $path
@@ -213,9 +252,25 @@ def samples(is_training: bool, context: int) -> Any:
     """Windows of bytes of the first nine tenths of the text, or of the rest."""
     whole = data.text(TEXT, context=context)
     return data.split(whole)[0 if is_training else 1]
-''',
+''' + PROMPTS,
     )  # fmt: skip
 
+
+_HF_TEXTS = '''
+
+def predict_data(text: str) -> Tensor:
+    """What `flatout predict` reads: a text, or the file that holds one."""
+    return data.text_bytes(text, longest=LONGEST).long()
+'''
+
+_HF_CLASSES = '''
+def classes() -> list[str]:
+    """The names of the labels, or else their numbers, from 0 on."""
+    label = samples(is_training=True).features["label"]
+    names = getattr(label, "names", None)
+    return names or [str(number) for number in range(int(targets().max()) + 1)]
+
+'''
 
 _HF_TASKS = {
     "classification": '''
@@ -246,12 +301,16 @@ def _huggingface(sketch: Sketch) -> Piece:
     is_language = sketch.task == "language-model"
     collate = _HF_TASKS["language-model" if is_language else "classification"]
     longest = "" if is_language else "# Bytes that the model sees of a text.\nLONGEST = 200\n"
-    words = {"classes": "", "num_classes": "int(targets().max()) + 1", "targets": "targets()"}
+    words = {"classes": "classes()", "num_classes": "len(classes())", "targets": "targets()"}
     targets = ""
     if sketch.task == "regression" or not (is_language or sketch.is_made_up):
         targets = _HF_TARGETS
+    if sketch.task == "classification" and not sketch.is_made_up:
+        targets += _HF_CLASSES
+    collate += PROMPTS if is_language else _HF_TEXTS
     imports = (
         *_TORCH,
+        "from flatout.engine import data",
         "from torch.nn.utils.rnn import pad_sequence",
         "from typing import Any",
         *(["from functools import partial"] if is_language else []),

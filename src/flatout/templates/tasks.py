@@ -28,7 +28,7 @@ def metrics(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Any]:
 )
 
 _REGRESSION = Piece(
-    imports=_IMPORTS,
+    imports=(*_IMPORTS, "from typing import Any"),
     text='''
 class Scaled(nn.Module):
     """Learns a target of mean 0 and deviation 1, and answers in its own units."""
@@ -54,12 +54,23 @@ def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 def metrics(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
     *inputs, targets = batch
     return {"mae": (model(*inputs) - targets.float()).abs().mean()}
+
+
+def predict(model: nn.Module, inputs: Any) -> dict[str, Tensor]:
+    """What `flatout predict` prints, by its name."""
+    columns = inputs if isinstance(inputs, tuple) else (inputs,)
+    return {$answer: model(*columns)}
 ''',
-    words={"outputs": "1", "best": '"mae"'},
+    words={"outputs": "1", "best": '"mae"', "answer": '"target"'},
 )
 
 _LANGUAGE = Piece(
-    imports=("import math", *_IMPORTS),
+    imports=(
+        "import math",
+        *_IMPORTS,
+        "from flatout.engine import sampled_tokens",
+        "from typing import Any",
+    ),
     text='''
 def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, Tensor]:
     """A sum and its count: a mean of means would be wrong where lengths differ."""
@@ -74,6 +85,21 @@ def loss(model: nn.Module, batch: Tensor) -> tuple[Tensor, Tensor]:
 def metrics(model: nn.Module, batch: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     total, count = loss(model, batch)
     return {"loss": (total, count), "bits_per_byte": (total / math.log(2), count)}
+
+
+def predict(model: Any, prompts: Tensor) -> list[str]:
+    """Each text, and 200 bytes of how the model goes on with it."""
+
+    def next_scores(seen: Tensor) -> Tensor:
+        scores: Tensor = model(seen[:, -model.places.num_embeddings :])[:, -1]
+        return scores
+
+    # One by one: what is drawn for a text must not depend on those beside it.
+    written = [
+        sampled_tokens(next_scores, prompt.unsqueeze(0), 200, temperature=0.8)[0]
+        for prompt in prompts
+    ]
+    return [bytes(one.tolist()).decode(errors="replace") for one in written]
 ''',
     words={"best": '"loss"'},
 )
@@ -112,7 +138,8 @@ $data        batch_size=batch_size,
         validate_every=max(1, steps // 10),
         # Of which the best weights are kept.
         best=$best,
-$labels        unit="$unit",
+$labels        predict_data=predict_data,
+$predict        unit="$unit",
     )
 """
 
@@ -151,6 +178,8 @@ def entry(sketch: Sketch, classes: str) -> Piece:
             "whole_model": "Scaled($model, $targets)" if sketch.task == "regression" else "$model",
             "data": data,
             "labels": f"        labels={labels},\n" if has_labels else "",
+            # Of classes, the labels and their probabilities are told without it.
+            "predict": "" if sketch.task == "classification" else "        predict=predict,\n",
             "unit": unit,
         },
     )

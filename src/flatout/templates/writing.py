@@ -22,7 +22,8 @@ def written(sketch: Sketch) -> str:
     data = source(sketch)
     pieces = [data, model(sketch), task(sketch), entry(sketch, data.words.get("classes", ""))]
     words: dict[str, str] = {}
-    for piece in pieces:
+    # What the data says counts most: a column has a name of its own.
+    for piece in (*pieces, data):
         words |= piece.words
     for _ in range(_DEPTH):
         words = {name: Template(text).substitute(words) for name, text in words.items()}

@@ -31,10 +31,13 @@ def command(name: str, yes: bool, force: bool, is_json: bool, **answers: str | N
     from flatout.cli import show
     from flatout.nouns.sketch import SketchRequest, check_name
 
-    request = flow.recognized(SketchRequest(name=check_name(name), **answers))
-    if sys.stdin.isatty() and sys.stderr.isatty() and not yes:
-        from flatout.cli.questions import answered
+    is_asked = sys.stdin.isatty() and sys.stderr.isatty() and not yes
+    if is_asked:
+        from flatout.cli.questions import answered, settled_name
 
+        name = settled_name(name)
+    request = flow.recognized(SketchRequest(name=check_name(name), **answers))
+    if is_asked:
         request = answered(request)
     sketch = flow.sketch(request)
     file = flow.write_new(sketch, is_forced=force)

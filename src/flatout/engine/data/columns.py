@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -11,11 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.engine.data_files import library
+from flatout.engine.data.plain_csv import NotATable
+from flatout.engine.data.values import Field, Kind, as_values, texts_of
 from flatout.errors import UsageError, nearest
 
 Arrow = Any
 Value = float | str
+
+# Rows that bad news names; the others are counted.
+_MOST_ROWS_TOLD = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +33,7 @@ class Wanted:
     columns: Sequence[str] | None
     vocabularies: Mapping[str, Sequence[str] | None] | None
     fill: Mapping[str, Value] | None
+    delimiter: str = ","
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,9 @@ class Columns:
     vocabularies: for each categorical column the value that each code stands for.
     fill: what stands for missing values, for the columns where that is allowed.
     name: of the table, for what is told.
+    kinds: what each column that is read holds.
+    delimiter: of a CSV file.
+    is_new: the rows are to be predicted, by a model that is trained already.
     """
 
     name: str
@@ -47,6 +57,9 @@ class Columns:
     target: str | None
     vocabularies: dict[str, tuple[str, ...]]
     fill: dict[str, Value]
+    kinds: dict[str, Kind]
+    delimiter: str = ","
+    is_new: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -80,45 +93,33 @@ class Columns:
         return tuple(parts)
 
     def _numbers(self, table: Arrow, name: str) -> Tensor:
-        compute = library("pyarrow.compute", package="pyarrow")
-        types = library("pyarrow.types", package="pyarrow")
-        column = table[name]
         fill = float(self.fill[name]) if name in self.fill else None
-        is_whole = types.is_integer(column.type) and (fill is None or _is_whole(fill))
-        if not is_whole:
-            column = column.cast("int8") if types.is_boolean(column.type) else column
-            column = column.cast("float64")
-        if fill is not None and is_whole:
-            column = compute.fill_null(column.cast("int64"), int(fill))
-        elif fill is not None:
-            column = compute.if_else(compute.is_nan(column), None, column)
-            column = compute.fill_null(column, fill)
+        found = as_values(table[name]).numbers(fill)
         # The classes of a target stay whole numbers; everything else is measured.
-        dtype = torch.int64 if is_whole and name == self.target else torch.float32
-        array = column.to_numpy().astype("int64" if is_whole else "float64")
-        return torch.from_numpy(array).to(dtype)
+        is_class = found.dtype == torch.int64 and name == self.target
+        return found if is_class else found.float()
 
     def _codes(self, table: Arrow, name: str) -> Tensor:
-        arrow = library("pyarrow", package="pyarrow")
-        compute = library("pyarrow.compute", package="pyarrow")
-        column = _texts(table[name])
-        if name in self.fill:
-            column = compute.fill_null(column, str(self.fill[name]))
-        codes = compute.index_in(column, value_set=arrow.array(self.vocabularies[name], "string"))
-        if codes.null_count:
-            unknown = compute.filter(column, compute.is_null(codes))[0].as_py()
+        fill = str(self.fill[name]) if name in self.fill else None
+        values = as_values(table[name])
+        codes = values.codes(self.vocabularies[name], fill)
+        rows = codes.lt(0).nonzero().flatten().tolist()
+        if rows:
             raise UsageError(
                 "unknown-category",
-                f"column `{name}` of {self.name} has the value {unknown!r}, which its vocabulary "
-                "has not.",
-                fix="give the vocabulary of all values",
+                f"column `{name}` of {self.name} has the value {values.text(rows[0])!r}, which its "
+                "vocabulary does not have.",
+                because=f"it is in {_rows_text(rows)}; the vocabulary has "
+                f"{_shortened(self.vocabularies[name])}",
+                fix="use a value that the model was trained on, or leave the row out"
+                if self.is_new
+                else "give the vocabulary of all values",
             )
-        return torch.from_numpy(codes.to_numpy().astype("int64"))
+        return codes
 
     def _check_missing(self, table: Arrow) -> None:
-        compute = library("pyarrow.compute", package="pyarrow")
         counts = {
-            name: compute.sum(compute.is_null(table[name], nan_is_null=True)).as_py() or 0
+            name: as_values(table[name]).num_missing()
             for name in self.names
             if name not in self.fill
         }
@@ -129,11 +130,28 @@ class Columns:
             raise UsageError(
                 "missing-values",
                 f"{self.name} has missing values: {told}.",
-                fix=f"say what stands for them, fill={{{first!r}: ...}}, or leave the column out",
+                because=f"`{first}` is empty in {_rows_text(as_values(table[first]).is_missing())}",
+                fix="fill them in, or leave these rows out"
+                if self.is_new
+                else f"say what stands for them, fill={{{first!r}: ...}}, or leave the column out",
             )
 
 
-def columns_of(wanted: Wanted, schema: Arrow, read: Callable[[str], Iterable[Arrow]]) -> Columns:
+def _rows_text(rows: Sequence[int]) -> str:
+    """Rows as a person counts them, from 1 on."""
+    shown = ", ".join(f"{row + 1:,}" for row in rows[:_MOST_ROWS_TOLD])
+    more = f" and {len(rows) - _MOST_ROWS_TOLD:,} more" if len(rows) > _MOST_ROWS_TOLD else ""
+    return f"row {shown}" if len(rows) == 1 else f"rows {shown}{more}"
+
+
+def _shortened(values: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(map(repr, values[:most]))
+    return f"{shown} and {len(values) - most:,} more" if len(values) > most else shown
+
+
+def columns_of(
+    wanted: Wanted, fields: Sequence[Field], read: Callable[[str], Iterable[Arrow]]
+) -> Columns:
     """Decides what each column is; `read` gives all values of a column, piece by piece.
 
     Raises:
@@ -141,12 +159,13 @@ def columns_of(wanted: Wanted, schema: Arrow, read: Callable[[str], Iterable[Arr
     """
     _check_by_column("fill", wanted.fill)
     _check_by_column("vocabularies", wanted.vocabularies)
-    chosen = _chosen(wanted, list(schema.names))
+    by_name = {field.name: field for field in fields}
+    chosen = _chosen(wanted, [field.name for field in fields])
     given = {name: tuple(values or ()) for name, values in (wanted.vocabularies or {}).items()}
     fill = dict(wanted.fill or {})
     targets = [] if wanted.target is None else [wanted.target]
     kinds = {
-        name: "category" if name in given else _kind(wanted.name, schema.field(name))
+        name: "category" if name in given else _role(wanted.name, by_name[name])
         for name in [*chosen, *targets]
     }
     for name, value in fill.items():
@@ -165,6 +184,8 @@ def columns_of(wanted: Wanted, schema: Arrow, read: Callable[[str], Iterable[Arr
         target=wanted.target,
         vocabularies=vocabularies,
         fill=fill,
+        kinds={name: by_name[name].kind for name in kinds},
+        delimiter=wanted.delimiter,
     )
 
 
@@ -220,23 +241,13 @@ def _chosen(wanted: Wanted, names: list[str]) -> list[str]:
     return chosen
 
 
-def _kind(table: str, field: Arrow) -> str:
-    types = library("pyarrow.types", package="pyarrow")
-    kind = field.type
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if types.is_string(kind) or types.is_large_string(kind):
-        return "category"
-    number = (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)
-    if any(is_one(kind) for is_one in number) and kind is field.type:
-        return "number"
-    because = "its text is not UTF-8" if types.is_binary(kind) else f"it holds {kind} values"
-    if types.is_null(kind):
-        because = "it holds nothing at all"
+def _role(table: str, field: Field) -> str:
+    if field.kind != "other":
+        return "category" if field.kind == "text" else "number"
     raise UsageError(
         "column-of-unknown-kind",
         f"column `{field.name}` of {table} is neither of numbers nor of texts.",
-        because=because,
+        because=field.because,
         fix="name the columns to use, without it: columns=[...]; or turn it into numbers first",
     )
 
@@ -244,9 +255,7 @@ def _kind(table: str, field: Arrow) -> str:
 def _values(
     name: str, wanted: Wanted, pieces: Iterable[Arrow], *, is_asked_for: bool
 ) -> tuple[str, ...]:
-    found: set[str] = set()
-    for piece in pieces:
-        found.update(value for value in _texts(piece).unique().to_pylist() if value is not None)
+    found = texts_of(pieces)
     others = sorted(value for value in found if not _is_number(value))
     if not is_asked_for and others and len(others) < len(found) / 2:
         raise UsageError(
@@ -260,11 +269,6 @@ def _values(
     return tuple(sorted(found if filled is None else found | {str(filled)}))
 
 
-def _is_whole(value: float) -> bool:
-    # Above, fp64 does not have all whole numbers.
-    return value.is_integer() and abs(value) <= 2**53
-
-
 def _is_number(value: str) -> bool:
     try:
         float(value)
@@ -273,21 +277,21 @@ def _is_number(value: str) -> bool:
     return True
 
 
-def _texts(column: Arrow) -> Arrow:
-    return column.cast("string")
-
-
 @contextlib.contextmanager
 def readable(name: str) -> Iterator[None]:
-    """What pyarrow cannot read or convert, as bad news.
+    """What cannot be read or converted, as bad news.
 
     Raises:
         UsageError: table-not-readable.
     """
-    arrow = library("pyarrow", package="pyarrow")
+    # Where pyarrow is not there, nothing is read by it.
+    arrow = sys.modules.get("pyarrow")
+    wrong: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, NotATable)
+    if arrow is not None:
+        wrong = (*wrong, arrow.ArrowException)
     try:
         yield
-    except (arrow.ArrowException, OSError) as error:
+    except wrong as error:
         raise UsageError(
             "table-not-readable",
             f"{name} cannot be read as a table.",

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
 from flatout.engine.data.columns import Arrow, Columns, Value, Wanted, columns_of, readable
+from flatout.engine.data.values import fields_of
 from flatout.engine.data_files import files_in, library
 from flatout.errors import UsageError
 
@@ -58,7 +59,7 @@ def rows_of(wanted: Wanted, groups: RowGroups, shuffle: bool) -> ParquetRows:
         raise UsageError(
             "no-data", f"{groups.name} has no rows.", fix="check that it is the right file"
         )
-    return ParquetRows(groups, columns_of(wanted, groups.schema, groups.column), shuffle)
+    return ParquetRows(groups, columns_of(wanted, fields_of(groups.schema), groups.column), shuffle)
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _told(schema: Arrow) -> str:
 class ParquetRows(IterableDataset[tuple[Tensor, ...]]):
     """Rows of all groups, one group in memory at a time. Loader workers share the groups out.
 
-    numbers, categories, vocabularies: as of a Table.
+    numbers, categories, vocabularies, columns: as of a Table.
     """
 
     def __init__(self, groups: RowGroups, columns: Columns, shuffle: bool) -> None:
@@ -135,7 +136,7 @@ class ParquetRows(IterableDataset[tuple[Tensor, ...]]):
         self.categories = columns.categories
         self.vocabularies = columns.vocabularies
         self._groups = groups
-        self._columns = columns
+        self.columns = columns
         self._is_shuffled = shuffle
         self._seed = 0
         self._num_given = 0
@@ -158,7 +159,7 @@ class ParquetRows(IterableDataset[tuple[Tensor, ...]]):
             if skipped >= size:
                 skipped -= size
                 continue
-            tensors = self._columns.tensors(self._groups.read(group, self._columns.names))
+            tensors = self.columns.tensors(self._groups.read(group, self.columns.names))
             if order is not None:
                 tensors = tuple(tensor[order] for tensor in tensors)
             # A tensor for each row takes more memory than the row: few at a time.

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from flatout.engine.batches import tensors_in
 from flatout.engine.data.columns import Columns, Value, Wanted, columns_of, readable
+from flatout.engine.data.plain_csv import check_names, read_plain
 from flatout.engine.data.row_groups import RowGroups, open_row_groups
-from flatout.engine.data_files import files_in, library
+from flatout.engine.data.values import Field, fields_of
+from flatout.engine.data_files import files_in, is_installed, library
 from flatout.engine.tensor_data import TensorData
 from flatout.errors import UsageError
 from flatout.nouns.units import bytes_text
@@ -21,6 +23,8 @@ from flatout.nouns.units import bytes_text
 # Of the free memory, for a table; the training needs the rest.
 _MEMORY_SHARE = 0.5
 _FP32_BYTES = 4
+# What Python's own objects take of memory, of a byte in a CSV file.
+_PLAIN_SHARE = 16
 # The largest piece that pyarrow reads of a CSV file at once.
 _LARGEST_BLOCK_BYTES = 2**31 - 1
 
@@ -55,19 +59,22 @@ def csv(
         UsageError: data-path-not-found, table-not-readable, column-not-found, missing-values,
             column-of-unknown-kind, unknown-category, table-too-large, data-package-not-installed.
     """
-    arrow = library("pyarrow", package="pyarrow")
     files = files_in(path, ".csv")
-    _check_memory(str(path), sum(file.stat().st_size for file in files))
-    with readable(str(path)):
-        pieces = [_read_csv(file, delimiter) for file in files]
-        for piece, file in zip(pieces, files, strict=True):
-            _check_names(piece.schema, pieces[0].schema, file)
-        whole = arrow.concat_tables(pieces, promote_options="permissive")
     wanted = Wanted(
-        name=str(path), target=target, columns=columns, vocabularies=vocabularies, fill=fill
-    )
+        name=str(path), target=target, columns=columns, vocabularies=vocabularies, fill=fill,
+        delimiter=delimiter,
+    )  # fmt: skip
+    num_bytes = sum(file.stat().st_size for file in files)
+    if is_installed("pyarrow"):
+        _check_memory(wanted.name, num_bytes)
+        whole, fields = _read_by_arrow(wanted, files)
+    else:
+        _check_memory(wanted.name, num_bytes * _PLAIN_SHARE)
+        with readable(wanted.name):
+            whole = read_plain(files, delimiter)
+        fields = whole.fields
     _check_rows(wanted.name, whole.num_rows)
-    found = columns_of(wanted, whole.schema, lambda name: [whole[name]])
+    found = columns_of(wanted, fields, lambda name: [whole[name]])
     return Table(found, found.tensors(whole))
 
 
@@ -100,7 +107,7 @@ def table_of(wanted: Wanted, groups: RowGroups) -> Table:
     columns = wanted.columns
     num_columns = len(columns) + 1 if columns is not None else len(groups.schema.names)
     _check_memory(wanted.name, groups.num_rows * num_columns * _FP32_BYTES)
-    found = columns_of(wanted, groups.schema, groups.column)
+    found = columns_of(wanted, fields_of(groups.schema), groups.column)
     tensors: list[Tensor] = []
     row = 0
     # Group by group into tensors of the whole size: the table is never there twice.
@@ -121,6 +128,7 @@ class Table(TensorData):
     numbers: names of the columns of `numbers` (rows, columns), fp32.
     categories: names of the columns of `codes` (rows, columns), int64.
     vocabularies: for each column of categories, the value that each code stands for.
+    columns: how the columns of a file become all this.
     """
 
     def __init__(self, columns: Columns, tensors: tuple[Tensor, ...]) -> None:
@@ -128,11 +136,21 @@ class Table(TensorData):
         self.numbers = columns.numbers
         self.categories = columns.categories
         self.vocabularies = columns.vocabularies
-        self._columns = columns
+        self.columns = columns
 
     def rows(self, indices: Tensor) -> Table:
         """A table of some of the rows."""
-        return Table(self._columns, tuple(tensor[indices] for tensor in tensors_in(self.tensors)))
+        return Table(self.columns, tuple(tensor[indices] for tensor in tensors_in(self.tensors)))
+
+
+def _read_by_arrow(wanted: Wanted, files: Sequence[Path]) -> tuple[Any, tuple[Field, ...]]:
+    arrow = library("pyarrow", package="pyarrow")
+    with readable(wanted.name):
+        pieces = [_read_csv(file, wanted.delimiter) for file in files]
+        for piece, file in zip(pieces, files, strict=True):
+            check_names(piece.schema.names, pieces[0].schema.names, file)
+        whole = arrow.concat_tables(pieces, promote_options="permissive")
+    return whole, fields_of(whole.schema)
 
 
 def _read_csv(file: Path, delimiter: str) -> Any:
@@ -148,16 +166,6 @@ def _read_csv(file: Path, delimiter: str) -> Any:
     block_bytes = min(max(file.stat().st_size * 2, 2**20), _LARGEST_BLOCK_BYTES)
     whole = reader.ReadOptions(block_size=block_bytes, use_threads=False)
     return reader.read_csv(file, read_options=whole, parse_options=parse, convert_options=convert)
-
-
-def _check_names(schema: Any, first: Any, file: Path) -> None:
-    if schema.names != first.names:
-        raise UsageError(
-            "table-not-readable",
-            f"{file} has other columns than the files before it.",
-            because=f"{', '.join(schema.names)}; before: {', '.join(first.names)}",
-            fix="give all files of a folder the same columns in the same order",
-        )
 
 
 def _check_rows(name: str, num_rows: int) -> None:

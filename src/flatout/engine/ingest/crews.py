@@ -79,7 +79,7 @@ def _on_ray(job: Job, pieces: Sequence[Piece], count: int, address: str | None) 
 
 
 def _on_dask(job: Job, pieces: Sequence[Piece], count: int, address: str | None) -> Iterator[Done]:
-    distributed = library("distributed", package="Dask's distributed", extra="dask")
+    distributed = library("distributed", package="Dask's distributed")
     where = address or head_address("dask")
     if where:
         client = _join_dask(distributed, where)

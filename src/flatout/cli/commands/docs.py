@@ -1,0 +1,32 @@
+"""`flatout docs`: the documentation in the terminal."""
+
+from __future__ import annotations
+
+import click
+
+from flatout.cli.options import json_document
+
+
+@click.command("docs")
+@click.argument("page", required=False, metavar="[PAGE]")
+@json_document
+def command(page: str | None, is_json: bool) -> None:
+    """Show a page of the documentation; without PAGE, list them.
+
+    In a pipe it is Markdown. The page of an error or a rule is shown by `flatout explain ID`.
+    """
+    from flatout import documents
+    from flatout.cli import show, show_docs
+
+    if page is None:
+        pages = documents.list_pages()
+        if is_json:
+            show.print_json({"pages": [{"page": one.page, "title": one.title} for one in pages]})
+        else:
+            show_docs.print_pages(pages)
+        return
+    found = documents.read_page(page)
+    if is_json:
+        show.print_json(found)
+    else:
+        show_docs.print_document(found.text)

@@ -1,0 +1,347 @@
+"""CSV files read by Python alone, as pyarrow reads them: the same types, the same values.
+
+Slower, so it is for where pyarrow is not installed, and for the rows that are to be predicted, of
+which it knows what each column has to hold.
+"""
+
+from __future__ import annotations
+
+import bz2
+import datetime
+import gzip
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flatout.engine.data.values import Field, Kind, PlainValues
+from flatout.errors import UsageError
+
+# What stands for a missing value where it is not quoted.
+# Source: pyarrow.csv.ConvertOptions, `null_values`.
+_MISSING = frozenset((
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
+    "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null",
+))  # fmt: skip
+# Source: pyarrow.csv.ConvertOptions, `true_values` and `false_values`.
+_TRUTHS = {"1": True, "True": True, "TRUE": True, "true": True,
+           "0": False, "False": False, "FALSE": False, "false": False}  # fmt: skip
+_WHOLE = re.compile(r"-?[0-9]+|0[xX][0-9a-fA-F]{1,16}")
+_FRACTION = re.compile(
+    r"[+-]?(([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[iI][nN][fF]([iI][nN][iI][tT][yY])?"
+    r"|[nN][aA][nN])"
+)
+_DATE = r"(\d{4}-\d\d-\d\d)"
+_TIME = r"((?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d)?)"
+_DAY = re.compile(_DATE, re.ASCII)
+_CLOCK = re.compile(_TIME, re.ASCII)
+_MOMENT = re.compile(
+    _DATE + r"(?:[ T](?:(?:[01]\d|2[0-3])|" + _TIME + r"(\.\d{1,9})?)(Z|[+-]\d\d(?::?\d\d)?)?)?",
+    re.ASCII,
+)
+_LARGEST = 2**63
+# Years that nanoseconds since 1970 can name in 64 bits.
+_NANOSECOND_YEARS = range(1678, 2262)
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
+_COMPRESSED_OTHERWISE = (".zst", ".lz4", ".br", ".sz", ".snappy")
+_SHOWN = 40
+
+
+class NotATable(ValueError):
+    """A file that is no CSV, or whose files do not go together."""
+
+
+@dataclass(frozen=True)
+class RawTable:
+    """A CSV file as it is written. columns: the cells of each, None where one is missing."""
+
+    names: tuple[str, ...]
+    columns: tuple[list[str | None], ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, without the one that names the columns."""
+        return len(self.columns[0]) if self.columns else 0
+
+
+@dataclass(frozen=True)
+class PlainTable:
+    """Columns of values, of which the types were found out."""
+
+    fields: tuple[Field, ...]
+    columns: tuple[PlainValues, ...]
+    num_rows: int
+
+    def __getitem__(self, name: str) -> PlainValues:
+        names = [field.name for field in self.fields]
+        return self.columns[names.index(name)]
+
+
+def read_plain(files: Sequence[Path], delimiter: str) -> PlainTable:
+    """CSV files with the same columns, as one table; what each column holds is found out.
+
+    Raises:
+        NotATable: they cannot be read, or their columns hold different things.
+        OSError: one is not there.
+        UsageError: table-not-readable.
+    """
+    tables = [read_raw(file, delimiter) for file in files]
+    for table, file in zip(tables, files, strict=True):
+        check_names(table.names, tables[0].names, file)
+    fields, columns = [], []
+    for place, name in enumerate(tables[0].names):
+        found = [_typed(table.columns[place]) for table in tables]
+        kind, because = _merged(name, [one[:2] for one in found])
+        fields.append(Field(name, kind, because))
+        cells = [cell for _, _, part in found for cell in part]
+        columns.append(PlainValues(kind, cells))
+    if len({field.name for field in fields}) < len(fields):
+        raise NotATable("duplicate field: two columns have the same name")
+    return PlainTable(tuple(fields), tuple(columns), sum(table.num_rows for table in tables))
+
+
+def read_raw(file: Path, delimiter: str) -> RawTable:
+    """The cells of a CSV file.
+
+    Raises:
+        NotATable: it is no CSV file.
+        OSError: it is not there.
+    """
+    suffix = file.suffix.lower()
+    if suffix in _COMPRESSED_OTHERWISE:
+        raise UsageError(
+            "table-not-readable",
+            f"{file} is compressed in a way that only pyarrow reads.",
+            fix="decompress it, or compress it with gzip",
+        )
+    with _OPENERS.get(suffix, open)(file, "rb") as stream:
+        content = stream.read()
+    # What is not UTF-8 is kept, and its column is of the kind `other`.
+    text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
+    rows = _rows(text, delimiter)
+    head = next(rows, None)
+    if head is None:
+        raise NotATable("Empty CSV file")
+    names = tuple(head)
+    columns: tuple[list[str], ...] = tuple([] for _ in names)
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(names):
+            shown = delimiter.join(row)
+            raise NotATable(
+                f"Row #{number}: Expected {len(names)} columns, got {len(row)}: {shown:.100}"
+            )
+        for column, cell in zip(columns, row, strict=True):
+            column.append(cell)
+    if any(_is_broken(name) for name in names):
+        raise NotATable("the names of its columns are not UTF-8")
+    return RawTable(names, tuple([_present(cell) for cell in one] for one in columns))
+
+
+def check_names(names: Sequence[str], first: Sequence[str], file: Path) -> None:
+    """Refuses a file of a folder with other columns than the first one's.
+
+    Raises:
+        UsageError: table-not-readable.
+    """
+    if names != first:
+        raise UsageError(
+            "table-not-readable",
+            f"{file} has other columns than the files before it.",
+            because=f"{', '.join(names)}; before: {', '.join(first)}",
+            fix="give all files of a folder the same columns in the same order",
+        )
+
+
+class _Quoted(str):
+    """A cell that was quoted: it is never missing."""
+
+    __slots__ = ()
+
+
+def _present(cell: str) -> str | None:
+    return None if cell in _MISSING and not isinstance(cell, _Quoted) else cell
+
+
+def _rows(text: str, delimiter: str) -> Iterator[list[str]]:
+    if '"' in text:
+        yield from _quoted_rows(text, delimiter)
+        return
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        if line:
+            yield line.split(delimiter)
+
+
+def _quoted_rows(text: str, delimiter: str) -> Iterator[list[str]]:
+    plain = rf"[^{re.escape(delimiter)}\r\n]*"
+    cell = re.compile(rf'"((?:[^"]|"")*)(?:"({plain})|\Z)|({plain})')
+    end = re.compile(rf"{re.escape(delimiter)}|\r\n|\r|\n|\Z")
+    row: list[str] = []
+    place = 0
+    while place < len(text) or row:
+        found = cell.match(text, place)
+        closed = end.match(text, found.end()) if found else None
+        if not found or not closed:
+            raise NotATable("a quoted cell does not end")
+        if found[3] is None:
+            row.append(_Quoted(found[1].replace('""', '"') + (found[2] or "")))
+        else:
+            row.append(found[3])
+        place = closed.end()
+        if closed[0] != delimiter:
+            if row != [""] or isinstance(row[0], _Quoted):
+                yield row
+            row = []
+
+
+def _typed(cells: Sequence[str | None]) -> tuple[Kind, str | None, Sequence[Any]]:
+    """What a column holds, why that cannot be learned from, and its values."""
+    present = [cell for cell in cells if cell is not None]
+    if not present:
+        return "other", "it holds nothing at all", cells
+    numbers = as_numbers(cells)
+    if numbers is not None:
+        return numbers.kind, None, numbers.cells
+    if all(cell in _TRUTHS for cell in present):
+        return "truth", None, [None if cell is None else _TRUTHS[cell] for cell in cells]
+    # Of what pyarrow finds out, the same: it takes dates for dates, which are not texts.
+    special = _moment_kind(present)
+    if special is not None:
+        return "other", f"it holds {special} values", cells
+    fractions = as_fractions(cells)
+    if fractions is not None:
+        return "fraction", None, fractions
+    if any(_is_broken(cell) for cell in present):
+        return "other", "its text is not UTF-8", cells
+    return "text", None, cells
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Cells as numbers."""
+
+    kind: Kind
+    cells: list[Any]
+
+
+def as_numbers(cells: Sequence[str | None]) -> Numbers | None:
+    """Whole numbers of 64 bits; None where a cell is something else."""
+    found: list[int | None] = []
+    for cell in cells:
+        if cell is None:
+            found.append(None)
+            continue
+        number = _whole(cell)
+        if number is None:
+            return None
+        found.append(number)
+    return Numbers("whole", found)
+
+
+def _whole(cell: str) -> int | None:
+    bare = cell.strip(" \t")
+    if not _WHOLE.fullmatch(bare):
+        return None
+    if bare[:2] in ("0x", "0X"):
+        number = int(bare, 16)
+        return number - 2 * _LARGEST if number >= _LARGEST else number
+    number = int(bare)
+    return number if -_LARGEST <= number < _LARGEST else None
+
+
+def as_fractions(cells: Sequence[str | None]) -> list[float | None] | None:
+    """Numbers in fp64; None where a cell is something else."""
+    found: list[float | None] = []
+    for cell in cells:
+        if cell is None:
+            found.append(None)
+            continue
+        bare = cell.strip(" \t")
+        if not _FRACTION.fullmatch(bare):
+            return None
+        found.append(float(bare))
+    return found
+
+
+def _is_broken(cell: str) -> bool:
+    return any("\udc80" <= letter <= "\udcff" for letter in cell)
+
+
+def _moment_kind(cells: Sequence[str]) -> str | None:
+    """The type of dates and times, in the order in which pyarrow tries them."""
+    kinds: set[str] | None = None
+    for cell in cells:
+        own = _moment_kinds(cell.strip(" \t"))
+        kinds = own if kinds is None else kinds & own
+        if not kinds:
+            return None
+    order = ("date32[day]", "time32[s]", "timestamp[s]", "timestamp[s, tz=UTC]", "timestamp[ns]",
+             "timestamp[ns, tz=UTC]")  # fmt: skip
+    return next((kind for kind in order if kind in (kinds or ())), None)
+
+
+def _moment_kinds(cell: str) -> set[str]:
+    if _CLOCK.fullmatch(cell):
+        return {"time32[s]"}
+    found = _MOMENT.fullmatch(cell)
+    if not found or not _is_date(found[1]):
+        return set()
+    zone = ", tz=UTC" if found[4] else ""
+    kinds = {f"timestamp[ns{zone}]"} if int(found[1][:4]) in _NANOSECOND_YEARS else set()
+    if not found[3]:
+        kinds.add(f"timestamp[s{zone}]")
+    if _DAY.fullmatch(cell):
+        kinds.add("date32[day]")
+    return kinds
+
+
+def _is_date(text: str) -> bool:
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _merged(name: str, found: Sequence[tuple[Kind, str | None]]) -> tuple[Kind, str | None]:
+    """What a column of several files holds, where one file may have nothing in it."""
+    kinds = dict.fromkeys(one for one in found if one[1] != "it holds nothing at all")
+    if len(kinds) <= 1:
+        return next(iter(kinds), found[0])
+    if {kind for kind, _ in kinds} == {"whole", "fraction"}:
+        return "fraction", None
+    told = " and ".join(because or kind for kind, because in kinds)
+    raise NotATable(f"Unable to merge: column `{name}` holds {told} in different files")
+
+
+def convert(name: str, cells: Sequence[str | None], kind: Kind, *, is_number: bool) -> PlainValues:
+    """Cells as values of the kind that the column had where a model was trained.
+
+    Raises:
+        UsageError: column-of-unknown-kind.
+    """
+    values: Sequence[Any] | None = cells
+    if kind == "truth":
+        values = [_TRUTHS.get(cell or "") for cell in cells]
+        if is_number and any(
+            value is None and cell is not None for value, cell in zip(values, cells, strict=True)
+        ):
+            values = None
+    elif kind == "whole":
+        numbers = as_numbers(cells)
+        values = numbers.cells if numbers else as_fractions(cells)
+        kind = kind if numbers else "fraction"
+    elif kind == "fraction":
+        values = as_fractions(cells)
+    if values is not None:
+        return PlainValues(kind, values)
+    if not is_number:
+        return PlainValues("text", cells)
+    wrong = next(cell for cell in cells if cell is not None and as_fractions([cell]) is None)
+    row = list(cells).index(wrong) + 1
+    raise UsageError(
+        "column-of-unknown-kind",
+        f"column `{name}` has {wrong[:_SHOWN]!r} in row {row}, which is no number.",
+        because="it held numbers in the data that the model was trained on",
+        fix="correct that row, or leave its place empty if the training data had empty ones",
+    )

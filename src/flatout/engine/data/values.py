@@ -1,0 +1,223 @@
+"""The values of a table's column, whether pyarrow has read them or Python itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from flatout.engine.data_files import library
+
+# What a column holds; `other` is what cannot be learned from.
+Kind = Literal["whole", "fraction", "truth", "text", "other"]
+
+# Powers of ten from which on pyarrow writes a number with an exponent.
+_LEAST_POWER = 6
+_LARGEST_POWER = 10
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column by its name. because: why it is of the kind `other`."""
+
+    name: str
+    kind: Kind
+    because: str | None = None
+
+
+class Values(Protocol):
+    """The values of one column."""
+
+    kind: Kind
+
+    def is_missing(self) -> list[int]:
+        """The numbers of the rows that have no value, from 0 on; NaN is none."""
+        ...
+
+    def num_missing(self) -> int:
+        """How many rows have no value."""
+        ...
+
+    def numbers(self, fill: float | None) -> Tensor:
+        """All values (rows,): int64 if they and `fill` are whole, else fp64."""
+        ...
+
+    def texts(self) -> set[str]:
+        """The values as texts, each once, without the missing ones."""
+        ...
+
+    def codes(self, vocabulary: Sequence[str], fill: str | None) -> Tensor:
+        """The place of each value's text in the vocabulary (rows,), int64; -1 where it has none."""
+        ...
+
+    def text(self, row: int) -> str:
+        """A value as a text."""
+        ...
+
+
+class ArrowValues:
+    """A column of a pyarrow table."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+        self.kind: Kind = field_of("", column.type).kind
+
+    def is_missing(self) -> list[int]:
+        """See Values."""
+        nulls = self._nulls().to_numpy(zero_copy_only=False)
+        rows: list[int] = nulls.nonzero()[0].tolist()
+        return rows
+
+    def num_missing(self) -> int:
+        """See Values."""
+        compute = library("pyarrow.compute", package="pyarrow")
+        return int(compute.sum(self._nulls()).as_py() or 0)
+
+    def _nulls(self) -> Any:
+        compute = library("pyarrow.compute", package="pyarrow")
+        return compute.is_null(self._column, nan_is_null=True)
+
+    def numbers(self, fill: float | None) -> Tensor:
+        """See Values."""
+        compute = library("pyarrow.compute", package="pyarrow")
+        column = self._column
+        is_whole = self.kind == "whole" and (fill is None or is_whole_number(fill))
+        if not is_whole:
+            column = column.cast("int8") if self.kind == "truth" else column
+            # Rounded where fp64 does not have that whole number, as fp32 rounds most others.
+            column = column.cast("float64", safe=False)
+        if fill is not None and is_whole:
+            column = compute.fill_null(column.cast("int64"), int(fill))
+        elif fill is not None:
+            column = compute.if_else(compute.is_nan(column), None, column)
+            column = compute.fill_null(column, fill)
+        array = column.to_numpy().astype("int64" if is_whole else "float64")
+        return torch.from_numpy(array)
+
+    def texts(self) -> set[str]:
+        """See Values."""
+        values = self._column.cast("string").unique().to_pylist()
+        return {value for value in values if value is not None}
+
+    def codes(self, vocabulary: Sequence[str], fill: str | None) -> Tensor:
+        """See Values."""
+        arrow = library("pyarrow", package="pyarrow")
+        compute = library("pyarrow.compute", package="pyarrow")
+        column = self._column.cast("string")
+        if fill is not None:
+            column = compute.fill_null(column, fill)
+        codes = compute.index_in(column, value_set=arrow.array(vocabulary, "string"))
+        return torch.from_numpy(compute.fill_null(codes, -1).to_numpy().astype("int64"))
+
+    def text(self, row: int) -> str:
+        """See Values."""
+        return str(self._column[row].cast("string").as_py())
+
+
+class PlainValues:
+    """A column that Python has read. cells: of numbers, truth values or texts; None is missing."""
+
+    def __init__(self, kind: Kind, cells: Sequence[Any]) -> None:
+        self.kind: Kind = kind
+        self._cells = cells
+
+    def is_missing(self) -> list[int]:
+        """See Values."""
+        # NaN alone differs from itself.
+        return [row for row, cell in enumerate(self._cells) if cell is None or cell != cell]
+
+    def num_missing(self) -> int:
+        """See Values."""
+        return len(self.is_missing())
+
+    def numbers(self, fill: float | None) -> Tensor:
+        """See Values."""
+        is_whole = self.kind == "whole" and (fill is None or is_whole_number(fill))
+        dtype = torch.int64 if is_whole else torch.float64
+        if fill is None:
+            return torch.tensor(self._cells, dtype=dtype)
+        filled = int(fill) if is_whole else fill
+        cells = [filled if cell is None or cell != cell else cell for cell in self._cells]
+        return torch.tensor(cells, dtype=dtype)
+
+    def texts(self) -> set[str]:
+        """See Values."""
+        return {value for value in self._texts() if value is not None}
+
+    def codes(self, vocabulary: Sequence[str], fill: str | None) -> Tensor:
+        """See Values."""
+        places: dict[str | None, int] = {value: place for place, value in enumerate(vocabulary)}
+        if fill is not None:
+            places[None] = places.get(fill, -1)
+        return torch.tensor([places.get(value, -1) for value in self._texts()], dtype=torch.int64)
+
+    def text(self, row: int) -> str:
+        """See Values."""
+        return str(cell_text(self._cells[row]))
+
+    def _texts(self) -> Iterator[str | None]:
+        return map(cell_text, self._cells)
+
+
+def cell_text(cell: Any) -> str | None:
+    """A value as pyarrow writes it when it makes a text of it."""
+    if isinstance(cell, bool):
+        return "true" if cell else "false"
+    if not isinstance(cell, float):
+        return None if cell is None else str(cell)
+    if cell != cell or cell in (float("inf"), float("-inf")):
+        return str(cell)
+    # The digits are the shortest ones that give the same number, with both.
+    number = Decimal(repr(cell))
+    if not number:
+        return "-0" if number.is_signed() else "0"
+    power = number.adjusted()
+    if -_LEAST_POWER <= power < _LARGEST_POWER:
+        return f"{number.normalize():f}"
+    return f"{number.scaleb(-power).normalize():f}e{power:+d}"
+
+
+def is_whole_number(value: float) -> bool:
+    """Whether a number is whole, and not so large that fp64 leaves some out."""
+    return value.is_integer() and abs(value) <= 2**53
+
+
+def field_of(name: str, kind: Any) -> Field:
+    """A column of a pyarrow type."""
+    types = library("pyarrow.types", package="pyarrow")
+    inner = kind.value_type if types.is_dictionary(kind) else kind
+    if types.is_string(inner) or types.is_large_string(inner):
+        return Field(name, "text")
+    if inner is kind:
+        if types.is_integer(kind):
+            return Field(name, "whole")
+        if types.is_floating(kind) or types.is_decimal(kind):
+            return Field(name, "fraction")
+        if types.is_boolean(kind):
+            return Field(name, "truth")
+    if types.is_null(inner):
+        return Field(name, "other", "it holds nothing at all")
+    because = "its text is not UTF-8" if types.is_binary(inner) else f"it holds {inner} values"
+    return Field(name, "other", because)
+
+
+def fields_of(schema: Any) -> tuple[Field, ...]:
+    """The columns of a pyarrow schema."""
+    return tuple(field_of(one.name, one.type) for one in schema)
+
+
+def as_values(column: Any) -> Values:
+    """A column of a pyarrow table, or one that Python has read."""
+    return column if isinstance(column, PlainValues) else ArrowValues(column)
+
+
+def texts_of(pieces: Iterable[Any]) -> set[str]:
+    """The texts of a column that comes piece by piece, each once."""
+    found: set[str] = set()
+    for piece in pieces:
+        found |= as_values(piece).texts()
+    return found
