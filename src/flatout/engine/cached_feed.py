@@ -20,7 +20,7 @@ from flatout.engine.batches import tensors_in, with_tensors
 from flatout.engine.caching import Caching, copied, drawn_anew, form_of, is_moved, not_cacheable
 from flatout.engine.feed import MicroBatch, Slicing
 from flatout.engine.loader import Loading, as_it_is, end_workers
-from flatout.engine.stacking import Refused, stacked, unless_refused
+from flatout.engine.stacking import Refused, refused_to_exit, stacked, unless_refused
 from flatout.errors import FlatoutError
 
 
@@ -141,6 +141,8 @@ class _Readings(Dataset[Any]):
             return self._collate(samples)
         except FlatoutError as error:
             return Refused(error)
+        except SystemExit as error:
+            return refused_to_exit(error)
         finally:
             randomness.restore_host_generators(states)
 

@@ -26,7 +26,7 @@ from flatout.engine.compiled_optimizer import OptimizerSteps
 from flatout.engine.defaults import chosen_recipe
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
-from flatout.engine.facts import Facts, chosen_device, experiment_facts
+from flatout.engine.facts import Facts, check_model, chosen_device, experiment_facts
 from flatout.engine.feeds import Reading, built_data, check_apart
 from flatout.engine.float8 import Float8Products
 from flatout.engine.graphs import Graphs, graphs_on
@@ -114,7 +114,7 @@ def build(
     """
     device = chosen_device(device_name)
     randomness.seed_generators(randomness.mixed_seed(seed, "model"))
-    model = experiment.model()
+    model = check_model(experiment.model(), experiment)
     if layout.init is not None:
         layout.init(model)
     chosen = layout.chosen(model, device)

@@ -25,6 +25,7 @@ from flatout.engine.group import Group
 from flatout.engine.meter import Meter
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.passes import Passes
+from flatout.engine.person_code import kind_text
 from flatout.engine.position import Position
 from flatout.engine.rank_gradients import RankGradients, SpreadGradients, WholeGradients
 from flatout.engine.ranks import ALONE, Ranks
@@ -217,7 +218,7 @@ def or_one(count: Any) -> Any:
 def bad_loss(value: Any, said: str) -> UsageError:
     """What was given as a loss is not one; said: what gave it."""
     is_tensor = isinstance(value, Tensor)
-    what = f"a {type(value).__name__}"
+    what = kind_text(value)
     if is_tensor:
         is_cut_off = value.dim() == 0
         shape = f"of shape {tuple(value.shape)}"
@@ -226,5 +227,7 @@ def bad_loss(value: Any, said: str) -> UsageError:
         "loss-is-not-a-scalar",
         f"{said} {what}.",
         because="an update needs one number: the mean over the batch, or a sum and its count",
-        fix="return loss.mean(), or (loss.sum(), count)",
+        fix="return the loss: is a `return` missing?"
+        if value is None
+        else "return loss.mean(), or (loss.sum(), count)",
     )

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from flatout.engine import randomness
 from flatout.engine.feed import MicroBatch, Slicing
 from flatout.engine.loader import Loading, end_workers
-from flatout.engine.stacking import Refused, stacked, unless_refused
+from flatout.engine.stacking import Refused, refused_to_exit, stacked, unless_refused
 from flatout.errors import FlatoutError, UsageError
 
 
@@ -230,6 +230,8 @@ class _Stream(IterableDataset[Any]):
                 yield [update[at : min(at + size, end)] for at in range(begin, end, size)]
         except FlatoutError as error:
             yield Refused(error)
+        except SystemExit as error:
+            yield refused_to_exit(error)
 
 
 class _UpdateCollate:
@@ -254,3 +256,5 @@ class _UpdateCollate:
             return [(collate(samples), len(samples)) for samples in pieces]
         except FlatoutError as error:
             return Refused(error)
+        except SystemExit as error:
+            return refused_to_exit(error)

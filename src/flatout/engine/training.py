@@ -16,7 +16,7 @@ from torch import nn
 from flatout import __version__
 from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.course import Course, Task
-from flatout.engine.experiment import Experiment
+from flatout.engine.experiment import Experiment, require_experiment
 from flatout.engine.failures import bad_news
 from flatout.engine.journal import Journal, SilentJournal
 from flatout.engine.watch import (
@@ -34,6 +34,9 @@ from flatout.nouns.recipe import check_field
 from flatout.nouns.run import Run, RunHeader
 from flatout.system.clock import now_s
 from flatout.system.runs import check_id, create_run, find_run, free_id, read_run, run_in_use
+
+# What ends a training that has not failed.
+_STOPS = (StoppedEarly, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def train(
         UsageError: what was asked for cannot be.
         RunFailed: the run could not go on; its last checkpoint is as it was.
     """
+    require_experiment(experiment, "train")
     fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
     if resume is not None:
         folder = find_run(resume)
@@ -142,14 +146,14 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
             journal.warn(step, finding)
         course = Course(task, load(), journal, state)
         return course.train()
-    except (StoppedEarly, KeyboardInterrupt, SystemExit) as error:
-        reason = error.reason if isinstance(error, StoppedEarly) else "stopped at once"
-        stopped = Stopped(at=now_s(), step=_step(course, step), reason=reason)
-        with contextlib.suppress(FlatoutError):
-            journal.event(stopped)
-        raise
     except BaseException as error:
         news = bad_news(error)
+        if news is None and isinstance(error, _STOPS):
+            reason = error.reason if isinstance(error, StoppedEarly) else "stopped at once"
+            stopped = Stopped(at=now_s(), step=_step(course, step), reason=reason)
+            with contextlib.suppress(FlatoutError):
+                journal.event(stopped)
+            raise
         task.ranks.leave(news or error)
         finding = finding_from(news) if news is not None else _own_fault(error)
         # A full disk cannot take this line; the failure itself is told by what is raised.

@@ -1,5 +1,5 @@
 # lot = "blind"
-# words = ["train_data", "SystemExit"]
+# words = ["in data", "SystemExit"]
 
 import torch
 from torch import nn

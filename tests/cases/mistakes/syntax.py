@@ -1,0 +1,8 @@
+# lot = "log"
+# words = ["not valid Python", "line 7"]
+
+import flatout
+
+
+def experiment(:
+    return flatout.Experiment()
