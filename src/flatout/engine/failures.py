@@ -188,7 +188,7 @@ def _of_the_experiment(error: BaseException) -> FlatoutError | None:
         "experiment-raised",
         f"your experiment raised {message}",
         because=because,
-        fix=advice_on(str(error)) or "correct it; the whole traceback is in the run's worker.log",
+        fix=advice_on(str(error)) or "correct it; worker.log has the whole traceback",
     )
 
 

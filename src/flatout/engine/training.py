@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,16 @@ from flatout.nouns.lines import Failed, Stopped
 from flatout.nouns.recipe import check_field
 from flatout.nouns.run import Run, RunHeader
 from flatout.system.clock import now_s
-from flatout.system.runs import check_id, create_run, find_run, free_id, read_run, run_in_use
+from flatout.system.failed_start import is_failed_start, set_aside
+from flatout.system.runs import (
+    RunFolder,
+    check_id,
+    create_run,
+    find_run,
+    free_id,
+    read_run,
+    run_in_use,
+)
 
 # What ends a training that has not failed.
 _STOPS = (StoppedEarly, KeyboardInterrupt, SystemExit)
@@ -99,10 +108,22 @@ def train(
         )
         folder, change = create_run(header), Change()
     request = StopRequest()
-    with signals_as_requests(request):
+    with signals_as_requests(request), _none_left_of_a_failed_start(folder, resume is None):
         echo = None if is_quiet else sys.stdout
         model = train_in(Task(folder, spec, change, request, echo), lambda: experiment)
     return Trained(run=read_run(folder), model=model)
+
+
+@contextlib.contextmanager
+def _none_left_of_a_failed_start(folder: RunFolder, is_new: bool) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if is_new:
+            run = read_run(folder)
+            if run.status == "failed" and is_failed_start(run, run.findings[-1].rule):
+                set_aside(run)
+        raise
 
 
 def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:

@@ -103,11 +103,12 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
         if outcome.finding and not interrupts.count:
             display.fail(outcome.finding)
             outcome = failing.explained(outcome)
+            failing.print_log(outcome)
         else:
             display.close(outcome.run, flow.split_of(outcome.run))
     if is_json:
         show.print_json(outcome)
-    if not detach and flow.can_draw():
+    if not detach and outcome.is_kept and flow.can_draw():
         # After everything else is said: it takes a second, and is never worth a run.
         try:
             show.print_plots(flow.draw_plots(outcome.run), is_error=is_json)
