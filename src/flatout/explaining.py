@@ -180,9 +180,8 @@ def _piped_or_last(*, is_here: bool | None) -> Diagnosis:
     folder = RunFolder(Path(failed.folder))
     pieces = texts.pieces_of(folder.log) if folder.log.exists() else iter(())
     name = failed.header.spec.name
-    source = (
-        f"the run {failed.id}" if folder.path.name == failed.id else f"the failed start of {name}"
-    )
+    is_run = folder.path.name == failed.id
+    source = f"the run {failed.id}" if is_run else f"the last start that failed, of {name}"
     pieces = itertools.chain(_told(failed.findings), pieces)
     return _explained(f"{source}: its error and its worker.log", pieces, look)
 

@@ -44,7 +44,8 @@ def is_failed_start(run: Run, rule: str) -> bool:
         run: as it ended.
         rule: of the bad news that it ended with.
     """
-    has_computed = bool(run.step or run.checkpoint_step is not None or run.validations)
+    # What was saved before the first update holds nothing that another start would not make.
+    has_computed = bool(run.step or run.checkpoint_step or run.validations)
     return not has_computed and rule != "internal-error"
 
 
