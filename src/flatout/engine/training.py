@@ -118,11 +118,9 @@ def train(
 def _none_left_of_a_failed_start(folder: RunFolder, is_new: bool) -> Iterator[None]:
     try:
         yield
-    except BaseException:
-        if is_new:
-            run = read_run(folder)
-            if run.status == "failed" and is_failed_start(run, run.findings[-1].rule):
-                set_aside(run)
+    except FlatoutError as error:
+        if is_new and is_failed_start(run := read_run(folder), error.rule, error.exit_code):
+            set_aside(run)
         raise
 
 

@@ -192,7 +192,7 @@ def conclude(attendance: Attendance) -> Outcome:
         # The worker may also have been killed while it ended, after it had told why.
         exit_code = code if code in (1, 2, 3) else 1
         finding = _judged(attendance, line.finding)
-        if attendance.is_new and is_failed_start(run, line.finding.rule):
+        if attendance.is_new and is_failed_start(run, finding.rule, exit_code):
             aside = set_aside(run)
             is_kept = aside is run
             return Outcome(run=aside, finding=finding, exit_code=exit_code, is_kept=is_kept)

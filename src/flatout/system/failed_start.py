@@ -18,6 +18,9 @@ from flatout.system.folders import state_folder
 from flatout.system.runs import RunFolder, read_run
 from flatout.system.store import mapped_os_errors
 
+# What a person mends in their file, or beside it; a run goes on with the file it was begun with.
+_OF_THE_EXPERIMENT = ("experiment-raised", "experiment-exited", "data-not-readable")
+
 
 def failed_start_folder() -> Path:
     """Where the last start that failed is kept."""
@@ -35,18 +38,20 @@ def last_failed_start() -> Run | None:
         return None
 
 
-def is_failed_start(run: Run, rule: str) -> bool:
-    """Whether a new run has computed nothing that could be gone on with, or looked at.
+def is_failed_start(run: Run, rule: str, exit_code: int) -> bool:
+    """Whether a new run has computed nothing, and cannot be gone on with as it is.
 
-    Where flatout itself has failed, the run is kept for whoever looks into it.
+    Where memory, a rank or a disk was short, it can be: such a run is kept, and so is one in which
+    flatout itself has failed.
 
     Args:
         run: as it ended.
         rule: of the bad news that it ended with.
+        exit_code: of that: 2 is what was refused.
     """
     # What was saved before the first update holds nothing that another start would not make.
     has_computed = bool(run.step or run.checkpoint_step or run.validations)
-    return not has_computed and rule != "internal-error"
+    return not has_computed and (exit_code == 2 or rule in _OF_THE_EXPERIMENT)
 
 
 def set_aside(run: Run) -> Run:
