@@ -327,6 +327,12 @@ def values_of_batch(experiment: Experiment, model: nn.Module, batch: Any) -> dic
     if "loss" not in values and experiment.loss is not None:
         values["loss"] = experiment.loss(model, batch)
     for name, value in values.items():
+        if isinstance(value, tuple) and len(value) != 2:
+            raise UsageError(
+                "metric-is-not-a-scalar",
+                f"the metric `{name}` is a tuple of {len(value)}.",
+                fix="return a mean over the batch, or a sum and its count",
+            )
         total = value[0] if isinstance(value, tuple) else value
         if isinstance(total, Tensor) and total.dim() != 0:
             raise UsageError(

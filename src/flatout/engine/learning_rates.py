@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flatout.engine.experiment import Experiment
@@ -31,7 +32,7 @@ class LearningRates:
         self._are_named = isinstance(made, Mapping)
         self._by_name: dict[str, Any] = dict(made) if self._are_named else {"schedule": made}
         for name, one in self._by_name.items():
-            if not hasattr(one, "state_dict"):
+            if not hasattr(one, "state_dict") or isinstance(one, Optimizer):
                 whose = f" for {name!r}" if self._are_named else ""
                 raise UsageError(
                     "bad-experiment",

@@ -35,12 +35,14 @@ from flatout.engine.layout import ON_ONE_RANK, Layout
 from flatout.engine.learning_rates import LearningRates
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.passes import Passes
+from flatout.engine.person_code import place_of
 from flatout.engine.position import Position
 from flatout.engine.rank_gradients import local_part
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.sharding import Sharding
 from flatout.engine.step import StepParts
 from flatout.engine.synchronized_norms import SynchronizedNorms
+from flatout.errors import UsageError
 from flatout.nouns.recipe import Recipe
 
 
@@ -141,9 +143,21 @@ def build(
 
 def _optimizers(experiment: Experiment, model: nn.Module) -> Optimizers:
     named = experiment.named_parameters
-    return Optimizers(
+    made = Optimizers(
         experiment.optimizer(model.named_parameters() if named else model.parameters())
     )
+    own = {id(one) for one in model.parameters()}
+    trained = (one for of in made for group in of.param_groups for one in group["params"])
+    if own and not any(id(one) in own for one in trained):
+        place = place_of(experiment.optimizer)
+        raise UsageError(
+            "bad-experiment",
+            "`optimizer` trains none of the model's weights.",
+            because=place.with_code if place is not None else None,
+            fix="give it the parameters that the function is called with: "
+            "optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=...)",
+        )
+    return made
 
 
 @contextlib.contextmanager

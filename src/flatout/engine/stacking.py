@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
-from flatout.engine.failures import ended_by_person
+from flatout.engine.failures import ended_by_person, raised_at
+from flatout.engine.person_code import place_of
 from flatout.errors import FlatoutError, UsageError
 
 
@@ -17,6 +18,26 @@ class Refused:
     """What a worker gives instead of a batch: torch would make another exception of bad news."""
 
     error: FlatoutError
+
+
+def samples_of(source: Any) -> Iterator[Any]:
+    """The samples of an iterable.
+
+    Raises:
+        UsageError: data-of-unknown-kind.
+    """
+    try:
+        return iter(source)
+    except TypeError as error:
+        if raised_at(error) is not None or "non-iterator" not in str(error):
+            raise
+        place = place_of(getattr(type(source), "__iter__", None))
+        raise UsageError(
+            "data-of-unknown-kind",
+            f"`__iter__` of the data gives no iterator: {error}.",
+            because=place.with_code if place is not None else None,
+            fix="write `yield sample` in it for each sample, or return iter(samples)",
+        ) from error
 
 
 def refused_to_exit(error: SystemExit) -> Refused:
