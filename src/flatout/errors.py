@@ -73,10 +73,31 @@ class RunFailed(FlatoutError):
         self.printed = printed
 
 
+# Below it, names are as alike as any two words: `list` and `ingest` have 0.6.
+_LEAST_LIKENESS = 0.7
+_FEWEST_LETTERS = 3
+# More names are no help.
+_MOST_NAMES = 40
+
+
 def nearest(wrong: str, right: Iterable[str]) -> str:
     """A fix for a mistyped name: the nearest valid one, or all of them when none is near."""
     names = sorted(right)
-    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
-    if near:
-        return f"did you mean `{near[0]}`? (all: {', '.join(names)})"
+    near = nearest_name(wrong, names)
+    if near is not None:
+        others = f" (all: {', '.join(names)})" if len(names) <= _MOST_NAMES else ""
+        return f"did you mean `{near}`?{others}"
+    if len(names) > _MOST_NAMES:
+        return f"use one of the {len(names)}: {', '.join(names[:_MOST_NAMES])} ..."
     return f"use one of: {', '.join(names)}" if names else "there are none to choose from"
+
+
+def nearest_name(wrong: str, right: Iterable[str]) -> str | None:
+    """The valid name that a mistyped one stands for; None where none is near."""
+    names = sorted(right)
+    # Another order of the letters, or the beginning of one name alone.
+    swapped = [name for name in names if sorted(name) == sorted(wrong)]
+    begun = [name for name in names if len(wrong) >= _FEWEST_LETTERS and name.startswith(wrong)]
+    near = difflib.get_close_matches(wrong, names, n=1, cutoff=_LEAST_LIKENESS)
+    found = swapped[:1] or (begun if len(begun) == 1 else []) or near
+    return found[0] if found else None

@@ -23,6 +23,7 @@ from flatout.nouns.machine import Machine
 from flatout.nouns.outcome import Outcome
 from flatout.nouns.run import Run
 from flatout.system import environments, error_pages, texts
+from flatout.system.failed_start import last_failed_start
 from flatout.system.reading import list_runs
 from flatout.system.runs import RunFolder
 from flatout.system.together import begin
@@ -57,9 +58,11 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
     if subject is None:
         return _piped_or_last(is_here=is_here)
     if subject == "-":
-        return _explain_named(texts.pieces_of_stdin(), "standard input", is_here=bool(is_here))
+        pieces = texts.pieces_of_stdin()
+        return _explained("standard input", pieces, _look(is_here=bool(is_here)))
     if texts.is_readable(Path(subject)):
-        return _explain_named(texts.pieces_of(Path(subject)), subject, is_here=bool(is_here))
+        pieces = texts.pieces_of(Path(subject))
+        return _explained(subject, pieces, _look(is_here=bool(is_here)))
     rule = next((one for one in RULES if one.id == subject), None)
     if rule is not None:
         return Page(rule.id, rule.page)
@@ -74,16 +77,11 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
     return Page(subject, errors[subject])
 
 
-def _explain_named(pieces: Iterable[bytes], name: str, *, is_here: bool) -> Diagnosis:
-    pieces = iter(pieces)
-    first = next(pieces, b"")
-    found = explain_text(itertools.chain([first], pieces), _look(is_here=is_here))
-    return msgspec.structs.replace(found, about=name if first else f"{name}, which is empty")
-
-
 def as_shown(diagnosis: Diagnosis) -> Diagnosis:
     """The findings as others may see them: without anybody's names and paths."""
-    return shown_to_others(diagnosis, RULES)
+    shown = shown_to_others(diagnosis, RULES)
+    # A path may tell whose file it is.
+    return msgspec.structs.replace(shown, source=shown.source and Path(shown.source).name)
 
 
 def _near_page(wrong: str, ids: list[str]) -> str:
@@ -169,9 +167,10 @@ def _piped_or_last(*, is_here: bool | None) -> Diagnosis:
     pieces = texts.pieces_of_stdin()
     first = next(pieces, None)
     if first is not None:
-        return explain_text(itertools.chain([first], pieces), _look(is_here=is_here is not False))
-    failed = next((run for run in reversed(list_runs()) if _has_failed(run)), None)
-    if not isinstance(failed, Run):
+        pieces = itertools.chain([first], pieces)
+        return _explained("standard input", pieces, _look(is_here=is_here is not False))
+    failed = _last_failed()
+    if failed is None:
         raise UsageError(
             "nothing-to-explain",
             "there is no text, and no run has failed.",
@@ -183,14 +182,32 @@ def _piped_or_last(*, is_here: bool | None) -> Diagnosis:
     look = _look(is_here=is_here is not False, python=known)
     folder = RunFolder(Path(failed.folder))
     pieces = texts.pieces_of(folder.log) if folder.log.exists() else iter(())
-    found = explain_text(itertools.chain(_told(failed.findings), pieces), look)
-    return msgspec.structs.replace(
-        found, about=f"the error and log of the last failed run, {failed.id}"
-    )
+    name = failed.header.spec.name
+    is_run = folder.path.name == failed.id
+    source = f"the run {failed.id}" if is_run else f"the last start that failed, of {name}"
+    pieces = itertools.chain(_told(failed.findings), pieces)
+    return _explained(f"{source}: its error and its worker.log", pieces, look)
 
 
-def _has_failed(run: object) -> bool:
-    return isinstance(run, Run) and run.status == "failed"
+def _explained(source: str, pieces: Iterable[bytes], here: Look) -> Diagnosis:
+    """The causes told by a text, with where it is from."""
+    is_empty = True
+
+    def noted() -> Iterator[bytes]:
+        nonlocal is_empty
+        for piece in pieces:
+            is_empty = is_empty and not piece.strip()
+            yield piece
+
+    found = explain_text(noted(), here)
+    return msgspec.structs.replace(found, source=source, is_empty=is_empty)
+
+
+def _last_failed() -> Run | None:
+    """What has failed last: a run, or a start of which no run is left."""
+    runs = [run for run in list_runs() if isinstance(run, Run) and run.status == "failed"]
+    failed = [*runs[-1:], *filter(None, [last_failed_start()])]
+    return max(failed, key=lambda run: run.header.created_at, default=None)
 
 
 def _told(findings: Iterable[Finding]) -> Iterator[bytes]:

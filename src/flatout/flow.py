@@ -130,7 +130,7 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
         worker = start(folder, asked.change)
     return Attendance(
         folder=folder, machine=machine, worker=worker, tail=end, change=asked.change,
-        start=partial(start, folder), are_ranks=on is not None,
+        start=partial(start, folder), are_ranks=on is not None, is_new=asked.old is None,
     )  # fmt: skip
 
 

@@ -57,6 +57,7 @@ def take_up(request: TrainRequest, interrupts: Interrupts) -> Undertaking:
 def specify(request: TrainRequest) -> ExperimentSpec:
     """A request for a new run as what crosses the border, checked against the experiment's text."""
     source = sources.find_source(request.experiment)
+    sources.check_name(source)
     parameters = parse_parameters(source.text, source.place)
     of_file = fields_in(Path(request.recipe)) if request.recipe else {}
     on = request.placement

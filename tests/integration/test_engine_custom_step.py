@@ -326,7 +326,7 @@ def calling_with(name: str, loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 WRONG: dict[str, tuple[Any, str, str]] = {
-    "nothing": (returning(None), "loss-is-not-a-scalar", "a NoneType"),
+    "nothing": (returning(None), "loss-is-not-a-scalar", "None"),
     "a number": (returning(0.5), "loss-is-not-a-scalar", "a float"),
     "an empty dict": (returning({}), "loss-is-not-a-scalar", "a dict"),
     "one for each": (returning(lambda m, b: b[0]), "loss-is-not-a-scalar", "of shape"),

@@ -124,6 +124,17 @@ def test_version(cli: Any) -> None:
         (["runs", "rm", "nothing"], "unknown-run", "flatout train digits"),
         (["compare", "one"], "too-few-runs", "flatout runs"),
         (["data", "get", "mnits"], "unknown-data-set", "did you mean `mnist`?"),
+        (["help"], "unknown-command", "fix: flatout --help\n"),
+        (["version"], "unknown-command", "fix: flatout --version\n"),
+        (["list"], "unknown-command", "fix: flatout runs\n"),
+        (["completions"], "unknown-command", "use one of: "),
+        (["train", "digits", "--gpu", "0"], "wrong-usage", "fix: flatout train --help\n"),
+        (
+            ["launch", "x.py", "--framework", "torch", "--nodes", "2"],
+            "wrong-usage",
+            "put it before the script: flatout launch --framework ... SCRIPT",
+        ),
+        (["launch", "--nodes", "2", "x.py"], "wrong-usage", "flatout launch --help"),
     ],
 )
 def test_wrong_use_is_told_in_one_shape(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import itertools
 
-from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
+import pytest
+from click.testing import CliRunner
+
+from flatout.cli import main
+from flatout.errors import FlatoutError, RunFailed, UsageError, nearest, nearest_name
 from flatout.nouns.finding import finding_from
 
 
@@ -31,3 +35,44 @@ def test_error_when_raised(kind: type[FlatoutError], exit_code: int) -> None:
 )
 def test_nearest_when(wrong: str, right: list[str], told: str) -> None:
     assert nearest(wrong, right) == told
+
+
+COMMANDS = [name for name, _, _ in main.COMMANDS]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "near"),
+    [
+        ("trian", COMMANDS, "train"),
+        ("shwo", COMMANDS, "show"),
+        ("nwe", COMMANDS, "new"),
+        ("eval", COMMANDS, "evaluate"),
+        ("widht", ["width", "lr"], "width"),
+        ("acuracy", ["loss", "accuracy"], "accuracy"),
+        ("mine-00", ["mine-0001", "mine-0002"], "mine-0002"),
+        # Words that are only as alike as any two.
+        ("help", COMMANDS, None),
+        ("version", COMMANDS, None),
+        ("list", COMMANDS, None),
+        ("lern", COMMANDS, None),
+        ("nope", ["stopme"], None),
+        ("nofile", ["infinite"], None),
+        ("lr", ["help", "on"], None),
+        ("gpu", ["use", "epochs"], None),
+    ],
+)
+def test_a_name_is_near_only_where_it_is(wrong: str, right: list[str], near: str | None) -> None:
+    assert nearest_name(wrong, right) == near
+
+
+def test_names_of_other_tools_lead_to_commands_that_there_are() -> None:
+    for text in main.ELSEWHERE.values():
+        words = text.split()
+        names = itertools.takewhile(lambda word: word.isalpha() and word.islower(), words[1:])
+        done = CliRunner().invoke(main.main, [*names, "--help"])
+        assert done.exit_code == 0, text
+
+
+def test_many_names_are_not_all_told() -> None:
+    names = [f"run-{number:04d}" for number in range(90)]
+    assert len(nearest("zzz", names)) < 500 and len(nearest("run-0007x", names)) < 500

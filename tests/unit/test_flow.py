@@ -91,7 +91,25 @@ def test_train_when_the_experiment_raises(cli: Any) -> None:
     assert done.returncode == 1
     assert "error: the experiment raised.\n    line 7, in model\n" in done.stderr
     assert "fix: mend it\n  see: flatout explain experiment-raised" in done.stderr
-    assert read(cli, "last")["status"] == "failed"
+    # It has computed nothing: no run is left, and what it told can be explained.
+    assert "no run was kept" in done.stderr and not list(cli.runs.iterdir())
+    told = json.loads(cli.run("explain", "--json").stdout)
+    assert told["source"] == "the last start that failed, of mine: its error and its worker.log"
+
+
+def test_a_failed_start_takes_the_place_of_the_one_before(cli: Any) -> None:
+    cli.run(*cli.train(mode="fail"))
+    done = cli.run(*cli.train("--json", "--name", "again", mode="no-kernel"))
+    document = json.loads(done.stdout)
+    assert document["is_kept"] is False
+    folder = Path(document["run"]["folder"])
+    assert json.loads((folder / "run.json").read_text())["id"] == "again"
+    assert [path.name for path in folder.parent.iterdir() if "failed" in path.name] == [folder.name]
+    assert not list(cli.runs.iterdir())
+    told = cli.run("explain").stdout
+    assert told.startswith("Read: the last start that failed, of mine")
+    # Its name is free again.
+    assert cli.run(*cli.train("--name", "again")).returncode == 0
 
 
 def test_train_names_the_cause_below_its_error_when_a_rule_knows_it(cli: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from flatout.nouns.finding import Finding
@@ -19,6 +21,14 @@ def explained(outcome: Outcome) -> Outcome:
     causes = explaining.causes_of(outcome)
     show_doctor.print_causes(causes)
     return msgspec.structs.replace(outcome, causes=causes)
+
+
+def print_log(outcome: Outcome) -> None:
+    """Where a training's log is that failed before its first update: there is no run to ask."""
+    from flatout.cli import show
+
+    if not outcome.is_kept:
+        show.print_note(f"no run was kept; its log: {Path(outcome.run.folder) / 'worker.log'}")
 
 
 def explain(finding: Finding, printed: str) -> None:

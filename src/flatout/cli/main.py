@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 from flatout import __version__
-from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
+from flatout.errors import FlatoutError, RunFailed, UsageError, nearest, nearest_name
 
 # Name, group in --help, what it does. The module of the same name in `commands` holds `command`;
 # this table keeps --help from loading them.
@@ -39,6 +39,19 @@ COMMANDS = (
     ("disk", "Keep", "Show what flatout keeps on this disk, and delete it."),
     ("self", "Keep", "Update or remove flatout."),
 )
+# What other tools call it.
+ELSEWHERE = {
+    "help": "flatout --help", "version": "flatout --version", "list": "flatout runs",
+    "ls": "flatout runs", "status": "flatout runs", "ps": "flatout runs",
+    "rm": "flatout runs rm RUN", "stop": "flatout runs stop RUN", "kill": "flatout runs stop RUN",
+    "resume": "flatout train --resume RUN", "fit": "flatout train FILE", "init": "flatout new NAME",
+    "create": "flatout new NAME", "test": "flatout evaluate RUN", "eval": "flatout evaluate RUN",
+    "validate": "flatout evaluate RUN", "infer": "flatout predict RUN INPUT",
+    "logs": "flatout show RUN --follow", "log": "flatout show RUN --follow",
+    "install": "flatout setup", "check": "flatout doctor", "fix": "flatout doctor --fix",
+    "update": "flatout self update", "upgrade": "flatout self update",
+    "uninstall": "flatout self remove", "download": "flatout data get NAME",
+}  # fmt: skip
 
 
 class Commands(click.Group):
@@ -65,7 +78,8 @@ class Commands(click.Group):
             raise UsageError(
                 "unknown-command",
                 f"flatout has no command `{arguments[0]}`.",
-                fix=nearest(arguments[0], self.list_commands(context)),
+                fix=ELSEWHERE.get(arguments[0])
+                or nearest(arguments[0], self.list_commands(context)),
             )
         return super().resolve_command(context, arguments)
 
@@ -113,7 +127,7 @@ def run(arguments: Sequence[str]) -> int:
     except FlatoutError as error:
         return _report(error, arguments)
     except click.ClickException as error:
-        return _report(_from_click(error), arguments)
+        return _report(_from_click(error, arguments), arguments)
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)
         return 130
@@ -153,10 +167,37 @@ def _report(error: FlatoutError, arguments: Sequence[str]) -> int:
     return error.exit_code
 
 
-def _from_click(error: click.ClickException) -> UsageError:
+def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "flatout"
-    return UsageError("wrong-usage", error.format_message(), fix=f"{path} --help")
+    # Click sets choices below each other, with tabs.
+    message, fix = " ".join(error.format_message().split()), f"{path} --help"
+    if isinstance(error, click.NoSuchOption):
+        return _no_such_option(error, fix)
+    option = getattr(error, "param", None)
+    if isinstance(error, click.MissingParameter) and isinstance(option, click.Option):
+        given = next((one for one in option.opts if one in arguments), None)
+        if given is not None:
+            # What stands behind a script is the script's own.
+            return UsageError(
+                "wrong-usage",
+                f"`{given}` comes after the script, which is given all that follows it.",
+                fix=f"put it before the script: {path} {given} ... SCRIPT",
+            )
+    return UsageError("wrong-usage", message, fix=fix)
+
+
+def _no_such_option(error: click.NoSuchOption, fix: str) -> UsageError:
+    command = error.ctx.command if error.ctx else None
+    names = [name for one in command.params for name in one.opts] if command else []
+    # The dashes make no two of them alike.
+    bare = {name.lstrip("-"): name for name in names if name.startswith("--")}
+    near = nearest_name(error.option_name.lstrip("-"), bare)
+    return UsageError(
+        "wrong-usage",
+        f"there is no option {error.option_name}.",
+        fix=f"did you mean {bare[near]}? (all: {fix})" if near is not None else fix,
+    )
 
 
 def _own_fault() -> int:

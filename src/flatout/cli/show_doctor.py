@@ -33,8 +33,14 @@ _WIDTH = 80
 def print_explanation(diagnosis: Diagnosis) -> None:
     """The causes in a text, most likely first, then what would decide."""
     console = make_console()
+    source = diagnosis.source or "this text"
+    if diagnosis.is_empty:
+        console.print(f"{source} is empty: there is nothing to explain.", soft_wrap=True)
+        return
+    if diagnosis.findings and source.startswith("the "):
+        console.print(f"Read: {source}", soft_wrap=True)
     if not diagnosis.findings:
-        console.print(f"No known cause found in {diagnosis.about}.")
+        console.print(f"No known cause found in {source}.", soft_wrap=True)
         console.print("To decide: flatout doctor, on the machine that it comes from")
         return
     _print_ranked(console, diagnosis.findings)

@@ -108,6 +108,7 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
     return Attendance(
         folder=folder, machine=machine, worker=worker, tail=end, change=asked.change,
         start=partial(_start, later, folder, on, asked.device), are_ranks=True,
+        is_new=asked.old is None,
     )  # fmt: skip
 
 

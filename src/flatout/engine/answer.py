@@ -71,7 +71,7 @@ def main() -> int:
         answer(question, answers)
     except BrokenPipeError:
         return 1
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is, it is told
         traceback.print_exc()
         broken = _broken(error)
         answers.tell(broken)
@@ -219,7 +219,7 @@ def _one_line(error: Exception) -> str:
     return lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
 
 
-def _broken(error: Exception) -> Broken:
+def _broken(error: BaseException) -> Broken:
     """Why nothing more comes."""
     news = bad_news(error)
     if news is None:

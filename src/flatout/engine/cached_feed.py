@@ -38,7 +38,7 @@ from flatout.engine.caching import (
 from flatout.engine.feed import Feed, MicroBatch, Slicing
 from flatout.engine.loader import LoaderFeed, Loading, as_it_is, end_workers
 from flatout.engine.part import Part
-from flatout.engine.stacking import Refused, stacked, unless_refused
+from flatout.engine.stacking import Refused, refused_to_exit, stacked, unless_refused
 from flatout.errors import FlatoutError, UsageError
 
 # So many samples are read again in each epoch.
@@ -222,6 +222,8 @@ class _Readings(Dataset[Any]):
             return self._collate(samples)
         except FlatoutError as error:
             return Refused(error)
+        except SystemExit as error:
+            return refused_to_exit(error)
         finally:
             randomness.restore_host_generators(states)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from flatout.engine.feed import MicroBatch
 from flatout.engine.group import Group
 from flatout.engine.meter import Meter
-from flatout.engine.step import StepParts, bad_loss, or_one
+from flatout.engine.step import StepParts, bad_loss, or_one, value_and_count
 from flatout.engine.step_exchange import SharedUpdate, StepExchange
 from flatout.engine.weight_update import WeightUpdate
 from flatout.errors import UsageError, nearest
@@ -256,7 +256,7 @@ class CustomStep:
 
 
 def _pair(told: Any) -> tuple[Tensor, Any]:
-    value, count = told if isinstance(told, tuple) else (told, None)
+    value, count = value_and_count(told, "`step(updates, model, batch)` returned")
     if not isinstance(value, Tensor) or value.dim() != 0:
         raise bad_loss(value, "`step(updates, model, batch)` returned")
     return value.detach(), count

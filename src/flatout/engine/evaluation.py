@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import isfinite, nan
@@ -20,6 +20,7 @@ from flatout.engine.feed import Feed
 from flatout.engine.journal import Journal
 from flatout.engine.memory import release_memory
 from flatout.engine.passes import Passes
+from flatout.engine.person_code import kind_text, place_of
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.session import Session
 from flatout.engine.state import Packed, pack
@@ -338,10 +339,16 @@ def values_of_batch(experiment: Experiment, model: nn.Module, batch: Any) -> dic
     Raises:
         UsageError: metric-is-not-a-scalar.
     """
-    values = dict(experiment.metrics(model, batch)) if experiment.metrics is not None else {}
+    values = _metrics_of_batch(experiment, model, batch)
     if "loss" not in values and experiment.loss is not None:
         values["loss"] = experiment.loss(model, batch)
     for name, value in values.items():
+        if isinstance(value, tuple) and len(value) != 2:
+            raise UsageError(
+                "metric-is-not-a-scalar",
+                f"the metric `{name}` is a tuple of {len(value)}.",
+                fix="return a mean over the batch, or a sum and its count",
+            )
         total = value[0] if isinstance(value, tuple) else value
         if isinstance(total, Tensor) and total.dim() != 0:
             raise UsageError(
@@ -349,7 +356,28 @@ def values_of_batch(experiment: Experiment, model: nn.Module, batch: Any) -> dic
                 f"the metric `{name}` is a tensor of shape {tuple(total.shape)}.",
                 fix="return a mean over the batch, or a sum and its count",
             )
+        if not isinstance(total, Tensor | float | int | Confusion):
+            raise UsageError(
+                "metric-is-not-a-scalar",
+                f"the metric `{name}` is {kind_text(total)}, not a number.",
+                fix="return a mean over the batch, or a sum and its count",
+            )
     return values
+
+
+def _metrics_of_batch(experiment: Experiment, model: nn.Module, batch: Any) -> dict[str, Any]:
+    if experiment.metrics is None:
+        return {}
+    given = experiment.metrics(model, batch)
+    if isinstance(given, Mapping):
+        return dict(given)
+    place = place_of(experiment.metrics)
+    raise UsageError(
+        "metric-is-not-a-scalar",
+        f"`metrics` returned {kind_text(given)}, not a dict of metrics by name.",
+        because=place.with_code if place is not None else None,
+        fix='return a dict, such as {"accuracy": accuracy}',
+    )
 
 
 def _is_better(name: str, value: float, best: float | None) -> bool:

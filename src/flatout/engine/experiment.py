@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+from flatout.engine.field_checks import check_functions, check_kinds, check_names
+from flatout.engine.person_code import given_as
 from flatout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +105,14 @@ class Experiment:
     predict: Callable[[nn.Module, Any], Any] | None = None
     predict_data: Callable[[str], Any] | None = None
 
+    def __new__(cls, *values: Any, **fields: Any) -> Self:
+        """Refuses wrong names before Python does, which would name no right one."""
+        check_names(fields, len(values), cls.__dataclass_fields__)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
+        check_kinds(vars(self))
+        check_functions(vars(self))
         for name, value in (
             ("batch_size", self.batch_size),
             ("epochs", self.epochs),
@@ -122,28 +131,60 @@ class Experiment:
             raise _bad(f"`clip_norm` is {self.clip_norm}; it must be above 0.")
         if self.early_stop is not None and self.validation_data is None:
             raise _bad("`early_stop` needs `validation_data` to judge by.")
-        if (self.loss is None) == (self.step is None):
-            raise _bad("an experiment needs either `loss` or `step`, and not both.")
+        if self.loss is None and self.step is None:
+            raise _bad("the experiment has no `loss`.", "give loss(model, batch), or a `step`")
+        if self.loss is not None and self.step is not None:
+            raise _bad("the experiment has both `loss` and `step`.", "leave one of them out")
         if self.step is not None and self.validation_data is not None and self.metrics is None:
             raise _bad("with `step`, validation needs `metrics`: there is no `loss` to compute.")
-        if (self.epochs is None) == (self.steps is None):
-            raise _bad("an experiment needs either `epochs` or `steps`, and not both.")
+        if self.epochs is None and self.steps is None:
+            raise _bad("the experiment has neither `epochs` nor `steps`.", "give one of them")
+        if self.epochs is not None and self.steps is not None:
+            raise _bad("the experiment has both `epochs` and `steps`.", "leave one of them out")
         if self.ema is not None and not 0 < self.ema < 1:
             raise _bad(f"`ema` is {self.ema}; a decay lies between 0 and 1.")
         if self.labels is not None:
             _check_labels(self.labels)
 
 
+def require_experiment(value: Any, verb: str) -> Experiment:
+    """The experiment; refuses what only leads to one.
+
+    Raises:
+        UsageError: bad-experiment.
+    """
+    if isinstance(value, Experiment):
+        return value
+    if isinstance(value, type):
+        what, fix = f"the class {value.__name__}", f"make one: {verb}(Experiment(model=..., ...))"
+    elif callable(value):
+        name = getattr(value, "__name__", "experiment")
+        what, fix = f"the function `{name}`", f"call it: {verb}({name}())"
+    elif isinstance(value, str):
+        what = f"the text {value!r}"
+        fix = f"give an Experiment; a file or a built-in is trained by: flatout train {value}"
+    else:
+        what, fix = f"a {type(value).__name__}", f"give an Experiment: {verb}(Experiment(...))"
+    raise UsageError("bad-experiment", f"`{verb}` was given {what}, not an Experiment.", fix=fix)
+
+
 def _check_labels(labels: Sequence[str]) -> None:
     # A text is a sequence of texts too: "cat" would name three classes.
-    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+    if (
+        isinstance(labels, str)
+        or not isinstance(labels, Sequence)
+        or not all(isinstance(label, str) for label in labels)
+    ):
         raise _bad(f"`labels` is {labels!r}; give a list of texts, one for each class.")
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if list(labels).count(label) > 1)
         raise _bad(f"`labels` has {twice!r} twice; each class needs a name of its own.")
 
 
-def _bad(problem: str) -> UsageError:
-    return UsageError(
-        "bad-experiment", problem, fix="correct the experiment; see flatout docs experiments"
-    )
+def _bad(
+    problem: str, fix: str = "correct the experiment; see flatout docs experiments"
+) -> UsageError:
+    field = problem.partition("`")[2].partition("`")[0]
+    place = given_as(field).place
+    because = place.with_code if place is not None else None
+    return UsageError("bad-experiment", problem, because=because, fix=fix)

@@ -11,10 +11,12 @@ from torch import nn
 from flatout.engine.activations import repeated_blocks
 from flatout.engine.batches import tensors_in
 from flatout.engine.experiment import Experiment
+from flatout.engine.failures import one_line, raised_at
 from flatout.engine.feed import is_in_memory, is_map_style
 from flatout.engine.float8 import float8_layers
 from flatout.engine.optim import forms_to_capture
 from flatout.engine.optimizers import Optimizers
+from flatout.engine.person_code import kind_text, place_of
 from flatout.errors import UsageError
 from flatout.nouns.recipe import Choice, OptimizerImplementation, Sharding
 from flatout.nouns.topology import Topology
@@ -73,6 +75,7 @@ def data_kind(data: Any) -> DataKind:
     """
     if is_in_memory(data):
         return "tensors"
+    _refuse_arrays(data)
     if isinstance(data, torch.utils.data.DataLoader):
         raise UsageError(
             "data-of-unknown-kind",
@@ -82,14 +85,99 @@ def data_kind(data: Any) -> DataKind:
         )
     no_dataset = (torch.utils.data.IterableDataset, dict, str, bytes)
     if is_map_style(data) and not isinstance(data, no_dataset):
+        _check_length(data)
         return "map-style"
     if hasattr(data, "__iter__") and not isinstance(data, dict | str | bytes):
         return "iterable"
     raise UsageError(
         "data-of-unknown-kind",
-        f"the data is a {type(data).__name__}: neither tensors, nor a dataset, nor an iterable.",
+        f"the data is {kind_text(data)}: neither tensors, nor a dataset, nor an iterable.",
         because="tensors must share their first dimension; a dataset has __len__ and __getitem__",
-        fix="return one of the three kinds; see flatout docs experiments",
+        fix=_right_data(data),
+    )
+
+
+def _check_length(data: Any) -> None:
+    """Refuses a data set whose number of samples is no number.
+
+    Raises:
+        UsageError: data-of-unknown-kind.
+    """
+    try:
+        len(data)
+    except (TypeError, ValueError, OverflowError) as error:
+        if raised_at(error) is not None:
+            raise
+        place = place_of(getattr(type(data), "__len__", None))
+        raise UsageError(
+            "data-of-unknown-kind",
+            f"`__len__` of the data gives no number of samples: {one_line(error)}",
+            because=place.with_code if place is not None else None,
+            fix="return a whole number in `__len__`: half = len(rows) // 2",
+        ) from error
+
+
+def _right_data(data: Any) -> str:
+    if data is None:
+        return "return the data: is a `return` missing in the function that builds it?"
+    if hasattr(data, "__getitem__") and not isinstance(data, dict | str | bytes):
+        return "give the data set a `__len__`, which returns the number of its samples"
+    return "return one of the three kinds; see flatout docs experiments"
+
+
+def _refuse_arrays(data: Any) -> None:
+    """Refuses tables and tuples that hold no tensors: a tuple would be a data set of its members.
+
+    Raises:
+        UsageError: data-of-unknown-kind.
+    """
+    columns = "torch.tensor(table[column].to_numpy())"
+    if hasattr(data, "to_numpy") and hasattr(data, "columns"):
+        raise UsageError(
+            "data-of-unknown-kind",
+            f"the data is {kind_text(data)}: a table is no tensor.",
+            fix=f"return tensors of its columns: {columns}",
+        )
+    if not isinstance(data, tuple) or not data or not all(map(_is_column, data)):
+        return
+    kinds = ", ".join(type(one).__name__ for one in data)
+    if all(isinstance(one, torch.Tensor) for one in data):
+        lengths = ", ".join(str(len(one)) if one.dim() else "a number" for one in data)
+        raise UsageError(
+            "data-of-unknown-kind",
+            f"the data is a tuple of tensors of different lengths: {lengths}.",
+            because="tensors must share their first dimension, that of the samples",
+            fix="return as many targets as inputs",
+        )
+    raise UsageError(
+        "data-of-unknown-kind",
+        f"the data is a tuple of {kinds}, not of tensors.",
+        fix="make tensors of them: torch.from_numpy(array), or torch.tensor(values)",
+    )
+
+
+def _is_column(one: Any) -> bool:
+    is_array = hasattr(one, "__array_interface__") or hasattr(one, "to_numpy")
+    return isinstance(one, torch.Tensor | list) or is_array
+
+
+def check_model(model: Any, experiment: Experiment) -> nn.Module:
+    """The model that an experiment has built; refuses what is none.
+
+    Raises:
+        UsageError: bad-experiment.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    place = place_of(experiment.model)
+    fix = "return the model: a torch.nn.Module"
+    if isinstance(model, type):
+        fix = f"return one: {model.__name__}(...)"
+    raise UsageError(
+        "bad-experiment",
+        f"`model` returned {kind_text(model)}, not a torch.nn.Module.",
+        because=place.with_code if place is not None else None,
+        fix=fix,
     )
 
 

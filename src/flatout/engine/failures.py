@@ -5,18 +5,25 @@ from __future__ import annotations
 import pickle
 import re
 import sys
-import sysconfig
 import traceback
 from pathlib import Path
 from typing import TypeGuard
 
 import torch
 
-import flatout
+from flatout.engine.advice import advice_on
+from flatout.engine.person_code import (
+    Place,
+    function_named,
+    is_own_file,
+    is_person_file,
+    lines_with,
+    person_places,
+    place_of,
+)
+from flatout.engine.watch import StoppedEarly
 from flatout.errors import FlatoutError, RunFailed, UsageError
 
-_OWN = Path(flatout.__file__).parent
-_EXPERIMENTS = _OWN / "experiments"
 _SHOWN_FRAMES = 4
 # What allocators say for whose errors torch has no class: the CPU's on Linux and on Windows, and
 # CUDA's own, as for page-locked memory and for the workspaces of its libraries.
@@ -32,15 +39,28 @@ _PARTS_USED = "got mixed torch.Tensor and DTensor"
 _AT_WORK = (
     "step.py", "weight_update.py", "optim.py", "activations.py", "learning_rates.py",
     "loop.py", "loader.py", "stream.py", "inference.py", "plain.py", "caching.py", "cached_feed.py",
-    "part.py",
+    "part.py", "evaluation.py", "session.py", "feeds.py", "custom_step.py", "feed.py",
 )  # fmt: skip
+_SECOND_BACKWARD = "backward through the graph a second time"
+# How methods that torch or flatout call are to be written.
+_RIGHT_ARGUMENTS = {
+    "__getitem__": "define it as `def __getitem__(self, index):`",
+    "__len__": "define it as `def __len__(self):`",
+    "__iter__": "define it as `def __iter__(self):`",
+    "step": "define it as `def step(self, closure=None):`",
+    "state_dict": "define it as `def state_dict(self):`",
+    "load_state_dict": "define it as `def load_state_dict(self, state):`",
+    "forward": "give it the arguments that the model is called with",
+}
 
 
 def bad_news(error: BaseException) -> FlatoutError | None:
     """What a person should read about this exception; None if it is our own fault."""
     if isinstance(error, FlatoutError):
         return error
-    if not isinstance(error, Exception):
+    if isinstance(error, SystemExit):
+        return ended_by_person(error)
+    if not isinstance(error, Exception) or isinstance(error, StoppedEarly):
         return None
     text = str(error)
     if is_out_of_memory(error):
@@ -143,32 +163,79 @@ def _of_the_experiment(error: BaseException) -> FlatoutError | None:
     is_from_loader = str(error).startswith("Caught ")
     lines = [line for line in str(error).splitlines() if line.strip()]
     message = lines[-1].strip() if is_from_loader and lines else one_line(error)
-    places = _person_places(_frames_in(lines) if is_from_loader else trace)
+    frames = _frames_in(lines) if is_from_loader else trace
+    places = person_places(frames)
+    if not places:
+        called = _called_wrongly(message, frames)
+        if called is not None:
+            return called
     if not places and not is_from_loader and not _is_raised_by_a_library(trace):
         return None
-    because = "; ".join(places)
+    because = _told_places(places)
     if isinstance(error, OSError):
         return RunFailed(
             "data-not-readable",
             f"the experiment could not read a file: {message}",
             because=because or None,
-            fix="check that the data is still there and readable, then resume the run",
+            fix="check that the data is there and readable, then train again",
         )
     if not because:
         line = trace[-1]
         place = f"{Path(line.filename).name}:{line.lineno}"
         because = f"raised in {place}, in code that your experiment called"
+        own = lines_with(".backward(") if _SECOND_BACKWARD in message else []
+        because = _told_places(own) or because
     return RunFailed(
         "experiment-raised",
         f"your experiment raised {message}",
         because=because,
-        fix="correct it; the whole traceback is in the run's worker.log",
+        fix=advice_on(str(error)) or "correct it; worker.log has the whole traceback",
+    )
+
+
+def _called_wrongly(message: str, frames: list[traceback.FrameSummary]) -> UsageError | None:
+    """A function of the person's that could not be called as flatout, or a library, calls it."""
+    found = re.search(r"^TypeError: ([\w.<>]+)\(\) ((?:takes|missing|got) .+)", message)
+    if found is None or not frames:
+        return None
+    if is_own_file(frames[-1].filename) and function_named(found[1], own=True) is not None:
+        return None
+    function = function_named(found[1], own=False)
+    place = place_of(function) if function is not None else None
+    if place is None or not is_person_file(place.file):
+        return None
+    return UsageError(
+        "wrong-arguments",
+        f"`{found[1].rpartition('<locals>.')[2]}` cannot be called as it is called: it {found[2]}.",
+        because=place.with_code,
+        fix=_RIGHT_ARGUMENTS.get(found[1].rpartition(".")[2])
+        or "give it the arguments that it is called with; see docs/experiments.md",
+    )
+
+
+def _told_places(places: list[Place]) -> str:
+    """The innermost places, the last with what is written there."""
+    shown = places[-_SHOWN_FRAMES:]
+    return "; ".join([*map(str, shown[:-1]), *(one.with_code for one in shown[-1:])])
+
+
+def ended_by_person(error: SystemExit) -> RunFailed | None:
+    """What is said where a person's own code ends the program; None where it was not that."""
+    places = person_places(traceback.extract_tb(error.__traceback__))
+    if not places:
+        return None
+    code = "" if error.code is None else repr(error.code)
+    return RunFailed(
+        "experiment-exited",
+        f"your experiment ended the program: SystemExit({code}).",
+        because=_told_places(places),
+        fix="leave sys.exit(), exit() and quit() out; raise an exception where it cannot go on",
     )
 
 
 def raised_at(error: BaseException) -> str | None:
     """Where in a person's own code an exception was raised; None if it was not there."""
-    return "; ".join(_person_places(list(traceback.extract_tb(error.__traceback__)))) or None
+    return _told_places(person_places(traceback.extract_tb(error.__traceback__))) or None
 
 
 def one_line(error: BaseException) -> str:
@@ -183,23 +250,7 @@ def _frames_in(lines: list[str]) -> list[traceback.FrameSummary]:
     return [traceback.FrameSummary(one[1], int(one[2]), one[3]) for one in found if one]
 
 
-def _person_places(trace: list[traceback.FrameSummary]) -> list[str]:
-    """The innermost frames in code that is neither ours nor installed, as `file:line in name`."""
-    installed = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-    places = []
-    for frame in trace:
-        path = Path(frame.filename)
-        is_installed = any(folder in path.parents for folder in installed)
-        if not (_is_own(path) or is_installed) and path.exists():
-            places.append(f"{path.name}:{frame.lineno} in {frame.name}")
-    return places[-_SHOWN_FRAMES:]
-
-
-def _is_own(path: Path) -> bool:
-    return _OWN in path.parents and _EXPERIMENTS not in path.parents
-
-
 def _is_raised_by_a_library(trace: list[traceback.FrameSummary]) -> bool:
     """Whether a library raised it at work on the experiment's loss, optimizer, schedule or data."""
-    own = [frame for frame in trace if _is_own(Path(frame.filename))]
+    own = [frame for frame in trace if is_own_file(frame.filename)]
     return bool(own) and own[-1] is not trace[-1] and Path(own[-1].filename).name in _AT_WORK

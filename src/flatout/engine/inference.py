@@ -24,7 +24,7 @@ from flatout.engine.batches import placer
 from flatout.engine.defaults import changed_recipe
 from flatout.engine.evaluation import Measured, measure
 from flatout.engine.experiment import Experiment
-from flatout.engine.facts import chosen_device
+from flatout.engine.facts import check_model, chosen_device
 from flatout.engine.feed import Feed
 from flatout.engine.feeds import Reading
 from flatout.engine.history import read_history
@@ -218,7 +218,7 @@ def load(
     place = chosen_device(recipe.device.value)
     with randomness.untouched_generators(place):
         randomness.seed_generators(randomness.mixed_seed(spec.seed, "model"))
-        model = experiment.model().to(place)
+        model = check_model(experiment.model(), experiment).to(place)
     if recipe.memory_format.value == "channels_last":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     load_weights(model, tensors, folder.weights)

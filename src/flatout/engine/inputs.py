@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatout.engine.batches import tensors_in, with_tensors
 from flatout.engine.facts import data_kind
-from flatout.engine.stacking import stacked
+from flatout.engine.stacking import samples_of, stacked
 from flatout.errors import FlatoutError, UsageError
 
 Row = tuple[str, int | None]
@@ -100,7 +100,9 @@ def _samples(text: str, read: Callable[[str], Any]) -> Iterator[tuple[list[Row],
             rows = [(text, None if count == 1 else row) for row in range(start, end)]
             yield rows, _slice(data, start, end), True
     else:
-        samples = iter(data) if kind == "iterable" else (data[row] for row in range(len(data)))
+        samples = (
+            samples_of(data) if kind == "iterable" else (data[row] for row in range(len(data)))
+        )
         first = list(itertools.islice(samples, 2))
         for row, sample in enumerate(itertools.chain(first, samples)):
             yield [(text, None if len(first) == 1 else row)], sample, False

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flatout.engine.experiment import Experiment
 from flatout.engine.optimizers import Optimizers
+from flatout.engine.person_code import kind_text
 from flatout.errors import RunFailed, UsageError
 
 
@@ -26,18 +28,17 @@ class LearningRates:
     """
 
     def __init__(self, experiment: Experiment, optimizers: Optimizers) -> None:
-        made = experiment.schedule(optimizers.given) if experiment.schedule is not None else None
+        made = experiment.schedule(optimizers.given) if experiment.schedule is not None else {}
         self._are_named = isinstance(made, Mapping)
-        self._by_name: dict[str, Any] = {}
-        if made is not None:
-            self._by_name = dict(made) if self._are_named else {"schedule": made}
+        self._by_name: dict[str, Any] = dict(made) if self._are_named else {"schedule": made}
         for name, one in self._by_name.items():
-            if not hasattr(one, "state_dict"):
+            if not hasattr(one, "state_dict") or isinstance(one, Optimizer):
                 whose = f" for {name!r}" if self._are_named else ""
                 raise UsageError(
                     "bad-experiment",
-                    f"`schedule` returned a {type(one).__name__}{whose}.",
-                    fix="return a learning-rate scheduler, or a dict of them by name",
+                    f"`schedule` returned {kind_text(one)}{whose}.",
+                    fix="return a learning-rate scheduler, or a dict of them by name; for a "
+                    "constant rate, leave `schedule` out",
                 )
         self.are_per_step = bool(self._by_name) and experiment.schedule_every == "step"
         has_no_metric = self.are_per_step or experiment.validation_data is None

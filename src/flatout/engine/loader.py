@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from flatout.engine import randomness
 from flatout.engine.affinity import keep_on
 from flatout.engine.feed import MicroBatch, Slicing
-from flatout.engine.stacking import Refused, stacked, unless_refused
+from flatout.engine.stacking import Refused, refused_to_exit, stacked, unless_refused
 from flatout.errors import FlatoutError
 
 Key = tuple[int, int]
@@ -163,6 +163,8 @@ class _SeededBatches(torch.utils.data.Dataset[Any]):
             return self._collate([self._sample(epoch, index) for epoch, index in keys])
         except FlatoutError as error:
             return Refused(error)
+        except SystemExit as error:
+            return refused_to_exit(error)
         finally:
             # Also when a sample cannot be read: then what was trained is saved, generators too.
             if states is not None:

@@ -8,10 +8,12 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 
 from flatout.engine.experiment import Experiment
+from flatout.engine.person_code import kind_text, place_of
 from flatout.errors import UsageError
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.system.runs import RunFolder
@@ -32,12 +34,22 @@ def load_experiment(spec: ExperimentSpec, *, copy_of: str | None = None) -> Expe
     module = _load_module(spec, copy_of)
     made = module.experiment(**spec.parameters)
     if not isinstance(made, Experiment):
+        place = place_of(module.experiment)
         raise UsageError(
             "bad-experiment",
-            f"`experiment()` in {spec.file or spec.name} returned a {type(made).__name__}.",
-            fix="return a flatout.Experiment(...)",
+            f"`experiment()` in {spec.file or spec.name} returned {kind_text(made)}.",
+            because=place.with_code if place is not None else None,
+            fix=_right_return(made),
         )
     return made
+
+
+def _right_return(made: Any) -> str:
+    if made is None:
+        return "write `return` before flatout.Experiment(...)"
+    if isinstance(made, tuple) and any(isinstance(one, Experiment) for one in made):
+        return "remove the comma behind Experiment(...): it makes a tuple"
+    return "return a flatout.Experiment(...)"
 
 
 def kept_spec(folder: RunFolder, spec: ExperimentSpec) -> ExperimentSpec:

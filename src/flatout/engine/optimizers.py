@@ -16,6 +16,7 @@ from flatout.engine.optim import (
     set_capturable,
     set_implementation,
 )
+from flatout.engine.person_code import kind_text
 from flatout.errors import UsageError
 from flatout.nouns.recipe import OptimizerImplementation
 
@@ -44,7 +45,7 @@ class Optimizers:
             raise _bad("`optimizer` returned an empty dict.", "return at least one optimizer")
         for name, optimizer in self.by_name.items():
             if not isinstance(optimizer, Optimizer) or not isinstance(name, str):
-                what = f"a {type(optimizer).__name__}" + f" for {name!r}" * self._are_named
+                what = kind_text(optimizer) + f" for {name!r}" * self._are_named
                 raise _bad(
                     f"`optimizer` returned {what}.",
                     "return an optimizer, or a dict of them by name",

@@ -27,7 +27,7 @@ from flatout.engine.defaults import chosen_recipe
 from flatout.engine.deferred_compiler import use_deterministic_algorithms
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
-from flatout.engine.facts import Facts, chosen_device, experiment_facts
+from flatout.engine.facts import Facts, check_model, chosen_device, experiment_facts
 from flatout.engine.feeds import Reading, built_data, check_apart
 from flatout.engine.float8 import Float8Products
 from flatout.engine.graphs import Graphs, graphs_on
@@ -37,6 +37,7 @@ from flatout.engine.learning_rates import LearningRates
 from flatout.engine.module_attributes import ModuleAttributes
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.passes import Passes
+from flatout.engine.person_code import place_of
 from flatout.engine.position import Position
 from flatout.engine.rank_gradients import local_part
 from flatout.engine.ranks import ALONE, Ranks
@@ -117,7 +118,7 @@ def build(
     """
     device = chosen_device(device_name)
     randomness.seed_generators(randomness.mixed_seed(seed, "model"))
-    model = experiment.model()
+    model = check_model(experiment.model(), experiment)
     if layout.init is not None:
         layout.init(model)
     chosen = layout.chosen(model, device)
@@ -144,9 +145,21 @@ def build(
 
 def _optimizers(experiment: Experiment, model: nn.Module) -> Optimizers:
     named = experiment.named_parameters
-    return Optimizers(
+    made = Optimizers(
         experiment.optimizer(model.named_parameters() if named else model.parameters())
     )
+    own = {id(one) for one in model.parameters()}
+    trained = (one for of in made for group in of.param_groups for one in group["params"])
+    if own and not any(id(one) in own for one in trained):
+        place = place_of(experiment.optimizer)
+        raise UsageError(
+            "bad-experiment",
+            "`optimizer` trains none of the model's weights.",
+            because=place.with_code if place is not None else None,
+            fix="give it the parameters that the function is called with: "
+            "optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=...)",
+        )
+    return made
 
 
 @contextlib.contextmanager

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import default_collate
 
+from flatout.engine.failures import ended_by_person, raised_at
+from flatout.engine.person_code import place_of
 from flatout.errors import FlatoutError, UsageError
 
 
@@ -16,6 +18,35 @@ class Refused:
     """What a worker gives instead of a batch: torch would make another exception of bad news."""
 
     error: FlatoutError
+
+
+def samples_of(source: Any) -> Iterator[Any]:
+    """The samples of an iterable.
+
+    Raises:
+        UsageError: data-of-unknown-kind.
+    """
+    try:
+        return iter(source)
+    except TypeError as error:
+        if raised_at(error) is not None or "non-iterator" not in str(error):
+            raise
+        place = place_of(getattr(type(source), "__iter__", None))
+        raise UsageError(
+            "data-of-unknown-kind",
+            f"`__iter__` of the data gives no iterator: {error}.",
+            because=place.with_code if place is not None else None,
+            fix="write `yield sample` in it for each sample, or return iter(samples)",
+        ) from error
+
+
+def refused_to_exit(error: SystemExit) -> Refused:
+    """What is given where the person's code ends the program: it would end a process that reads,
+    and nothing would say why."""
+    refused = ended_by_person(error)
+    if refused is None:
+        raise error
+    return Refused(refused)
 
 
 def unless_refused(batch: Any) -> Any:
@@ -40,15 +71,42 @@ def stacked(samples: list[Any]) -> Any:
         return default_collate(samples)
     except (TypeError, KeyError) as error:
         found = _first_of(samples[0], object, "")
+        if any(sample is None for sample in samples):
+            raise UsageError(
+                "samples-cannot-be-stacked",
+                "a sample of the data is None.",
+                because="`__getitem__` returned nothing",
+                fix="return the sample in `__getitem__`: is a `return` missing?",
+            ) from error
         if found is None:
             because = f"the samples are not alike: {type(error).__name__}: {error}"
             raise _cannot_stack("", samples[0], because) from error
         raise _cannot_stack(*found, because=None) from error
     except RuntimeError as error:
-        if "equal size" not in str(error):
+        # In a process that reads the data torch stacks in shared memory, and says it otherwise.
+        if "equal size" not in str(error) and "resize storage" not in str(error):
             raise
-        because = f"the samples are not of one size: {str(error).partition(', but ')[2] or error}"
+        because = f"the samples are not of one size: {_unequal(samples) or error}"
         raise _cannot_stack("", samples[0], because) from error
+
+
+def _unequal(samples: list[Any]) -> str | None:
+    """The shapes of two tensors that differ and should not."""
+    for column in zip(*map(_tensors, samples), strict=False):
+        for one in column:
+            if one.shape != column[0].shape:
+                return f"{tuple(column[0].shape)} and {tuple(one.shape)}"
+    return None
+
+
+def _tensors(sample: Any) -> Iterator[Any]:
+    if isinstance(sample, Mapping):
+        sample = list(sample.values())
+    if hasattr(sample, "shape"):
+        yield sample
+    elif isinstance(sample, Sequence) and not isinstance(sample, str | bytes):
+        for one in sample:
+            yield from _tensors(one)
 
 
 def _first_of(sample: Any, kind: Any, path: str) -> tuple[str, Any] | None:

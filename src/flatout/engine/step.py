@@ -25,6 +25,7 @@ from flatout.engine.group import Group
 from flatout.engine.meter import Meter
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.passes import Passes
+from flatout.engine.person_code import kind_text
 from flatout.engine.position import Position
 from flatout.engine.rank_gradients import RankGradients, SpreadGradients, WholeGradients
 from flatout.engine.ranks import ALONE, Ranks
@@ -190,7 +191,7 @@ class Step:
             self._meter.mark("copy")
         with parts.autocast():
             result = self._loss(parts.model, batch, size)
-        value, count = result if isinstance(result, tuple) else (result, None)
+        value, count = value_and_count(result, "`loss(model, batch)` returned")
         if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
             raise bad_loss(value, "`loss(model, batch)` returned")
         self._meter.mark("forward")
@@ -214,17 +215,45 @@ def or_one(count: Any) -> Any:
     return count + (count == 0) if isinstance(count, Tensor) else count or 1
 
 
+def value_and_count(result: Any, said: str) -> tuple[Any, Any]:
+    """A loss and its count, None where it is a mean; said: what gave it.
+
+    Raises:
+        UsageError: loss-is-not-a-scalar.
+    """
+    if not isinstance(result, tuple):
+        return result, None
+    if len(result) != 2:
+        raise UsageError(
+            "loss-is-not-a-scalar",
+            f"{said} a tuple of {len(result)}.",
+            because="a tuple is a sum and its count",
+            fix="return the loss alone: a mean over the batch; or (loss.sum(), count)",
+        )
+    return result[0], result[1]
+
+
 def bad_loss(value: Any, said: str) -> UsageError:
     """What was given as a loss is not one; said: what gave it."""
     is_tensor = isinstance(value, Tensor)
-    what = f"a {type(value).__name__}"
+    is_cut_off = is_tensor and value.dim() == 0
+    what = kind_text(value)
     if is_tensor:
-        is_cut_off = value.dim() == 0
         shape = f"of shape {tuple(value.shape)}"
         what = f"a tensor {'that does not depend on any weight' if is_cut_off else shape}"
+    if is_cut_off:
+        return UsageError(
+            "loss-is-not-a-scalar",
+            f"{said} {what}.",
+            because="it has no gradient, by which weights could be changed",
+            fix="leave .detach(), .data and torch.no_grad() out of it; and see that the weights to "
+            "train have requires_grad",
+        )
     return UsageError(
         "loss-is-not-a-scalar",
         f"{said} {what}.",
         because="an update needs one number: the mean over the batch, or a sum and its count",
-        fix="return loss.mean(), or (loss.sum(), count)",
+        fix="return the loss: is a `return` missing?"
+        if value is None
+        else "return loss.mean(), or (loss.sum(), count)",
     )

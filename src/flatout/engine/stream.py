@@ -15,7 +15,13 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from flatout.engine import randomness
 from flatout.engine.feed import MicroBatch, Slicing
 from flatout.engine.loader import Loading, end_workers
-from flatout.engine.stacking import Refused, stacked, unless_refused
+from flatout.engine.stacking import (
+    Refused,
+    refused_to_exit,
+    samples_of,
+    stacked,
+    unless_refused,
+)
 from flatout.errors import FlatoutError, UsageError
 
 
@@ -221,7 +227,7 @@ class _Stream(IterableDataset[Any]):
                 randomness.mixed_seed(slicing.seed, "stream", self.epoch, worker)
             )
         try:
-            samples = iter(self._source)
+            samples = samples_of(self._source)
             while update := list(itertools.islice(samples, slicing.batch_size)):
                 # It may have changed since the last update.
                 size = self.slicing.micro_batch_size
@@ -230,6 +236,8 @@ class _Stream(IterableDataset[Any]):
                 yield [update[at : min(at + size, end)] for at in range(begin, end, size)]
         except FlatoutError as error:
             yield Refused(error)
+        except SystemExit as error:
+            yield refused_to_exit(error)
 
 
 class _UpdateCollate:
@@ -254,3 +262,5 @@ class _UpdateCollate:
             return [(collate(samples), len(samples)) for samples in pieces]
         except FlatoutError as error:
             return Refused(error)
+        except SystemExit as error:
+            return refused_to_exit(error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from flatout import __version__
 from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.course import Course, Task
 from flatout.engine.echo import echo_here
-from flatout.engine.experiment import Experiment
+from flatout.engine.experiment import Experiment, require_experiment
 from flatout.engine.failures import bad_news
 from flatout.engine.journal import Journal, SilentJournal
 from flatout.engine.watch import (
@@ -35,8 +35,20 @@ from flatout.nouns.lines import Failed, Stopped
 from flatout.nouns.recipe import check_field
 from flatout.nouns.run import Run, RunHeader
 from flatout.system.clock import now_s
-from flatout.system.runs import check_id, create_run, find_run, free_id, read_run, run_in_use
+from flatout.system.failed_start import is_failed_start, set_aside
+from flatout.system.runs import (
+    RunFolder,
+    check_id,
+    create_run,
+    find_run,
+    free_id,
+    read_run,
+    run_in_use,
+)
 from flatout.system.variables import repeat_products
+
+# What ends a training that has not failed.
+_STOPS = (StoppedEarly, KeyboardInterrupt, SystemExit)
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,7 @@ def train(
         UsageError: what was asked for cannot be.
         RunFailed: the run could not go on; its last checkpoint is as it was.
     """
+    require_experiment(experiment, "train")
     fixed = _fixed(use, device)
     if resume is not None and steps is not None:
         raise UsageError(
@@ -117,7 +130,7 @@ def train(
         )
         folder, change = create_run(header), Change()
     request = StopRequest()
-    with signals_as_requests(request):
+    with signals_as_requests(request), _none_left_of_a_failed_start(folder, resume is None):
         echo = None if is_quiet else echo_here()
         model = train_in(Task(folder, spec, change, request, echo), lambda: experiment)
     return Trained(run=read_run(folder), model=model)
@@ -158,6 +171,16 @@ def _with_length(experiment: Experiment, epochs: int | None, steps: int | None) 
         )
     # The experiment's own check says what is wrong with the number.
     return replace(experiment, epochs=epochs, steps=steps)
+
+
+@contextlib.contextmanager
+def _none_left_of_a_failed_start(folder: RunFolder, is_new: bool) -> Iterator[None]:
+    try:
+        yield
+    except FlatoutError as error:
+        if is_new and is_failed_start(run := read_run(folder), error.rule, error.exit_code):
+            set_aside(run)
+        raise
 
 
 def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:
@@ -201,14 +224,14 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
             journal.warn(step, finding)
         course = Course(task, load(), journal, state)
         return course.train()
-    except (StoppedEarly, KeyboardInterrupt, SystemExit) as error:
-        reason = error.reason if isinstance(error, StoppedEarly) else "stopped immediately"
-        stopped = Stopped(at=now_s(), step=_step(course, step), reason=reason)
-        with contextlib.suppress(FlatoutError):
-            journal.event(stopped)
-        raise
     except BaseException as error:
         news = bad_news(error)
+        if news is None and isinstance(error, _STOPS):
+            reason = error.reason if isinstance(error, StoppedEarly) else "stopped immediately"
+            stopped = Stopped(at=now_s(), step=_step(course, step), reason=reason)
+            with contextlib.suppress(FlatoutError):
+                journal.event(stopped)
+            raise
         task.ranks.leave(news or error)
         finding = finding_from(news) if news is not None else _own_fault(error)
         # A full disk cannot take this line; the failure itself is told by what is raised.

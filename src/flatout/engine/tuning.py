@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout.engine.contestants import Subject
-from flatout.engine.experiment import Experiment
+from flatout.engine.experiment import Experiment, require_experiment
 from flatout.engine.failures import bad_news
 from flatout.engine.tuner import Search, tuned_recipe
 from flatout.engine.watch import StopRequest
@@ -63,6 +63,7 @@ def tune(
         UsageError: what was asked for cannot be.
         RunFailed: the plain loop could not be run.
     """
+    require_experiment(experiment, "tune")
     fixed = {field: check_field(field, value) for field, value in (use or {}).items()}
     told: list[Event] = []
 
@@ -96,7 +97,7 @@ def _searched(search: Search) -> Recipe | None:
     """What a search gives; what an experiment raises becomes bad news, as in a training."""
     try:
         return tuned_recipe(search)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         news = bad_news(error)
         if news is None or news is error:
             raise

@@ -21,9 +21,10 @@ class Undecided(msgspec.Struct, frozen=True, kw_only=True):
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """findings: ranked, the most likely cause first; consequences of another are left out.
 
-    about: what was read.
+    source: the text that was read, where it was one; is_empty: there was nothing in it.
     """
 
     findings: tuple[Finding, ...] = ()
     undecided: tuple[Undecided, ...] = ()
-    about: str = "this text"
+    source: str | None = None
+    is_empty: bool = False

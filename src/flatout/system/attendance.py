@@ -18,6 +18,7 @@ from flatout.nouns.placement import LAUNCHER_LOST
 from flatout.nouns.units import seconds_text
 from flatout.system.child import was_memory_full, worker_died
 from flatout.system.clock import elapsed_s, now_s
+from flatout.system.failed_start import is_failed_start, set_aside
 from flatout.system.interrupts import Interrupts
 from flatout.system.kernel_kills import num_kernel_kills
 from flatout.system.runs import RunFolder, read_run, run_in_use
@@ -55,7 +56,8 @@ class Attendance:
     """A training that was started here, and what its run has told since.
 
     worker: trains now. start: starts another one, which is told what changes. change: what the
-    first one was told. are_ranks: it is several processes, and who has started them.
+    first one was told. are_ranks: it is several processes, and who has started them. is_new: the
+    run was made for it.
     last_word: the line that told its end, once it came. has_begun: it trains, or downloads its
     data. is_trained: it trains.
     num_in_vain: starts again since the run has last got further. obstacle: why there was not
@@ -69,6 +71,7 @@ class Attendance:
     tail: Tail
     change: Change = field(default_factory=Change)
     are_ranks: bool = False
+    is_new: bool = False
     last_word: Finished | Stopped | Failed | None = None
     has_begun: bool = False
     is_trained: bool = False
@@ -189,7 +192,12 @@ def conclude(attendance: Attendance) -> Outcome:
     if isinstance(line, Failed):
         # The worker may also have been killed while it ended, after it had told why.
         exit_code = code if code in (1, 2, 3) else 1
-        return Outcome(run=run, finding=_judged(attendance, line.finding), exit_code=exit_code)
+        finding = _judged(attendance, line.finding)
+        if attendance.is_new and is_failed_start(run, finding.rule, exit_code):
+            aside = set_aside(run)
+            is_kept = aside is run
+            return Outcome(run=aside, finding=finding, exit_code=exit_code, is_kept=is_kept)
+        return Outcome(run=run, finding=finding, exit_code=exit_code)
     if code == 2 and (attendance.has_begun or folder.lock().is_taken()):
         # It tells every refusal as Failed, but that somebody else was quicker to take the run.
         return Outcome(run=run, finding=finding_from(run_in_use(folder)), exit_code=2)

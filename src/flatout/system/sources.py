@@ -8,11 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.errors import UsageError, nearest
+from flatout.errors import UsageError, nearest, nearest_name
 from flatout.system.runs import find_run
 from flatout.system.store import mapped_os_errors, write_atomically
 
 _BUILT_INS = Path(__file__).parents[1] / "experiments"
+# Modules that are there before an experiment is.
+_LOADED_BY_WORKER = ("flatout", "torch", "numpy", "msgspec", "psutil", "safetensors")
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,22 @@ def find_source(text: str | None) -> Source:
         if beside.is_file()
         else f"{nearest(text, built_in_names())}, or give the path of a .py file",
     )
+
+
+def check_name(source: Source) -> None:
+    """Refuses a file that could not be imported by its name, before anything is started.
+
+    Raises:
+        UsageError: experiment-name-taken.
+    """
+    taken = (*sys.stdlib_module_names, *_LOADED_BY_WORKER)
+    if source.file is not None and source.name in taken:
+        raise UsageError(
+            "experiment-name-taken",
+            f"an experiment cannot be named `{source.name}.py`.",
+            because=f"it is imported by its name, and `{source.name}` is another Python module",
+            fix=f"rename the file, to my_{source.name}.py for example",
+        )
 
 
 def find_weights(text: str) -> str:
@@ -166,12 +184,13 @@ def _no_such_file(text: str, path: Path) -> UsageError:
             because="an experiment is a .py file with a function `experiment`",
             fix="give the path of a .py file, or one of: " + ", ".join(built_in_names()),
         )
-    near = [str(one.relative_to(path.parent)) for one in path.parent.glob("*.py")]
+    # The ending, which all of them have, makes no two names alike.
+    near = nearest_name(path.stem, [one.stem for one in path.parent.glob("*.py")])
     return UsageError(
         "experiment-file-not-found",
         f"there is no file {text}.",
         because=f"looked in {path.parent}",
-        fix=nearest(path.name, near)
-        if near
+        fix=f"did you mean `{near}.py`?"
+        if near is not None
         else "give the path of a .py file, or one of: " + ", ".join(built_in_names()),
     )

@@ -247,14 +247,15 @@ def _caches(state: Path) -> _Pile:
     asked = folders.compat_update_file()
     return _Pile(
         kind="caches",
-        text="downloaded wheels, answers of package indexes, reports of crashes, what a broken "
-        "removal left",
+        text="downloaded wheels, answers of package indexes, reports of crashes and of the last "
+        "failed start, what a broken removal left",
         folder=cache,
         paths=[
             *[path for name in folders.cached_names() for path in _below(cache, name)],
             *_below(asked.parent, asked.name),
             *_below(state / "indexes", "*"),
             *_below(state / "crashes", "*"),
+            *_below(state, "failed-start"),
             *_left_overs(),
         ],
         cost="the next flatout setup downloads its wheels again, and asks the indexes again",

@@ -131,11 +131,12 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
         if outcome.finding and not interrupts.count:
             display.fail(outcome.finding)
             outcome = failing.explained(outcome)
+            failing.print_log(outcome)
         else:
             display.close(outcome.run, flow.split_of(outcome.run))
     if is_json:
         show.print_json(outcome)
-    if not detach:
+    if not detach and outcome.is_kept:
         try:
             show.print_plots_begun(flow.begin_plots(outcome.run), is_error=is_json)
         except FlatoutError as error:

@@ -74,7 +74,7 @@ def command(forget: bool, is_json: bool, **options: Any) -> int:
             return 130
         if outcome.finding:
             display.fail(outcome.finding)
-            failing.explained(outcome)
+            failing.print_log(failing.explained(outcome))
             return outcome.exit_code
         tuned = flow.tuned(outcome.run)
         display.close()

@@ -8,7 +8,8 @@ is loaded.
 
 **Example.** `Could not create cudnn handle: CUDNN_STATUS_INTERNAL_ERROR`
 
-**Fix.** Leave memory free: let TensorFlow or JAX grow, in this shell; safe.
+**Fix.** Leave memory free: end other programs on the GPU, use smaller batches; let TensorFlow or
+JAX grow, in this shell; safe.
 
 **Source.** docs.nvidia.com/deeplearning/cudnn; tensorflow/tensorflow#24496.
 """
@@ -26,23 +27,31 @@ def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
     if not case.sees(*_SIGNS):
         return None
+    # TensorFlow and JAX take all memory when they start, which a variable keeps them from.
+    growing = {
+        "cudnn-of-tensorflow": "TF_FORCE_GPU_ALLOW_GROWTH=true",
+        "cudnn-of-jax": "XLA_PYTHON_CLIENT_PREALLOCATE=false",
+    }
+    settings = [setting for id, setting in growing.items() if case.sees(id)]
+    fix = Fix(
+        text="leave memory free for cuDNN: end other programs that use the GPU, or use a smaller "
+        "batch",
+    )
+    if settings:
+        fix = Fix(
+            text="leave memory free for cuDNN",
+            safety="safe",
+            commands=(f"export {' '.join(settings)}",),
+            changes="this shell alone",
+            undo="close the shell",
+        )
     return Finding(
         rule="cudnn-init-failed-cause-unclear",
         severity="error",
         certainty="likely",
         problem="cuDNN could not be started; the message does not say why.",
         evidence=case.evidence(*_SIGNS),
-        fixes=(
-            Fix(
-                text="leave memory free for cuDNN",
-                safety="safe",
-                commands=(
-                    ("export TF_FORCE_GPU_ALLOW_GROWTH=true XLA_PYTHON_CLIENT_PREALLOCATE=false"),
-                ),
-                changes="this shell alone",
-                undo="close the shell",
-            ),
-        ),
+        fixes=(fix,),
         confirm=(
             "nvidia-smi",
             "pip list | grep -i cudnn",
@@ -54,6 +63,14 @@ RULE = Rule(
     check=check,
     prior=45,
     signatures=(
+        signature(
+            "cudnn-of-tensorflow",
+            "Failed to get convolution algorithm",
+            "tensorflow",
+            "Could not create cudnn handle",
+            "Loaded runtime CuDNN library",
+        ),
+        signature("cudnn-of-jax", "jaxlib", "XlaRuntimeError", "DNN library initialization failed"),
         signature(
             "cudnn-not-started",
             "CUDNN_STATUS_NOT_INITIALIZED",

@@ -8,8 +8,8 @@ that is blamed is often not the one.
 
 **Example.** `Assertion 't >= 0 && t < n_classes' failed.`
 
-**Fix.** Compare the labels with the number of classes, the tokens with the embedding; run once on
-the CPU, which names the place.
+**Fix.** Compare the labels with the number of classes, the tokens with the embedding. On a GPU, run
+once on the CPU, or with CUDA_LAUNCH_BLOCKING=1: both name the place.
 
 **Source.** pytorch/pytorch:aten/src/ATen/native/cuda/NLLLoss2d.cu; milesial/Pytorch-UNet#258.
 """
@@ -20,7 +20,9 @@ from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.nouns.finding import Certainty, Finding, Fix
 
-_TELLING = ("index-assertion",)
+_ON_GPU = ("index-assertion",)
+_ON_CPU = ("index-error",)
+_TELLING = (*_ON_GPU, *_ON_CPU)
 _USUAL = ("device-assert",)
 _FITTING = ("cublas-not-started",)
 
@@ -34,25 +36,28 @@ def check(case: Case) -> Finding | None:
         certainty = "likely"
     if case.sees(*_TELLING):
         certainty = "decided"
+    # What a GPU finds late is named where it happens on a CPU: nothing is to be set there.
+    is_named = case.sees(*_ON_CPU) and not case.sees(*_ON_GPU, *_USUAL, *_FITTING)
+    compare = (
+        "compare the smallest and largest label or token with the number of classes or the size of "
+        "the vocabulary"
+    )
+    on_gpu = Fix(
+        text=compare,
+        safety="safe",
+        commands=("export CUDA_LAUNCH_BLOCKING=1",),
+        changes="this shell alone: the line that fails is named",
+        undo="close the shell",
+    )
+    on_cpu = Fix(text=f"{compare}: classes count from 0")
     return Finding(
         rule="label-index-out-of-range",
         severity="error",
         certainty=certainty,
         problem="A class label or token index lies outside of its range.",
         evidence=case.evidence(*_TELLING, *_USUAL, *_FITTING),
-        fixes=(
-            Fix(
-                text=(
-                    "compare the smallest and largest label or token with the number of"
-                    " classes or the size of the vocabulary"
-                ),
-                safety="safe",
-                commands=("export CUDA_LAUNCH_BLOCKING=1",),
-                changes="this shell alone: the line that fails is named",
-                undo="close the shell",
-            ),
-        ),
-        confirm=("CUDA_LAUNCH_BLOCKING=1 python <script>",),
+        fixes=(on_cpu if is_named else on_gpu,),
+        confirm=() if is_named else ("CUDA_LAUNCH_BLOCKING=1 python <script>",),
     )
 
 
@@ -65,13 +70,8 @@ RULE = Rule(
             "n_classes",
             "srcSelectDimSize",
             "index out of bounds",
-            "is out of bounds",
-            "index out of range in self",
-            "outside the valid range",
-            "Label value is out of range",
             "label should not be out of bound",
             "The value of label expected",
-            "is not in [0",
             "num_embeddings",
             "lossClass",
             "cur_target",
@@ -81,11 +81,22 @@ RULE = Rule(
             "index_size",
             pattern=r"Assertion.{0,80}(?:n_classes|srcSelectDimSize|index out of bounds|"
             r"num_embeddings|idx_dim|index_size|label|lossClass|ind_dim_size|"
-            r"srcIndex)|IndexError: Target -?\d+ is out of bounds|"
+            r"srcIndex)",
+        ),
+        signature(
+            "index-error",
+            "is out of bounds",
+            "index out of range in self",
+            "outside the valid range",
+            "Label value is out of range",
+            "label should not be out of bound",
+            "The value of label expected",
+            "is not in [0",
+            pattern=r"^(?!.*Assertion).*(?:IndexError: Target -?\d+ is out of bounds|"
             r"index out of range in self|label value of -?\d+ which is outside|"
             r"Label value is out of range|label should not be out of bound|"
             r"value of label expected >=|ind(?:ices|"
-            r"ex)\[[\d,]{1,12}\] = -?\d+ is not in \[0",
+            r"ex)\[[\d,]{1,12}\] = -?\d+ is not in \[0)",
         ),
         signature(
             "device-assert", "device-side assert triggered", "cudaErrorAssert", "CUDA_ERROR_ASSERT"

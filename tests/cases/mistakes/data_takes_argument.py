@@ -1,0 +1,32 @@
+# lot = "blind"
+# words = ["`train_data`", "without arguments", "lambda"]
+
+import torch
+from torch import nn
+
+import flatout
+
+
+def points(count):
+    dice = torch.Generator().manual_seed(1)
+    return torch.randn(count, 6, generator=dice), torch.arange(count) % 3
+
+
+def loss(model, batch):
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def data(split):  # HERE
+    return points(64 if split == "train" else 32)
+
+
+def experiment():
+    return flatout.Experiment(
+        model=lambda: nn.Linear(6, 3),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        loss=loss,
+        train_data=data,
+        batch_size=8,
+        epochs=1,
+    )

@@ -1,0 +1,37 @@
+# lot = "blind"
+# words = ["return"]
+
+import torch
+from torch import nn
+
+import flatout
+
+
+def points(count):
+    dice = torch.Generator().manual_seed(1)
+    return torch.randn(count, 6, generator=dice), torch.arange(count) % 3
+
+
+def loss(model, batch):
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)  # HERE
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        self.layer(inputs)
+
+
+def experiment():
+    return flatout.Experiment(
+        model=Net,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        loss=loss,
+        train_data=lambda: points(64),
+        batch_size=8,
+        epochs=1,
+    )

@@ -1,0 +1,35 @@
+# lot = "log"
+# works = true
+# words = []
+
+import torch
+from torch import nn
+
+import flatout
+
+
+def points(count):
+    dice = torch.Generator().manual_seed(1)
+    return torch.randn(count, 6, generator=dice), torch.arange(count) % 3
+
+
+def loss(model, batch):
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+class Stream:
+    def __iter__(self):
+        while True:
+            yield torch.randn(6), 1
+
+
+def experiment():
+    return flatout.Experiment(
+        model=lambda: nn.Linear(6, 3),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        loss=loss,
+        train_data=Stream,
+        batch_size=8,
+        steps=3,
+    )

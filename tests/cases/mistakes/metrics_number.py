@@ -1,0 +1,35 @@
+# lot = "blind"
+# words = ["`metrics`", "dict"]
+
+import torch
+from torch import nn
+
+import flatout
+
+
+def points(count):
+    dice = torch.Generator().manual_seed(1)
+    return torch.randn(count, 6, generator=dice), torch.arange(count) % 3
+
+
+def loss(model, batch):
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def metrics(model, batch):  # HERE
+    inputs, labels = batch
+    return (model(inputs).argmax(1) == labels).float().mean()
+
+
+def experiment():
+    return flatout.Experiment(
+        model=lambda: nn.Linear(6, 3),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        loss=loss,
+        train_data=lambda: points(64),
+        validation_data=lambda: points(32),
+        metrics=metrics,
+        batch_size=8,
+        epochs=1,
+    )

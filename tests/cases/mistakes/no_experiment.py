@@ -1,0 +1,8 @@
+# lot = "log"
+# words = ["no function `experiment`"]
+
+import flatout
+
+
+def my_experiment():
+    return flatout.Experiment()

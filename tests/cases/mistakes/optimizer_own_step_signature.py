@@ -1,0 +1,33 @@
+# lot = "own"
+# words = ["step"]
+
+import torch
+from torch import nn
+
+import flatout
+
+
+def points(count):
+    dice = torch.Generator().manual_seed(1)
+    return torch.randn(count, 6, generator=dice), torch.arange(count) % 3
+
+
+def loss(model, batch):
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+class Own(torch.optim.Optimizer):
+    def step(self, closure, loss):  # HERE
+        pass
+
+
+def experiment():
+    return flatout.Experiment(
+        model=lambda: nn.Linear(6, 3),
+        optimizer=lambda parameters: Own(parameters, {}),
+        loss=loss,
+        train_data=lambda: points(64),
+        batch_size=8,
+        epochs=1,
+    )

@@ -1,0 +1,32 @@
+# lot = "own"
+# words = ["update"]
+
+import torch
+from torch import nn
+
+import flatout
+
+
+def points(count):
+    dice = torch.Generator().manual_seed(1)
+    return torch.randn(count, 6, generator=dice), torch.arange(count) % 3
+
+
+def loss(model, batch):
+    inputs, labels = batch
+    return nn.functional.cross_entropy(model(inputs), labels)
+
+
+def step(updates, model, batch):
+    return loss(model, batch)
+
+
+def experiment():
+    return flatout.Experiment(
+        model=lambda: nn.Linear(6, 3),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        step=step,
+        train_data=lambda: points(64),
+        batch_size=8,
+        epochs=1,
+    )
