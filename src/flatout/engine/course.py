@@ -28,6 +28,7 @@ from flatout.engine.pinning import pinning_problem, with_pinning_tried
 from flatout.engine.precision import check_precision
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.relief import means_of, relieved_after_kill
+from flatout.engine.sanity_check import check_validation
 from flatout.engine.saver import Saver, SilentSaver
 from flatout.engine.session import Built, Session, build, process_settings
 from flatout.engine.session_state import own_state_of, state_of, take_over
@@ -206,6 +207,9 @@ class Course:
             for finding in (*inexact(session, history.versions), *of_ranks(session, history)):
                 self._journal.warn(self.step, finding)
             self._has_gone_back = True
+            if self._state is None:
+                check_validation(session, self._journal)
+                meter.mark("validation")
         if self._has_gone_back:
             # From here on nothing is refused any more: the run is taken up.
             self._has_gone_back = False

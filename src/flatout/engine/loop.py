@@ -6,6 +6,7 @@ metrics. Nothing here waits for the device except where a number is needed on th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,7 +29,7 @@ from flatout.engine.state import Packed, pack
 from flatout.engine.update_maker import GoBack, Made, UpdateMaker, agreed, await_device
 from flatout.engine.watch import StopRequest
 from flatout.engine.weights import weights_metadata
-from flatout.errors import RunFailed, UsageError
+from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.finding import Finding, Fix
 from flatout.system.runs import RunFolder
 
@@ -122,6 +123,8 @@ class Loop:
     def _trained(self) -> Ending:
         position = self._session.position
         self._session.model.train()
+        if self._is_validation_missing():
+            self._validate()
         ending: Ending | None = None
         while ending is None and not self._limits.are_reached(position.epoch, position.step):
             ending = "early" if self._validator.is_patience_over() else self._epoch()
@@ -235,11 +238,27 @@ class Loop:
         self._maker.finish()
         self._reporter.tell(is_waiting=True)
         self._meter.mark("other")
-        while (shortage := self._try_to_validate()) is not None:
-            self._maker.take_less(shortage)
-            is_adapted = True
+        try:
+            while (shortage := self._try_to_validate()) is not None:
+                self._maker.take_less(shortage)
+                is_adapted = True
+        except GoBack:
+            raise
+        except Exception:
+            # What was trained so far is not lost by a mistake in the validation. (Of several ranks
+            # the others may know nothing of it, and a checkpoint is made by all.)
+            if self._session.ranks.size == 1:
+                with contextlib.suppress(FlatoutError):
+                    self._save(is_waiting=True)
+            raise
         self._meter.mark("validation")
         return is_adapted
+
+    def _is_validation_missing(self) -> bool:
+        """Whether the run was saved because the validation after this step has failed."""
+        position, every = self._session.position, self._validate_every
+        is_due = every is not None and position.step > 0 and position.step % every == 0
+        return is_due and position.validated_step != position.step
 
     def _try_to_validate(self) -> Shortage | None:
         """Validates; gives what memory was short for, if nothing of it was told yet."""

@@ -228,6 +228,8 @@ class Session:
         decay = built.experiment.ema
         self.average = WeightAverage(self.model, decay) if decay is not None else None
         self.position = Position()
+        # Rules of what is told once in a run, not after each validation.
+        self.told: set[str] = set()
         reading = Reading(
             experiment=built.experiment,
             recipe=recipe,
