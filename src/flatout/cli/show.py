@@ -80,6 +80,14 @@ def print_note(text: str) -> None:
     make_console(is_error=True).print(text, soft_wrap=True)
 
 
+def print_diff(diff: str) -> None:
+    """What is other in a file than before, on stderr."""
+    console = make_console(is_error=True)
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    for line in diff.splitlines():
+        console.print(Text(line, styles.get(line[:1], "")), soft_wrap=True)
+
+
 def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
     """Lines that begin with a label; long ones go on under their beginning."""
     lines = list(lines)
@@ -182,6 +190,7 @@ def print_run(
         ("checkpoints", wording.checkpoints_text(checkpoints)),
         *([("", wording.cost_text(run.checkpointing))] if run.checkpointing else []),
         *map(wording.adaptation_line, run.adaptations),
+        *map(wording.file_change_line, run.file_changes),
         *([("ended", run.ending_reason)] if run.ending_reason else []),
     ])  # fmt: skip
     if run.recipe:

@@ -346,9 +346,9 @@ def values_of_batch(experiment: Experiment, model: nn.Module, batch: Any) -> dic
     values = dict(experiment.metrics(model, batch)) if experiment.metrics is not None else {}
     if "loss" not in values and experiment.loss is not None:
         values["loss"] = loss = experiment.loss(model, batch)
-        total = loss[0] if isinstance(loss, tuple) else loss
-        if isinstance(total, Tensor) and total.dim() != 0:
-            raise bad_loss(total, "`loss(model, batch)` returned")
+        mean = loss[0] if isinstance(loss, tuple) else loss
+        if isinstance(mean, Tensor) and mean.dim() != 0:
+            raise bad_loss(mean, "`loss(model, batch)` returned")
     for name, value in values.items():
         total = value[0] if isinstance(value, tuple) else value
         if isinstance(total, Tensor) and total.dim() != 0:

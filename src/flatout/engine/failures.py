@@ -32,7 +32,7 @@ _PARTS_USED = "got mixed torch.Tensor and DTensor"
 _AT_WORK = (
     "step.py", "weight_update.py", "optim.py", "activations.py", "learning_rates.py",
     "loop.py", "loader.py", "stream.py", "inference.py", "plain.py", "caching.py", "cached_feed.py",
-    "part.py",
+    "part.py", "rehearsal.py",
 )  # fmt: skip
 
 

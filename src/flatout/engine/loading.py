@@ -87,8 +87,8 @@ def _load_module(spec: ExperimentSpec) -> ModuleType:
             "experiment-changed",
             f"{path} is not the file this run was begun with.",
             because="a resumed run repeats what it did; with another file it could not",
-            fix="restore it (the run's folder has a copy, experiment.py), or begin a new run from "
-            "these weights with --init",
+            fix="restore it (the run's folder has a copy, experiment.py), or go on with the "
+            "changed file: --resume RUN --changed",
         )
     return _import_by_name(path)
 

@@ -21,7 +21,7 @@ class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: of weights, order and augmentation.
     fixed: recipe fields the person fixed.
     not_fixed: those of a recipe's file that are left out, since several ranks are to train.
-    epochs: instead of the experiment's own number; None keeps it.
+    epochs, steps: how long to train, at most one of them; None keeps the experiment's own.
     tuning: what the search for a recipe may do.
     init: file of weights (safetensors) to begin with; None begins with the experiment's own.
     leave_free_bytes: what other programs are to have of the device's memory; None leaves it to
@@ -36,6 +36,7 @@ class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     fixed: dict[str, Any] = {}
     not_fixed: tuple[str, ...] = ()
     epochs: int | None = None
+    steps: int | None = None
     init: str | None = None
     tuning: Wish = Wish()
     leave_free_bytes: int | None = None

@@ -57,9 +57,24 @@ class RecipeSet(Line, frozen=True, kw_only=True):
 
 
 class Extended(Line, frozen=True, kw_only=True):
-    """From here on the run is to go on until that many epochs in all."""
+    """From here on the run is to go on until that many epochs, or steps, in all."""
 
-    epochs: int
+    epochs: int | None = None
+    steps: int | None = None
+
+
+class FileChanged(Line, frozen=True, kw_only=True):
+    """From here on the run goes on with another text of its experiment file.
+
+    before, after: sha256 of both texts. kept: the file in the run's folder that has the one before;
+    None where there was none. diff: as `diff -u` gives it. fits: what was taken over, in words.
+    """
+
+    before: str | None
+    after: str
+    kept: str | None
+    diff: str
+    fits: tuple[str, ...] = ()
 
 
 class Fetched(Line, frozen=True, kw_only=True):
@@ -147,6 +162,7 @@ class Finished(Line, frozen=True, kw_only=True):
     split_s: where the time of all its workers went; train_s: their sum.
     checkpoint_share: of the last worker's time, what checkpoints cost it (stall and slowdown).
     reason: why it ended before its last epoch (early stopping), None if it did not.
+    is_schedule_over: longer, it would be trained at a learning rate of 0, or not at all.
     """
 
     train_s: float
@@ -155,6 +171,7 @@ class Finished(Line, frozen=True, kw_only=True):
     peak_memory_bytes: int | None = None
     checkpoint_share: float | None = None
     reason: str | None = None
+    is_schedule_over: bool = False
 
 
 Event = (
@@ -166,6 +183,7 @@ Event = (
     | Started
     | RecipeSet
     | Extended
+    | FileChanged
     | Fetched
     | Warned
     | Checkpointed

@@ -33,10 +33,20 @@ import click
     metavar="N",
     help="Epochs in all, instead of its own number.",
 )
+@click.option(
+    "--steps",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Updates in all, instead of its own length.",
+)
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Of weights and order.")
 @click.option("--init", metavar="WEIGHTS", help="Begin with a safetensors file or a run's weights.")
 @click.option("--name", "run_id", metavar="ID", help="Name of the run, else NAME-0001 and so on.")
 @click.option("--resume", metavar="RUN", help="Go on with a run; `last` is the newest.")
+@click.option(
+    "--changed", "is_changed", is_flag=True,
+    help="With --resume: go on with the experiment's file as it is now.",
+)  # fmt: skip
 @click.option(
     "--tune",
     type=click.Choice(["auto", "off", "full"]),
@@ -74,7 +84,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     from flatout.cli import failing, show
     from flatout.cli.live import Display
     from flatout.errors import FlatoutError
-    from flatout.nouns.finding import finding_from
+    from flatout.nouns.finding import finding_from, unchanged_file
     from flatout.nouns.train_request import TrainRequest
 
     request = TrainRequest(**options)
@@ -90,6 +100,10 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
             attendance = training.begin(request, interrupts)
         else:
             attendance = flow.begin(request, interrupts, is_attached=not detach)
+        if attendance.change.file is not None:
+            show.print_diff(attendance.change.file.diff)
+        elif request.is_changed:
+            show.print_finding(unchanged_file())
         display.open(flow.read(str(attendance.folder.path)), attendance.machine)
         was_interrupted = False
         for lines in flow.follow(attendance, interrupts):
@@ -107,7 +121,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
             display.close(outcome.run, flow.split_of(outcome.run))
     if is_json:
         show.print_json(outcome)
-    if not detach and flow.can_draw():
+    if not detach and attendance.is_trained and flow.can_draw():
         # After everything else is said: it takes a second, and is never worth a run.
         try:
             show.print_plots(flow.draw_plots(outcome.run), is_error=is_json)
