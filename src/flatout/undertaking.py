@@ -143,13 +143,13 @@ def refuse_if_long_enough(run: Run, request: TrainRequest) -> None:
     if request.epochs is not None:
         if num_epochs is None or request.epochs > num_epochs:
             return
-        done = f"{num_epochs} of {request.epochs} epochs"
+        done = f"{num_epochs} of {_epochs(request.epochs)}"
     elif request.steps is not None:
         if request.steps > step:
             return
         done = f"{step:,} of {request.steps:,} steps"
     elif run.status == "finished":
-        done = f"{step:,} steps" if is_by_steps or not num_epochs else f"{num_epochs} epochs"
+        done = f"{step:,} steps" if is_by_steps or not num_epochs else _epochs(num_epochs)
     else:
         return
     longer = resume_command(
@@ -206,3 +206,7 @@ def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFo
     if spec.file:
         sources.copy_source(Path(spec.file), folder.experiment)
     return folder
+
+
+def _epochs(number: int) -> str:
+    return f"{number} epoch{'' if number == 1 else 's'}"

@@ -117,6 +117,8 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
         if outcome.finding and not interrupts.count:
             display.fail(outcome.finding)
             outcome = failing.explained(outcome)
+            if attendance.is_trained:
+                display.suggest(outcome.run)
         else:
             display.close(outcome.run, flow.split_of(outcome.run))
     if is_json:
