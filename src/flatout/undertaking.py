@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,7 @@ def specify(request: TrainRequest) -> ExperimentSpec:
         not_fixed=tuple(name for name in left_out if name not in request.fixed),
         epochs=request.epochs,
         steps=request.steps,
+        is_dry_run=request.is_dry_run,
         init=sources.find_weights(request.init) if request.init else None,
         tuning=request.wish,
         leave_free_bytes=request.leave_free_bytes,
@@ -194,6 +196,9 @@ def run_for(asked: Undertaking, machine: Machine, interrupts: Interrupts) -> Ite
 def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFolder:
     """Makes the folder of a new run, or of a search, with a copy of the experiment's file in it."""
     parent = folders.tunes_folder() if spec.tuning.is_only else folders.runs_folder()
+    if spec.is_dry_run:
+        # Removed by whoever has asked for it; what a crash leaves is the system's to remove.
+        parent = Path(tempfile.mkdtemp(prefix="flatout-dry-run-"))
     header = RunHeader(
         id=runs.check_id(run_id) if run_id else runs.free_id(spec.name, parent),
         created_at=clock.now_s(),

@@ -16,6 +16,7 @@ from torch import nn
 from flatout import __version__
 from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.course import Course, Task
+from flatout.engine.dry_run import tried
 from flatout.engine.experiment import Experiment
 from flatout.engine.failures import bad_news
 from flatout.engine.journal import Journal, SilentJournal
@@ -29,7 +30,7 @@ from flatout.errors import FlatoutError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, finding_from
-from flatout.nouns.lines import Failed, Stopped
+from flatout.nouns.lines import DryRan, Failed, Finished, Stopped
 from flatout.nouns.recipe import check_field
 from flatout.nouns.run import Run, RunHeader
 from flatout.system.clock import now_s
@@ -98,11 +99,14 @@ def train(
     with signals_as_requests(request):
         echo = None if is_quiet else sys.stdout
         model = train_in(Task(folder, spec, change, request, echo), lambda: experiment)
+    assert model is not None, "this was no dry run"
     return Trained(run=read_run(folder), model=model)
 
 
-def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:
+def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module | None:
     """Takes up a run where it was left; every ending is told in its folder.
+
+    Gives the trained model; None after a dry run.
 
     Args:
         task: which run, what is changed, and who may stop it.
@@ -127,7 +131,7 @@ def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:
         lock.release()
 
 
-def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
+def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module | None:
     """Trains with the run's journal open, and tells there what goes wrong."""
     is_first = task.ranks.is_first
     journal = Journal(task.folder, task.echo) if is_first else SilentJournal()
@@ -140,7 +144,14 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
         step = checkpoint.step if checkpoint is not None else 0
         for finding in damaged:
             journal.warn(step, finding)
-        course = Course(task, load(), journal, state)
+        experiment = load()
+        if task.spec.is_dry_run:
+            result = tried(experiment, task.spec, journal)
+            journal.event(DryRan(at=now_s(), step=0, result=result))
+            end = Finished(at=now_s(), step=0, train_s=0.0, split_s={}, num_samples_seen=0)
+            journal.event(end, is_synced=True)
+            return None
+        course = Course(task, experiment, journal, state)
         return course.train()
     except (StoppedEarly, KeyboardInterrupt, SystemExit) as error:
         reason = error.reason if isinstance(error, StoppedEarly) else "stopped at once"

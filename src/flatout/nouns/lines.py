@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from flatout.nouns.adaptation import Adaptation
+from flatout.nouns.dry_run import DryRun
 from flatout.nouns.finding import Finding
 from flatout.nouns.outline import Outline
 from flatout.nouns.recipe import Recipe
@@ -75,6 +76,12 @@ class FileChanged(Line, frozen=True, kw_only=True):
     kept: str | None
     diff: str
     fits: tuple[str, ...] = ()
+
+
+class DryRan(Line, frozen=True, kw_only=True):
+    """One batch of each kind was tried, and nothing trained: that was all that was wanted."""
+
+    result: DryRun
 
 
 class Fetched(Line, frozen=True, kw_only=True):
@@ -184,6 +191,7 @@ Event = (
     | RecipeSet
     | Extended
     | FileChanged
+    | DryRan
     | Fetched
     | Warned
     | Checkpointed

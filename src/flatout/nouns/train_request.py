@@ -190,6 +190,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             ("--changed", f"--on {self.on}", self.is_changed and is_elsewhere,
              "the nodes read the copy in the run's folder",
              "go on with the changed file here first, without --on; stop the run; then use --on"),
+            ("--dry-run", "--name", self.is_dry_run and self.run_id is not None,
+             "a dry run leaves no run", "leave one of them out"),
             ("--dry-run", f"--on {self.on}", self.is_dry_run and self.on is not None,
              "one process tries one batch", "leave --on out"),
         )  # fmt: skip

@@ -48,6 +48,10 @@ import click
     help="With --resume: go on with the experiment's file as it is now.",
 )  # fmt: skip
 @click.option(
+    "--dry-run", "is_dry_run", is_flag=True,
+    help="Try one training step and one validation batch; keep nothing.",
+)  # fmt: skip
+@click.option(
     "--tune",
     type=click.Choice(["auto", "off", "full"]),
     default="auto",
@@ -90,6 +94,10 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     request = TrainRequest(**options)
     for finding in request.warnings():
         show.print_finding(finding)
+    if request.is_dry_run:
+        from flatout.cli import dry_run
+
+        return dry_run.run(request, is_json=is_json)
     screen = Display(is_quiet=is_json, is_still=detach)
     with flow.interrupts() as interrupts, screen as display:
         if flow.is_stopping(request):
