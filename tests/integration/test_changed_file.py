@@ -6,16 +6,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+
 from flatout.nouns.lines import FileChanged, Validated
 from flatout.system.runs import RunFolder, read_run
 
 if TYPE_CHECKING:
     from conftest import Tell
 
-FILE = '''
+FILE = """
 import torch
 from torch import nn
 import flatout
@@ -54,7 +55,7 @@ def experiment(lr: float = 0.01, epochs: int = 3) -> flatout.Experiment:
         epochs=epochs,
         best="accuracy",
     )
-'''
+"""
 # The second validation fails: one batch was tried, and each validation has three.
 FAILS_LATE = FILE.replace(
     "def metrics(model, batch):\n",

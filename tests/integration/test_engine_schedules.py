@@ -232,9 +232,7 @@ def test_few_steps_without_a_rate_are_told(lab: Lab, tell: Tell, plain: Plain) -
     assert "schedule-is-over" in tell.rules(lab.run(experiment))
 
 
-def test_schedule_that_takes_a_length_that_nothing_tells_is_refused(
-    lab: Lab, plain: Plain
-) -> None:
+def test_schedule_that_takes_a_length_that_nothing_tells_is_refused(lab: Lab, plain: Plain) -> None:
     class Stream:
         def __iter__(self) -> Any:
             return iter([(torch.randn(6), 1)] * 20)

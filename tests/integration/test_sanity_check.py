@@ -168,9 +168,7 @@ def test_checked_training_is_the_unchecked_one_bit_for_bit(
     assert tell.traces(checked) == tell.traces(unchecked)
 
 
-def test_check_looks_at_one_batch_and_only_at_a_new_run(
-    lab: Lab, tell: Tell, plain: Plain
-) -> None:
+def test_check_looks_at_one_batch_and_only_at_a_new_run(lab: Lab, tell: Tell, plain: Plain) -> None:
     sizes: list[int] = []
 
     def metrics(model: nn.Module, batch: Any) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from flatout import flow
 from flatout.cli import show
 from flatout.cli.live import Waiting
 from flatout.cli.wording import DOT, metric_text, validated_name
+from flatout.errors import UsageError
 from flatout.nouns.dry_run import Batch, DryRun
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import DryRan, Warned
@@ -26,8 +27,19 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
 
 
-def run(request: TrainRequest, *, is_json: bool) -> int:
-    """Makes a dry run and shows what it found; gives the exit code."""
+def run(request: TrainRequest, *, is_json: bool, is_detached: bool) -> int:
+    """Makes a dry run and shows what it found; gives the exit code.
+
+    Raises:
+        UsageError: cannot-be-combined; and what a training would be refused for.
+    """
+    if is_detached:
+        raise UsageError(
+            "cannot-be-combined",
+            "`--dry-run` cannot be combined with `--detach`.",
+            because="a dry run ends in seconds, and is only worth its report",
+            fix="leave one of them out",
+        )
     warnings: list[Finding] = []
     result: DryRun | None = None
     with flow.interrupts() as interrupts, Waiting("trying one batch ...") as waiting:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flatout.engine.confusion_matrix import Confusion, confusion
     from flatout.engine.custom_step import Updates
     from flatout.engine.datasets import dataset
-    from flatout.engine.dry_run import dry_run
+    from flatout.engine.first_step import dry_run
     from flatout.engine.groups import decayed_groups
     from flatout.engine.inference import Predictor, load
     from flatout.engine.sampling import sampled_tokens
@@ -34,7 +34,7 @@ __all__ = [
 _PLACES = {
     "Confusion": "confusion_matrix", "Predictor": "inference", "Trained": "training",
     "TunedHere": "tuning", "Updates": "custom_step", "confusion": "confusion_matrix",
-    "dataset": "datasets", "decayed_groups": "groups", "dry_run": "dry_run",
+    "dataset": "datasets", "decayed_groups": "groups", "dry_run": "first_step",
     "load": "inference",
     "sampled_tokens": "sampling", "train": "training", "tune": "tuning",
 }  # fmt: skip

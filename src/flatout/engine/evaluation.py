@@ -284,9 +284,7 @@ def _counted(
     return sums, {name: (one.counts, one.num_strays) for name, one in confusions.items()}
 
 
-def labels_problem(
-    name: str, confusion: Confusion, labels: Sequence[str] | None
-) -> Finding | None:
+def labels_problem(name: str, confusion: Confusion, labels: Sequence[str] | None) -> Finding | None:
     """That there are more or fewer labels than classes, if so."""
     num_classes = len(confusion.counts)
     if labels is None or len(labels) == num_classes:

@@ -44,9 +44,7 @@ class LearningRates:
         self.total_steps = total_steps
         # As the experiment sets them: a scheduler changes some as soon as it is built.
         self._begun_with = groups_of(optimizers)
-        self._by_name, self._are_named = built_schedulers(
-            experiment, optimizers.given, total_steps
-        )
+        self._by_name, self._are_named = built_schedulers(experiment, optimizers.given, total_steps)
         for name, one in self._by_name.items():
             if not hasattr(one, "state_dict"):
                 whose = f" for {name!r}" if self._are_named else ""

@@ -240,9 +240,7 @@ class Session:
         if self.passes is not None and recipe.batch_norm.value == "synchronized":
             self._norms = SynchronizedNorms(self.model, self.passes)
         self._set_optimizers()
-        self.learning_rates = LearningRates(
-            built.experiment, self.optimizers, built.schedule_steps
-        )
+        self.learning_rates = LearningRates(built.experiment, self.optimizers, built.schedule_steps)
         self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)
         decay = built.experiment.ema
         self.average = WeightAverage(self.model, decay) if decay is not None else None

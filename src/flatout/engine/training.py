@@ -16,9 +16,9 @@ from torch import nn
 from flatout import __version__
 from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.course import Course, Task
-from flatout.engine.dry_run import tried
 from flatout.engine.experiment import Experiment
 from flatout.engine.failures import bad_news
+from flatout.engine.first_step import tried
 from flatout.engine.journal import Journal, SilentJournal
 from flatout.engine.watch import (
     StoppedEarly,

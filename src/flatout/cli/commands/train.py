@@ -97,7 +97,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     if request.is_dry_run:
         from flatout.cli import dry_run
 
-        return dry_run.run(request, is_json=is_json)
+        return dry_run.run(request, is_json=is_json, is_detached=detach)
     screen = Display(is_quiet=is_json, is_still=detach)
     with flow.interrupts() as interrupts, screen as display:
         if flow.is_stopping(request):

@@ -37,9 +37,7 @@ from flatout.system.clock import elapsed_s
 from flatout.system.runs import RunFolder
 
 
-def dry_run(
-    experiment: Experiment, *, use: dict[str, Any] | None = None, seed: int = 0
-) -> DryRun:
+def dry_run(experiment: Experiment, *, use: dict[str, Any] | None = None, seed: int = 0) -> DryRun:
     """Tries one training step and one batch of the validation in this process; keeps nothing.
 
     Args:
