@@ -6,15 +6,20 @@ import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
 
 from flatout.engine import Experiment, confusion, course
-from flatout.engine.sanity_check import check_validation
+from flatout.engine.training import train_in
+from flatout.engine.watch import StopRequest
 from flatout.errors import FlatoutError
-from flatout.nouns.lines import EpochEnded, Progress, Started, Validated
-from flatout.system.runs import RunFolder
+from flatout.nouns.change import Change
+from flatout.nouns.lines import EpochEnded, Profiled, Progress, Started, Validated
+from flatout.nouns.run import RunHeader
+from flatout.nouns.tuning import Wish
+from flatout.system import store
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -234,6 +239,24 @@ def test_check_takes_no_time_of_the_rates(lab: Lab, tell: Tell, plain: Plain) ->
     assert split_s["validation"] > 0
 
 
+def test_mistake_is_told_before_a_search(
+    lab: Lab, tell: Tell, plain: Plain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search(search: Any) -> None:
+        # What the search has seen of a step does not matter here.
+        profile: Any = None
+        search.tell(Profiled(at=0.0, step=0, profile=profile, num_candidates=1, budget_s=1.0))
+        raise AssertionError("it has begun")
+
+    monkeypatch.setattr(course, "tuned_recipe", search)
+    folder = lab.new()
+    header = store.read_json(folder.header, RunHeader)
+    spec = msgspec.structs.replace(header.spec, tuning=Wish(mode="full"))
+    task = course.Task(folder, spec, Change(), StopRequest())
+    with pytest.raises(FlatoutError) as caught:
+        train_in(task, lambda: plain(metrics=accuracy, best="acc"))
+    assert caught.value.rule == "unknown-metric"
+
+
 def test_nothing_is_checked_without_validation_data(lab: Lab, plain: Plain) -> None:
-    folder: RunFolder = lab.run(plain(validation_data=None, metrics=with_a_typo))
-    assert folder.weights.exists() and check_validation is not None
+    assert lab.run(plain(validation_data=None, metrics=with_a_typo)).weights.exists()

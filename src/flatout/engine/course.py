@@ -30,7 +30,7 @@ from flatout.engine.pinning import pinning_problem, with_pinning_tried
 from flatout.engine.precision import check_precision
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.relief import means_of, relieved_after_kill
-from flatout.engine.sanity_check import check_validation
+from flatout.engine.sanity_check import check_before_search, check_validation
 from flatout.engine.saver import Saver, SilentSaver
 from flatout.engine.session import Built, Session, build, process_settings
 from flatout.engine.session_state import own_state_of, state_of, take_over
@@ -49,7 +49,7 @@ from flatout.engine.watch import StopRequest
 from flatout.engine.weights import init_weights, keep_weights
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Extended, Finished, Outlined, RecipeSet, Stopped
+from flatout.nouns.lines import Event, Extended, Finished, Outlined, Profiled, RecipeSet, Stopped
 from flatout.nouns.recipe import Recipe, Sharding
 from flatout.nouns.run import RunHeader
 from flatout.system import store
@@ -319,12 +319,19 @@ class Course:
             limit_bytes=_limit_bytes(task.folder),
             pinning_problem=pinning_problem(built, built.recipe(fixed)),
         )
+
+        def tell(line: Event) -> None:
+            if isinstance(line, Profiled) and not wish.is_only:
+                # From here on it takes a while: a mistake in the validation is told before.
+                check_before_search(self._experiment, task.spec.seed, fixed)
+            self._journal.event(line)
+
         search = Search(
             subject=subject,
             wish=wish,
             num_steps=num_steps,
             request=task.request,
-            tell=self._journal.event,
+            tell=tell,
             # A notebook's experiment is nowhere that another process could load it from.
             folder=None if task.echo is not None else task.folder.path,
             load_s=self._load_s,

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatout.engine import randomness
 from flatout.engine.evaluation import Measured, check_best, labels_problem, measure
-from flatout.engine.journal import Journal
+from flatout.engine.experiment import Experiment
+from flatout.engine.journal import Journal, SilentJournal
 from flatout.engine.loader import LoaderFeed
 from flatout.engine.memory import release_memory
-from flatout.engine.session import Session
+from flatout.engine.session import Session, build, process_settings
 from flatout.engine.shortage import shortage_of
 from flatout.engine.step import bad_loss
 
@@ -54,6 +56,31 @@ def check_validation(session: Session, journal: Journal) -> None:
         if problem is not None and problem.rule not in session.told:
             session.told.add(problem.rule)
             journal.warn(session.position.step, problem)
+
+
+def check_before_search(experiment: Experiment, seed: int, fixed: dict[str, Any]) -> None:
+    """The same, where a search for a recipe comes first: it takes longer than to build this once.
+
+    Args:
+        experiment: what is to be trained.
+        seed: of its weights.
+        fixed: recipe fields by name.
+
+    Raises:
+        UsageError: see check_validation.
+    """
+    if experiment.validation_data is None:
+        return
+    built = build(experiment, seed, fixed.get("device"))
+    # What starts processes or records graphs is not worth it for one batch.
+    recipe = built.recipe({**fixed, "loader_workers": 0, "capture": "off", "compiled": "off"})
+    with randomness.untouched_generators(built.device), process_settings(recipe):
+        session = Session(built, recipe)
+        try:
+            # Warnings are told when the training begins.
+            check_validation(session, SilentJournal())
+        finally:
+            session.close()
 
 
 def first_validation(session: Session) -> Measured:
