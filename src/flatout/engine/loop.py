@@ -17,6 +17,7 @@ from flatout.engine.evaluation import Validator
 from flatout.engine.journal import Journal
 from flatout.engine.memory import MemoryCap
 from flatout.engine.meter import Meter
+from flatout.engine.position import Position
 from flatout.engine.randomness import generator_states
 from flatout.engine.ranks import Wishes
 from flatout.engine.relief import Relief, means_of
@@ -123,7 +124,7 @@ class Loop:
     def _trained(self) -> Ending:
         position = self._session.position
         self._session.model.train()
-        if self._is_validation_missing():
+        if _is_validation_missing(position, self._validate_every):
             self._validate()
         ending: Ending | None = None
         while ending is None and not self._limits.are_reached(position.epoch, position.step):
@@ -254,12 +255,6 @@ class Loop:
         self._meter.mark("validation")
         return is_adapted
 
-    def _is_validation_missing(self) -> bool:
-        """Whether the run was saved because the validation after this step has failed."""
-        position, every = self._session.position, self._validate_every
-        is_due = every is not None and position.step > 0 and position.step % every == 0
-        return is_due and position.validated_step != position.step
-
     def _try_to_validate(self) -> Shortage | None:
         """Validates; gives what memory was short for, if nothing of it was told yet."""
         position = self._session.position
@@ -323,6 +318,12 @@ class Loop:
             weights=weights,
             weights_metadata=weights_metadata(self._session, weights) if weights else {},
         )
+
+
+def _is_validation_missing(position: Position, every: int | None) -> bool:
+    """Whether the run was saved because the validation after this step has failed."""
+    is_due = every is not None and position.step > 0 and position.step % every == 0
+    return is_due and position.validated_step != position.step
 
 
 def _put_together(
