@@ -86,10 +86,6 @@ class Display:
         self._stop_moving()
         show.print_finding(finding)
 
-    def suggest(self, run: Run) -> None:
-        """What to try next with a run that has failed."""
-        show.print_next_steps(self._console, run)
-
     def close(self, run: Run, split: dict[str, float]) -> None:
         """The last lines: what came out, where the time went, where it is kept, what to try."""
         self._stop_moving()

@@ -85,7 +85,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     NAME is a built-in, FILE a Python file with a function `experiment`.
     """
     from flatout import flow
-    from flatout.cli import failing, show
+    from flatout.cli import dry_run, failing, show
     from flatout.cli.live import Display
     from flatout.errors import FlatoutError
     from flatout.nouns.finding import finding_from, unchanged_file
@@ -95,8 +95,6 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     for finding in request.warnings():
         show.print_finding(finding)
     if request.is_dry_run:
-        from flatout.cli import dry_run
-
         return dry_run.run(request, is_json=is_json, is_detached=detach)
     screen = Display(is_quiet=is_json, is_still=detach)
     with flow.interrupts() as interrupts, screen as display:
@@ -126,7 +124,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
             display.fail(outcome.finding)
             outcome = failing.explained(outcome)
             if attendance.is_trained:
-                display.suggest(outcome.run)
+                show.print_next_steps(show.make_console(is_error=True), outcome.run)
         else:
             display.close(outcome.run, flow.split_of(outcome.run))
     if is_json:
