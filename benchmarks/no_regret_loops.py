@@ -23,6 +23,7 @@ from flatout.engine.ema import WeightAverage
 from flatout.engine.measuring import RecipeLoop, stepped
 from flatout.engine.meter import Meter
 from flatout.engine.plain import PlainLoop, plain_loader
+from flatout.engine.rehearsal import built_schedulers
 from flatout.engine.session import Built, Session, process_settings
 from flatout.engine.steps import shared_step
 
@@ -192,8 +193,11 @@ class _Rest:
 
     def __init__(self, built: Built) -> None:
         experiment = built.experiment
-        make = experiment.schedule if experiment.schedule_every == "step" else None
-        self._schedule: Any = make(built.optimizers.only) if make is not None else None
+        self._schedule: Any = None
+        if experiment.schedule_every == "step":
+            total_steps = built.schedule_steps
+            made, _ = built_schedulers(experiment, built.optimizers.only, total_steps)
+            self._schedule = made.get("schedule")
         decay = experiment.ema
         self._average = WeightAverage(built.model, decay) if decay is not None else None
 

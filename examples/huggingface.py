@@ -54,14 +54,15 @@ def sentences(count: int, seed: int) -> dict[str, Tensor]:
 def experiment(
     lr: float = 2e-3, epochs: int = 3, pretrained: str | None = None
 ) -> flatout.Experiment:
-    num_steps = epochs * 50
     return flatout.Experiment(
         model=lambda: model(pretrained),
         named_parameters=True,
         optimizer=lambda named: torch.optim.AdamW(
             decayed_groups(named, weight_decay=0.01, without=("embeddings",)), lr=lr
         ),
-        schedule=lambda optimizer: schedules.linear(optimizer, steps=num_steps, warm_up=10),
+        schedule=lambda optimizer, total_steps: schedules.linear(
+            optimizer, steps=total_steps, warm_up=10
+        ),
         schedule_every="step",
         loss=loss,
         metrics=metrics,

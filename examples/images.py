@@ -70,7 +70,9 @@ def experiment(lr: float = 3e-3, epochs: int = 5) -> flatout.Experiment:
     return flatout.Experiment(
         model=model,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr),
-        schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs),
+        schedule=lambda optimizer, total_steps: torch.optim.lr_scheduler.CosineAnnealingLR(
+            optimizer, total_steps
+        ),
         loss=loss,
         metrics=metrics,
         train_data=lambda: Shapes(first=0, count=1000, is_augmented=True),

@@ -64,7 +64,9 @@ def experiment(width: int = 16, batch_size: int = 32, steps: int = 500) -> flato
         optimizer=lambda parameters: torch.optim.SGD(
             parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4
         ),
-        schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
+        schedule=lambda optimizer, total_steps: torch.optim.lr_scheduler.CosineAnnealingLR(
+            optimizer, total_steps
+        ),
         schedule_every="step",
         loss=loss,
         train_data=pictures,

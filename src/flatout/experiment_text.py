@@ -14,7 +14,7 @@ import re
 import textwrap
 import tokenize
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -141,6 +141,31 @@ def parse_settings(parameters: Sequence[Parameter], settings: Sequence[str]) -> 
             fix=" ".join(f"-s {name}=..." for name in needed),
         )
     return values
+
+
+def check_values(parameters: Sequence[Parameter], values: Mapping[str, Value]) -> None:
+    """Refuses parameters that do not take the values that a run was begun with.
+
+    Raises:
+        UsageError: unknown-parameter, parameter-missing.
+    """
+    by_name = {one.name: one for one in parameters}
+    for name, value in values.items():
+        if name not in by_name:
+            raise UsageError(
+                "unknown-parameter",
+                f"the run was begun with `{name}={value}`; the experiment has no such parameter "
+                "now.",
+                fix=nearest(name, by_name),
+            )
+    needed = [name for name, one in by_name.items() if one.default is None and name not in values]
+    if needed:
+        raise UsageError(
+            "parameter-missing",
+            f"the run was begun without {', '.join(f'`{name}`' for name in needed)}.",
+            because="a parameter without a default must be given, and a run keeps its parameters",
+            fix="give it a default in the file",
+        )
 
 
 def parse_changes(text: str, file: str, settings: Sequence[str]) -> dict[str, Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -132,6 +133,11 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
         folder=folder, machine=machine, worker=worker, tail=end, change=asked.change,
         start=partial(start, folder), are_ranks=on is not None, is_new=asked.old is None,
     )  # fmt: skip
+
+
+def discard(folder: RunFolder) -> None:
+    """Removes what a dry run has needed."""
+    shutil.rmtree(folder.path.parent, ignore_errors=True)
 
 
 def is_stopping(request: TrainRequest) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +13,13 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import FlatoutError, UsageError
-from flatout.experiment_text import parse_parameters, parse_settings
-from flatout.nouns.change import Change
+from flatout.experiment_text import check_values, parse_parameters, parse_settings
+from flatout.nouns.change import Change, ChangedFile
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.machine import Machine
-from flatout.nouns.run import RunHeader
+from flatout.nouns.run import Run, RunHeader
 from flatout.nouns.train_request import TrainRequest
+from flatout.nouns.typed import resume_command
 from flatout.system import clock, environments, folders, runs, sources, store, tail
 from flatout.system.interrupts import Interrupts
 from flatout.system.recipes import fields_in, left_to_ranks
@@ -51,7 +54,37 @@ def take_up(request: TrainRequest, interrupts: Interrupts) -> Undertaking:
         return Undertaking(spec=specify(request), run_id=request.run_id)
     old = reopen(request, interrupts)
     header = store.read_json(old.header, RunHeader)
-    return Undertaking(spec=header.spec, change=request.change, old=old, header=header)
+    change = request.change
+    if request.is_changed:
+        file = changed_file(old, header.spec)
+        change = msgspec.structs.replace(change, file=file)
+    return Undertaking(spec=header.spec, change=change, old=old, header=header)
+
+
+def changed_file(folder: RunFolder, spec: ExperimentSpec) -> ChangedFile | None:
+    """The text of a run's experiment file as it is now, checked against the run's parameters;
+    None where it is what the run was begun with.
+
+    Raises:
+        UsageError: built-in-has-no-file, experiment-syntax-error, no-experiment-function,
+            unknown-parameter, parameter-missing.
+    """
+    if spec.file is None:
+        raise UsageError(
+            "built-in-has-no-file",
+            f"`--changed`: {spec.name} is not a file of yours.",
+            fix=f"leave it out: {resume_command(folder.path.name)}",
+        )
+    source = sources.find_source(spec.file)
+    if source.sha256 == spec.sha256:
+        return None
+    check_values(parse_parameters(source.text, source.place), spec.parameters)
+    before = folder.experiment
+    old = before.read_text(encoding="utf-8-sig") if before.is_file() else ""
+    lines = difflib.unified_diff(
+        old.splitlines(), source.text.splitlines(), str(before), spec.file, lineterm=""
+    )
+    return ChangedFile(sha256=source.sha256 or "", diff="\n".join(lines))
 
 
 def specify(request: TrainRequest) -> ExperimentSpec:
@@ -72,6 +105,8 @@ def specify(request: TrainRequest) -> ExperimentSpec:
         fixed=of_file | request.fixed,
         not_fixed=tuple(name for name in left_out if name not in request.fixed),
         epochs=request.epochs,
+        steps=request.steps,
+        is_dry_run=request.is_dry_run,
         init=sources.find_weights(request.init) if request.init else None,
         tuning=request.wish,
         leave_free_bytes=request.leave_free_bytes,
@@ -83,7 +118,7 @@ def reopen(request: TrainRequest, interrupts: Interrupts) -> RunFolder:
 
     Raises:
         UsageError: unknown-run, run-from-elsewhere, run-in-use, run-is-finished,
-            experiment-file-not-found.
+            experiment-file-not-found, experiment-changed.
     """
     folder = runs.find_run(request.resume or "")
     runs.require_trust(folder, is_trusted=request.is_trusted)
@@ -91,14 +126,46 @@ def reopen(request: TrainRequest, interrupts: Interrupts) -> RunFolder:
         tail.wait_until_free(folder, STOP_LIMIT_S, interrupts)
     tail.refuse_if_taken(folder)
     run = runs.read_run(folder)
-    if run.status == "finished" and request.epochs is None:
-        raise UsageError(
-            "run-is-finished",
-            f"the run {folder.path.name} has reached its end.",
-            fix=f"train it longer: flatout train --resume {folder.path.name} --epochs N",
-        )
+    refuse_if_long_enough(run, request)
     sources.require_source(run.header.spec.file, folder.experiment)
+    if not request.is_changed:
+        sources.refuse_changed(run.header.spec, folder)
     return folder
+
+
+def refuse_if_long_enough(run: Run, request: TrainRequest) -> None:
+    """Refuses to go on with a run that has come as far as is asked for.
+
+    Raises:
+        UsageError: run-is-finished.
+    """
+    started, per_epoch = run.started, run.started.steps_per_epoch if run.started else None
+    # What came after the last checkpoint is computed again.
+    step = run.step if run.status == "finished" else run.checkpoint_step or 0
+    num_epochs = step // per_epoch if per_epoch else None
+    is_by_steps = started is not None and started.num_epochs is None
+    if request.epochs is not None:
+        if num_epochs is None or request.epochs > num_epochs:
+            return
+        done = f"{num_epochs} of {_epochs(request.epochs)}"
+    elif request.steps is not None:
+        if request.steps > step:
+            return
+        done = f"{step:,} of {request.steps:,} steps"
+    elif run.status == "finished":
+        done = f"{step:,} steps" if is_by_steps or not num_epochs else _epochs(num_epochs)
+    else:
+        return
+    longer = resume_command(
+        run.id,
+        epochs=None if is_by_steps or not num_epochs else 2 * num_epochs,
+        steps=2 * step if is_by_steps or not num_epochs else None,
+    )
+    raise UsageError(
+        "run-is-finished",
+        f"the run {run.id} has trained {done} already.",
+        fix=f"train it longer, such as: {longer}",
+    )
 
 
 def choose_interpreter(request: TrainRequest, asked: Undertaking) -> str:
@@ -133,6 +200,9 @@ def run_for(asked: Undertaking, machine: Machine, interrupts: Interrupts) -> Ite
 def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFolder:
     """Makes the folder of a new run, or of a search, with a copy of the experiment's file in it."""
     parent = folders.tunes_folder() if spec.tuning.is_only else folders.runs_folder()
+    if spec.is_dry_run:
+        # Removed by whoever has asked for it; what a crash leaves is the system's to remove.
+        parent = Path(tempfile.mkdtemp(prefix="flatout-dry-run-"))
     header = RunHeader(
         id=runs.check_id(run_id) if run_id else runs.free_id(spec.name, parent),
         created_at=clock.now_s(),
@@ -145,3 +215,7 @@ def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFo
     if spec.file:
         sources.copy_source(Path(spec.file), folder.experiment)
     return folder
+
+
+def _epochs(number: int) -> str:
+    return f"{number} epoch{'' if number == 1 else 's'}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +12,14 @@ import torch
 from torch import nn
 
 from flatout.engine import Experiment, decayed_groups, schedules
+from flatout.engine.course import Task
+from flatout.engine.rehearsal import takes_length
+from flatout.engine.training import train_in
+from flatout.engine.watch import StopRequest
 from flatout.errors import UsageError
-from flatout.nouns.lines import Progress
+from flatout.nouns.change import Change
+from flatout.nouns.lines import EpochEnded, Extended, Finished, Progress, Started
+from flatout.system.runs import read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -112,3 +119,142 @@ def test_name_without_a_parameter_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         decayed_groups(model().named_parameters(), 0.1, without=("embeding",))
     assert caught.value.rule == "bad-experiment" and "`embedding`" in (caught.value.fix or "")
+
+
+def cosine_of_all(optimizer: Any, total_steps: int) -> Any:
+    return schedules.cosine(optimizer, steps=total_steps, warm_up=2)
+
+
+def annealed(optimizer: Any, total_steps: int) -> Any:
+    # It counts from rate to rate, and keeps its length in its state.
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, total_steps)
+
+
+def one_cycle(optimizer: Any, total_steps: int) -> Any:
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=total_steps)
+
+
+STRETCHED = {"cosine": cosine_of_all, "annealed": annealed, "one cycle": one_cycle}
+
+
+@pytest.mark.parametrize("every", ["step", "epoch"])
+@pytest.mark.parametrize("name", STRETCHED)
+def test_schedule_that_knows_the_length_is_stretched(
+    lab: Lab, tell: Tell, plain: Plain, name: str, every: Any
+) -> None:
+    experiment = plain(schedule=STRETCHED[name], schedule_every=every, epochs=3)
+    whole = lab.run(plain(schedule=STRETCHED[name], schedule_every=every, epochs=6))
+    folder = lab.run(experiment)
+    assert not tell.events(folder, Finished)[0].is_schedule_over
+    # Killed on the way: the checkpoint that it goes on from is of before or after the change.
+    lab.crash(folder, experiment, 5, epochs=6)
+    lab.go_on(folder, experiment)
+    later = [line.learning_rate for line in tell.metrics(folder, EpochEnded)][3:]
+    assert later == [line.learning_rate for line in tell.metrics(whole, EpochEnded)][3:]
+    if every == "step":
+        assert later[0] > later[-1]
+
+
+Scheduler = torch.optim.lr_scheduler
+# Each of them made for 21 updates in 3 epochs.
+FIXED: dict[str, Callable[[Any], Any]] = {
+    "cosine": lambda o: schedules.cosine(o, steps=21, warm_up=5),
+    "linear": lambda o: schedules.linear(o, steps=21),
+    "trapezoid": lambda o: schedules.trapezoid(o, steps=21, decay=4),
+    "OneCycleLR": lambda o: Scheduler.OneCycleLR(o, 0.01, total_steps=21),
+    "LinearLR": lambda o: Scheduler.LinearLR(o, 1.0, 0.0, total_iters=21),
+    "PolynomialLR": lambda o: Scheduler.PolynomialLR(o, total_iters=21),
+    "SequentialLR": lambda o: Scheduler.SequentialLR(
+        o,
+        [Scheduler.LinearLR(o, 0.1, total_iters=5), Scheduler.PolynomialLR(o, total_iters=16)],
+        [5],
+    ),
+    "LambdaLR": lambda o: Scheduler.LambdaLR(o, lambda step: max(0.0, 1 - step / 21)),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_run_is_not_made_longer_than_its_schedule(
+    lab: Lab, tell: Tell, plain: Plain, name: str
+) -> None:
+    experiment = plain(schedule=FIXED[name], schedule_every="step")
+    folder = lab.run(experiment)
+    assert tell.events(folder, Finished)[0].is_schedule_over
+    before = tell.traces(folder)
+    with pytest.raises(UsageError) as caught:
+        lab.go_on(folder, experiment, epochs=6)
+    assert caught.value.rule == "schedule-is-over"
+    assert "21" in (caught.value.because or "") and "42" in (caught.value.because or "")
+    assert "total_steps" in caught.value.fix
+    # Nothing was trained, and the run is as long as it was.
+    assert tell.traces(folder) == before and not tell.events(folder, Extended)
+    assert read_run(folder).status == "finished"
+
+
+@pytest.mark.parametrize("name", ["cosine", "OneCycleLR"])
+def test_new_run_that_outlasts_its_schedule_is_refused_before_it_begins(
+    lab: Lab, tell: Tell, plain: Plain, name: str
+) -> None:
+    folder = lab.new()
+    with pytest.raises(UsageError) as caught:
+        lab.go_on(folder, plain(schedule=FIXED[name], schedule_every="step", epochs=6))
+    assert caught.value.rule == "schedule-is-over" and not tell.events(folder, Started)
+
+
+GOING_ON: dict[str, tuple[Callable[[Any], Any] | None, str]] = {
+    "none": (None, "epoch"),
+    "constant": (lambda o: schedules.constant(o, warm_up=3), "step"),
+    "with a floor": (lambda o: schedules.cosine(o, steps=21, floor=0.1), "step"),
+    "ExponentialLR": (lambda o: Scheduler.ExponentialLR(o, 0.8), "epoch"),
+    "warm restarts": (lambda o: Scheduler.CosineAnnealingWarmRestarts(o, 5), "step"),
+    "plateau": (lambda o: Scheduler.ReduceLROnPlateau(o), "epoch"),
+}
+
+
+@pytest.mark.parametrize("name", GOING_ON)
+def test_run_whose_schedule_goes_on_is_made_longer(
+    lab: Lab, tell: Tell, plain: Plain, name: str
+) -> None:
+    make, every = GOING_ON[name]
+    experiment = plain(schedule=make, schedule_every=every)
+    whole = lab.run(plain(schedule=make, schedule_every=every, epochs=5))
+    folder = lab.run(experiment)
+    assert not tell.events(folder, Finished)[0].is_schedule_over
+    lab.go_on(folder, experiment, epochs=5)
+    later = [line.learning_rate for line in tell.metrics(folder, EpochEnded)]
+    assert later == [line.learning_rate for line in tell.metrics(whole, EpochEnded)]
+
+
+def test_few_steps_without_a_rate_are_told(lab: Lab, tell: Tell, plain: Plain) -> None:
+    experiment = plain(
+        schedule=lambda o: schedules.linear(o, steps=40), schedule_every="step", epochs=6
+    )
+    assert "schedule-is-over" in tell.rules(lab.run(experiment))
+
+
+def test_schedule_that_takes_a_length_that_nothing_tells_is_refused(lab: Lab, plain: Plain) -> None:
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter([(torch.randn(6), 1)] * 20)
+
+    experiment = plain(schedule=cosine_of_all, schedule_every="step", train_data=Stream)
+    with pytest.raises(UsageError) as caught:
+        lab.run(experiment)
+    assert caught.value.rule == "bad-experiment" and "steps" in caught.value.fix
+
+
+def test_length_that_a_schedule_has_already_is_left_alone() -> None:
+    bound = partial(Scheduler.OneCycleLR, max_lr=0.1, total_steps=50)
+    assert not takes_length(bound) and takes_length(partial(Scheduler.OneCycleLR, max_lr=0.1))
+    assert not takes_length(lambda optimizer, total_steps=30: None)
+    assert takes_length(cosine_of_all) and not takes_length(None)
+
+
+def test_steps_of_a_run_are_extended(lab: Lab, tell: Tell, plain: Plain) -> None:
+    experiment = plain(schedule=cosine_of_all, schedule_every="step", epochs=None, steps=10)
+    folder = lab.run(experiment)
+    task = Task(folder, read_run(folder).header.spec, Change(steps=20), StopRequest())
+    train_in(task, lambda: experiment)
+    assert read_run(folder).step == 20
+    # Told at step 14, which comes after the end of the schedule that it began with.
+    assert tell.metrics(folder, EpochEnded)[1].learning_rate > 1e-3

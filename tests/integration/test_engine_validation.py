@@ -55,12 +55,13 @@ def kept(folder: RunFolder) -> tuple[int, dict[str, str]]:
 SCORES = {0: 0.0, 7: 0.3, 14: 0.9, 21: 0.5, 28: 0.9, 35: 0.1}
 
 
-@pytest.mark.parametrize(("name", "step"), [("accuracy", 14), ("loss", 35), ("error", 35)])
+@pytest.mark.parametrize(("name", "step"), [("accuracy", 28), ("loss", 35), ("error", 35)])
 def test_best_weights_are_kept(lab: Lab, tell: Tell, plain: Plain, name: str, step: int) -> None:
     experiment = plain(model=Counting, metrics=scored(SCORES, name), best=name, epochs=5)
     folder = lab.run(experiment)
     best = [line.step for line in tell.metrics(folder, Validated) if line.is_best]
-    assert best == ([7, 14] if name == "accuracy" else [7, 35])
+    # At steps 14 and 28 the accuracy is the same, and the loss lower at 28.
+    assert best == ([7, 14, 28] if name == "accuracy" else [7, 35])
     taken_at, told = kept(folder)
     assert taken_at == step and told["step"] == str(step)
     assert float(told[name]) == pytest.approx(SCORES[step])
@@ -83,7 +84,23 @@ def test_best_weights_are_kept_through_a_crash(lab: Lab, tell: Tell, plain: Plai
     lab.crash(folder, experiment, 23)
     assert kept(folder)[0] == 14
     lab.go_on(folder, experiment)
-    assert kept(folder)[0] == 14
+    assert kept(folder)[0] == 28
+
+
+@pytest.mark.parametrize(("losses", "best"), [((0.5, 0.4, 0.6), 14), ((0.5, 0.6, 0.7), 7)])
+def test_tie_goes_to_the_lower_validation_loss(
+    lab: Lab, plain: Plain, losses: tuple[float, ...], best: int
+) -> None:
+    def metrics(model: Any, batch: Any) -> dict[str, Tensor]:
+        loss = losses[max(int(model.steps) // 7 - 1, 0)]
+        return {"accuracy": torch.tensor(0.9), "loss": torch.tensor(loss)}
+
+    experiment = plain(model=Counting, metrics=metrics, best="accuracy", epochs=3, early_stop=2)
+    folder = lab.run(experiment)
+    assert kept(folder)[0] == best
+    # It is no progress all the same: early stopping goes by the metric alone.
+    run = read_run(folder)
+    assert run.finished is not None and "early stopping" in (run.finished.reason or "")
 
 
 def test_metric_that_is_not_a_number_is_never_the_best(lab: Lab, tell: Tell, plain: Plain) -> None:

@@ -81,7 +81,7 @@ def test_run_equals_a_plain_loop(lab: Lab) -> None:
     trained = lab.go_on(lab.new(optimizer_implementation="own"), experiment)
     built = build(experiment, 0, "cpu")
     model, optimizer = built.model.train(), built.optimizers.given
-    schedule = experiment.schedule(optimizer)
+    schedule = experiment.schedule(optimizer, total_steps=built.schedule_steps)
     data = experiment.train_data()
     # Dropout draws what it draws in the run.
     seed_generators(mixed_seed(0, "training"))

@@ -89,6 +89,14 @@ def status_text(status: str) -> Text:
     return Text(status, _STATUS_STYLES[status])
 
 
+def print_diff(diff: str) -> None:
+    """What is other in a file than before, on stderr."""
+    console = make_console(is_error=True)
+    styles = {"+": "green", "-": "red", "@": "cyan"}
+    for line in diff.splitlines():
+        console.print(Text(line, styles.get(line[:1], "")), soft_wrap=True)
+
+
 def print_lines(console: Console, lines: Iterable[tuple[str, str]]) -> None:
     """Lines that begin with a label; long ones go on under their beginning."""
     lines = list(lines)
@@ -196,6 +204,7 @@ def _print_facts(console: Console, run: Run, checkpoints: Sequence[int]) -> None
         *machine_lines(run.header.machine),
         *([("recipe", wording.recipe_text(run.recipe))] if run.recipe else []),
         *map(wording.adaptation_line, run.adaptations),
+        *map(wording.file_change_line, run.file_changes),
         ("kept in", wording.home_text(run.folder)),
         ("checkpoints", wording.checkpoints_text(checkpoints)),
         *([("", wording.cost_text(run.checkpointing))] if run.checkpointing else []),

@@ -9,13 +9,14 @@ from typing import Any
 
 from flatout.nouns.adaptation import Adaptation
 from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Started, Tuned
+from flatout.nouns.lines import FileChanged, Started, Tuned
 from flatout.nouns.listed_run import Removal
 from flatout.nouns.machine import Machine
 from flatout.nouns.made_environment import Proof
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.run import Checkpointing, Run
 from flatout.nouns.tuning import Decision, Interval
+from flatout.nouns.typed import resume_command, train_command
 from flatout.nouns.units import (
     bytes_text,
     count_text,
@@ -267,6 +268,18 @@ def adaptation_line(one: Adaptation) -> tuple[str, str]:
     return about.get(one.kind, "memory"), adaptation_text(one)
 
 
+def file_change_line(one: FileChanged) -> tuple[str, str]:
+    """That a run has gone on with another text of its file, and where the one before is."""
+    lines = one.diff.splitlines()[2:]
+    parts = [
+        f"the experiment's file, at step {count_text(one.step)}",
+        f"{sum(line.startswith('+') for line in lines)} lines added",
+        f"{sum(line.startswith('-') for line in lines)} removed",
+        *([f"before: {one.kept}"] if one.kept else []),
+    ]
+    return "changed", DOT.join(parts)
+
+
 def adaptation_text(one: Adaptation) -> str:
     """What a training has changed because memory ran out or compiling failed, in a sentence."""
     parts = {
@@ -365,20 +378,68 @@ def next_steps(run: Run, *, is_shown: bool = False) -> list[tuple[str, str]]:
 
 def _next_steps(run: Run) -> list[tuple[str, str]]:
     show = (f"flatout show {run.id}", "recipe and metrics")
-    resume = f"flatout train --resume {run.id}"
     if run.status == "running":
         return [(f"flatout show {run.id} --follow", "watch it"),
                 (f"flatout runs stop {run.id}", "stop it, with a checkpoint")]  # fmt: skip
+    if run.status == "failed":
+        return [*_after_failure(run), show]
     if run.status != "finished":
-        return [(resume, "go on"), show]
-    epochs = run.started.num_epochs if run.started else None
-    spec = run.header.spec
-    again = f"flatout train {near_text(spec.file) if spec.file else spec.name}"
+        return [(resume_command(run.id), "go on"), show]
+    # A schedule that is over would train it longer at a rate of 0.
+    is_over = run.finished is not None and run.finished.is_schedule_over
+    epochs, steps = _length(run)
+    longer = resume_command(
+        run.id, epochs=2 * epochs if epochs else None, steps=2 * steps if steps else None
+    )
+    is_longer = not is_over and bool(epochs or steps)
+    luck = _again(run, seed=run.header.spec.seed + 1)
     return [
         show,
-        (f"{resume} --epochs {2 * epochs if epochs else 'N'}", "train it longer"),
-        (f"{again} --seed {spec.seed + 1}", "compare with another seed"),
+        *([(longer, "train it longer")] if is_longer else []),
+        *([(luck, "compare with another seed")] if luck else []),
     ]
+
+
+def _after_failure(run: Run) -> list[tuple[str, str]]:
+    """How to go on after a failure: with the file as it is where it is not at fault."""
+    rule, spec = run.failure.rule if run.failure else None, run.header.spec
+    if rule in _NOT_OF_THE_FILE or spec.file is None:
+        return [(resume_command(run.id), "go on")]
+    file = near_text(spec.file)
+    if run.checkpoint_step is not None:
+        command = resume_command(run.id, is_changed=True)
+        return [(command, f"go on, once {file} is corrected")]
+    again = _again(run)
+    return [(again, f"try again, once {file} is corrected")] if again else []
+
+
+def _again(run: Run, *, seed: int | None = None) -> str | None:
+    """What makes a run like this one, by another seed or the same."""
+    spec = run.header.spec
+    file = near_text(spec.file) if spec.file else None
+    is_extended = run.extended is not None and run.status == "finished"
+    epochs, steps = _length(run) if is_extended else (None, None)
+    return train_command(spec, file=file, seed=seed, epochs=epochs, steps=steps)
+
+
+def _length(run: Run) -> tuple[int | None, int | None]:
+    """How long a run is, in epochs or in steps."""
+    if run.started is None:
+        return None, None
+    epochs = run.started.num_epochs
+    return epochs, None if epochs else run.started.num_steps
+
+
+# A plain resume is right after these: the machine, or other files, were at fault.
+_NOT_OF_THE_FILE = frozenset((
+    "out-of-memory", "gpu-state-lost", "disk-full", "loader-worker-died",
+    "data-not-readable", "data-missing", "damaged-data", "rank-lost", "rendezvous-port-taken",
+    "compiling-failed", "nondeterministic-operation", "internal-error", "run-in-use",
+    "download-failed", "recipe-does-not-fit", "ranks-do-not-fit", "ranks-not-together",
+    "ranks-not-placed", "device-not-here", "optimizer-has-no-such-implementation",
+    "step-not-captured", "file-not-accessible", "damaged-file", "no-whole-checkpoint",
+    "other-checkpoint-format", "image-not-readable", "run-is-finished",
+))  # fmt: skip
 
 
 def plain_value(value: Any) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flatout.engine.confusion_matrix import Confusion, confusion
     from flatout.engine.custom_step import Updates
     from flatout.engine.datasets import dataset
+    from flatout.engine.first_step import dry_run
     from flatout.engine.groups import decayed_groups
     from flatout.engine.inference import Predictor, load
     from flatout.engine.sampling import sampled_tokens
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Confusion", "Experiment", "Predictor", "Trained", "TunedHere", "Updates", "confusion",
-    "dataset", "decayed_groups", "load", "sampled_tokens", "schedules", "train", "tune",
+    "dataset", "decayed_groups", "dry_run", "load", "sampled_tokens", "schedules", "train", "tune",
 ]  # fmt: skip
 
 # Where what takes torch to import is to be found.
 _PLACES = {
     "Confusion": "confusion_matrix", "Predictor": "inference", "Trained": "training",
     "TunedHere": "tuning", "Updates": "custom_step", "confusion": "confusion_matrix",
-    "dataset": "datasets", "decayed_groups": "groups", "load": "inference",
+    "dataset": "datasets", "decayed_groups": "groups", "dry_run": "first_step",
+    "load": "inference",
     "sampled_tokens": "sampling", "train": "training", "tune": "tuning",
 }  # fmt: skip
 

@@ -109,6 +109,27 @@ def read_checkpoint(folder: RunFolder) -> tuple[Checkpoint | None, list[Finding]
     return None, []
 
 
+def newest_state(folder: RunFolder) -> Any:
+    """The newest whole state in another run's folder, in which nothing is changed.
+
+    Raises:
+        RunFailed: no-whole-checkpoint.
+    """
+    problems = []
+    for step in reversed(folder.checkpoint_steps()):
+        try:
+            return _read_state(folder.checkpoints / f"{step:06d}", step)
+        except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            # It may also have been too old, and removed by whoever trains there.
+            problems.append(f"step {step}: {error}")
+    raise RunFailed(
+        "no-whole-checkpoint",
+        f"no checkpoint of the run {folder.path.name} can be read.",
+        because="; ".join(problems) or "there is none",
+        fix="begin with another run's weights",
+    )
+
+
 def shared_checkpoint(folder: RunFolder, ranks: Ranks) -> tuple[Checkpoint | None, list[Finding]]:
     """The same for all ranks: the first one chooses, and the others read what it has chosen.
 

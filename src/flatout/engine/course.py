@@ -12,6 +12,7 @@ import psutil
 from torch import nn
 
 from flatout.engine import randomness
+from flatout.engine.changed_file import adopt, check_fit, fits_of, has_other_file, other_data
 from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.contestants import Subject
 from flatout.engine.defaults import changed_recipe, check_recipe, shared_workers, threads
@@ -21,6 +22,7 @@ from flatout.engine.facts import chosen_device
 from flatout.engine.history import History, read_history
 from flatout.engine.journal import Journal
 from flatout.engine.layout import Layout
+from flatout.engine.length import check_schedule, limits_of, run_is_finished
 from flatout.engine.loop import Ending, Limits, Loop, Surroundings
 from flatout.engine.memory import MemoryCap, give_way, release_memory, room_left, room_on
 from flatout.engine.meter import Meter, peak_allocated_bytes, peak_memory_bytes
@@ -29,6 +31,7 @@ from flatout.engine.pinning import pinning_problem, with_pinning_tried
 from flatout.engine.precision import check_precision, check_repeatable
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.relief import means_of, relieved_after_kill
+from flatout.engine.sanity_check import check_before_search, check_validation
 from flatout.engine.saver import Saver, SilentSaver
 from flatout.engine.session import Built, Session, build, process_settings
 from flatout.engine.session_state import own_state_of, state_of, take_over
@@ -44,11 +47,10 @@ from flatout.engine.start import (
 from flatout.engine.state import pack, unpack
 from flatout.engine.tuner import Search, tuned_recipe
 from flatout.engine.watch import StopRequest
-from flatout.engine.weights import init_weights
-from flatout.errors import UsageError
+from flatout.engine.weights import init_weights, keep_weights
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Extended, Finished, Outlined, RecipeSet, Stopped
+from flatout.nouns.lines import Event, Extended, Finished, Outlined, Profiled, RecipeSet, Stopped
 from flatout.nouns.recipe import Recipe, Sharding
 from flatout.nouns.run import RunHeader
 from flatout.nouns.units import counted_text
@@ -94,11 +96,13 @@ class Course:
         self._began_s = elapsed_s()
         self._load_s = now_s() - psutil.Process().create_time()
         self._saver: Saver | SilentSaver | None = None
+        self._length = Limits(epochs=None, steps=None)
         self._session: Session | None = None
         self._room: Room | None = None
         self._cap: MemoryCap | None = None
         # The next stretch begins at a checkpoint, and what was told since is told anew.
         self._has_gone_back = False
+        self._is_taken_up = False
 
     @property
     def step(self) -> int:
@@ -109,7 +113,7 @@ class Course:
 
     def train(self) -> nn.Module:
         """Trains stretch after stretch until one ends otherwise than by a change of recipe."""
-        limits = self._limits()
+        self._length = limits = self._limits()
         recipe = self._history.recipe_at(self.step)
         named = self._task.change.fixed or (self._task.spec.fixed if recipe is None else {})
         ranks = self._task.ranks
@@ -191,11 +195,20 @@ class Course:
         built = build(self._experiment, self._task.spec.seed, device_name, layout=layout)
         ranks = self._task.ranks
         facts = replace(built.facts, num_ranks=ranks.size, num_ranks_here=ranks.num_here)
-        return replace(built, facts=facts, num_sharing=ranks.num_here)
+        return replace(
+            built,
+            facts=facts,
+            num_sharing=ranks.num_here,
+            length=(self._length.epochs, self._length.steps),
+            file=self._task.spec.sha256,
+        )
 
     def _stretch(self, session: Session, limits: Limits, meter: Meter) -> Ending:
         if self._state is not None:
-            take_over(session, self._state)
+            is_changed = has_other_file(self._state, self._task.spec, self._task.change)
+            if is_changed:
+                check_fit(session, self._state, self._task.folder)
+            take_over(session, self._state, is_changed=is_changed)
         # Whatever an experiment has drawn where no seed reaches: all begin with the same.
         session.ranks.copy_from_first(session.model)
         self._session = session
@@ -210,8 +223,13 @@ class Course:
             for finding in (*inexact(session, history.versions), *of_ranks(session, history)):
                 self._journal.warn(self.step, finding)
             self._has_gone_back = True
+            _look_ahead(self._task, session, self._journal, is_new=self._state is None)
+            meter.mark("validation")
         if self._has_gone_back:
             # From here on nothing is refused any more: the run is taken up.
+            if self._task.ranks.is_first and not self._is_taken_up:
+                _keep_changes(self._task, session, self._journal, self._history)
+            self._is_taken_up = True
             self._has_gone_back = False
             self._journal.cut_metrics(self._state["metrics_bytes"] if self._state else 0)
             begun = started(
@@ -239,22 +257,11 @@ class Course:
         return ending
 
     def _limits(self) -> Limits:
-        """How long the run is: by the experiment, by --epochs, or by what it was extended to."""
-        change = self._task.change.epochs
-        epoch = int(self._state["position"]["epoch"]) if self._state else 0
-        epochs = change or self._history.epochs or self._task.spec.epochs
-        limits = Limits(epochs=epochs, steps=None)
-        if epochs is None:
-            limits = Limits(epochs=self._experiment.epochs, steps=self._experiment.steps)
+        """How long the run is."""
+        task, epoch = self._task, int(self._state["position"]["epoch"]) if self._state else 0
+        limits = limits_of(self._experiment, task.spec, self._history, task.change)
         if self._history.is_finished and limits.are_reached(epoch, self.step):
-            name = self._task.folder.path.name
-            raise UsageError(
-                "run-is-finished",
-                f"the run {name} has come to its end, after {counted_text(epoch, 'epoch')}.",
-                fix=f"extend it: flatout train --resume {name} --epochs {epoch + 10}",
-            )
-        if change is not None:
-            self._journal.event(Extended(at=now_s(), step=self.step, epochs=change), is_synced=True)
+            raise run_is_finished(task.folder.path.name, limits, epoch, self.step)
         if self._history.is_finished and self._state is not None:
             # Whoever trains a stopped run longer wants to see whether there is more to come.
             self._state["position"]["num_worse"] = 0
@@ -316,12 +323,19 @@ class Course:
             limit_bytes=_limit_bytes(task.folder),
             pinning_problem=pinning_problem(built, built.recipe(fixed)),
         )
+
+        def tell(line: Event) -> None:
+            if isinstance(line, Profiled) and not wish.is_only:
+                # From here on it takes a while: a mistake in the validation is told before.
+                check_before_search(self._experiment, task.spec.seed, fixed)
+            self._journal.event(line)
+
         search = Search(
             subject=subject,
             wish=wish,
             num_steps=num_steps,
             request=task.request,
-            tell=self._journal.event,
+            tell=tell,
             # A notebook's experiment is nowhere that another process could load it from.
             folder=None if task.echo is not None else task.folder.path,
             load_s=self._load_s,
@@ -360,8 +374,32 @@ class Course:
             reason=f"early stopping: {patience} validations without a better {best}"
             if ending == "early"
             else None,
+            is_schedule_over=self._session.learning_rates.is_over(),
         )
         self._journal.event(finished, is_synced=True)
+
+
+def _look_ahead(task: Task, session: Session, journal: Journal, *, is_new: bool) -> None:
+    """Looks, before the first step, for what would go wrong later."""
+    change = task.change
+    is_longer = change.epochs is not None or change.steps is not None
+    if is_new or is_longer or change.file is not None:
+        check_schedule(session, journal, task.folder.path.name, task.spec, change)
+    if is_new or change.file is not None:
+        check_validation(session, journal)
+
+
+def _keep_changes(task: Task, session: Session, journal: Journal, history: History) -> None:
+    """Writes into the run what a person has changed of it, now that it is not refused."""
+    change, step = task.change, session.position.step
+    if change.file is not None:
+        other = other_data(session, history)
+        if other is not None:
+            journal.warn(step, other)
+        adopt(task.folder, journal, change.file, step, fits_of(session))
+    if change.epochs is not None or change.steps is not None:
+        extended = Extended(at=now_s(), step=step, epochs=change.epochs, steps=change.steps)
+        journal.event(extended, is_synced=True)
 
 
 def _begin_with(task: Task, model: nn.Module) -> None:
@@ -372,7 +410,9 @@ def _begin_with(task: Task, model: nn.Module) -> None:
 
     def keep() -> None:
         init_weights(model, kept if kept.exists() else given)
-        if not kept.exists():
+        if not kept.exists() and given.is_dir():
+            keep_weights(model, kept)
+        elif not kept.exists():
             store.copy_atomically(given, kept)
 
     # The first rank alone writes; the others read what it has written.

@@ -15,6 +15,8 @@ from flatout.engine.rank_gradients import is_spread, local_part
 class WeightAverage:
     """Averages a model's floating-point parameters; buffers are taken as they are.
 
+    decay: share of the average that each update keeps.
+
     Args:
         model: the model that is trained; its weights now are where the average begins.
         decay: share of the average that each update keeps.
@@ -22,7 +24,7 @@ class WeightAverage:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._parameters: list[Tensor] = [p for p in model.parameters() if p.is_floating_point()]
-        self._decay = decay
+        self.decay = decay
         # clone() keeps the strides, which a swap with the live weights needs.
         self._averages: list[Tensor] = [p.detach().clone() for p in self._parameters]
 
@@ -30,7 +32,7 @@ class WeightAverage:
     def update(self) -> None:
         """Moves the average towards the weights, after an update of the optimizer."""
         averages, parameters = map(local_part, self._averages), map(local_part, self._parameters)
-        torch._foreach_lerp_(list(averages), list(parameters), 1 - self._decay)
+        torch._foreach_lerp_(list(averages), list(parameters), 1 - self.decay)
 
     @contextlib.contextmanager
     def swapped_in(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from flatout.engine.person_code import kind_text, place_of
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.session import Session
 from flatout.engine.state import Packed, pack
+from flatout.engine.step import bad_loss
 from flatout.errors import UsageError
 from flatout.nouns.class_report import MEANS, class_report, mean_scores
 from flatout.nouns.finding import Finding, Fix
@@ -82,7 +84,6 @@ class Validator:
         self._session = session
         self._journal = journal
         self._best: Packed | None = None
-        self._told: set[str] = set()
 
     def validate(self) -> None:
         """Computes and tells the metrics and samples; the generators are left as they were."""
@@ -115,16 +116,21 @@ class Validator:
             measured = measure(session, session.ranks, passes)
         self._tell_uncached()
         name, metrics = session.experiment.best, measured.metrics
-        _check_best(name, metrics)
-        value = metrics[name]
-        is_best = _is_better(name, value, position.best_value)
+        check_best(name, metrics)
+        value, loss = metrics[name], metrics.get("loss")
+        is_better = _is_better(name, value, position.best_value)
+        is_best = is_better or (
+            value == position.best_value and _is_lower(loss, position.best_loss)
+        )
         # Memory may be short for the copy: only then is anything of it noted.
         has_part = session.ranks.is_first or session.sharding is not None
         best = self.weights() if is_best and has_part else None
         position.last_value = value
-        position.num_worse = 0 if is_best else position.num_worse + 1
+        # A tie keeps other weights, but is no progress: a loss can fall for ever.
+        position.num_worse = 0 if is_better else position.num_worse + 1
         if is_best:
             position.best_value, position.best_step = value, position.step
+            position.best_name, position.best_loss = name, loss
             self._best = best if session.ranks.is_first else None
         self._journal.metric(
             Validated(
@@ -142,17 +148,10 @@ class Validator:
 
     def _tell_confusion(self, name: str, confusion: Confusion) -> None:
         position, labels = self._session.position, self._session.experiment.labels
-        num_classes, num_strays = len(confusion.counts), int(confusion.num_strays)
-        if labels is not None and len(labels) != num_classes:
-            self._warn_once(
-                Finding(
-                    rule="labels-do-not-fit",
-                    severity="warning",
-                    problem=f"`labels` has {len(labels)} names; `{name}` counts "
-                    f"{counted_text(num_classes, 'class', 'classes')}.",
-                    fixes=(Fix(text="give a name for each class, in the order of their numbers"),),
-                )
-            )
+        num_strays = int(confusion.num_strays)
+        problem = labels_problem(name, confusion, labels)
+        if problem is not None:
+            self._warn_once(problem)
         if num_strays:
             self._warn_once(
                 Finding(
@@ -209,8 +208,8 @@ class Validator:
 
     def _warn_once(self, finding: Finding) -> None:
         """Not after each validation again."""
-        if finding.rule not in self._told:
-            self._told.add(finding.rule)
+        if finding.rule not in self._session.told:
+            self._session.told.add(finding.rule)
             self._journal.warn(self._session.position.step, finding)
 
     def weights(self) -> Packed:
@@ -236,7 +235,13 @@ class Validator:
         return patience is not None and self._session.position.num_worse >= patience
 
 
-def measure(judged: Judged, ranks: Ranks = ALONE, passes: Passes | None = None) -> Measured:
+def measure(
+    judged: Judged,
+    ranks: Ranks = ALONE,
+    passes: Passes | None = None,
+    *,
+    num_batches: int | None = None,
+) -> Measured:
     """Computes the experiment's metrics, and the loss if they have none, over all samples.
 
     A mean is weighted by its batch's samples; a sum and its count, and the counts of a confusion,
@@ -246,10 +251,11 @@ def measure(judged: Judged, ranks: Ranks = ALONE, passes: Passes | None = None) 
         judged: what is validated.
         ranks: each with its share of the samples.
         passes: keeps them together where they need each other for one.
+        num_batches: looks at no more than these; None at all.
     """
     sums: dict[str, tuple[Any, Any]] = {}
     confusions: dict[str, Confusion] = {}
-    counted = _counted(judged, passes)
+    counted = _counted(judged, passes, num_batches)
     for own_sums, own_confusions in ranks.gathered(counted, about="validation"):
         for name, (total, count) in own_sums.items():
             before = sums.get(name, (0.0, 0.0))
@@ -267,14 +273,14 @@ def measure(judged: Judged, ranks: Ranks = ALONE, passes: Passes | None = None) 
 
 
 def _counted(
-    judged: Judged, passes: Passes | None
+    judged: Judged, passes: Passes | None, num_batches: int | None
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Tensor, Tensor]]]:
     """Sums and counts over the samples that this rank has; of confusions counts and strays."""
     feed = judged.validation_feed
     assert feed is not None
     sums: dict[str, tuple[Any, Any]] = {}
     confusions: dict[str, Confusion] = {}
-    batches = feed.updates(0, 0)
+    batches = itertools.islice(feed.updates(0, 0), num_batches)
     evened = batches if passes is None else map(passes.evened, batches)
     with judged.evaluated() as model, torch.no_grad():
         for batch, num_samples in (micro for update in evened for micro in update):
@@ -293,6 +299,19 @@ def _counted(
                 before = sums.get(name, (0, 0))
                 sums[name] = (before[0] + _wide(total), before[1] + _wide(count))
     return sums, {name: (one.counts, one.num_strays) for name, one in confusions.items()}
+
+
+def labels_problem(name: str, confusion: Confusion, labels: Sequence[str] | None) -> Finding | None:
+    """That there are more or fewer labels than classes, if so."""
+    num_classes = len(confusion.counts)
+    if labels is None or len(labels) == num_classes:
+        return None
+    return Finding(
+        rule="labels-do-not-fit",
+        severity="warning",
+        problem=f"`labels` has {len(labels)} names; `{name}` counts {num_classes} classes.",
+        fixes=(Fix(text="give a name for each class, in the order of their numbers"),),
+    )
 
 
 def classified(
@@ -337,11 +356,14 @@ def values_of_batch(experiment: Experiment, model: nn.Module, batch: Any) -> dic
     """What the metrics give for a batch, and the loss if they do not.
 
     Raises:
-        UsageError: metric-is-not-a-scalar.
+        UsageError: metric-is-not-a-scalar, loss-is-not-a-scalar.
     """
     values = _metrics_of_batch(experiment, model, batch)
     if "loss" not in values and experiment.loss is not None:
-        values["loss"] = experiment.loss(model, batch)
+        values["loss"] = loss = experiment.loss(model, batch)
+        mean = loss[0] if isinstance(loss, tuple) else loss
+        if isinstance(mean, Tensor) and mean.dim() != 0:
+            raise bad_loss(mean, "`loss(model, batch)` returned")
     for name, value in values.items():
         if isinstance(value, tuple) and len(value) != 2:
             raise UsageError(
@@ -386,12 +408,21 @@ def _is_better(name: str, value: float, best: float | None) -> bool:
     return value < best if is_smaller_better(name) else value > best
 
 
+def _is_lower(loss: float | None, best: float | None) -> bool:
+    return loss is not None and (best is None or loss < best)
+
+
 def is_smaller_better(name: str) -> bool:
     """Whether smaller values of the metric of that name are the better ones."""
     return name.endswith(_SMALLER_IS_BETTER)
 
 
-def _check_best(name: str, metrics: dict[str, float]) -> None:
+def check_best(name: str, metrics: dict[str, float]) -> None:
+    """Refuses a `best` that no metric is named.
+
+    Raises:
+        UsageError: unknown-metric.
+    """
     if name not in metrics:
         raise UsageError(
             "unknown-metric",

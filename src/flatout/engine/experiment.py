@@ -53,7 +53,8 @@ class Experiment:
         batch_size: samples per update.
         epochs, steps: how long to train; exactly one of them.
         schedule: builds a learning-rate scheduler from the optimizer, or None. Of several
-            optimizers it gets the dict, and may return a dict of schedulers.
+            optimizers it gets the dict, and may return a dict of schedulers. If it takes
+            `total_steps`, it is given how often the scheduler steps in the whole training.
         schedule_every: when the scheduler steps: after each `epoch` or each `step`.
         collate: makes a batch of a list of samples; None stacks tensors, numbers and their
             tuples and dicts. Not used for tensors, which are sliced.
@@ -89,7 +90,7 @@ class Experiment:
     batch_size: int
     epochs: int | None = None
     steps: int | None = None
-    schedule: Callable[[Any], Any] | None = None
+    schedule: Callable[..., Any] | None = None
     schedule_every: Literal["epoch", "step"] = "epoch"
     named_parameters: bool = False
     collate: Callable[[list[Any]], Any] | None = None

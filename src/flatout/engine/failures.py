@@ -40,6 +40,7 @@ _AT_WORK = (
     "step.py", "weight_update.py", "optim.py", "activations.py", "learning_rates.py",
     "loop.py", "loader.py", "stream.py", "inference.py", "plain.py", "caching.py", "cached_feed.py",
     "part.py", "evaluation.py", "session.py", "feeds.py", "custom_step.py", "feed.py",
+    "rehearsal.py",
 )  # fmt: skip
 _SECOND_BACKWARD = "backward through the graph a second time"
 # How methods that torch or flatout call are to be written.

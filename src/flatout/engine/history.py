@@ -22,7 +22,8 @@ class History:
     """Decisions of a run, in the order in which they were made.
 
     decisions: from the step after each one on, its recipe holds.
-    epochs: to how many epochs the run was extended, None if it was not.
+    epochs, steps: to how many the run was extended; None if it was not.
+    num_samples: of the training data, when the run was taken up last.
     versions: of the last worker, None for a new run. num_ranks: that it had.
     is_finished: whether the last worker came to the run's end.
     """
@@ -32,6 +33,8 @@ class History:
     versions: dict[str, str] | None
     is_finished: bool
     num_ranks: int = 1
+    num_samples: int | None = None
+    steps: int | None = None
 
     def recipe_at(self, step: int) -> Recipe | None:
         """The recipe with which the step after `step` is made; None before the first one."""
@@ -91,12 +94,14 @@ def read_history(folder: RunFolder) -> History:
             # Decided after the run went back: what an earlier session decided for later is void.
             decisions = [made for made in decisions if made.step < line.step]
             decisions.append(line)
-    extended = [line.epochs for line in events if isinstance(line, Extended)]
+    extended = [line for line in events if isinstance(line, Extended)]
     started = [line for line in events if isinstance(line, Started)]
     turns = [line for line in events if isinstance(line, Started | Finished)]
     return History(
         decisions=tuple(decisions),
-        epochs=extended[-1] if extended else None,
+        epochs=extended[-1].epochs if extended else None,
+        steps=extended[-1].steps if extended else None,
+        num_samples=started[-1].num_samples if started else None,
         versions=started[-1].versions if started else None,
         num_ranks=started[-1].num_ranks if started else 1,
         is_finished=bool(turns) and isinstance(turns[-1], Finished),

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flatout.engine.experiment import Experiment
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.person_code import kind_text
+from flatout.engine.rehearsal import (
+    Groups,
+    Outlook,
+    Rehearsal,
+    built_schedulers,
+    goes_by_metric,
+    groups_of,
+    outlook,
+    put_groups,
+    step_scheduler,
+    takes_length,
+)
 from flatout.errors import RunFailed, UsageError
 
 
@@ -18,19 +28,26 @@ class LearningRates:
     """The schedulers of an experiment: none, one, or several by name.
 
     are_per_step: they step after each update; else after each epoch, if there are any.
+    total_steps: how often they step in the whole training; None where nothing tells.
 
     Args:
         experiment: says how they are built, and when they step.
         optimizers: whose rates they change.
+        total_steps: see above.
 
     Raises:
         UsageError: bad-experiment.
     """
 
-    def __init__(self, experiment: Experiment, optimizers: Optimizers) -> None:
-        made = experiment.schedule(optimizers.given) if experiment.schedule is not None else {}
-        self._are_named = isinstance(made, Mapping)
-        self._by_name: dict[str, Any] = dict(made) if self._are_named else {"schedule": made}
+    def __init__(
+        self, experiment: Experiment, optimizers: Optimizers, total_steps: int | None = None
+    ) -> None:
+        self._experiment = experiment
+        self._optimizers = optimizers
+        self.total_steps = total_steps
+        # As the experiment sets them: a scheduler changes some as soon as it is built.
+        self._begun_with = groups_of(optimizers)
+        self._by_name, self._are_named = built_schedulers(experiment, optimizers.given, total_steps)
         for name, one in self._by_name.items():
             if not hasattr(one, "state_dict") or isinstance(one, Optimizer):
                 whose = f" for {name!r}" if self._are_named else ""
@@ -57,12 +74,17 @@ class LearningRates:
     @property
     def go_by_metric(self) -> bool:
         """Whether one of them is judged by the metric `best`."""
-        return any(_goes_by_metric(one) for one in self._by_name.values())
+        return any(map(goes_by_metric, self._by_name.values()))
+
+    @property
+    def know_length(self) -> bool:
+        """Whether they are built for the length of the training, whatever that is."""
+        return takes_length(self._experiment.schedule)
 
     def after_update(self) -> None:
         """An update was made; only to be called if they are per step."""
         for one in self._by_name.values():
-            _step(one)
+            step_scheduler(one)
 
     def after_epoch(self, value: float | None) -> None:
         """An epoch has ended.
@@ -73,10 +95,59 @@ class LearningRates:
         if self.are_per_step:
             return
         for one in self._by_name.values():
-            if not _goes_by_metric(one):
-                _step(one)
+            if not goes_by_metric(one):
+                step_scheduler(one)
             elif value is not None:
-                _step(one, value)
+                step_scheduler(one, value)
+
+    def outlook(self, num_made: int) -> Outlook | None:
+        """What they have for the steps to come; None where there is nothing to foresee.
+
+        Args:
+            num_made: how often they have been stepped.
+        """
+        if not self._by_name or self.go_by_metric or self.total_steps is None:
+            return None
+        return outlook(self._rehearsal(), num_made, self.total_steps)
+
+    def is_over(self) -> bool:
+        """Whether a longer training would have no rate, or could not step them any more."""
+        if not self._by_name or self.go_by_metric or self.know_length:
+            return False
+        rehearsal = self._rehearsal()
+        states = {name: one.state_dict() for name, one in self._by_name.items()}
+        rehearsal.go_on_from(groups_of(self._optimizers), states)
+        if not rehearsal.has_rate():
+            return True
+        try:
+            rehearsal.step()
+        except RunFailed:
+            return True
+        return False
+
+    def go_to(self, num_steps: int, states: Any) -> None:
+        """Puts them where they are after so many steps from the beginning, as they are built now.
+
+        Args:
+            num_steps: how often they have been stepped.
+            states: what others had saved; those that go by a metric take it where it is theirs.
+        """
+        rehearsal = self._rehearsal()
+        for _ in range(num_steps if self._by_name else 0):
+            rehearsal.step()
+        groups = rehearsal.groups()
+        for name, one in self._by_name.items():
+            if goes_by_metric(one):
+                saved = (states or {}).get(name) if self._are_named else states
+                if saved is not None and saved.keys() == one.state_dict().keys():
+                    one.load_state_dict(saved)
+                    groups = _without_rates(groups)
+            else:
+                one.load_state_dict(rehearsal.schedulers[name].state_dict())
+        put_groups(self._optimizers, groups)
+
+    def _rehearsal(self) -> Rehearsal:
+        return Rehearsal(self._experiment, self._optimizers, self._begun_with, self.total_steps)
 
     def state_dict(self) -> Any:
         """Their states: by name if they have names; None if there are none."""
@@ -94,18 +165,9 @@ class LearningRates:
                 one.load_state_dict(state[name] if self._are_named else state)
 
 
-def _goes_by_metric(scheduler: Any) -> bool:
-    return isinstance(scheduler, ReduceLROnPlateau)
-
-
-def _step(scheduler: Any, *value: float) -> None:
-    """Steps a scheduler; torch's own say so when they were made for fewer steps."""
-    try:
-        scheduler.step(*value)
-    except ValueError as error:
-        raise RunFailed(
-            "schedule-is-over",
-            "the learning-rate schedule has come to its end before the training.",
-            because=str(error),
-            fix="make the schedule for as many steps or epochs as are trained",
-        ) from error
+def _without_rates(groups: Groups) -> Groups:
+    """Without the rates, which a schedule by the metric has lowered as it went."""
+    return [
+        [{name: value for name, value in one.items() if name != "lr"} for one in settings]
+        for settings in groups
+    ]

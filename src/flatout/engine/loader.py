@@ -113,9 +113,14 @@ class LoaderFeed:
 
     def again(self, epoch: int, first: int) -> Iterator[list[MicroBatch]]:
         """See Feed."""
-        if not self._loader.persistent_workers:
+        if not self.has_persistent_workers:
             end_workers(self._batches)
         return self.updates(epoch, first)
+
+    @property
+    def has_persistent_workers(self) -> bool:
+        """Whether the processes that read samples are kept from one epoch to the next."""
+        return bool(self._loader.persistent_workers)
 
     def num_workers_alive(self) -> int:
         """How many processes read samples now."""

@@ -104,8 +104,8 @@ def _load_module(spec: ExperimentSpec, copy_of: str | None) -> ModuleType:
             "experiment-changed",
             f"{path} is not the file this run was begun with.",
             because="an exact resume needs the same code",
-            fix="restore it (the run's folder has a copy, experiment.py), or begin a new run from "
-            "these weights with --init",
+            fix="restore it (the run's folder has a copy, experiment.py), or continue with the "
+            "changed file: --resume RUN --changed",
         )
     if copy_of is not None and copy_of != spec.file:
         return _import_copy(path, copy_of)

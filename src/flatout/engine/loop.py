@@ -6,6 +6,7 @@ metrics. Nothing here waits for the device except where a number is needed on th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from flatout.engine.evaluation import Validator
 from flatout.engine.journal import Journal
 from flatout.engine.memory import MemoryCap
 from flatout.engine.meter import Meter
+from flatout.engine.position import Position
 from flatout.engine.randomness import generator_states
 from flatout.engine.ranks import Wishes
 from flatout.engine.relief import Relief, means_of
@@ -28,7 +30,7 @@ from flatout.engine.state import Packed, pack
 from flatout.engine.update_maker import GoBack, Made, UpdateMaker, agreed, await_device
 from flatout.engine.watch import StopRequest
 from flatout.engine.weights import weights_metadata
-from flatout.errors import RunFailed, UsageError
+from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.finding import Finding, Fix
 from flatout.system.runs import RunFolder
 
@@ -123,6 +125,8 @@ class Loop:
     def _trained(self) -> Ending:
         position = self._session.position
         self._session.model.train()
+        if _is_validation_missing(position, self._validate_every):
+            self._validate()
         ending: Ending | None = None
         while ending is None and not self._limits.are_reached(position.epoch, position.step):
             ending = "early" if self._validator.is_patience_over() else self._epoch()
@@ -238,9 +242,19 @@ class Loop:
         self._maker.finish()
         self._reporter.tell(is_waiting=True)
         self._meter.mark("other")
-        while (shortage := self._try_to_validate()) is not None:
-            self._maker.take_less(shortage)
-            is_adapted = True
+        try:
+            while (shortage := self._try_to_validate()) is not None:
+                self._maker.take_less(shortage)
+                is_adapted = True
+        except GoBack:
+            raise
+        except Exception:
+            # What was trained so far is not lost by a mistake in the validation. (Of several ranks
+            # the others may know nothing of it, and a checkpoint is made by all.)
+            if self._session.ranks.size == 1:
+                with contextlib.suppress(FlatoutError):
+                    self._save(is_waiting=True)
+            raise
         self._meter.mark("validation")
         return is_adapted
 
@@ -309,6 +323,12 @@ class Loop:
             weights=weights,
             weights_metadata=weights_metadata(self._session, weights) if weights else {},
         )
+
+
+def _is_validation_missing(position: Position, every: int | None) -> bool:
+    """Whether the run was saved because the validation after this step has failed."""
+    is_due = every is not None and position.step > 0 and position.step % every == 0
+    return is_due and position.validated_step != position.step
 
 
 def _put_together(

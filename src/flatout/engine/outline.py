@@ -54,6 +54,7 @@ def _outline(session: Session) -> Outline:
         is_counted=_is_counted(session),
         is_by_steps=experiment.steps is not None,
         scheduling=_scheduling(session),
+        takes_length=session.learning_rates.know_length,
         has_ema=experiment.ema is not None,
         validation_kind=_kind(validation) if validation is not None else None,
         num_gathered_validation=_num_gathered(validation),

@@ -28,6 +28,7 @@ from flatout.engine.activations import ActivationCheckpointing
 from flatout.engine.batches import placer, tensors_in, with_tensors
 from flatout.engine.ema import WeightAverage
 from flatout.engine.measuring import stepped
+from flatout.engine.rehearsal import built_schedulers
 from flatout.engine.session import Built
 from flatout.errors import UsageError
 
@@ -51,8 +52,11 @@ class PlainLoop:
         self._model = built.model.train()
         self._optimizer = built.optimizers.only
         self._place = placer(built.device, False)
-        make = experiment.schedule if experiment.schedule_every == "step" else None
-        self._schedule: Any = make(built.optimizers.only) if make is not None else None
+        self._schedule: Any = None
+        if experiment.schedule_every == "step":
+            total_steps = built.schedule_steps
+            made, _ = built_schedulers(experiment, built.optimizers.only, total_steps)
+            self._schedule = made.get("schedule")
         decay = experiment.ema
         self._average = WeightAverage(built.model, decay) if decay is not None else None
         batch_size = experiment.batch_size

@@ -10,6 +10,7 @@ class Position:
     """How far a training has come. update: updates done in this epoch; step: in all.
 
     epoch_losses: sum and number of samples, for each loss that an experiment's own step names.
+    best_name, best_loss: the metric that best_value is of, and the validation loss beside it.
     """
 
     epoch: int = 0
@@ -23,4 +24,6 @@ class Position:
     last_value: float | None = None
     best_value: float | None = None
     best_step: int = -1
+    best_name: str | None = None
+    best_loss: float | None = None
     num_worse: int = 0

@@ -55,6 +55,8 @@ class Built:
     graphs: what records work of the device; None where nothing can.
     sharding: what has spread the weights over ranks; None where they are whole.
     num_sharing: ranks of this machine, each of which keeps samples of its own.
+    length: epochs and steps in place of the experiment's own; one of them is None.
+    file: sha256 of the text that describes the experiment; None where there is no file.
     """
 
     experiment: Experiment
@@ -67,6 +69,20 @@ class Built:
     graphs: Graphs | None = None
     sharding: Sharding | None = None
     num_sharing: int = 1
+    length: tuple[int | None, int | None] = (None, None)
+    file: str | None = None
+
+    @property
+    def schedule_steps(self) -> int | None:
+        """How often a schedule steps in the whole training; None where nothing tells."""
+        own = self.experiment.epochs, self.experiment.steps
+        epochs, steps = own if self.length == (None, None) else self.length
+        if self.experiment.schedule_every == "step":
+            return self.num_updates(epochs, steps)
+        if steps is None:
+            return epochs
+        per_epoch = self.num_updates(1, None)
+        return math.ceil(steps / per_epoch) if per_epoch else None
 
     def recipe(self, fixed: dict[str, Any]) -> Recipe:
         """The recipe for it: what the person fixed, and defaults."""
@@ -97,7 +113,7 @@ class Built:
             num_samples = len(self.train_data)
         else:
             return None
-        return epochs * math.ceil(num_samples / self.facts.batch_size)
+        return epochs * math.ceil(num_samples / self.facts.batch_size) or None
 
 
 def build(
@@ -219,6 +235,7 @@ class Session:
         self.recipe = recipe
         self.ranks = ranks
         self.seed = built.seed
+        self.file = built.file
         self.device = built.device
         self.facts = built.facts
         self.model = built.model
@@ -239,13 +256,15 @@ class Session:
         if self.passes is not None and recipe.batch_norm.value == "synchronized":
             self._norms = SynchronizedNorms(self.model, self.passes)
         self._set_optimizers()
-        self.learning_rates = LearningRates(built.experiment, self.optimizers)
+        self.learning_rates = LearningRates(built.experiment, self.optimizers, built.schedule_steps)
         self._num_weights = self.optimizers.num_weights()
         self.attributes = ModuleAttributes(self.model)
         self.scaler = precision.gradient_scaler(recipe.precision.value, self.device)
         decay = built.experiment.ema
         self.average = WeightAverage(self.model, decay) if decay is not None else None
         self.position = Position()
+        # Rules of what is told once in a run, not after each validation.
+        self.told: set[str] = set()
         reading = Reading(
             experiment=built.experiment,
             recipe=recipe,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flatout.engine import randomness
+from flatout.engine.ema import WeightAverage
 from flatout.engine.position import Position
 from flatout.engine.session import Session
 from flatout.engine.state import compact, is_expanded
@@ -49,22 +50,30 @@ def _state(session: Session) -> dict[str, Any]:
         "attributes": session.attributes.state(),
         "optimizer": session.optimizers.state_dict(),
         "schedule": session.learning_rates.state_dict(),
+        "schedule_steps": session.learning_rates.total_steps,
         "scaler": session.scaler.state_dict() if session.scaler is not None else None,
         "average": session.average.state_dict() if session.average is not None else None,
         "generators": randomness.generator_states(session.device),
         "feed": session.feed.state(),
         "position": asdict(session.position),
+        "file": session.file,
     }
 
 
-def take_over(session: Session, state: dict[str, Any]) -> None:
+def take_over(session: Session, state: dict[str, Any], *, is_changed: bool = False) -> None:
     """Gives a session a state, also that of one under another recipe, or of other ranks.
+
+    Args:
+        session: built, and not trained yet.
+        state: what it takes over.
+        is_changed: it is built from another text of the experiment's file: settings of the
+            optimizer and the schedule are that text's.
 
     Raises:
         UsageError: experiment-changed, where it is the state of something else.
     """
     try:
-        _take_over(session, state)
+        _take_over(session, state, is_changed)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -72,8 +81,7 @@ def take_over(session: Session, state: dict[str, Any]) -> None:
             "experiment-changed",
             "the run's checkpoint does not fit what the experiment builds now.",
             because=str(error),
-            fix="go on with the experiment this run was begun with, or begin a new run from "
-            "its weights with --init",
+            fix="go on with the experiment this run was begun with, or begin a new run",
         ) from error
 
 
@@ -106,7 +114,7 @@ def _strides(dense: Tensor, like: Tensor) -> list[int]:
 
 
 @torch.no_grad()
-def _take_over(session: Session, state: dict[str, Any]) -> None:
+def _take_over(session: Session, state: dict[str, Any], is_changed: bool) -> None:
     if session.sharding is not None:
         parts = session.sharding.parts_of(state, _state(session), session.optimizers)
         state = state | parts
@@ -114,21 +122,44 @@ def _take_over(session: Session, state: dict[str, Any]) -> None:
         session.model.load_state_dict(state["model"])
     buffers = dict(session.model.named_buffers())
     for name, value in state["buffers"].items():
-        compact(buffers[name]).copy_(compact(value))
+        if not is_changed or name in buffers:
+            compact(buffers[name]).copy_(compact(value))
     # Older checkpoints do not have them.
     if "attributes" in state:
         session.attributes.load_state(state["attributes"])
     implementation = session.recipe.optimizer_implementation.value
     session.optimizers.load_state_dict(state["optimizer"], implementation)
-    session.learning_rates.load_state_dict(state["schedule"])
+    _take_over_schedule(session, state, is_changed)
     for part, name in ((session.scaler, "scaler"), (session.average, "average")):
         if part is not None and state[name] is not None:
             part.load_state_dict(state[name])
     session.feed.load_state(state["feed"])
+    if session.average is not None and state["average"] is None:
+        # A changed file may have added it: it begins with the weights as they are now.
+        session.average = WeightAverage(session.model, session.average.decay)
     session.position = Position(**state["position"])
+    if is_changed and session.position.best_name != session.experiment.best:
+        # What was the best by another metric says nothing.
+        session.position = replace(
+            session.position, best_value=None, best_loss=None, best_name=None, num_worse=0
+        )
     # One for each rank; older checkpoints are of a single one.
     of_ranks = [state["generators"], *state.get("generators_of_others", [])]
     if session.ranks.rank < len(of_ranks):
         randomness.restore_generators(of_ranks[session.ranks.rank], session.device)
     else:
         randomness.seed_generators(session.training_seed(session.position.step))
+
+
+def _take_over_schedule(session: Session, state: dict[str, Any], is_changed: bool) -> None:
+    """Loads the schedules' states; where they are built otherwise now, for another length or by
+    another file, puts them where they would be by now.
+    """
+    rates, position = session.learning_rates, Position(**state["position"])
+    length = state.get("schedule_steps", rates.total_steps)
+    is_stretched = rates.know_length and length != rates.total_steps
+    if is_changed or is_stretched:
+        num_made = position.step if rates.are_per_step else position.epoch
+        rates.go_to(num_made, state["schedule"])
+    else:
+        rates.load_state_dict(state["schedule"])

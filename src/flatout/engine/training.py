@@ -20,6 +20,7 @@ from flatout.engine.course import Course, Task
 from flatout.engine.echo import echo_here
 from flatout.engine.experiment import Experiment, require_experiment
 from flatout.engine.failures import bad_news
+from flatout.engine.first_step import tried
 from flatout.engine.journal import Journal, SilentJournal
 from flatout.engine.watch import (
     StoppedEarly,
@@ -31,7 +32,7 @@ from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, finding_from
-from flatout.nouns.lines import Failed, Stopped
+from flatout.nouns.lines import DryRan, Failed, Finished, Stopped
 from flatout.nouns.recipe import check_field
 from flatout.nouns.run import Run, RunHeader
 from flatout.system.clock import now_s
@@ -133,6 +134,7 @@ def train(
     with signals_as_requests(request), _none_left_of_a_failed_start(folder, resume is None):
         echo = None if is_quiet else echo_here()
         model = train_in(Task(folder, spec, change, request, echo), lambda: experiment)
+    assert model is not None, "this was no dry run"
     return Trained(run=read_run(folder), model=model)
 
 
@@ -183,8 +185,10 @@ def _none_left_of_a_failed_start(folder: RunFolder, is_new: bool) -> Iterator[No
         raise
 
 
-def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:
+def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module | None:
     """Takes up a run where it was left; every ending is told in its folder.
+
+    Gives the trained model; None after a dry run.
 
     Args:
         task: which run, what is changed, and who may stop it.
@@ -209,7 +213,7 @@ def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module:
         lock.release()
 
 
-def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
+def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module | None:
     """Trains with the run's journal open, and tells there what goes wrong."""
     is_first = task.ranks.is_first
     journal = Journal(task.folder, task.echo) if is_first else SilentJournal()
@@ -222,7 +226,14 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module:
         step = checkpoint.step if checkpoint is not None else 0
         for finding in damaged:
             journal.warn(step, finding)
-        course = Course(task, load(), journal, state)
+        experiment = load()
+        if task.spec.is_dry_run:
+            result = tried(experiment, task.spec, journal)
+            journal.event(DryRan(at=now_s(), step=0, result=result))
+            end = Finished(at=now_s(), step=0, train_s=0.0, split_s={}, num_samples_seen=0)
+            journal.event(end, is_synced=True)
+            return None
+        course = Course(task, experiment, journal, state)
         return course.train()
     except BaseException as error:
         news = bad_news(error)

@@ -9,23 +9,21 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
+from flatout.engine.checkpoint import newest_state
 from flatout.engine.session import Session
-from flatout.engine.state import Packed
+from flatout.engine.state import Packed, pack
+from flatout.engine.tensor_file import write_tensors
 from flatout.errors import UsageError
+from flatout.system.runs import RunFolder
 
 
 def weights_metadata(session: Session, weights: Packed) -> dict[str, str]:
     """What is told beside the tensors: from which step, by which metric, and which are tied."""
     position = session.position
     is_best = session.validation_feed is not None
-    ties = {
-        name: tree["tensor"]
-        for name, tree in weights.tree["dict"]
-        if isinstance(tree, dict) and tree.get("tensor", name) != name
-    }
     metadata = {
         "step": str(position.best_step if is_best else position.step),
-        "ties": json.dumps(ties),
+        "ties": _ties(weights),
         # The transformers library takes no file that does not say so.
         "format": "pt",
     }
@@ -34,14 +32,43 @@ def weights_metadata(session: Session, weights: Packed) -> dict[str, str]:
     return metadata
 
 
+def _ties(weights: Packed) -> str:
+    ties = {
+        name: tree["tensor"]
+        for name, tree in weights.tree["dict"]
+        if isinstance(tree, dict) and tree.get("tensor", name) != name
+    }
+    return json.dumps(ties)
+
+
 def init_weights(model: nn.Module, path: Path) -> None:
-    """Gives a model the weights of a safetensors file.
+    """Gives a model the weights of a safetensors file, or of the last checkpoint of a run's folder.
 
     Raises:
-        UsageError: weights-not-readable, weights-do-not-fit.
+        UsageError: weights-not-readable, weights-do-not-fit. RunFailed: no-whole-checkpoint.
     """
+    if path.is_dir():
+        _load_checkpoint(model, path)
+        return
     tensors, _ = read_weights(path)
     load_weights(model, tensors, path)
+
+
+@torch.no_grad()
+def _load_checkpoint(model: nn.Module, path: Path) -> None:
+    state = newest_state(RunFolder(path))
+    load_weights(model, dict(state["model"]), path)
+    if state["average"] is not None:
+        # What would be validated and kept of that run.
+        averaged = [one for one in model.parameters() if one.is_floating_point()]
+        for parameter, average in zip(averaged, state["average"]["averages"], strict=True):
+            parameter.copy_(average)
+
+
+def keep_weights(model: nn.Module, path: Path) -> None:
+    """Writes a model's weights into a safetensors file."""
+    packed = pack(dict(model.state_dict()))
+    write_tensors(packed.tensors, {"ties": _ties(packed)}, lambda _: path)
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -22,6 +22,7 @@ if __name__ == "__main__":
 
 import torch
 
+from flatout.engine.changed_file import with_changed_file
 from flatout.engine.connection import Connection
 from flatout.engine.course import Task
 from flatout.engine.datasets import downloads_told_to
@@ -63,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
             ranks = _group_here(folder, f"{header.id} {header.created_at}")
             tell_apart(folder, ranks.rank)
         change = msgspec.json.decode(arguments.change, type=Change)
-        spec = spec_here(folder, header.spec)
+        spec = with_changed_file(spec_here(folder, header.spec), change.file)
         downloads = downloads_told_to(folder) if ranks.is_first else contextlib.nullcontext()
         with signals_as_requests(request), downloads:
             task = Task(folder, spec, change, request, is_alone=True, ranks=ranks)

@@ -67,7 +67,9 @@ def experiment(
         model=lambda: build_model(shape, padded=padded),
         named_parameters=True,
         optimizer=lambda named: torch.optim.AdamW(decayed_groups(named, weight_decay=0.01), lr=lr),
-        schedule=lambda optimizer: schedules.cosine(optimizer, warm_up=steps // 10, steps=steps),
+        schedule=lambda optimizer, total_steps: schedules.cosine(
+            optimizer, warm_up=total_steps // 10, steps=total_steps
+        ),
         schedule_every="step",
         loss=loss,
         metrics=metrics,

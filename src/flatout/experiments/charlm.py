@@ -74,8 +74,8 @@ def experiment(
         optimizer=lambda named: torch.optim.AdamW(
             decayed_groups(named, weight_decay=0.1), lr=chosen.lr, betas=(0.9, 0.99)
         ),
-        schedule=lambda optimizer: schedules.cosine(
-            optimizer, warm_up=min(100, chosen.steps // 10), steps=chosen.steps, floor=0.1
+        schedule=lambda optimizer, total_steps: schedules.cosine(
+            optimizer, warm_up=min(100, total_steps // 10), steps=total_steps, floor=0.1
         ),
         schedule_every="step",
         loss=loss,

@@ -64,8 +64,8 @@ def experiment(
         optimizer=lambda named: torch.optim.AdamW(
             decayed_groups(named, weight_decay=0.1), lr=lr, betas=(0.9, 0.95)
         ),
-        schedule=lambda optimizer: schedules.cosine(
-            optimizer, warm_up=steps // 20, steps=steps, floor=0.1
+        schedule=lambda optimizer, total_steps: schedules.cosine(
+            optimizer, warm_up=total_steps // 20, steps=total_steps, floor=0.1
         ),
         schedule_every="step",
         loss=loss,

@@ -41,7 +41,9 @@ def experiment(
     return flatout.Experiment(
         model=lambda: CharLSTM(depth, width),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=lr),
-        schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps),
+        schedule=lambda optimizer, total_steps: torch.optim.lr_scheduler.CosineAnnealingLR(
+            optimizer, total_steps
+        ),
         schedule_every="step",
         loss=loss,
         metrics=metrics,

@@ -6,7 +6,6 @@ much work for the machine as real ones in memory.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,15 +55,14 @@ def experiment(
         samples: pictures to train on, 150 KB each at full size; an eighth as many to validate on.
     """
     shape = SIZES[size]
-    num_steps = epochs * math.ceil(samples / batch_size)
     return flatout.Experiment(
         model=lambda: ResNet(shape),
         named_parameters=True,
         optimizer=lambda named: torch.optim.SGD(
             decayed_groups(named, 1e-4), lr=lr * batch_size / 256, momentum=0.9
         ),
-        schedule=lambda optimizer: schedules.cosine(
-            optimizer, warm_up=num_steps // 20, steps=num_steps
+        schedule=lambda optimizer, total_steps: schedules.cosine(
+            optimizer, warm_up=total_steps // 20, steps=total_steps
         ),
         schedule_every="step",
         loss=loss,

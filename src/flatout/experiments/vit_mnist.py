@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
@@ -32,13 +31,12 @@ def experiment(
         samples: images to train on, and at most that many to validate on.
     """
     depth, width = (6, 128) if size == "full" else (3, 64)
-    num_steps = epochs * math.ceil(samples / batch_size)
     return flatout.Experiment(
         model=lambda: ViT(depth, width),
         named_parameters=True,
         optimizer=lambda named: torch.optim.AdamW(decayed_groups(named, 0.05), lr=lr),
-        schedule=lambda optimizer: schedules.cosine(
-            optimizer, warm_up=num_steps // 10, steps=num_steps
+        schedule=lambda optimizer, total_steps: schedules.cosine(
+            optimizer, warm_up=total_steps // 10, steps=total_steps
         ),
         schedule_every="step",
         loss=loss,

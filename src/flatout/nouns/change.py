@@ -7,14 +7,27 @@ from typing import Any
 import msgspec
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Recipe fields by name with their values, the epochs in all, and what is to be left free of
-    the device's memory; None keeps it as it is.
+class ChangedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """That a run goes on with another text of its experiment file.
 
+    sha256: of the text that it goes on with. diff: from the text before, as `diff -u` gives it.
+    """
+
+    sha256: str
+    diff: str
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Recipe fields by name with their values, the epochs or steps in all, and what is to be left
+    free of the device's memory; None keeps it as it is.
+
+    file: the run goes on with another text of its experiment file.
     is_after_kill: the kernel ended the process before, because memory had run out.
     """
 
     fixed: dict[str, Any] = {}
     epochs: int | None = None
+    steps: int | None = None
+    file: ChangedFile | None = None
     leave_free_bytes: int | None = None
     is_after_kill: bool = False

@@ -21,9 +21,11 @@ class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     seed: of weights, order and augmentation.
     fixed: recipe fields the person fixed.
     not_fixed: those of a recipe's file that are left out, since several ranks are to train.
-    epochs: instead of the experiment's own number; None keeps it.
+    epochs, steps: how long to train, at most one of them; None keeps the experiment's own.
     tuning: what the search for a recipe may do.
-    init: file of weights (safetensors) to begin with; None begins with the experiment's own.
+    is_dry_run: one batch of each kind is tried, and nothing trained.
+    init: file of weights (safetensors) to begin with, or the folder of a run that has a
+        checkpoint; None begins with the experiment's own.
     leave_free_bytes: what other programs are to have of the device's memory; None leaves it to
         flatout.
     """
@@ -36,8 +38,10 @@ class ExperimentSpec(msgspec.Struct, frozen=True, kw_only=True):
     fixed: dict[str, Any] = {}
     not_fixed: tuple[str, ...] = ()
     epochs: int | None = None
+    steps: int | None = None
     init: str | None = None
     tuning: Wish = Wish()
+    is_dry_run: bool = False
     leave_free_bytes: int | None = None
 
     def device(self, change: Change) -> str:

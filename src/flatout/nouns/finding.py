@@ -94,3 +94,10 @@ def option_without_effect(option: str, because: str, fix: str) -> Finding:
         because=because,
         fixes=(Fix(text=fix),),
     )
+
+
+def unchanged_file() -> Finding:
+    """That a run was to go on with a changed file, and the file is as it was."""
+    return option_without_effect(
+        "--changed", "the experiment's file is the one that the run was begun with", "leave it out"
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from flatout.nouns.adaptation import Adaptation
+from flatout.nouns.dry_run import DryRun
 from flatout.nouns.finding import Finding
 from flatout.nouns.outline import Outline
 from flatout.nouns.recipe import Recipe
@@ -57,9 +58,30 @@ class RecipeSet(Line, frozen=True, kw_only=True):
 
 
 class Extended(Line, frozen=True, kw_only=True):
-    """From here on the run is to go on until that many epochs in all."""
+    """From here on the run is to go on until that many epochs, or steps, in all."""
 
-    epochs: int
+    epochs: int | None = None
+    steps: int | None = None
+
+
+class FileChanged(Line, frozen=True, kw_only=True):
+    """From here on the run goes on with another text of its experiment file.
+
+    before, after: sha256 of both texts. kept: the file in the run's folder that has the one before;
+    None where there was none. diff: as `diff -u` gives it. fits: what was taken over, in words.
+    """
+
+    before: str | None
+    after: str
+    kept: str | None
+    diff: str
+    fits: tuple[str, ...] = ()
+
+
+class DryRan(Line, frozen=True, kw_only=True):
+    """One batch of each kind was tried, and nothing trained: that was all that was wanted."""
+
+    result: DryRun
 
 
 class Fetched(Line, frozen=True, kw_only=True):
@@ -149,6 +171,7 @@ class Finished(Line, frozen=True, kw_only=True):
     which tensors have taken peak_allocated_bytes at most (None on a CPU).
     checkpoint_share: of the last worker's time, what checkpoints cost it (stall and slowdown).
     reason: why it ended before its last epoch (early stopping), None if it did not.
+    is_schedule_over: longer, it would be trained at a learning rate of 0, or not at all.
     """
 
     train_s: float
@@ -158,6 +181,7 @@ class Finished(Line, frozen=True, kw_only=True):
     peak_allocated_bytes: int | None = None
     checkpoint_share: float | None = None
     reason: str | None = None
+    is_schedule_over: bool = False
 
 
 Event = (
@@ -169,6 +193,8 @@ Event = (
     | Started
     | RecipeSet
     | Extended
+    | FileChanged
+    | DryRan
     | Fetched
     | Warned
     | Checkpointed

@@ -19,6 +19,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     num_gathered, num_gathered_validation: samples of tensors that are gathered in one call.
     is_counted: the loss is a sum and its count. is_by_steps: it gives `steps`, not `epochs`.
     scheduling: when the learning rate is stepped; `plateau` by a metric after each epoch.
+    takes_length: the schedule is given how often it steps in all.
     validate_every: steps; None is after each epoch. best: the metric that `plateau` and early
     stopping go by.
     blocks: names of the modules that activation checkpointing computes again; self_checkpointing:
@@ -35,6 +36,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
     is_counted: bool = False
     is_by_steps: bool = False
     scheduling: Scheduling | None = None
+    takes_length: bool = False
     has_ema: bool = False
     validation_kind: DataKind | None = None
     num_gathered_validation: int | None = None

@@ -10,7 +10,15 @@ import msgspec
 from flatout.nouns.adaptation import Adaptation
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
-from flatout.nouns.lines import Checkpointed, Finished, Started, Stopped, Validated
+from flatout.nouns.lines import (
+    Checkpointed,
+    Extended,
+    FileChanged,
+    Finished,
+    Started,
+    Stopped,
+    Validated,
+)
 from flatout.nouns.machine import Machine
 from flatout.nouns.recipe import Recipe
 
@@ -72,6 +80,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     finished, stopped: the last such line, though the run may have gone on since.
     adaptations: what it has changed because memory ran out, in the order in which it was told.
+    extended: to how long it was made longer last. file_changes: other texts of its experiment.
+    failure: what ended it, where that is how it stands.
     """
 
     folder: str
@@ -87,6 +97,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     stopped: Stopped | None = None
     checkpointing: Checkpointing | None = None
     adaptations: tuple[Adaptation, ...] = ()
+    extended: Extended | None = None
+    file_changes: tuple[FileChanged, ...] = ()
+    failure: Finding | None = None
 
     @property
     def ending_reason(self) -> str | None:

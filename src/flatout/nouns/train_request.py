@@ -9,7 +9,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
-from flatout.nouns.finding import Finding, option_without_effect
+from flatout.nouns.finding import Finding, Fix, option_without_effect
 from flatout.nouns.placement import Placement, parse_placement
 from flatout.nouns.recipe import OutOfMemory, parse_field
 from flatout.nouns.settings import split_pairs
@@ -24,6 +24,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     settings, uses: `key=value` texts for the experiment's parameters and for recipe fields.
     recipe: a file with a recipe, whose fields are then fixed as if by `uses`.
     device: `auto`, or the recipe's device. run_id: the name of a new run; None finds a free one.
+    steps: as epochs, at most one of them. is_changed: the run that is gone on with takes its file
+    as it is now. is_dry_run: one batch of each kind is tried, and nothing kept.
     tune, numerics, budget: the search for a recipe (nouns/tuning.py); budget in seconds.
     emit: what `flatout tune` writes of the recipe it has found.
     leave_free: a size as text: what other programs are to have of the device's memory.
@@ -39,10 +41,13 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str | None = None
     device: str = "auto"
     epochs: int | None = None
+    steps: int | None = None
     seed: int | None = None
     init: str | None = None
     run_id: str | None = None
     resume: str | None = None
+    is_changed: bool = False
+    is_dry_run: bool = False
     python: str | None = None
     env: str | None = None
     tune: Mode = "off"
@@ -70,7 +75,12 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def change(self) -> Change:
         """What a resume changes, as the worker is told it."""
-        return Change(fixed=self.fixed, epochs=self.epochs, leave_free_bytes=self.leave_free_bytes)
+        return Change(
+            fixed=self.fixed,
+            epochs=self.epochs,
+            steps=self.steps,
+            leave_free_bytes=self.leave_free_bytes,
+        )
 
     @property
     def leave_free_bytes(self) -> int | None:
@@ -109,6 +119,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: bad-placement.
         """
+        yield from self._overridden()
         for option, value in (("--python", self.python), ("--env", self.env)):
             if value is not None and self.placement is not None and self.placement.place:
                 yield option_without_effect(
@@ -117,12 +128,31 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
                     "put packages into the image: flatout cluster init --with",
                 )
 
+    def _overridden(self) -> Iterator[Finding]:
+        """Lengths that are given by a parameter of that name, and again by an option."""
+        option, number = ("--steps", self.steps) if self.steps else ("--epochs", self.epochs)
+        names = [text.partition("=")[0].strip() for text in self.settings]
+        for name in ("epochs", "steps"):
+            if number is not None and name in names:
+                given = self.settings[names.index(name)].strip()
+                yield Finding(
+                    rule="length-set-twice",
+                    severity="note",
+                    problem=f"`{option} {number}` wins over `-s {given}`: "
+                    f"{number} {option.removeprefix('--')} are trained.",
+                    because="both say how long to train; the option is stronger, and the "
+                    "experiment still gets its parameter",
+                    fixes=(Fix(text="leave one of them out"),),
+                )
+
     def check(self) -> None:
-        """Refuses what cannot go together.
+        """Refuses what cannot be combined.
 
         Raises:
-            UsageError: cannot-change-on-resume, search-needs-one-rank, bad-placement.
+            UsageError: cannot-change-on-resume, cannot-be-combined, search-needs-one-rank,
+                bad-placement.
         """
+        self._check_pairs()
         if self.placement is not None and self.tune == "full":
             raise UsageError(
                 "search-needs-one-rank",
@@ -134,6 +164,7 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.resume is None:
             return
         given = {
+            "`--dry-run`": self.is_dry_run,
             f"the experiment `{self.experiment}`": self.experiment is not None,
             "`-s`": bool(self.settings),
             "`--seed`": self.seed is not None,
@@ -150,3 +181,27 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
                 "with others it would be another run",
                 fix="leave it out (--epochs, --use and --device may change), or begin a new run",
             )
+
+    def _check_pairs(self) -> None:
+        is_elsewhere = self.placement is not None and bool(self.placement.place)
+        pairs = (
+            ("--epochs", "--steps", self.epochs is not None and self.steps is not None,
+             "both say how long to train", "give one of them"),
+            ("--changed", "a new run", self.is_changed and self.resume is None,
+             "it says that a run goes on with its changed file", "name the run: --resume RUN"),
+            ("--changed", f"--on {self.on}", self.is_changed and is_elsewhere,
+             "the nodes read the copy in the run's folder",
+             "go on with the changed file here first, without --on; stop the run; then use --on"),
+            ("--dry-run", "--name", self.is_dry_run and self.run_id is not None,
+             "a dry run leaves no run", "leave one of them out"),
+            ("--dry-run", f"--on {self.on}", self.is_dry_run and self.on is not None,
+             "one process tries one batch", "leave --on out"),
+        )  # fmt: skip
+        for one, other, is_given, because, fix in pairs:
+            if is_given:
+                raise UsageError(
+                    "cannot-be-combined",
+                    f"`{one}` cannot be combined with {other if ' ' in other else f'`{other}`'}.",
+                    because=because,
+                    fix=fix,
+                )

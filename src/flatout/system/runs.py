@@ -5,6 +5,7 @@ events.jsonl        history: started, recipe, checkpoint, stopped ... (nouns/lin
 metrics.jsonl       loss, rates and validations by step
 checkpoints/000790/ rank0-SHA256.safetensors and, written after it, rank0.json: then it counts
 recipe.json         what `flatout tune` has found
+experiment.py       the experiment's text; experiment-SHA256.py: one that it was begun with
 weights.safetensors the best weights by validation, else the last
 plots/              pictures drawn by whoever looks
 worker.log          what the worker printed; worker.rank1.log and so on: other ranks, if any
@@ -29,7 +30,9 @@ from flatout.errors import RunFailed, UsageError, nearest
 from flatout.nouns.lines import (
     Checkpointed,
     Event,
+    Extended,
     Failed,
+    FileChanged,
     Finished,
     Metric,
     Progress,
@@ -67,6 +70,10 @@ class RunFolder:
         self.stop = path / "stop"
         self.writer = path / "writer"
         self.attended = store.Lock(path / "attended")
+
+    def experiment_before(self, sha256: str) -> Path:
+        """Where the experiment's text of that sha256 is kept, once the run goes on with another."""
+        return self.path / f"experiment-{sha256[:12]}.py"
 
     def rank_log(self, rank: int) -> Path:
         """What a rank other than the first has printed."""
@@ -262,6 +269,7 @@ def read_run(folder: RunFolder) -> Run:
     progress = last_line(folder.metrics, Metric, b'"progress"')
     steps = folder.checkpoint_steps()
     recipe_set, finished = _last(events, RecipeSet), _last(events, Finished)
+    failure = _last(events, Failed)
     status = _status(folder, events)
     return Run(
         folder=str(folder.path),
@@ -285,6 +293,9 @@ def read_run(folder: RunFolder) -> Run:
             for line in events
             if isinstance(line, RecipeSet) and line.adaptation is not None
         ),
+        extended=_last(events, Extended),
+        file_changes=tuple(line for line in events if isinstance(line, FileChanged)),
+        failure=failure.finding if status == "failed" and failure else None,
     )
 
 

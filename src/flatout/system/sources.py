@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import UsageError, nearest, nearest_name
-from flatout.system.runs import find_run
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.typed import resume_command
+from flatout.system.runs import RunFolder, find_run
 from flatout.system.store import mapped_os_errors, write_atomically
 
 _BUILT_INS = Path(__file__).parents[1] / "experiments"
@@ -87,7 +89,8 @@ def check_name(source: Source) -> None:
 
 
 def find_weights(text: str) -> str:
-    """The absolute path of weights to begin with: a safetensors file, or a run's best weights.
+    """The absolute path of weights to begin with: a safetensors file, a run's best weights, or the
+    folder of a run that has a checkpoint and no best weights yet.
 
     Raises:
         UsageError: weights-not-found, unknown-run.
@@ -109,14 +112,16 @@ def find_weights(text: str) -> str:
             fix="give the path of a safetensors file, or the name of a run",
         )
     folder = find_run(text)
-    if not folder.weights.is_file():
-        raise UsageError(
-            "weights-not-found",
-            f"the run {folder.path.name} has no weights yet.",
-            because=f"{folder.weights} is missing",
-            fix="choose a run that has been validated or finished: flatout runs",
-        )
-    return str(folder.weights)
+    if folder.weights.is_file():
+        return str(folder.weights)
+    if folder.checkpoint_steps():
+        return str(folder.path)
+    raise UsageError(
+        "weights-not-found",
+        f"the run {folder.path.name} has no weights yet.",
+        because="it has neither best weights nor a checkpoint",
+        fix="choose another run: flatout runs",
+    )
 
 
 def copy_source(file: Path, target: Path) -> None:
@@ -151,6 +156,27 @@ def require_source(file: str | None, kept: Path) -> None:
         because="it was renamed, moved or deleted; the run holds a copy of it",
         fix=f'{copy} "{kept}" "{file}"',
     )
+
+
+def refuse_changed(spec: ExperimentSpec, folder: RunFolder) -> None:
+    """Refuses to go on with a run whose experiment file has another text now.
+
+    Raises:
+        UsageError: experiment-changed.
+    """
+    if spec.file is None or not Path(spec.file).is_file():
+        return
+    source = _read_file(Path(spec.file))
+    if spec.sha256 is not None and source.sha256 != spec.sha256:
+        name = folder.path.name
+        raise UsageError(
+            "experiment-changed",
+            f"{spec.file} is not the file this run was begun with.",
+            because="a resumed run repeats what it did; with another file it could not",
+            fix="if you mean it, go on with the changed file: "
+            + resume_command(name, is_changed=True)
+            + f"; the run keeps the file as it was: {folder.experiment}",
+        )
 
 
 def _read_file(path: Path) -> Source:

@@ -125,8 +125,8 @@ $before    return flatout.Experiment(
             parameters, lr=lr, weight_decay=0.01
         ),
         # Small steps until the optimizer has seen some gradients, and at the end.
-        schedule=lambda optimizer: schedules.cosine(
-            optimizer, steps=steps, warm_up=steps // 20
+        schedule=lambda optimizer, total_steps: schedules.cosine(
+            optimizer, steps=total_steps, warm_up=total_steps // 20
         ),
         schedule_every="step",
         # One batch with a huge gradient must not undo what was learned.

@@ -190,6 +190,7 @@ def _flags_of_experiment(outline: Outline) -> dict[str, bool]:
         "counted": outline.is_counted,
         "steps": outline.is_by_steps,
         "schedule": outline.scheduling is not None,
+        "schedule_length": outline.takes_length,
         "schedule_step": outline.scheduling == "step",
         "schedule_epoch": outline.scheduling == "epoch",
         "plateau": outline.scheduling == "plateau",
@@ -205,6 +206,17 @@ def _flags_of_experiment(outline: Outline) -> dict[str, bool]:
     }
 
 
+def _total_steps(outline: Outline, epochs: str) -> str:
+    """How often the schedule steps in the whole training, as an expression."""
+    samples = "count(data)" if outline.data_kind == "tensors" else "len(data)"
+    per_epoch = f"math.ceil({samples} / experiment.batch_size)"
+    is_per_step = outline.scheduling == "step"
+    if outline.is_by_steps:
+        steps = "experiment.steps"
+        return steps if is_per_step else f"math.ceil({steps} / {per_epoch})"
+    return f"{epochs} * {per_epoch}" if is_per_step else epochs
+
+
 def _values(plan: _Plan) -> dict[str, str]:
     """What is put into the text, by name."""
     recipe, outline, spec = plan.recipe, plan.outline, plan.header.spec
@@ -218,6 +230,7 @@ def _values(plan: _Plan) -> dict[str, str]:
     return {
         "seed": str(spec.seed),
         "epochs": str(spec.epochs or "experiment.epochs"),
+        "total_steps": _total_steps(outline, str(spec.epochs or "experiment.epochs")),
         "parameters": "named_parameters" if outline.has_named_parameters else "parameters",
         "num_threads": str(recipe.num_threads.value),
         "cpus": _numbers(outline.cpus.get(recipe.cpu_affinity.value, ())),

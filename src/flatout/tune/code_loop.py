@@ -311,7 +311,8 @@ def train(experiment: Any, seed: int = $seed) -> Any:
     """Trains an experiment; gives its model with the last weights."""
     model, optimizer, data = build(experiment, seed)
     parameters = [one for group in optimizer.param_groups for one in group["params"]]  #? parameters
-    schedule = experiment.schedule(optimizer)  #? schedule
+    schedule = experiment.schedule(optimizer)  #? schedule !schedule_length
+    schedule = experiment.schedule(optimizer, total_steps=$total_steps)  #? schedule_length
     #= compiled  #? compiled
     loss_of = compiled(experiment.loss)  #? compiled_loss
     make_step = compiled_step(optimizer)  #? compiled_step

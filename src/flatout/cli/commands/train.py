@@ -43,6 +43,12 @@ if TYPE_CHECKING:
     help="Total number of epochs, instead of the experiment's own.",
 )
 @click.option(
+    "--steps",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Total number of updates, instead of the experiment's own length.",
+)
+@click.option(
     "--seed", type=click.IntRange(0), metavar="N", help="Random seed for weights and data order."
 )
 @click.option(
@@ -57,6 +63,14 @@ if TYPE_CHECKING:
 @click.option(
     "--resume", metavar="RUN", shell_complete=complete.runs,
     help="Resume a run; `last` is the newest.",
+)  # fmt: skip
+@click.option(
+    "--changed", "is_changed", is_flag=True,
+    help="With --resume: continue with the experiment's file as it is now.",
+)  # fmt: skip
+@click.option(
+    "--dry-run", "is_dry_run", is_flag=True,
+    help="Try one training step and one validation batch; keep nothing.",
 )  # fmt: skip
 @click.option(
     "--tune",
@@ -98,16 +112,18 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     too; --help behind its name lists them.
     """
     from flatout import flow
-    from flatout.cli import failing, show
+    from flatout.cli import dry_run, failing, show
     from flatout.cli.live import Display
     from flatout.errors import FlatoutError
-    from flatout.nouns.finding import finding_from
+    from flatout.nouns.finding import finding_from, unchanged_file
     from flatout.nouns.train_request import TrainRequest
 
     request = TrainRequest(**options)
     for finding in request.warnings():
         show.print_finding(finding)
     request = _trusting(request)
+    if request.is_dry_run:
+        return dry_run.run(request, is_json=is_json, is_detached=detach)
     screen = Display(is_quiet=is_json, is_still=detach)
     with flow.interrupts() as interrupts, screen as display:
         if flow.is_stopping(request):
@@ -118,6 +134,10 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
             attendance = training.begin(request, interrupts)
         else:
             attendance = flow.begin(request, interrupts, is_attached=not detach)
+        if attendance.change.file is not None:
+            show.print_diff(attendance.change.file.diff)
+        elif request.is_changed:
+            show.print_finding(unchanged_file())
         display.open(flow.read(str(attendance.folder.path)), attendance.machine)
         was_interrupted = False
         for lines in flow.follow(attendance, interrupts):
@@ -132,11 +152,13 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
             display.fail(outcome.finding)
             outcome = failing.explained(outcome)
             failing.print_log(outcome)
+            if attendance.is_trained:
+                show.print_next_steps(show.make_console(is_error=True), outcome.run)
         else:
             display.close(outcome.run, flow.split_of(outcome.run))
     if is_json:
         show.print_json(outcome)
-    if not detach and outcome.is_kept:
+    if not detach and outcome.is_kept and attendance.is_trained:
         try:
             show.print_plots_begun(flow.begin_plots(outcome.run), is_error=is_json)
         except FlatoutError as error:

@@ -1,0 +1,116 @@
+"""`flatout train --dry-run`: one batch of each kind is tried, told, and nothing kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from flatout import flow
+from flatout.cli import show
+from flatout.cli.live import Waiting
+from flatout.cli.wording import DOT, metric_text, validated_name
+from flatout.errors import UsageError
+from flatout.nouns.dry_run import Batch, DryRun
+from flatout.nouns.finding import Finding
+from flatout.nouns.lines import DryRan, Warned
+from flatout.nouns.train_request import TrainRequest
+from flatout.nouns.units import bytes_text, count_text, seconds_text
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """A dry run as one JSON document. dry_run: None where it failed; finding says why."""
+
+    dry_run: DryRun | None
+    finding: Finding | None
+    warnings: tuple[Finding, ...]
+    exit_code: int
+
+
+def run(request: TrainRequest, *, is_json: bool, is_detached: bool) -> int:
+    """Makes a dry run and shows what it found; gives the exit code.
+
+    Raises:
+        UsageError: cannot-be-combined; and what a training would be refused for.
+    """
+    if is_detached:
+        raise UsageError(
+            "cannot-be-combined",
+            "`--dry-run` cannot be combined with `--detach`.",
+            because="a dry run ends in seconds, and is only worth its report",
+            fix="leave one of them out",
+        )
+    warnings: list[Finding] = []
+    result: DryRun | None = None
+    with flow.interrupts() as interrupts, Waiting("trying one batch ...") as waiting:
+        attendance = flow.begin(request, interrupts)
+        try:
+            for lines in flow.follow(attendance, interrupts):
+                warnings += [line.finding for line in lines if isinstance(line, Warned)]
+                result = next((one.result for one in lines if isinstance(one, DryRan)), result)
+            outcome = flow.conclude(attendance)
+        finally:
+            flow.discard(attendance.folder)
+        waiting.stop()
+        finding = _without_folder(outcome.finding) if outcome.finding else None
+        told = Told(
+            dry_run=result, finding=finding, warnings=tuple(warnings), exit_code=outcome.exit_code
+        )
+        for warning in warnings:
+            show.print_finding(warning)
+        if finding is not None and not interrupts.count:
+            show.print_finding(finding)
+        if is_json:
+            show.print_json(told)
+        elif result is not None:
+            show.print_lines(show.make_console(), _lines(result))
+        return 130 if interrupts.count else outcome.exit_code
+
+
+def _without_folder(finding: Finding) -> Finding:
+    """Without a word of the folder that is gone."""
+    fixes = tuple(
+        msgspec.structs.replace(one, text=one.text.partition("; the whole traceback")[0])
+        for one in finding.fixes
+    )
+    return msgspec.structs.replace(finding, fixes=fixes)
+
+
+def _lines(found: DryRun) -> Iterator[tuple[str, str]]:
+    frozen = found.num_parameters - found.num_trained
+    yield "model", DOT.join([
+        f"{count_text(found.num_parameters)} weights",
+        *([f"{count_text(frozen)} of them frozen"] if frozen else []),
+        found.device, found.precision,
+        *([f"{bytes_text(found.peak_memory_bytes)} of memory"] if found.peak_memory_bytes else []),
+    ])  # fmt: skip
+    yield "train", _batch_text(found.train, found.unit)
+    losses = DOT.join(f"{name} {_number(value)}" for name, value in found.losses.items())
+    rate = f"learning rate {found.learning_rate:g}"
+    yield "step", DOT.join([losses, rate, f"{seconds_text(found.step_s)} for the first step"])
+    if found.validation is None:
+        yield "validation", "none"
+    else:
+        yield "validation", _batch_text(found.validation, found.unit)
+        named = [f"{validated_name(n)} {metric_text(n, v)}" for n, v in found.metrics.items()]
+        yield "metrics", DOT.join([*named, f"best by {found.best}"])
+    yield "length", _length_text(found)
+    yield "result", "one step and one validation batch work; nothing was kept"
+
+
+def _batch_text(batch: Batch, unit: str) -> str:
+    of = f"{count_text(batch.num_samples)} {unit}" if batch.num_samples is not None else unit
+    shapes = ", ".join(batch.shapes) or "no tensors"
+    return DOT.join([of, f"a batch of {count_text(batch.size)}: {shapes}"])
+
+
+def _length_text(found: DryRun) -> str:
+    steps = f"{count_text(found.num_steps)} steps" if found.num_steps is not None else None
+    epochs = None
+    if found.num_epochs is not None:
+        epochs = f"{count_text(found.num_epochs)} epoch{'' if found.num_epochs == 1 else 's'}"
+    return DOT.join(filter(None, [epochs, steps])) or "unknown"
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"

@@ -1,0 +1,169 @@
+"""A run that goes on with another text of its experiment file: what fits of its state, and the
+file in its folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flatout.engine.history import History
+from flatout.engine.journal import Journal
+from flatout.engine.optimizers import ONLY
+from flatout.engine.rehearsal import OF_THE_RECIPE
+from flatout.engine.session import Session
+from flatout.errors import UsageError
+from flatout.nouns.change import Change, ChangedFile
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.lines import FileChanged
+from flatout.nouns.run import RunHeader
+from flatout.nouns.typed import train_command
+from flatout.system import store
+from flatout.system.clock import now_s
+from flatout.system.runs import RunFolder
+
+_TOLD = 4
+
+
+def check_fit(session: Session, state: Mapping[str, Any], folder: RunFolder) -> None:
+    """Refuses a state that what the changed file builds cannot take over.
+
+    Raises:
+        UsageError: state-does-not-fit.
+    """
+    spec = store.read_json(folder.header, RunHeader).spec
+    own = session.model.state_dict()
+    problems = list(_misfits(state["model"], own))
+    if problems:
+        because = "; ".join(problems[:_TOLD]) + (" ..." if len(problems) > _TOLD else "")
+        raise _does_not_fit(folder, "model", because, train_command(spec))
+    problem = _optimizer_misfit(session, state["optimizer"])
+    if problem is not None:
+        begun = train_command(spec, init=folder.path.name)
+        raise _does_not_fit(folder, "optimizer", problem, begun)
+
+
+def has_other_file(state: Mapping[str, Any], spec: ExperimentSpec, change: Change) -> bool:
+    """Whether a checkpoint was made with another text of the file than the run goes on with."""
+    if "file" not in state:  # It is of an older flatout.
+        return change.file is not None
+    return bool(state["file"] != spec.sha256)
+
+
+def fits_of(session: Session) -> tuple[str, ...]:
+    """What of a run's state was taken over, in words; nothing where it begins."""
+    if session.position.step == 0:
+        return ()
+    position, rates = session.position, session.learning_rates
+    num_tensors = len(session.model.state_dict())
+    told = [f"all {num_tensors} tensors of the model", "the optimizer's state"]
+    if session.experiment.schedule is not None:
+        place = f"update {position.step:,}" if rates.are_per_step else f"epoch {position.epoch}"
+        told.append(f"the file's own schedule, as after {place}")
+    return (*told, f"the position: step {position.step:,}, epoch {position.epoch + 1}")
+
+
+def adopt(
+    folder: RunFolder, journal: Journal, changed: ChangedFile, step: int, fits: tuple[str, ...]
+) -> None:
+    """Makes the changed file the run's own; the text before stays in its folder.
+
+    Whatever breaks this off: the old text is kept first, and the run's header told last.
+    """
+    header = store.read_json(folder.header, RunHeader)
+    before, kept = header.spec.sha256, None
+    if before is not None and folder.experiment.is_file():
+        kept = folder.experiment_before(before)
+        if not kept.exists():
+            store.copy_atomically(folder.experiment, kept)
+    assert header.spec.file is not None, "a built-in has no file to change"
+    store.copy_atomically(Path(header.spec.file), folder.experiment)
+    journal.event(
+        FileChanged(
+            at=now_s(),
+            step=step,
+            before=before,
+            after=changed.sha256,
+            kept=kept.name if kept is not None else None,
+            diff=changed.diff,
+            fits=fits,
+        ),
+        is_synced=True,
+    )
+    spec = msgspec.structs.replace(header.spec, sha256=changed.sha256)
+    store.write_json(folder.header, msgspec.structs.replace(header, spec=spec))
+
+
+def other_data(session: Session, history: History) -> Finding | None:
+    """That the training data has another size than before, if so."""
+    now, before = session.feed.num_samples, history.num_samples
+    if now == before or before is None:
+        return None
+    unit = session.experiment.unit
+    return Finding(
+        rule="other-data",
+        severity="warning",
+        problem=f"the training data has {now if now is not None else 'an unknown number of'} "
+        f"{unit}; it had {before}.",
+        because="the order of an epoch depends on their number: in this one some are seen twice "
+        "and some not at all",
+        fixes=(Fix(text="begin a new run if that matters"),),
+    )
+
+
+def _misfits(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in own.items():
+        if name not in saved:
+            yield f"{name} is new"
+        elif saved[name].shape != value.shape:
+            yield f"{name} is {tuple(value.shape)} now, {tuple(saved[name].shape)} before"
+    for name in saved:
+        if name not in own:
+            yield f"{name} is gone"
+
+
+def _optimizer_misfit(session: Session, saved: Mapping[str, Any]) -> str | None:
+    """What keeps the optimizers from taking over what others have saved."""
+    own = session.optimizers.state_dict()
+    is_named, was_named = "param_groups" not in own, "param_groups" not in saved
+    if is_named != was_named or (is_named and own.keys() != saved.keys()):
+        return f"`optimizer` returns {_names(own)} now, {_names(saved)} before"
+    for name in own if is_named else ("",):
+        now, before = (own[name], saved[name]) if is_named else (own, saved)
+        groups, saved_groups = now["param_groups"], before["param_groups"]
+        if [len(one["params"]) for one in groups] != [len(one["params"]) for one in saved_groups]:
+            return "its parameter groups hold other numbers of weights than before"
+        # Not the groups' own: what a scheduler adds to them says nothing of the optimizer.
+        settings = session.optimizers.by_name[name or ONLY].defaults.keys() - set(OF_THE_RECIPE)
+        for one in saved_groups:
+            if settings - one.keys():
+                missing = min(settings - one.keys())
+                return f"it has a setting `{missing}` that the optimizer before did not have"
+    return None
+
+
+def _names(state: Mapping[str, Any]) -> str:
+    if "param_groups" in state:
+        return "one optimizer"
+    return f"several ({', '.join(map(str, state))})"
+
+
+def _does_not_fit(folder: RunFolder, part: str, because: str, command: str | None) -> UsageError:
+    begin = f": {command}" if command else ""
+    return UsageError(
+        "state-does-not-fit",
+        f"the run {folder.path.name} cannot go on with the changed file: the checkpoint does not "
+        f"fit its {part}.",
+        because=because,
+        fix=f"change the {part} back (the run keeps the file as it was: {folder.experiment}), or "
+        f"begin a new run{begin}",
+    )
+
+
+def with_changed_file(spec: ExperimentSpec, changed: ChangedFile | None) -> ExperimentSpec:
+    """The spec of a run that goes on with another text of its file."""
+    return spec if changed is None else msgspec.structs.replace(spec, sha256=changed.sha256)

@@ -1,0 +1,177 @@
+"""A run goes on with its mended file: from the last checkpoint, and with what was before kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flatout.nouns.lines import FileChanged, Validated
+from flatout.system.runs import RunFolder, read_run
+
+if TYPE_CHECKING:
+    from conftest import Tell
+
+FILE = """
+import torch
+from torch import nn
+import flatout
+
+
+def points(count, seed):
+    dice = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 6, generator=dice)
+    return inputs, inputs[:, :3].argmax(dim=1)
+
+
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def metrics(model, batch):
+    right = (model(batch[0]).argmax(1) == batch[1]).float().mean()
+    return {"accuracy": right, "loss": loss(model, batch)}
+
+
+def build():
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3))
+
+
+def experiment(lr: float = 0.01, epochs: int = 3) -> flatout.Experiment:
+    return flatout.Experiment(
+        model=build,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr),
+        schedule=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        schedule_every="step",
+        loss=loss,
+        metrics=metrics,
+        train_data=lambda: points(48, 1),
+        validation_data=lambda: points(24, 2),
+        batch_size=8,
+        epochs=epochs,
+        best="accuracy",
+    )
+"""
+# The second validation fails: one batch was tried, and each validation has three.
+FAILS_LATE = FILE.replace(
+    "def metrics(model, batch):\n",
+    "CALLS = []\n\n\ndef metrics(model, batch):\n    CALLS.append(1)\n"
+    "    assert len(CALLS) < 6, 'a mistake'\n",
+)
+
+
+class Bench:
+    """A folder to type commands in."""
+
+    def __init__(self, folder: Path, tell: type[Tell]) -> None:
+        self.folder = folder
+        self.tell = tell
+        self.file = folder / "my points.py"
+
+    def write(self, text: str) -> None:
+        self.file.write_text(text, encoding="utf-8")
+
+    def type(self, *words: str, code: int = 0) -> str:
+        """What a command prints on both streams."""
+        done = subprocess.run(
+            [sys.executable, "-m", "flatout", *words],
+            cwd=self.folder,
+            env={**os.environ, "FLATOUT_STATE": str(self.folder / "state"), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=300,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def train(self, *words: str, code: int = 0) -> str:
+        return self.type("train", *words, "--tune", "off", code=code)
+
+    def run(self, name: str) -> RunFolder:
+        return RunFolder(self.folder / "state" / "runs" / name)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, tell: type[Tell]) -> Bench:
+    bench = Bench(tmp_path, tell)
+    bench.write(FILE)
+    return bench
+
+
+def test_mended_file_goes_on_and_loses_nothing(bench: Bench) -> None:
+    bench.train("my points.py", "--name", "whole")
+    bench.write(FAILS_LATE)
+    said = bench.train("my points.py", "--name", "mended", "-s", "lr=0.01", code=1)
+    assert "train --resume mended --changed" in said
+    folder = bench.run("mended")
+    assert read_run(folder).checkpoint_step == 12
+    # Not mended yet, and without --changed: refused in plain words, and nothing lost.
+    bench.write(FILE)
+    refused = bench.train("--resume", "mended", code=2)
+    assert "--resume mended --changed" in refused
+    said = bench.train("--resume", "mended", "--changed")
+    assert "-    assert len(CALLS) < 6, 'a mistake'" in said
+    assert bench.tell.traces(folder) == bench.tell.traces(bench.run("whole"))
+    [change] = bench.tell.events(folder, FileChanged)
+    assert change.kept is not None and change.step == 12 and "+++" in change.diff
+    assert (folder.path / change.kept).read_text(encoding="utf-8") == FAILS_LATE
+    assert folder.experiment.read_text(encoding="utf-8") == FILE
+    assert any("tensors of the model" in one for one in change.fits)
+    shown = bench.type("show", "mended")
+    assert change.kept in shown
+    # From now on it is the run's own file.
+    bench.train("--resume", "mended", "--epochs", "4")
+
+
+def test_changed_model_or_optimizer_is_refused_in_plain_words(bench: Bench) -> None:
+    bench.train("my points.py", "--name", "first", "--epochs", "1")
+    kept = bench.run("first").header.read_bytes()
+    bench.write(FILE.replace("16", "20"))
+    said = bench.train("--resume", "first", "--changed", "--epochs", "2", code=2)
+    assert "does not fit its model" in said and "0.weight is (20, 6) now, (16, 6) before" in said
+    bench.write(FILE.replace("AdamW(parameters, lr=lr)", "SGD(parameters, lr=lr)"))
+    said = bench.train("--resume", "first", "--changed", "--epochs", "2", code=2)
+    assert "does not fit its optimizer" in said and "--init first" in said
+    # Nothing of it is in the run.
+    assert bench.run("first").header.read_bytes() == kept
+    assert read_run(bench.run("first")).status == "finished"
+    bench.write(FILE)
+    bench.train("--resume", "first", "--epochs", "2")
+
+
+def test_rate_and_metric_are_those_of_the_changed_file(bench: Bench) -> None:
+    bench.train("my points.py", "--name", "first", "--epochs", "1")
+    text = FILE.replace("lr=lr", "lr=lr / 10").replace('best="accuracy"', 'best="loss"')
+    bench.write(text)
+    bench.train("--resume", "first", "--changed", "--epochs", "2")
+    folder = bench.run("first")
+    [group] = bench.tell.state(folder)["optimizer"]["param_groups"]
+    assert group["lr"] == pytest.approx(0.001 * 0.9**12)
+    second = bench.tell.metrics(folder, Validated)[1]
+    assert second.is_best and bench.tell.state(folder)["position"]["best_name"] == "loss"
+
+
+def test_unchanged_file_and_built_in_say_so(bench: Bench) -> None:
+    bench.train("my points.py", "--name", "first", "--epochs", "1")
+    said = bench.train("--resume", "first", "--changed", "--epochs", "2")
+    assert "`--changed` has no effect" in said
+    bench.train("digits", "--name", "second", "--epochs", "1")
+    assert "not a file of yours" in bench.train(
+        "--resume", "second", "--changed", "--epochs", "2", code=2
+    )
+    assert "name the run" in bench.train("my points.py", "--changed", code=2)
+
+
+def test_init_takes_a_run_that_has_only_a_checkpoint(bench: Bench) -> None:
+    # It fails in its first validation.
+    bench.write(FAILS_LATE.replace("< 6", "< 3"))
+    bench.train("my points.py", "--name", "broken", code=1)
+    folder = bench.run("broken")
+    assert not folder.weights.exists() and folder.checkpoint_steps() == [6]
+    bench.write(FILE)
+    bench.train("my points.py", "--name", "second", "--init", "broken", "--epochs", "1")
+    assert (bench.run("second").path / "init.safetensors").is_file()
+    bench.train("--resume", "second", "--epochs", "2")

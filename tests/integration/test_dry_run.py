@@ -1,0 +1,91 @@
+"""A dry run: one step and one validation batch, their report, and nothing kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatout.engine import Experiment, dry_run
+from flatout.errors import FlatoutError
+
+Plain = Callable[..., Experiment]
+
+
+def test_report_says_sizes_shapes_loss_and_metrics(plain: Plain) -> None:
+    found = dry_run(plain(), use={"num_threads": 1})
+    assert found.num_parameters == found.num_trained == 6 * 16 + 16 + 32 + 16 * 3 + 3
+    assert found.train.shapes == ("float32 (8, 6)", "int64 (8,)") and found.train.size == 8
+    assert found.train.num_samples == 50 and found.num_steps == 21 and found.num_epochs == 3
+    assert found.validation is not None and found.validation.num_samples == 20
+    assert 0 < (found.losses["loss"] or 0) < 5 and 0 < (found.metrics["loss"] or 0) < 5
+    assert found.best == "loss" and found.learning_rate == pytest.approx(1e-2)
+
+
+def test_nothing_is_left_of_it(plain: Plain, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+    before = torch.get_rng_state()
+    dry_run(plain())
+    assert torch.equal(before, torch.get_rng_state())
+    assert not (tmp_path / "state").exists()
+
+
+def test_step_of_ones_own_is_made(plain: Plain) -> None:
+    def step(updates: Any, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return {"mine": updates["optimizer"](loss)}
+
+    found = dry_run(plain(loss=None, step=step, validation_data=None))
+    assert list(found.losses) == ["mine"] and found.validation is None and found.best is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"best": "acc"}, "unknown-metric"),
+        ({"loss": lambda model, batch: model(batch[0])}, "loss-is-not-a-scalar"),
+        (
+            {
+                "schedule": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=4),
+                "schedule_every": "step",
+            },
+            "schedule-is-over",
+        ),
+    ],
+    ids=["best", "loss", "schedule"],
+)
+def test_mistake_is_told_as_a_training_would(
+    plain: Plain, fields: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(FlatoutError) as caught:
+        dry_run(plain(**fields))
+    assert caught.value.rule == rule
+
+
+def test_command_reports_and_leaves_no_run(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "flatout", "train", "digits", "--dry-run", "--json"],
+        cwd=tmp_path,
+        env={
+            **os.environ, "FLATOUT_STATE": str(tmp_path / "state"), "TMPDIR": str(temporary),
+            "OMP_NUM_THREADS": "1",
+        },
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["dry_run"]["train"]["shapes"][0] == "float32 (64, 1, 8, 8)"
+    assert "accuracy" in told["dry_run"]["metrics"] and told["finding"] is None
+    runs = tmp_path / "state" / "runs"
+    assert not runs.exists() or not list(runs.iterdir())
+    assert not list(temporary.glob("flatout-dry-run-*"))

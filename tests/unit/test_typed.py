@@ -1,0 +1,172 @@
+"""Suggested commands work when typed, and a run that was long enough is refused at once."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from flatout.cli import wording
+from flatout.errors import UsageError
+from flatout.nouns import typed
+from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.nouns.finding import Finding
+from flatout.nouns.lines import Extended, Finished, Started
+from flatout.nouns.run import Run, RunHeader
+from flatout.nouns.train_request import TrainRequest
+from flatout.undertaking import refuse_if_long_enough
+
+
+def run(**facts: Any) -> Run:
+    spec = facts.pop("spec", ExperimentSpec(name="digits"))
+    length = {"num_steps": 138, "num_epochs": 6, "steps_per_epoch": 23, **facts.pop("length", {})}
+    header = RunHeader(
+        id="tour", created_at=0.0, flatout_version="0.1.0", python="/bin/python", spec=spec
+    )
+    started = Started(at=0.0, step=0, pid=1, num_parameters=5, num_samples=80, **length)
+    told: dict[str, Any] = {
+        "status": "finished", "step": 138, "recipe": None, "started": started, "finished": None,
+        "validations": (), "findings": (), "checkpoint_step": 138,
+    }  # fmt: skip
+    return Run(folder="/runs/tour", header=header, **(told | facts))
+
+
+def commands(one: Run) -> list[str]:
+    return [command for command, _ in wording.next_steps(one)]
+
+
+def test_another_seed_keeps_everything_else() -> None:
+    spec = ExperimentSpec(
+        name="digits", parameters={"lr": 0.0012345678, "width": 8, "act": "a b", "bias": None},
+        epochs=6, seed=1, fixed={"precision": "bf16"}, init="/weights/of mine.safetensors",
+    )  # fmt: skip
+    again = commands(run(spec=spec))[-1]
+    assert shlex.split(again) == [
+        "flatout", "train", "digits", "-s", "lr=0.0012345678", "-s", "width=8", "-s", "act=a b",
+        "-s", "bias=none", "--use", "precision=bf16", "--epochs", "6", "--seed", "2", "--init",
+        "/weights/of mine.safetensors",
+    ]  # fmt: skip
+
+
+def test_run_that_was_extended_is_compared_at_its_whole_length() -> None:
+    extended = Extended(at=0.0, step=69, epochs=6)
+    spec = ExperimentSpec(name="digits", epochs=3)
+    again = commands(run(spec=spec, extended=extended))[-1]
+    assert again == "flatout train digits --epochs 6 --seed 1"
+
+
+@pytest.mark.parametrize(
+    ("length", "longer"),
+    [
+        ({}, "flatout train --resume tour --epochs 12"),
+        ({"num_epochs": None, "num_steps": 100}, "flatout train --resume tour --steps 200"),
+    ],
+)
+def test_longer_is_told_in_the_runs_own_measure(length: dict[str, Any], longer: str) -> None:
+    assert longer in commands(run(length=length))
+
+
+def test_longer_is_not_suggested_where_the_rate_would_be_0() -> None:
+    ended = Finished(
+        at=0.0, step=138, train_s=1.0, split_s={}, num_samples_seen=1, is_schedule_over=True
+    )
+    assert not any("--resume" in one for one in commands(run(finished=ended)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "file", "checkpoint", "first"),
+    [
+        ("experiment-raised", "/home/me/own.py", 47, "flatout train --resume tour --changed"),
+        ("nonfinite-loss", "/home/me/own.py", 47, "flatout train --resume tour --changed"),
+        ("unknown-metric", "/home/me/my own.py", None, "flatout train '/home/me/my own.py'"),
+        ("out-of-memory", "/home/me/own.py", 47, "flatout train --resume tour"),
+        ("experiment-raised", None, 47, "flatout train --resume tour"),
+    ],
+)
+def test_failed_run_goes_on_by_what_works(
+    rule: str, file: str | None, checkpoint: int | None, first: str
+) -> None:
+    failure = Finding(rule=rule, severity="error", problem="it failed")
+    spec = ExperimentSpec(name="own", file=file, sha256="0" if file else None)
+    one = run(status="failed", spec=spec, failure=failure, checkpoint_step=checkpoint)
+    expected = shlex.split(first) if sys.platform != "win32" else None
+    assert expected is None or shlex.split(commands(one)[0]) == expected
+
+
+def test_recipe_of_a_file_cannot_be_typed() -> None:
+    spec = ExperimentSpec(name="digits", fixed={f"field_{n}": n for n in range(20)})
+    assert typed.train_command(spec) is None
+    assert not any("--seed" in one for one in commands(run(spec=spec)))
+
+
+def test_words_are_quoted_for_the_shell_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert typed.command_line(["flatout", "a b", "it's"]) == "flatout 'a b' 'it'\"'\"'s'"
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert typed.command_line(["flatout", "a b"]) == subprocess.list2cmdline(["flatout", "a b"])
+
+
+@pytest.mark.parametrize(
+    ("facts", "asked", "is_refused"),
+    [
+        ({}, {"epochs": 4}, True),
+        ({}, {"epochs": 6}, True),
+        ({}, {"epochs": 7}, False),
+        ({}, {"steps": 100}, True),
+        ({}, {"steps": 139}, False),
+        ({}, {}, True),
+        # What came after its last checkpoint is made again.
+        ({"status": "interrupted", "checkpoint_step": 60}, {"epochs": 3}, False),
+        ({"status": "stopped", "checkpoint_step": 69}, {"epochs": 2}, True),
+        ({"status": "stopped", "checkpoint_step": 69}, {}, False),
+        ({"status": "new", "step": 0, "checkpoint_step": None, "started": None}, {}, False),
+        ({"status": "failed", "checkpoint_step": None}, {"epochs": 1}, False),
+    ],
+)
+def test_run_that_was_trained_that_long_is_refused(
+    facts: dict[str, Any], asked: dict[str, int], is_refused: bool
+) -> None:
+    request = TrainRequest(resume="tour", **asked)
+    if not is_refused:
+        refuse_if_long_enough(run(**facts), request)
+        return
+    with pytest.raises(UsageError) as caught:
+        refuse_if_long_enough(run(**facts), request)
+    assert caught.value.rule == "run-is-finished" and "such as: flatout" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "says"),
+    [
+        (("epochs=2",), {"epochs": 1}, "`--epochs 1` wins over `-s epochs=2`"),
+        (("steps=300",), {"epochs": 1}, "`--epochs 1` wins over `-s steps=300`"),
+        (("lr=1", "steps = 300"), {"steps": 9}, "`--steps 9` wins over `-s steps = 300`"),
+        (("lr=1",), {"epochs": 1}, None),
+        (("epochs=2",), {}, None),
+    ],
+)
+def test_length_that_is_given_twice_is_told(
+    settings: tuple[str, ...], asked: dict[str, int], says: str | None
+) -> None:
+    found = list(TrainRequest(experiment="digits", settings=settings, **asked).warnings())
+    assert [one.rule for one in found] == (["length-set-twice"] if says else [])
+    assert says is None or says in found[0].problem
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"epochs": 1, "steps": 2},
+        {"is_changed": True},
+        {"is_dry_run": True, "run_id": "mine"},
+        {"is_dry_run": True, "on": "local:2"},
+        {"is_changed": True, "experiment": None, "resume": "tour", "on": "cluster"},
+    ],
+)
+def test_options_that_cannot_be_combined_are_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(UsageError) as caught:
+        TrainRequest(**({"experiment": "digits"} | asked)).check()
+    assert caught.value.rule == "cannot-be-combined"
