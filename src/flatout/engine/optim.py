@@ -141,11 +141,55 @@ def own_step(optimizer: Optimizer) -> None:
 
 
 def _begins_some(optimizer: Optimizer, group: dict[str, Any]) -> bool:
-    if not isinstance(optimizer, SGD) or not group["fused"] or group["momentum"] == 0:
+    if not _has_fused_momentum(optimizer, group):
         return False
-    trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-    momenta = [optimizer.state.get(p, {}).get("momentum_buffer") for p in trained]
-    return len({momentum is None for momentum in momenta}) == 2
+    num_trained = sum(parameter.grad is not None for parameter in group["params"])
+    return 0 < len(_without_momentum(optimizer, group)) < num_trained
+
+
+def _has_fused_momentum(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    return isinstance(optimizer, SGD) and bool(group["fused"]) and group["momentum"] != 0
+
+
+def _without_momentum(optimizer: Optimizer, group: dict[str, Any]) -> list[Tensor]:
+    """The parameters that get a gradient now and have no momentum yet."""
+    return [
+        parameter
+        for parameter in group["params"]
+        if parameter.grad is not None
+        and optimizer.state.get(parameter, {}).get("momentum_buffer") is None
+    ]
+
+
+def scaled_step(optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
+    """An optimizer's own step under a loss scaler, which leaves out those whose gradients overflow.
+
+    torch's fused SGD takes memory as it comes for momenta that are not there yet, and a step that
+    is left out does not write them: they would begin with whatever lay there. Zeros give the same
+    first step, unless it is dampened; that one is made without the kernel.
+    """
+    groups = [group for group in optimizer.param_groups if _has_fused_momentum(optimizer, group)]
+    without = [(group, p) for group in groups for p in _without_momentum(optimizer, group)]
+    if any(group["dampening"] != 0 for group, _ in without):
+        _step_unfused(optimizer, scaler)
+        return
+    for _, parameter in without:
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    scaler.step(optimizer)
+
+
+def _step_unfused(optimizer: Optimizer, scaler: torch.amp.GradScaler) -> None:
+    flags = [group["fused"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["fused"] = False
+    # The kernels take the scale themselves; without them the scaler does.
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    try:
+        scaler.step(optimizer)
+    finally:
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+        for group, is_fused in zip(optimizer.param_groups, flags, strict=True):
+            group["fused"] = is_fused
 
 
 class QuickStep:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flatout.engine.optim import QuickStep
+from flatout.engine.optim import QuickStep, scaled_step
 from flatout.engine.rank_gradients import local_part, scale
 
 
@@ -102,7 +102,7 @@ class WeightUpdate:
             torch.nn.utils.clip_grad_norm_(self.parameters, self._clip_norm)
         self.has_begun = True
         for optimizer in used:
-            scaler.step(optimizer)
+            scaled_step(optimizer, scaler)
         scaler.update()
 
     def clear(self) -> None:
