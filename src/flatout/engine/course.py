@@ -16,7 +16,7 @@ from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.contestants import Subject
 from flatout.engine.defaults import changed_recipe, check_recipe, threads
 from flatout.engine.experiment import Experiment
-from flatout.engine.facts import chosen_device
+from flatout.engine.facts import chosen_device, device_put_back
 from flatout.engine.history import History, read_history
 from flatout.engine.journal import Journal
 from flatout.engine.layout import Layout
@@ -114,7 +114,7 @@ class Course:
         device_name = named.get("device") or (recipe.device.value if recipe else None)
         device_name = ranks.device_name(device_name)
         wish = named.get("sharding") or (recipe.sharding.value if recipe else None)
-        with randomness.untouched_generators(chosen_device(device_name)):
+        with randomness.untouched_generators(chosen_device(device_name)), device_put_back():
             built = self._with_room(self._build(device_name, wish))
             if self._task.spec.tuning.is_outlined and self._experiment.step is None:
                 # Before the search: what no program can be written for is refused at once.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -112,6 +114,23 @@ def chosen_device(text: str | None) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def use_device(device: torch.device) -> None:
+    """Makes a GPU the one that torch uses where none is named: for streams, events and graphs."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+@contextlib.contextmanager
+def device_put_back() -> Iterator[None]:
+    """Puts back which GPU torch uses where none is named."""
+    before = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            torch.cuda.set_device(before)
 
 
 def experiment_facts(

@@ -216,7 +216,7 @@ def load(
         model = experiment.model().to(device)
     if recipe.memory_format.value == "channels_last":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    load_weights(model, tensors, folder.weights)
+    load_weights(model, tensors, folder.weights, are_own=True)
     return Predictor(
         model=model.eval(),
         experiment=experiment,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flatout.engine.evaluation import Validator
 from flatout.engine.journal import Journal
+from flatout.engine.late_buffers import check_is_taken_back
 from flatout.engine.memory import MemoryCap
 from flatout.engine.meter import Meter
 from flatout.engine.randomness import generator_states
@@ -95,6 +96,7 @@ class Loop:
         every = experiment.validate_every
         self._validate_every = every if isinstance(every, int) else None
         self._is_first_update = True
+        self._has_told_changes = False
 
     def run(self) -> Ending:
         """Trains; when it returns, everything is told, and saved or being saved.
@@ -178,6 +180,7 @@ class Loop:
             session.learning_rates.after_update()
         if self._is_first_update:
             # By now the optimizer has its state: what cannot be stored is refused at once.
+            check_is_taken_back(session.model, session.built_forms)
             own = pack(own_state_of(session), is_copied=False)
             num_parts = session.ranks.size if session.sharding is not None else 1
             self._saver.expect_size(own.num_bytes * num_parts)
@@ -268,6 +271,7 @@ class Loop:
         for line in self._saver.take_written():
             self._journal.event(line)
         self._maker.look()
+        self._warn_of_changes()
         self._meter.mark("other")
         own = generator_states(self._session.device)
         states = self._session.ranks.gathered(own, about="generators")
@@ -280,6 +284,16 @@ class Loop:
         if is_waiting:
             self._saver.finish()
         self._meter.mark("checkpoint")
+
+    def _warn_of_changes(self) -> None:
+        """Says once that the model has changed so that no resume could go on with it."""
+        if self._has_told_changes:
+            return
+        try:
+            check_is_taken_back(self._session.model, self._session.built_forms)
+        except UsageError as error:
+            self._has_told_changes = True
+            self._journal.warn_of(self._session.position.step, error)
 
     def _snapshot(
         self,

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from flatout.engine.facts import Facts
+from flatout.engine.failures import no_algorithm
 from flatout.engine.history import History, read_history
 from flatout.engine.journal import Journal
 from flatout.engine.ranks import ALONE, Ranks
@@ -187,6 +188,9 @@ def _kind_of(changes: dict[str, Any]) -> Kind:
 
 
 def _no_relief(shortage: Shortage, reason: str, recipe: Recipe, means: Means) -> RunFailed:
+    failed = no_algorithm(shortage.because)
+    if failed is not None:
+        return failed
     size = samples_in_micro_batch(recipe, means)
     fix = "use a smaller batch_size or model; or free memory, and resume the run"
     if means.has_batch_norm and recipe.out_of_memory.value == "auto" and size > 1:

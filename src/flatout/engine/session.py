@@ -26,11 +26,12 @@ from flatout.engine.compiled_optimizer import OptimizerSteps
 from flatout.engine.defaults import chosen_recipe
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
-from flatout.engine.facts import Facts, chosen_device, experiment_facts
+from flatout.engine.facts import Facts, chosen_device, experiment_facts, use_device
 from flatout.engine.feeds import Reading, built_data, check_apart
 from flatout.engine.float8 import Float8Products
 from flatout.engine.graphs import Graphs, graphs_on
 from flatout.engine.group import Group
+from flatout.engine.late_buffers import forms_of
 from flatout.engine.layout import ON_ONE_RANK, Layout
 from flatout.engine.learning_rates import LearningRates
 from flatout.engine.optimizers import Optimizers
@@ -113,6 +114,7 @@ def build(
         layout: what is wished of the weights.
     """
     device = chosen_device(device_name)
+    use_device(device)
     randomness.seed_generators(randomness.mixed_seed(seed, "model"))
     model = experiment.model()
     if layout.init is not None:
@@ -161,19 +163,18 @@ def process_settings(recipe: Recipe) -> Iterator[None]:
 def torch_settings_put_back() -> Iterator[None]:
     """Puts back what torch has once per process, whatever is set meanwhile."""
     threads = torch.get_num_threads()
-    matmul = torch.get_float32_matmul_precision()
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    benchmarks = torch.backends.cudnn.benchmark
     try:
-        yield
+        with precision.fp32_settings_put_back():
+            yield
     finally:
         torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(matmul)
         torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = cudnn
+        torch.backends.cudnn.benchmark = benchmarks
 
 
 @contextlib.contextmanager
@@ -185,7 +186,7 @@ def _torch_settings(recipe: Recipe) -> Iterator[None]:
         # Filling every new tensor guards code that reads memory nobody wrote; it costs a pass
         # over memory for each operation, and a model that does so is wrong in any mode.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.backends.cudnn.benchmark = not recipe.deterministic.value
+        torch.backends.cudnn.benchmark = recipe.benchmark.value
         yield
 
 
@@ -246,6 +247,8 @@ class Session:
         self.autocast = precision.forward_settings(
             recipe.precision.value, recipe.attention.value, self.device
         )
+        # Of the model as it is built: what comes later, a resume must make room for.
+        self.built_forms = forms_of(self.model)
         randomness.seed_generators(self.training_seed())
 
     def training_seed(self, *parts: int) -> int:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from flatout.engine import randomness
+from flatout.engine.failures import is_out_of_memory
+from flatout.engine.late_buffers import buffer_forms, make_room
 from flatout.engine.position import Position
 from flatout.engine.session import Session
 from flatout.errors import UsageError
@@ -42,6 +44,11 @@ def _state(session: Session) -> dict[str, Any]:
         "buffers": {
             name: value for name, value in session.model.named_buffers() if name not in weights
         },
+        # Some are made, or grow, in the forward pass: a resume makes room for them.
+        "buffer_forms": {
+            "built": session.built_forms.buffers,
+            "now": buffer_forms(session.model),
+        },
         "optimizer": session.optimizers.state_dict(),
         "schedule": session.learning_rates.state_dict(),
         "scaler": session.scaler.state_dict() if session.scaler is not None else None,
@@ -60,9 +67,9 @@ def take_over(session: Session, state: dict[str, Any]) -> None:
     """
     try:
         _take_over(session, state)
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise UsageError(
             "experiment-changed",
             "the run's checkpoint does not fit what the experiment builds now.",
@@ -74,6 +81,9 @@ def take_over(session: Session, state: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def _take_over(session: Session, state: dict[str, Any]) -> None:
+    forms = state.get("buffer_forms")
+    if forms is not None:
+        make_room(session.model, forms["built"], forms["now"])
     if session.sharding is not None:
         parts = session.sharding.parts_of(state, _state(session), session.optimizers)
         state = state | parts

@@ -141,9 +141,8 @@ def accumulation(material: Material, candidate: Recipe) -> list[Check]:
     """Sums, counts, clipping and scaling, with gradients that are known beforehand."""
     bag, rows = _bag(material), weighted_rows(2, material.size)
     count = int(rows[-1, 0]) + 1
-    experiment = replace(
-        bag_experiment(material.experiment, bag, count), optimizer=remembering, train_data=lambda: rows
-    )
+    updating = bag_experiment(material.experiment, bag, count)
+    experiment = replace(updating, optimizer=remembering, train_data=lambda: rows)
     checks = []
     for loss in (bag_mean, bag_sum):
         known = known_gradients(bag, rows, is_sum=loss is bag_sum)
