@@ -1,4 +1,4 @@
-"""What torch has once per process, on a GPU: both loops have the same, and the right GPU is used."""
+"""Settings that torch has once per process, on a GPU: the same for both loops; the right GPU."""
 
 from __future__ import annotations
 
@@ -49,6 +49,14 @@ def test_plain_loop_and_plain_recipe_compute_the_same(plain: Plain) -> None:
     assert torch.allclose(found[0][1], found[1][1], atol=1e-6)
 
 
+def raised_by(layer: nn.Module, inputs: Tensor) -> Exception | None:
+    try:
+        layer(inputs).sum().backward()
+    except RuntimeError as error:
+        return error
+    return None
+
+
 @pytest.mark.parametrize("is_benchmarking", [False, True])
 def test_convolution_that_runs_out_of_memory_says_so(is_benchmarking: bool) -> None:
     # Its inputs and outputs fit, its workspaces do not: cuDNN's words are not the allocator's.
@@ -63,12 +71,10 @@ def test_convolution_that_runs_out_of_memory_says_so(is_benchmarking: bool) -> N
             release_memory()
             held = torch.cuda.memory_reserved(device)
             torch.cuda.set_per_process_memory_fraction(min(1.0, (held + spare) / total), device)
-            try:
-                layer(inputs).sum().backward()
-            except Exception as error:
-                assert is_out_of_memory(error), error
-            else:
+            said = raised_by(layer, inputs)
+            if said is None:
                 break
+            assert is_out_of_memory(said), said
     finally:
         torch.backends.cudnn.benchmark = before
         torch.cuda.set_per_process_memory_fraction(1.0, device)

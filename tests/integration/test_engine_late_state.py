@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,88 +21,83 @@ if TYPE_CHECKING:
 Plain = Callable[..., Experiment]
 
 
-class Net(nn.Module):
-    """A linear layer, with whatever the class below does to its buffers."""
+Begin = Callable[[nn.Module], None]
+Change = Callable[[Any], Tensor]
 
-    def __init__(self) -> None:
+
+class Net(nn.Module):
+    """A linear layer, with buffers to which something is done in each forward pass.
+
+    begin: makes them. change: gives something that the scores depend on.
+    """
+
+    def __init__(self, begin: Begin, change: Change) -> None:
         super().__init__()
         self.layer = nn.Linear(6, 3)
-        self.begin()
-
-    def begin(self) -> None:
-        """Before the first forward pass."""
-
-    def change(self) -> Tensor:
-        """In each forward pass; gives something that the scores depend on."""
-        return torch.zeros(())
+        self.change = change
+        begin(self)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        scores: Tensor = self.layer(inputs) + self.change()
+        scores: Tensor = self.layer(inputs) + self.change(self)
         return scores
 
 
-class Growing(Net):
-    def begin(self) -> None:
-        self.register_buffer("cache", torch.zeros(2), persistent=False)
-
-    def change(self) -> Tensor:
-        if self.training and len(self.cache) < 5:
-            self.cache = torch.cat([self.cache, self.cache.new_ones(1)])
-        return self.cache.sum() * 0.1
+def announced(name: str, value: Tensor | None, *, is_stored: bool) -> Begin:
+    return lambda net: net.register_buffer(name, value, persistent=is_stored)
 
 
-class GrowingAndStored(Net):
-    def begin(self) -> None:
-        self.register_buffer("cache", torch.zeros(2))
-
-    change = Growing.change
-
-
-class NoneAtFirst(Net):
-    def begin(self) -> None:
-        self.register_buffer("mask", None, persistent=False)
-
-    def change(self) -> Tensor:
-        if self.mask is None:
-            self.mask = torch.full((3,), 0.5)
-        self.mask += self.training * 0.1
-        return self.mask
+def grow(net: Any) -> Tensor:
+    if net.training and len(net.cache) < 5:
+        net.cache = torch.cat([net.cache, net.cache.new_ones(1)])
+    total: Tensor = net.cache.sum()
+    return total * 0.1
 
 
-class NoneAtFirstAndStored(NoneAtFirst):
-    def begin(self) -> None:
-        self.register_buffer("mask", None)
+def fill(net: Any) -> Tensor:
+    if net.mask is None:
+        net.mask = torch.full((3,), 0.5)
+    net.mask += net.training * 0.1
+    mask: Tensor = net.mask
+    return mask
 
 
-class NotAnnounced(Net):
-    def change(self) -> Tensor:
-        if not hasattr(self, "mean"):
-            self.register_buffer("mean", torch.zeros(3), persistent=False)
-        self.mean += self.training * 0.1
-        return self.mean
+def register(net: Any) -> Tensor:
+    if not hasattr(net, "mean"):
+        net.register_buffer("mean", torch.zeros(3), persistent=False)
+    net.mean += net.training * 0.1
+    mean: Tensor = net.mean
+    return mean
 
 
-class Wider(Net):
-    def begin(self) -> None:
-        self.register_buffer("total", torch.zeros(3))
-
-    def change(self) -> Tensor:
-        self.total = self.total.double() + self.training / 3
-        return self.total.float()
+def widen(net: Any) -> Tensor:
+    net.total = net.total.double() + net.training / 3
+    total: Tensor = net.total.float()
+    return total
 
 
-class TakenAway(Net):
-    def begin(self) -> None:
-        self.register_buffer("once", torch.ones(3))
-
-    def change(self) -> Tensor:
-        self.once = None
-        return torch.zeros(())
+def take_away(net: Any) -> Tensor:
+    net.once = None
+    return torch.zeros(())
 
 
-BUFFERS = [
-    Growing, GrowingAndStored, NoneAtFirst, NoneAtFirstAndStored, NotAnnounced, Wider, TakenAway,
-]  # fmt: skip
+def replace(net: Any) -> Tensor:
+    """Fills the mask, and puts another tensor in its place each time."""
+    given = fill(net)
+    net.mask = net.mask + 0.0
+    return given
+
+
+GROWING = partial(Net, announced("cache", torch.zeros(2), is_stored=False), grow)
+NONE_AT_FIRST = announced("mask", None, is_stored=False)
+BUFFERS: dict[str, Callable[[], Net]] = {
+    "growing": GROWING,
+    "growing, stored": partial(Net, announced("cache", torch.zeros(2), is_stored=True), grow),
+    "none at first": partial(Net, NONE_AT_FIRST, fill),
+    "none at first, stored": partial(Net, announced("mask", None, is_stored=True), fill),
+    "not announced": partial(Net, lambda net: None, register),
+    "wider": partial(Net, announced("total", torch.zeros(3), is_stored=True), widen),
+    "taken away": partial(Net, announced("once", torch.ones(3), is_stored=True), take_away),
+}
 
 
 class Master(torch.optim.Optimizer):
@@ -127,10 +123,11 @@ class Master(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("stop", [1, 9])
-@pytest.mark.parametrize("model", BUFFERS)
+@pytest.mark.parametrize("name", BUFFERS)
 def test_resumed_run_is_identical_when_buffers_come_and_go(
-    lab: Lab, tell: Tell, plain: Plain, model: type[Net], stop: int
+    lab: Lab, tell: Tell, plain: Plain, name: str, stop: int
 ) -> None:
+    model = BUFFERS[name]
     whole = lab.run(plain(model=model))
     folder = lab.new()
     lab.go_on(folder, plain(model=model), stop_after=stop)
@@ -156,56 +153,39 @@ def test_resumed_run_is_identical_when_the_optimizer_keeps_other_formats(
         assert other["own"]["weights"].dtype == torch.float64
 
 
-class OtherSize(Growing):
-    def begin(self) -> None:
-        self.register_buffer("cache", torch.zeros(3), persistent=False)
-
-
 def test_buffer_that_is_built_otherwise_now_is_refused(lab: Lab, plain: Plain) -> None:
     folder = lab.new()
-    lab.go_on(folder, plain(model=Growing), stop_after=9)
+    lab.go_on(folder, plain(model=GROWING), stop_after=9)
+    other = partial(Net, announced("cache", torch.zeros(3), is_stored=False), grow)
     with pytest.raises(UsageError, match="experiment-changed"):
-        lab.go_on(folder, plain(model=OtherSize))
+        lab.go_on(folder, plain(model=other))
 
 
-class Later(Net):
+def late(first: int) -> Callable[[], Net]:
     """Makes a layer in a forward pass, which no optimizer trains."""
 
-    num_calls = 0
-    first = 1
-
-    def change(self) -> Tensor:
-        self.num_calls += self.training
-        if self.num_calls >= self.first and not hasattr(self, "late"):
-            self.late = nn.Linear(1, 3)
-        given: Tensor = self.late.bias if hasattr(self, "late") else torch.zeros(())
+    def change(net: Any) -> Tensor:
+        net.num_calls = getattr(net, "num_calls", 0) + net.training
+        if net.num_calls >= first and not hasattr(net, "late"):
+            net.late = nn.Linear(1, 3)
+        given: Tensor = net.late.bias if hasattr(net, "late") else torch.zeros(())
         return given
 
-
-class MuchLater(Later):
-    first = 5
+    return partial(Net, lambda net: None, change)
 
 
 def test_layer_that_comes_in_the_first_step_is_refused(lab: Lab, tell: Tell, plain: Plain) -> None:
     folder = lab.new()
     with pytest.raises(UsageError, match="state-cannot-be-taken-back"):
-        lab.go_on(folder, plain(model=Later))
+        lab.go_on(folder, plain(model=late(1)))
     assert tell.events(folder, Failed)[0].step == 1
     assert "`late.weight`" in str(tell.failure(folder).because)
 
 
 def test_layer_that_comes_later_is_told_once(lab: Lab, tell: Tell, plain: Plain) -> None:
-    folder = lab.run(plain(model=MuchLater), checkpoint_every=6)
+    folder = lab.run(plain(model=late(5)), checkpoint_every=6)
     told = [line.finding.rule for line in tell.events(folder, Warned)]
     assert told.count("state-cannot-be-taken-back") == 1
-
-
-class Skipping(NoneAtFirst):
-    def change(self) -> Tensor:
-        given = super().change()
-        # Another tensor in each forward pass.
-        self.mask = self.mask + 0.0
-        return given
 
 
 def test_buffers_are_put_back_when_a_batch_is_skipped(lab: Lab, tell: Tell, plain: Plain) -> None:
@@ -220,8 +200,9 @@ def test_buffers_are_put_back_when_a_batch_is_skipped(lab: Lab, tell: Tell, plai
 
         return loss
 
+    model = partial(Net, NONE_AT_FIRST, replace)
     masks = []
     for bad in (5, 1000):
-        folder = lab.run(plain(model=Skipping, loss=loss_at(bad)), nonfinite_loss="skip")
+        folder = lab.run(plain(model=model, loss=loss_at(bad)), nonfinite_loss="skip")
         masks.append(tell.state(folder)["buffers"]["mask"])
     assert torch.allclose(masks[1] - masks[0], torch.full((3,), 0.1))

@@ -271,7 +271,8 @@ class Loop:
         for line in self._saver.take_written():
             self._journal.event(line)
         self._maker.look()
-        self._warn_of_changes()
+        if not self._has_told_changes:
+            self._has_told_changes = _told_changes(self._session, self._journal)
         self._meter.mark("other")
         own = generator_states(self._session.device)
         states = self._session.ranks.gathered(own, about="generators")
@@ -284,16 +285,6 @@ class Loop:
         if is_waiting:
             self._saver.finish()
         self._meter.mark("checkpoint")
-
-    def _warn_of_changes(self) -> None:
-        """Says once that the model has changed so that no resume could go on with it."""
-        if self._has_told_changes:
-            return
-        try:
-            check_is_taken_back(self._session.model, self._session.built_forms)
-        except UsageError as error:
-            self._has_told_changes = True
-            self._journal.warn_of(self._session.position.step, error)
 
     def _snapshot(
         self,
@@ -318,6 +309,16 @@ class Loop:
             weights=weights,
             weights_metadata=weights_metadata(self._session, weights) if weights else {},
         )
+
+
+def _told_changes(session: Session, journal: Journal) -> bool:
+    """Whether the model has changed so that no resume could go on with it, and that is said."""
+    try:
+        check_is_taken_back(session.model, session.built_forms)
+    except UsageError as error:
+        journal.warn_of(session.position.step, error)
+        return True
+    return False
 
 
 def _put_together(
