@@ -17,6 +17,7 @@ from flatout.engine.contestants import Subject
 from flatout.engine.defaults import changed_recipe, check_recipe, threads
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device, device_put_back
+from flatout.engine.gate.splitting import Training, why_not_split
 from flatout.engine.history import History, read_history
 from flatout.engine.journal import Journal
 from flatout.engine.layout import Layout
@@ -261,7 +262,14 @@ class Course:
         fixed, folder = self._task.change.fixed, self._task.folder
         if held is not None and self._task.change.is_after_kill:
             means = means_of(built.facts, self._task.ranks.size)
-            held = relieved_after_kill(folder, self._journal, means, self.step)
+            training = Training(
+                experiment=self._experiment,
+                seed=built.seed,
+                device=built.device,
+                data=built.train_data,
+            )
+            ask = functools.partial(why_not_split, training)
+            held = relieved_after_kill(folder, self._journal, means, self.step, ask)
             self._history = read_history(folder)
         are_others = are_other_ranks(self._task.ranks, held, self._history)
         if held is not None and not fixed and not are_others:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from flatout.engine.evaluation import Validator
+from flatout.engine.gate.splitting import Training, why_not_split
 from flatout.engine.journal import Journal
 from flatout.engine.late_buffers import check_is_taken_back
 from flatout.engine.memory import MemoryCap
@@ -85,7 +86,14 @@ class Loop:
         step = session.position.step
         ranks = session.ranks
         means = means_of(session.facts, ranks.size)
-        self._relief = Relief(around.folder, around.journal, means, step, ranks)
+        training = Training(
+            experiment=session.experiment,
+            seed=session.seed,
+            device=session.device,
+            data=session.train_data,
+        )
+        ask = functools.partial(why_not_split, training)
+        self._relief = Relief(around.folder, around.journal, means, step, ranks, ask)
         self._reporter: Reporter | SilentReporter = SilentReporter()
         if ranks.is_first:
             self._reporter = Reporter(session, around.journal, around.meter, around.cap)

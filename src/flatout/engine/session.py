@@ -206,6 +206,7 @@ class Session:
         self.seed = built.seed
         self.device = built.device
         self.facts = built.facts
+        self.train_data = built.train_data
         self.model = built.model
         self.optimizers = built.optimizers
         self.graphs = built.graphs
