@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from flatout.engine.exchange import check_same_shapes
-from flatout.engine.group import Group
+from flatout.engine.group import Group, alike_tensors
 from flatout.engine.moving_buffers import MovingBuffers
 from flatout.errors import UsageError
 
@@ -41,20 +41,20 @@ def forms(of: nn.Module) -> dict[str, str]:
         return [value]
 
     group.gathered = gathered  # type: ignore[method-assign]
-    group._alike(of)
+    alike_tensors(group, of)
     return told
 
 
 def test_cache_of_another_size_is_left_alone() -> None:
     ours = model(cache=3)
-    alike = OneOfTwo(forms(model(cache=5)))._alike(ours)
+    alike = alike_tensors(OneOfTwo(forms(model(cache=5))), ours)
     assert sorted(tuple(one.shape) for one in alike) == [(2,), (2,), (2, 2)]
-    assert len(OneOfTwo(forms(model(cache=3)))._alike(ours)) == 4
+    assert len(alike_tensors(OneOfTwo(forms(model(cache=3))), ours)) == 4
 
 
 def test_stored_buffer_of_another_size_is_refused() -> None:
     with pytest.raises(UsageError, match="`stored` is not the same") as caught:
-        OneOfTwo(forms(model(cache=3, stored=4)))._alike(model(cache=3))
+        alike_tensors(OneOfTwo(forms(model(cache=3, stored=4))), model(cache=3))
     assert caught.value.rule == "ranks-do-not-fit"
     assert "(2,) torch.float32 on rank 0, and (4,)" in str(caught.value.because)
 

@@ -154,41 +154,10 @@ class Group:
 
     def copy_from_first(self, model: nn.Module) -> None:
         """See Ranks."""
-        tensors = self._alike(model)
+        tensors = alike_tensors(self, model)
         self._met(_COPY)
         # The parts that are spread over the ranks were cut from the first one's weights.
         self.connection.tensors.copy_from_first([one for one in tensors if not is_spread(one)])
-
-    def _alike(self, model: nn.Module) -> list[Tensor]:
-        """Weights and buffers, but for caches of what a rank has seen: buffers that are kept out
-        of the state_dict and differ in shape.
-
-        Raises:
-            UsageError: ranks-do-not-fit, where anything else has another shape on another rank.
-        """
-        stored = {id(one) for one in model.state_dict(keep_vars=True).values()}
-        named = dict([*model.named_parameters(), *model.named_buffers()])
-        own = {
-            name: f"{tuple(one.shape)} {one.dtype}" + ("" if id(one) in stored else _CACHE)
-            for name, one in named.items()
-        }
-        told = self.gathered(own, dict[str, str], about="shapes")
-        differing = {}
-        for name in sorted({name for other in told for name in other}):
-            forms = [other.get(name, _CACHE) for other in told]
-            if len(set(forms)) > 1:
-                differing[name] = forms
-        for name, forms in differing.items():
-            rank = next(rank for rank, form in enumerate(forms) if form != forms[0])
-            if not all(form.endswith(_CACHE) for form in forms):
-                there = [form.removesuffix(_CACHE) or "not there" for form in forms]
-                raise UsageError(
-                    "ranks-do-not-fit",
-                    f"`{name}` is not the same on all ranks.",
-                    because=f"it is {there[0]} on rank 0, and {there[rank]} on rank {rank}",
-                    fix="let the experiment's `model` build the same on every rank",
-                )
-        return [one.detach() for name, one in named.items() if name not in differing]
 
     def settle(self, trouble: Trouble) -> Trouble:
         """See Ranks."""
@@ -229,6 +198,38 @@ class Group:
         elif len(places) > 1:
             raise _unlike()
         return [row[1:] for row in rows]
+
+
+def alike_tensors(group: Group, model: nn.Module) -> list[Tensor]:
+    """Weights and buffers, but for caches of what a rank has seen: buffers that are kept out
+    of the state_dict and differ in shape.
+
+    Raises:
+        UsageError: ranks-do-not-fit, where anything else has another shape on another rank.
+    """
+    stored = {id(one) for one in model.state_dict(keep_vars=True).values()}
+    named = dict([*model.named_parameters(), *model.named_buffers()])
+    own = {
+        name: f"{tuple(one.shape)} {one.dtype}" + ("" if id(one) in stored else _CACHE)
+        for name, one in named.items()
+    }
+    told = group.gathered(own, dict[str, str], about="shapes")
+    differing = {}
+    for name in sorted({name for other in told for name in other}):
+        forms = [other.get(name, _CACHE) for other in told]
+        if len(set(forms)) > 1:
+            differing[name] = forms
+    for name, forms in differing.items():
+        rank = next(rank for rank, form in enumerate(forms) if form != forms[0])
+        if not all(form.endswith(_CACHE) for form in forms):
+            there = [form.removesuffix(_CACHE) or "not there" for form in forms]
+            raise UsageError(
+                "ranks-do-not-fit",
+                f"`{name}` is not the same on all ranks.",
+                because=f"it is {there[0]} on rank 0, and {there[rank]} on rank {rank}",
+                fix="let the experiment's `model` build the same on every rank",
+            )
+    return [one.detach() for name, one in named.items() if name not in differing]
 
 
 _FIELDS = tuple(Ballot.__dataclass_fields__)

@@ -20,7 +20,6 @@ from flatout.nouns.recipe import Choice, Recipe
 from flatout.system.runs import RunFolder
 from flatout.tune.relief import Means, relief, samples_in_micro_batch
 
-
 Ask = Callable[[Recipe], str | None]
 
 

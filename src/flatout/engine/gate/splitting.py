@@ -1,7 +1,7 @@
 """Do smaller parts of a batch compute what the batch does? Asked before a training takes them.
 
-They do not where samples are compared with each other (CLIP, SimCLR), or where a loss is a mean over
-something else than samples. Few samples are used, twice: as the training makes them, and in halves.
+They do not where samples are compared with each other (CLIP, SimCLR), or where a loss is a mean
+over something else than samples. A few are used, twice: as the training makes them, and in halves.
 """
 
 from __future__ import annotations
