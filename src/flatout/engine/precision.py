@@ -41,7 +41,7 @@ def matmul_precision() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:
         # Set by the newer of torch's two ways, the older one cannot be asked.
-        is_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"  # type: ignore[attr-defined]
+        is_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
         return "high" if is_tf32 else "highest"
 
 
