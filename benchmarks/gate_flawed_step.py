@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flatout.engine.feed import MicroBatch
 from flatout.engine.gate import Maker
+from flatout.engine.optim import scaled_step
 from flatout.engine.step import StepParts
 
 
@@ -21,6 +22,7 @@ class FlawedStep:
         self.parts = parts
         self.flaw = flaw
         self.number = 0
+        self.num_samples = 0
         self.parameters = [
             p for group in parts.optimizers.only.param_groups for p in group["params"]
         ]
@@ -65,7 +67,7 @@ class FlawedStep:
             parameter.data = own
 
     def _accumulate(self, update: list[MicroBatch]) -> Tensor:
-        num_samples = sum(size for _, size in update)
+        num_samples = self.num_samples = sum(size for _, size in update)
         total: Any = 0.0
         counts: Any = 0
         for batch, size in update:
@@ -117,6 +119,10 @@ class FlawedStep:
 
     def _spoil_gradients(self) -> None:
         trained = [p for p in self.parameters if p.grad is not None]
+        num_samples, whole = self.num_samples, self.parts.experiment.batch_size
+        if self.flaw == "last batch divided by the size of a whole one" and num_samples < whole:
+            for parameter in trained:
+                parameter.grad = parameter.grad * (num_samples / whole)
         if self.flaw == "gradients doubled":
             for parameter in trained:
                 parameter.grad = parameter.grad * 2
@@ -149,10 +155,17 @@ class FlawedStep:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"], rate = rate, group["lr"]
                 self.kept.setdefault("real", {})[id(group)] = rate
+        if flaw == "last batch left out" and self.num_samples < parts.experiment.batch_size:
+            return
         if parts.scaler is None or flaw == "gradients not unscaled":
             optimizer.step()
-        elif flaw != "scaler's step left out":
+        elif flaw == "updated by what overflows":
+            parts.scaler.unscale_(optimizer)
+            optimizer.step()
+        elif flaw == "momentum of recycled memory":
             parts.scaler.step(optimizer)
+        elif flaw != "scaler's step left out":
+            scaled_step(optimizer, parts.scaler)
         if flaw == "updated twice":
             optimizer.step()
         if parts.scaler is not None:

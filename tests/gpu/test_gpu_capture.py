@@ -74,6 +74,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "accumulated": ({"clip_norm": 0.5}, {"micro_batch_size": 3, "steps_per_launch": 2}),
     "pictures in bf16": (PICTURES, {"precision": "bf16", "memory_format": "channels_last"}),
     "pictures in fp16 with its scaler": (PICTURES | {"clip_norm": 0.5}, {"precision": "fp16"}),
+    "sgd in fp16, whose first updates are left out": (
+        {"optimizer": lambda p: SGD(p, lr=0.125, momentum=0.9)},
+        {"precision": "fp16"},
+    ),
     "read by a loader": ({"train_data": lambda: Points()}, {"loader_workers": 2}),
     "compiled": ({"clip_norm": 0.5}, {"compiled": "loss", "steps_per_launch": 4}),
 }

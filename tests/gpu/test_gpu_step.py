@@ -18,6 +18,7 @@ from flatout.engine.optim import own_step, prepared_step, set_implementation
 from flatout.engine.randomness import sample_order
 from flatout.engine.session import Session, build
 from flatout.engine.step import Step
+from flatout.engine.weight_update import WeightUpdate
 from flatout.errors import FlatoutError
 from flatout.nouns.lines import Finished, Progress, Validated
 
@@ -246,3 +247,31 @@ def test_operation_that_does_not_repeat_is_told(lab: Lab, tell: Tell, plain: Pla
         lab.go_on(folder, experiment)
     assert caught.value.rule == "nondeterministic-operation"
     lab.go_on(folder, experiment, deterministic=False)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "sgd" in kind])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_fused_sgd_is_right_when_the_scaler_leaves_the_first_steps_out(
+    kind: str, clip_norm: float | None
+) -> None:
+    results = []
+    for implementation in ("fused", "for-loop"):
+        dice = torch.Generator().manual_seed(0)
+        members = [nn.Parameter(torch.randn(64, 33, generator=dice).cuda()) for _ in range(3)]
+        optimizer = KINDS[kind](members)
+        set_implementation(optimizer, implementation)  # type: ignore[arg-type]
+        scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+        update = WeightUpdate([optimizer], scaler, clip_norm)
+        scaler.scale(torch.ones((), device="cuda"))
+        for step in range(10):
+            factor = scaler.get_scale() if step > 1 else float("inf")
+            for member in members:
+                member.grad = torch.randn(64, 33, generator=dice).cuda() * factor
+            # What the allocator takes back is handed to the next one who asks.
+            junk = [torch.full_like(one, 1e3) for one in members for _ in range(20)]
+            del junk
+            update.apply()
+            update.clear()
+        results.append([member.detach().cpu() for member in members])
+    for one, two in zip(*results, strict=True):
+        assert torch.allclose(one, two, atol=1e-5)

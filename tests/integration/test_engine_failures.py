@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
+from flatout.engine.failures import is_out_of_memory
 from flatout.engine.randomness import sample_order
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.lines import EpochEnded, Failed, Finished, RecipeSet
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from conftest import Lab, Tell
 
 Plain = Callable[..., Experiment]
+CASES = Path(__file__).parents[1] / "cases" / "engine"
 
 
 def rule_of(lab: Lab, experiment: Experiment, folder: RunFolder, **use: Any) -> str:
@@ -332,3 +335,23 @@ def test_failure_ends_with_its_exception(lab: Lab, plain: Plain) -> None:
     with pytest.raises(RunFailed) as caught:
         lab.run(plain(train_data=poisoned({1})))
     assert str(caught.value)
+
+
+def test_want_of_memory_is_known_by_every_library_that_says_it() -> None:
+    said = (CASES / "out_of_memory.txt").read_text(encoding="utf-8").splitlines()
+    lines = [line.partition(" | ") for line in said if line and not line.startswith("#")]
+    found = {text: is_out_of_memory(RuntimeError(text)) for _, _, text in lines}
+    assert found == {text: kind == "memory" for kind, _, text in lines}
+
+
+def test_missing_algorithm_is_no_want_of_memory_in_the_end(
+    lab: Lab, tell: Tell, plain: Plain
+) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        if model.training:
+            raise RuntimeError("GET was unable to find an engine to execute this computation")
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    folder = lab.new()
+    assert rule_of(lab, plain(loss=loss), folder) == "no-convolution-algorithm"
+    assert "engine" in str(tell.failure(folder).because)

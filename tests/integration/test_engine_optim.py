@@ -21,6 +21,7 @@ from flatout.engine.optim import (
     set_implementation,
 )
 from flatout.engine.optimizers import Optimizers
+from flatout.engine.weight_update import WeightUpdate
 from flatout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -133,6 +134,36 @@ def test_fused_sgd_goes_on_when_a_gradient_comes_late(kind: str) -> None:
         plainly.step()
     for one, other in zip(ours, members, strict=True):
         assert torch.allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_fused_steps_are_right_when_the_scaler_leaves_the_first_ones_out(
+    kind: str, clip_norm: float | None
+) -> None:
+    results = []
+    for implementation in ("fused", "for-loop"):
+        members = parameters()
+        optimizer = KINDS[kind](groups(members))
+        set_implementation(optimizer, implementation)  # type: ignore[arg-type]
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        update = WeightUpdate([optimizer], scaler, clip_norm)
+        scaler.scale(torch.ones(()))
+        for step in range(12):
+            # The last one is used for the first time when the others have their state.
+            make_gradients(members, step, {3} if step < 5 else set())
+            for member in members:
+                if member.grad is not None:
+                    member.grad.mul_(scaler.get_scale() if step > 1 else torch.inf)
+            # What lies in memory that is given back is taken by the next one who asks.
+            junk = [torch.full_like(one, 1e3) for one in members for _ in range(20)]
+            del junk
+            update.apply()
+            update.clear()
+            assert optimizer.param_groups[0]["fused"] is (implementation == "fused")
+        results.append(members)
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -46,6 +46,9 @@ def short(experiment: Experiment, calls: set[int], *, backward: bool = False) ->
 
     def loss(model: nn.Module, batch: Any) -> Any:
         nonlocal num_calls
+        if next(model.parameters()).dtype == torch.float64:
+            # Whether parts of a batch compute the same is asked in fp64, apart from the training.
+            return experiment.loss(model, batch)  # type: ignore[misc]
         num_calls += model.training
         # What has been moved and drawn by then is to be put back.
         value = experiment.loss(model, batch)  # type: ignore[misc]
@@ -380,3 +383,53 @@ def test_worker_after_a_kill_takes_less(lab: Lab, tell: Tell, plain: Plain) -> N
     [one] = adaptations(folder)
     assert (one.part, one.step, one.after) == ("process", 5, 4)
     assert tell.traces(folder) == tell.traces(whole)
+
+
+def contrasted(model: nn.Module, batch: Any) -> Tensor:
+    """Each sample is compared with all others of its batch, as in CLIP and SimCLR."""
+    scores = nn.functional.normalize(model(batch[0]), dim=1)
+    again = nn.functional.normalize(model(batch[0] + 0.1), dim=1)
+    return nn.functional.cross_entropy(scores @ again.T / 0.1, torch.arange(len(scores)))
+
+
+def root_mean(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    """A metric whose mean over batches depends on their size."""
+    return {"rmse": (model(batch[0]) - 3 * batch[0][:, :1]).square().mean().sqrt()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [({"loss": contrasted}, "the loss would be another one"), ({"metrics": root_mean}, "`rmse`")],
+    ids=["loss", "metric"],
+)
+def test_batch_whose_parts_compute_something_else_is_not_split(
+    lab: Lab, plain: Plain, fields: dict[str, Any], said: str
+) -> None:
+    experiment = plain(model=without_norm, **fields)
+    folder = lab.new()
+    with pytest.raises(RunFailed, match="no way to take less") as caught:
+        lab.go_on(folder, short(experiment, {5}))
+    assert said in caught.value.problem and "--on-oom shrink" in str(caught.value.fix)
+    assert adaptations(folder) == ()
+    # As the fix says.
+    lab.go_on(folder, short(experiment, {5}), out_of_memory="shrink")
+    assert [one.kind for one in adaptations(folder)] == ["smaller"]
+
+
+def blocks() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh())] * 1,
+        nn.Sequential(nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 3),
+    )  # fmt: skip
+
+
+def test_verdict_on_parts_of_a_batch_is_kept_for_a_resume(lab: Lab, plain: Plain) -> None:
+    experiment = plain(model=blocks, loss=contrasted)
+    folder = lab.new()
+    lab.go_on(folder, short(experiment, {5}), stop_after=8)
+    [adaptation] = adaptations(folder)
+    assert adaptation.kind == "recomputed"
+    assert "another one" in str(adaptation.not_split)
+    # What a resume reads, it does not ask again: there is no way left.
+    with pytest.raises(RunFailed, match="the loss would be another one"):
+        lab.go_on(folder, short(experiment, {5}))

@@ -149,6 +149,7 @@ CHANGED: dict[str, tuple[dict[str, Any], Any, str]] = {
     "compiled": ({}, "loss", "loss_of = compiled(experiment.loss)"),
     "compile_mode": ({"compiled": "loss"}, "dynamic", "dynamic=True"),
     "deterministic": ({"deterministic": False}, True, "use_deterministic_algorithms(True)"),
+    "benchmark": ({"device": "cuda:0", "deterministic": False}, True, "cudnn.benchmark = True"),
     "nonfinite_loss": ({}, "skip", "if is_finite(loss, parameters):"),
     "activation_checkpointing": ({}, True, 'for name in ["blocks.0", "blocks.1"]:'),
     "capture": ({"device": "cuda:0"}, "step", "captured = CapturedSteps("),

@@ -15,11 +15,10 @@ from math import isfinite
 from typing import BinaryIO
 
 import msgspec
-import torch
 
 from flatout.engine import randomness
 from flatout.engine.evaluation import classified
-from flatout.engine.failures import bad_news, raised_at
+from flatout.engine.failures import bad_news, is_out_of_memory, raised_at
 from flatout.engine.inference import Predictor, load
 from flatout.engine.inputs import Batch, Unreadable, batches_of, read_tensors
 from flatout.engine.outputs import Output, Telling, open_output
@@ -172,9 +171,12 @@ def _computed(predictor: Predictor, batch: Batch, answers: Answers) -> object:
     """A batch's predictions; None where its samples do not go through the model."""
     try:
         return predictor.compute(batch.content, len(batch.rows))
-    except (FlatoutError, torch.OutOfMemoryError, MemoryError):
+    except FlatoutError:
         raise
-    except Exception as error:  # noqa: BLE001 - told of its inputs; others may have another shape
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        # Told of its inputs; others may have another shape.
         traceback.print_exc()
         for text in dict.fromkeys(text for text, _ in batch.rows):
             answers.tell(Refused(input=text, finding=_does_not_fit(text, batch, error)))

@@ -27,7 +27,7 @@ from flatout.engine.memory import free_bytes
 from flatout.engine.meter import Meter
 from flatout.engine.part import Keeping, Repeated
 from flatout.engine.plain import PlainLoop
-from flatout.engine.precision import check_precision
+from flatout.engine.precision import check_precision, set_matmul_precision
 from flatout.engine.session import (
     Built,
     Session,
@@ -109,13 +109,14 @@ class Contestants:
         built = self._built(None, is_of_part)
         threads = self.setting.num_threads
         recipe = self.plain_recipe()
+        is_benchmarking = recipe.benchmark.value
         return Contestant(
             runner=PlainLoop(
                 built,
                 recipe.micro_batch_size.value,
                 recomputed=float(recipe.activation_checkpointing.value),
             ),
-            settings=lambda: _plain_settings(threads),
+            settings=lambda: _plain_settings(threads, is_benchmarking=is_benchmarking),
             device=built.device,
         )
 
@@ -230,11 +231,16 @@ def _without_validation(experiment: Experiment) -> Experiment:
 
 
 @contextlib.contextmanager
-def _plain_settings(num_threads: int) -> Iterator[None]:
-    """What a process has whose author has set nothing."""
+def _plain_settings(num_threads: int, *, is_benchmarking: bool = False) -> Iterator[None]:
+    """What a process has whose author has set nothing, in the fp32 that recipes begin with.
+
+    torch by itself lets cuDNN round the inputs of convolutions (tf32): the loops would not compute
+    the same, and one would be faster for that alone.
+    """
     with torch_settings_put_back():
         torch.set_num_threads(num_threads)
-        torch.set_float32_matmul_precision("highest")
+        set_matmul_precision("fp32")
+        torch.backends.cudnn.benchmark = is_benchmarking
         use_deterministic_algorithms(False)
         yield
 

@@ -18,7 +18,8 @@ from flatout.engine.contestants import Subject
 from flatout.engine.defaults import changed_recipe, check_recipe, shared_workers, threads
 from flatout.engine.echo import Echo
 from flatout.engine.experiment import Experiment
-from flatout.engine.facts import chosen_device
+from flatout.engine.facts import chosen_device, device_put_back
+from flatout.engine.gate.splitting import Training, why_not_split
 from flatout.engine.history import History, read_history
 from flatout.engine.journal import Journal
 from flatout.engine.layout import Layout
@@ -53,7 +54,6 @@ from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Event, Extended, Finished, Outlined, Profiled, RecipeSet, Stopped
 from flatout.nouns.recipe import Recipe, Sharding
 from flatout.nouns.run import RunHeader
-from flatout.nouns.units import counted_text
 from flatout.system import store
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.runs import RunFolder
@@ -120,7 +120,7 @@ class Course:
         device_name = named.get("device") or (recipe.device.value if recipe else None)
         device_name = ranks.device_name(device_name)
         wish = named.get("sharding") or (recipe.sharding.value if recipe else None)
-        with randomness.untouched_generators(chosen_device(device_name)):
+        with randomness.untouched_generators(chosen_device(device_name)), device_put_back():
             built = self._with_room(self._build(device_name, wish))
             if self._task.spec.tuning.is_outlined and self._experiment.step is None:
                 # Before the search: what no program can be written for is refused at once.
@@ -272,7 +272,14 @@ class Course:
         fixed, folder = self._task.change.fixed, self._task.folder
         if held is not None and self._task.change.is_after_kill:
             means = means_of(built.facts, self._task.ranks.size)
-            held = relieved_after_kill(folder, self._journal, means, self.step)
+            training = Training(
+                experiment=self._experiment,
+                seed=built.seed,
+                device=built.device,
+                data=built.train_data,
+            )
+            ask = functools.partial(why_not_split, training)
+            held = relieved_after_kill(folder, self._journal, means, self.step, ask)
             self._history = read_history(folder)
         are_others = are_other_ranks(self._task.ranks, held, self._history)
         if held is not None and not fixed and not are_others:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flatout.engine.feed import MicroBatch
 from flatout.engine.group import Group
+from flatout.engine.late_buffers import KeptBuffers
 from flatout.engine.meter import Meter
 from flatout.engine.step import StepParts, bad_loss, or_one, value_and_count
 from flatout.engine.step_exchange import SharedUpdate, StepExchange
@@ -31,7 +32,7 @@ class Updates:
 
     def __init__(self, parts: StepParts, meter: Meter, exchange: StepExchange | None) -> None:
         self._position = parts.position
-        self._buffers = _KeptBuffers(parts) if parts.skips_nonfinite else None
+        self._buffers = KeptBuffers(parts.model) if parts.skips_nonfinite else None
         self._by_name: dict[str, Update] = {}
         for name, optimizer in parts.optimizers.by_name.items():
             weights = WeightUpdate([optimizer], parts.scaler, parts.clip_norm)
@@ -84,7 +85,7 @@ class Update:
         name: str,
         weights: WeightUpdate,
         meter: Meter,
-        buffers: _KeptBuffers | None,
+        buffers: KeptBuffers | None,
         shared: SharedUpdate | None,
     ) -> None:
         self._name = name
@@ -154,23 +155,6 @@ class Update:
         self.num_made += 1
         if self._buffers is not None:
             self._buffers.keep()
-
-
-class _KeptBuffers:
-    """The model's buffers after its last good update: a bad forward pass has moved them, too."""
-
-    def __init__(self, parts: StepParts) -> None:
-        self._buffers = list(parts.model.buffers())
-        self._kept: list[Tensor] = []
-
-    def keep(self) -> None:
-        self._kept = [buffer.clone() for buffer in self._buffers]
-
-    def put_back(self) -> None:
-        for buffer, kept in zip(self._buffers, self._kept, strict=True):
-            # Another update may still go back through this forward pass: autograd refuses what was
-            # changed in place, but backward of a BatchNorm that trains does not read its averages.
-            buffer.data.copy_(kept)
 
 
 class CustomStep:

@@ -68,7 +68,11 @@ def changed_recipe(recipe: Recipe, fixed: dict[str, Any]) -> Recipe:
         name: Choice(value=check_field(name, value), why="set by you", origin="yours")
         for name, value in fixed.items()
     }
-    return msgspec.structs.replace(recipe, **changes)
+    recipe = msgspec.structs.replace(recipe, **changes)
+    if recipe.deterministic.value and recipe.benchmark.value and "benchmark" not in fixed:
+        why = "the choice would depend on a measurement, and `deterministic` is on"
+        return msgspec.structs.replace(recipe, benchmark=Choice(value=False, why=why))
+    return recipe
 
 
 def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
@@ -106,6 +110,12 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
             why="on a CPU, repeating bit for bit costs nothing measurable"
             if is_cpu
             else "on a GPU it is slower, and some operations have no such kernel",
+        ),
+        "benchmark": Choice(
+            value=not is_cpu,
+            why="only cuDNN, on a GPU, has it"
+            if is_cpu
+            else "the first step of each shape is slower, the others may be faster",
         ),
     }
 
@@ -221,10 +231,13 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             f"{FLOAT8_MULTIPLE}, and only such layers multiply in 8 bits",
             fix="use bf16, or leave it out",
         )
+    _check_benchmark(recipe)
     findings = [*_process_findings(recipe, facts), *compiling_findings(recipe, facts)]
     findings += _checkpointing_findings(recipe, facts)
     findings += _capture_findings(recipe, facts)
     findings += _loader_findings(recipe, facts)
+    if recipe.benchmark.value and facts.device.type == "cpu":
+        findings.append(_without_effect("benchmark", "only cuDNN, on a GPU, has it"))
     if path == "resident" and facts.device.type == "cpu":
         findings.append(_without_effect("data_path", "on a CPU, sliced and resident are the same"))
     if recipe.micro_batch_size.value > facts.batch_size:
@@ -244,6 +257,22 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
             )
         )
     return findings
+
+
+def _check_benchmark(recipe: Recipe) -> None:
+    """Refuses what contradicts itself.
+
+    Raises:
+        UsageError: recipe-does-not-fit.
+    """
+    if recipe.benchmark.value and recipe.deterministic.value:
+        raise UsageError(
+            "recipe-does-not-fit",
+            "`benchmark=true` cannot be combined with `deterministic=true`.",
+            because="cuDNN takes the algorithm that was fastest when it was timed, which may be "
+            "another one in the next run",
+            fix="leave one of them out",
+        )
 
 
 def _process_findings(recipe: Recipe, facts: Facts) -> list[Finding]:

@@ -16,6 +16,7 @@ from flatout.engine.capture import CapturedStep
 from flatout.engine.compilation import compilers
 from flatout.engine.feed import MicroBatch
 from flatout.engine.loader import LoaderFeed
+from flatout.engine.precision import matmul_precision
 from flatout.engine.session import Session
 from flatout.engine.step import Step
 from flatout.engine.tracing import Trace
@@ -61,7 +62,7 @@ def seen_effect(changes: dict[str, Any], seen: Seen) -> str | None:
 def _precision(value: str, seen: Seen) -> str | None:
     dtype = _DTYPES.get(value)
     if dtype is None:
-        return f"matmul precision {torch.get_float32_matmul_precision()}"
+        return f"matmul precision {matmul_precision()}"
     count = seen.trace.dtypes[dtype]
     if value == "float8":
         count = sum(n for name, n in seen.trace.calls.items() if "_scaled_mm" in name)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from flatout.engine.group import Ballot, Group
 from flatout.engine.moving_buffers import MovingBuffers
 from flatout.engine.rank_gradients import RankGradients
 from flatout.engine.ranks import Wishes
+from flatout.errors import UsageError
 from flatout.nouns.lines import DESERTED
 
 # Ballots are numbers. Where one rank was asked to stop, all of them were: that another was left
@@ -83,16 +85,19 @@ class Exchange:
 
         Raises:
             PeerShort: another rank has no memory for its share; nothing was added up.
+            UsageError: ranks-do-not-fit, where buffers have other shapes than there.
         """
         has_gradient = self._gradients.take()
         moved = self._buffers.moved()
+        shapes = self._buffers.shapes()
         while True:
             # All that is to be sent is made before the vote: after it nothing may fail.
             buffers = self._buffers.packed(moved, part.num_samples)
             numbers = self._numbers(part)
-            ballots = self._group.vote(self._ballot(part, has_gradient, moved))
+            ballots = self._group.vote(self._ballot(part, (has_gradient, moved), shapes))
             if len({one.signature for one in ballots}) == 1:
                 break
+            check_same_shapes(self._group, shapes)
             has_gradient, moved = self._united(has_gradient, moved)
         self._group.connection.tensors.add_up([*self._gradients.sent(), *buffers, *numbers])
         self.num_samples = round(sum(one.num_samples for one in ballots))
@@ -102,13 +107,16 @@ class Exchange:
         self._buffers.unpack(moved, buffers, self.num_samples)
         return loss
 
-    def _ballot(self, part: Part, has_gradient: list[bool], moved: list[bool]) -> Ballot:
+    def _ballot(
+        self, part: Part, masks: tuple[list[bool], list[bool]], shapes: list[list[int]]
+    ) -> Ballot:
+        has_gradient, moved = masks
         wishes = self._wishes()
         is_told = part.loss is not None and self._is_on_host
         return Ballot(
             place=self._number,
             num_samples=part.num_samples,
-            signature=zlib.crc32(bytes([*has_gradient, *moved])),
+            signature=zlib.crc32(bytes([*has_gradient, *moved]) + repr(shapes).encode()),
             is_sum=part.count is not None,
             loss=float(part.loss) if part.loss is not None and is_told else 0.0,
             count=float(part.count) if part.count is not None and is_told else 0.0,
@@ -146,6 +154,32 @@ class Exchange:
         correction: Any = self._batch_size / (count if is_sum else self.num_samples)
         dtype = part.loss.dtype if part.loss is not None else torch.float64
         return torch.as_tensor(loss * correction).to(dtype), correction
+
+
+def check_same_shapes(group: Group, shapes: list[list[int]]) -> None:
+    """Refuses buffers whose shapes differ between ranks; all of them call it together.
+
+    Raises:
+        UsageError: ranks-do-not-fit.
+    """
+    told = group.gathered(shapes, list[list[int]], about="shapes of buffers")
+    for rank, other in enumerate(told):
+        if other == told[0]:
+            continue
+        pairs = zip_longest(told[0], other)
+        number, (one, two) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+        raise UsageError(
+            "ranks-do-not-fit",
+            "the model's buffers have other shapes on one rank than on another.",
+            because=f"buffer {number + 1} of the state_dict is {_shape_text(one)} on rank 0 and "
+            f"{_shape_text(two)} on rank {rank}: their mean cannot be taken",
+            fix="let its shape not depend on the samples; or, if it is only a cache, register it "
+            "with persistent=False: each rank has its own then",
+        )
+
+
+def _shape_text(shape: list[int] | None) -> str:
+    return "not there" if shape is None else f"of shape {tuple(shape)}"
 
 
 def stop_number(reason: str | None) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -202,6 +204,23 @@ def chosen_device(text: str | None) -> torch.device:
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def use_device(device: torch.device) -> None:
+    """Makes a GPU the one that torch uses where none is named: for streams, events and graphs."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+@contextlib.contextmanager
+def device_put_back() -> Iterator[None]:
+    """Puts back which GPU torch uses where none is named."""
+    before = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            torch.cuda.set_device(before)
 
 
 def experiment_facts(

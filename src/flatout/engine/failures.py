@@ -25,12 +25,31 @@ from flatout.engine.watch import StoppedEarly
 from flatout.errors import FlatoutError, RunFailed, UsageError
 
 _SHOWN_FRAMES = 4
-# What allocators say for whose errors torch has no class: the CPU's on Linux and on Windows, and
-# CUDA's own, as for page-locked memory and for the workspaces of its libraries.
+# What allocators say for whose errors torch has no class, each with who says it. Sources: pytorch,
+# c10/core/impl/alloc_cpu.cpp, c10/cuda/CUDAException.h, c10/cuda/driver_api.h,
+# aten/src/ATen/cuda/Exceptions.h and CUDAContextLight.h, aten/src/ATen/native/cudnn/Conv_v8.cpp;
+# NVIDIA, "cuDNN Graph API", cudnnStatus_t; NVIDIA/nccl, src/include/checks.h; triton-lang/triton,
+# third_party/nvidia/backend/driver.c.
 _OUT_OF_MEMORY = (
+    # The CPU's, on Linux and on Windows.
     "can't allocate memory", "not enough memory: you tried to allocate",
-    "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+    # CUDA's runtime, as for page-locked memory; its driver, as for segments that grow.
+    "CUDA error: out of memory", "CUDA driver error: out of memory", "cudaErrorMemoryAllocation",
+    # Workspaces of its libraries.
+    "CUBLAS_STATUS_ALLOC_FAILED", "CUSOLVER_STATUS_ALLOC_FAILED", "CUSPARSE_STATUS_ALLOC_FAILED",
+    "CUFFT_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    # NCCL's buffers; what Triton loads and launches.
+    "Cuda failure 2 'out of memory'", "Cuda failure 'out of memory'",
+    "Triton Error [CUDA]: out of memory",
 )  # fmt: skip
+# cuDNN found no algorithm for a convolution. Mostly each of them has failed to get its workspace,
+# which torch does not say; but shapes and number formats that it does not have sound the same.
+_NO_ALGORITHM = (
+    "FIND was unable to find an engine to execute this computation",
+    "GET was unable to find an engine to execute this computation",
+)
 # torch's attention, where the only kernels it may use are not made for the device or the shapes.
 _NO_ATTENTION = ("No available kernel", "No viable backend for scaled_dot_product_attention")
 # A layer of a model that is spread over ranks, used while its weights are not put together.
@@ -65,7 +84,7 @@ def bad_news(error: BaseException) -> FlatoutError | None:
         return None
     text = str(error)
     if is_out_of_memory(error):
-        return RunFailed(
+        return no_algorithm(one_line(error)) or RunFailed(
             "out-of-memory",
             "there is not enough memory for this step.",
             because=one_line(error),
@@ -124,7 +143,24 @@ def is_out_of_memory(error: BaseException) -> bool:
         # While something was compiled.
         return is_out_of_memory(inner)
     text = str(error)
-    return isinstance(error, RuntimeError) and any(said in text for said in _OUT_OF_MEMORY)
+    said = (*_OUT_OF_MEMORY, *_NO_ALGORITHM)
+    return isinstance(error, RuntimeError) and any(words in text for words in said)
+
+
+def no_algorithm(because: str) -> RunFailed | None:
+    """What a person should read where less memory did not help, or cannot be tried, if what was
+    said may not have been about memory; None if it was.
+    """
+    if not any(words in because for words in _NO_ALGORITHM):
+        return None
+    return RunFailed(
+        "no-convolution-algorithm",
+        "cuDNN has no algorithm for a convolution of this step.",
+        because=f"{because}: either there is no memory for any of them, or none takes these "
+        "shapes and this number format",
+        fix="use a smaller batch_size, to find out whether it is memory; else use --use "
+        "precision=fp32 and --use memory_format=contiguous, or another torch",
+    )
 
 
 def compiling_failed(because: str) -> RunFailed:

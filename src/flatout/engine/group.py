@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flatout.engine.connection import Connection
 from flatout.engine.facts import chosen_device
@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 # Where ranks meet: to vote, because memory is short, to copy, or about a value.
 _VOTE, _SHORT, _COPY, _VALUE = 0.0, 1.0, 2.0, 3.0
+
+# After the shape of a buffer that is kept out of the state_dict.
+_CACHE = " (a cache)"
 
 # Before a value that the first rank tells; else it is why there is none.
 _FINE = b"+"
@@ -151,7 +154,7 @@ class Group:
 
     def copy_from_first(self, model: nn.Module) -> None:
         """See Ranks."""
-        tensors = [one.detach() for one in (*model.parameters(), *model.buffers())]
+        tensors = alike_tensors(self, model)
         self._met(_COPY)
         # The parts that are spread over the ranks were cut from the first one's weights.
         self.connection.tensors.copy_from_first([one for one in tensors if not is_spread(one)])
@@ -195,6 +198,38 @@ class Group:
         elif len(places) > 1:
             raise _unlike()
         return [row[1:] for row in rows]
+
+
+def alike_tensors(group: Group, model: nn.Module) -> list[Tensor]:
+    """Weights and buffers, but for caches of what a rank has seen: buffers that are kept out
+    of the state_dict and differ in shape.
+
+    Raises:
+        UsageError: ranks-do-not-fit, where anything else has another shape on another rank.
+    """
+    stored = {id(one) for one in model.state_dict(keep_vars=True).values()}
+    named = dict([*model.named_parameters(), *model.named_buffers()])
+    own = {
+        name: f"{tuple(one.shape)} {one.dtype}" + ("" if id(one) in stored else _CACHE)
+        for name, one in named.items()
+    }
+    told = group.gathered(own, dict[str, str], about="shapes")
+    differing = {}
+    for name in sorted({name for other in told for name in other}):
+        forms = [other.get(name, _CACHE) for other in told]
+        if len(set(forms)) > 1:
+            differing[name] = forms
+    for name, forms in differing.items():
+        rank = next(rank for rank, form in enumerate(forms) if form != forms[0])
+        if not all(form.endswith(_CACHE) for form in forms):
+            there = [form.removesuffix(_CACHE) or "not there" for form in forms]
+            raise UsageError(
+                "ranks-do-not-fit",
+                f"`{name}` is not the same on all ranks.",
+                because=f"it is {there[0]} on rank 0, and {there[rank]} on rank {rank}",
+                fix="let the experiment's `model` build the same on every rank",
+            )
+    return [one.detach() for name, one in named.items() if name not in differing]
 
 
 _FIELDS = tuple(Ballot.__dataclass_fields__)

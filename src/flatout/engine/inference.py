@@ -221,7 +221,7 @@ def load(
         model = check_model(experiment.model(), experiment).to(place)
     if recipe.memory_format.value == "channels_last":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    load_weights(model, tensors, folder.weights)
+    load_weights(model, tensors, folder.weights, are_own=True)
     return Predictor(
         model=model.eval(),
         experiment=experiment,

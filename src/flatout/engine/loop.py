@@ -14,7 +14,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from flatout.engine.evaluation import Validator
+from flatout.engine.gate.splitting import Training, why_not_split
 from flatout.engine.journal import Journal
+from flatout.engine.late_buffers import check_is_taken_back
 from flatout.engine.memory import MemoryCap
 from flatout.engine.meter import Meter
 from flatout.engine.position import Position
@@ -86,7 +88,14 @@ class Loop:
         step = session.position.step
         ranks = session.ranks
         means = means_of(session.facts, ranks.size)
-        self._relief = Relief(around.folder, around.journal, means, step, ranks)
+        training = Training(
+            experiment=session.experiment,
+            seed=session.seed,
+            device=session.device,
+            data=session.train_data,
+        )
+        ask = functools.partial(why_not_split, training)
+        self._relief = Relief(around.folder, around.journal, means, step, ranks, ask)
         self._reporter: Reporter | SilentReporter = SilentReporter()
         if ranks.is_first:
             self._reporter = Reporter(session, around.journal, around.meter, around.cap)
@@ -98,6 +107,7 @@ class Loop:
         self._validate_every = every if isinstance(every, int) else None
         self._is_first_update = True
         self._has_told_lost = False
+        self._has_told_changes = False
 
     def run(self) -> Ending:
         """Trains; when it returns, everything is told, and saved or being saved.
@@ -184,6 +194,7 @@ class Loop:
         session.check_groups()
         if self._is_first_update:
             # By now the optimizer has its state: what cannot be stored is refused at once.
+            check_is_taken_back(session.model, session.built_forms)
             own = pack(own_state_of(session), is_copied=False)
             num_parts = session.ranks.size if session.sharding is not None else 1
             self._saver.expect_size(own.num_bytes * num_parts)
@@ -287,6 +298,8 @@ class Loop:
         self._maker.look()
         if not self._has_told_lost:
             self._has_told_lost = _has_told_lost(self._session, self._journal)
+        if not self._has_told_changes:
+            self._has_told_changes = _told_changes(self._session, self._journal)
         self._meter.mark("other")
         own = generator_states(self._session.device)
         states = self._session.ranks.gathered(own, about="generators")
@@ -329,6 +342,16 @@ def _is_validation_missing(position: Position, every: int | None) -> bool:
     """Whether the run was saved because the validation after this step has failed."""
     is_due = every is not None and position.step > 0 and position.step % every == 0
     return is_due and position.validated_step != position.step
+
+
+def _told_changes(session: Session, journal: Journal) -> bool:
+    """Whether the model has changed so that no resume could go on with it, and that is said."""
+    try:
+        check_is_taken_back(session.model, session.built_forms)
+    except UsageError as error:
+        journal.warn_of(session.position.step, error)
+        return True
+    return False
 
 
 def _put_together(

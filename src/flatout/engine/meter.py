@@ -157,7 +157,8 @@ class Losses:
             self._waiting.clear()
             host.copy_(losses, non_blocking=True)
             event = torch.cuda.Event()
-            event.record()
+            # The one that copies: an event on another GPU's stream would be there too early.
+            event.record(torch.cuda.current_stream(self.device))
             self._copied.append((host, sizes, event))
         taken: list[tuple[float, int]] = []
         while self._copied and (is_waiting or self._copied[0][2].query()):

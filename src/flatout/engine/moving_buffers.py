@@ -11,6 +11,9 @@ class MovingBuffers:
     """Buffers that are averaged over the ranks, by samples, in fp64: what is equal on all of them
     stays so.
 
+    Those that are kept out of the state_dict are each rank's own: many are only caches, as long as
+    the longest sequence that a rank has seen.
+
     Args:
         model: whose buffers they are.
     """
@@ -23,8 +26,8 @@ class MovingBuffers:
         return [
             (module, buffer, buffer._version)
             for module in self._modules
-            for buffer in module._buffers.values()
-            if buffer is not None
+            for name, buffer in module._buffers.items()
+            if buffer is not None and name not in module._non_persistent_buffers_set
         ]
 
     def moved(self) -> list[bool]:
@@ -49,6 +52,10 @@ class MovingBuffers:
             is_moved or (id(module) in moved and one.is_floating_point())
             for (module, one, _), is_moved in zip(now, is_traced, strict=True)
         ]
+
+    def shapes(self) -> list[list[int]]:
+        """The shape of each; ranks can only average what has the same on all of them."""
+        return [list(buffer.shape) for _, buffer, _ in self._now()]
 
     @torch.no_grad()
     def packed(self, moved: list[bool], num_samples: int) -> list[Tensor]:

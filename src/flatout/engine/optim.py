@@ -124,6 +124,33 @@ def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     optimizer.load_state_dict(state)
     for group, flags in zip(optimizer.param_groups, kept, strict=True):
         group.update(flags)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    if len(parameters) == len(numbers):
+        for number, parameter in zip(numbers, parameters, strict=True):
+            stored, loaded = state["state"].get(number), optimizer.state.get(parameter)
+            if isinstance(stored, dict) and isinstance(loaded, dict):
+                loaded.update(_as_stored(stored, loaded, parameter))
+
+
+def _as_stored(stored: Any, loaded: Any, parameter: Tensor) -> Any:
+    """A loaded state in its own number formats: torch gives it the weight's.
+
+    Weights in fp64 beside those in fp32 would be rounded, and an index would be none any more.
+    """
+    if isinstance(stored, Tensor) and isinstance(loaded, Tensor):
+        is_cast = loaded.dtype == parameter.dtype != stored.dtype
+        return stored.to(loaded.device) if is_cast else loaded
+    if isinstance(stored, dict) and isinstance(loaded, dict):
+        # A step count is where the implementation needs it: set_implementation.
+        return {
+            key: _as_stored(stored[key], value, parameter) if key in stored else value
+            for key, value in loaded.items()
+        }
+    is_row = isinstance(stored, list | tuple) and type(stored) is type(loaded)
+    if is_row and len(stored) == len(loaded):
+        return type(loaded)(map(_as_stored, stored, loaded, [parameter] * len(loaded)))
+    return loaded
 
 
 def own_step(optimizer: Optimizer) -> None:

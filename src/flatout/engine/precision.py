@@ -29,8 +29,70 @@ _BACKENDS = {
 def set_matmul_precision(precision: Precision) -> None:
     """tf32 lets CUDA's matrix products and convolutions round fp32 inputs to 10 bits; fp32 not."""
     is_tf32 = precision == "tf32"
+    for place in _fp32_places():
+        # What an experiment has set for one kind of operation would win over what follows.
+        place.fp32_precision = "none"
     torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = is_tf32
+
+
+def matmul_precision() -> str:
+    """What torch calls the precision of fp32 products now."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        # Set by the newer of torch's two ways, the older one cannot be asked.
+        is_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+        return "high" if is_tf32 else "highest"
+
+
+@contextlib.contextmanager
+def fp32_settings_put_back() -> Iterator[None]:
+    """Puts back how torch computes fp32 products and convolutions, whatever is set meanwhile.
+
+    torch 2.9 has a setting for each kind of operation, beside the older ones for all of them. Each
+    of the two ways writes into the other, and the older one raises where it was contradicted.
+    Source: https://docs.pytorch.org/docs/stable/notes/cuda.html, "TensorFloat-32 (TF32)".
+    """
+    kept = [(place, place.fp32_precision) for place in _fp32_places()]
+    matmul, is_cudnn_tf32 = _older_settings()
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = is_cudnn_tf32
+        for place, value in kept:
+            place.fp32_precision = value
+
+
+def _fp32_places() -> list[Any]:
+    """Where torch keeps settings of the newer kind: for all, by library, by operation."""
+    backends: Any = torch.backends
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):
+        return []
+    libraries = (backends.cudnn, backends.mkldnn)
+    places = [backends, backends.cuda.matmul, *libraries]
+    for library in libraries:
+        for name in ("matmul", "conv", "rnn"):
+            place = getattr(library, name, None)
+            if hasattr(place, "fp32_precision"):
+                places.append(place)
+    return places
+
+
+def _older_settings() -> tuple[str, bool]:
+    """Of products and of cuDNN; what contradicts the newer settings is their opposite."""
+    backends: Any = torch.backends
+    try:
+        matmul = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        matmul = "highest" if backends.cuda.matmul.fp32_precision == "tf32" else "high"
+    try:
+        is_cudnn_tf32 = backends.cudnn.allow_tf32
+    except RuntimeError:
+        operations = (backends.cudnn.conv, backends.cudnn.rnn)
+        is_cudnn_tf32 = any(one.fp32_precision != "tf32" for one in operations)
+    return matmul, is_cudnn_tf32
 
 
 def autocast(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
+import msgspec
+
 from flatout.engine.facts import Facts
+from flatout.engine.failures import no_algorithm
 from flatout.engine.history import History, read_history
 from flatout.engine.journal import Journal
 from flatout.engine.ranks import ALONE, Ranks
@@ -15,6 +19,8 @@ from flatout.nouns.adaptation import Adaptation, Kind
 from flatout.nouns.recipe import Choice, Recipe
 from flatout.system.runs import RunFolder
 from flatout.tune.relief import Means, relief, samples_in_micro_batch
+
+Ask = Callable[[Recipe], str | None]
 
 
 class Relief:
@@ -28,6 +34,7 @@ class Relief:
         means: how its step can take less.
         step: the updates made so far.
         ranks: those that decide alike; the first of them tells it.
+        ask: why a batch under a recipe cannot be split further; None where it can.
     """
 
     def __init__(
@@ -37,11 +44,13 @@ class Relief:
         means: Means,
         step: int,
         ranks: Ranks = ALONE,
+        ask: Ask | None = None,
     ) -> None:
         self._folder = folder
         self._journal = journal
         self._ranks = ranks
         self._means = means
+        self._ask = ask
         self._own_loss: RunFailed | None = None
         self._read(step)
 
@@ -56,9 +65,28 @@ class Relief:
         Raises:
             RunFailed: out-of-memory, where there is none that computes the same.
         """
+        self._learn(shortage, step, self._ranks)
         self._write_less(shortage, step, is_in_place=is_in_place)
         self._read(step)
         return self._recipe_at(step)
+
+    def _learn(self, shortage: Shortage, step: int, ranks: Ranks) -> None:
+        """Asks, before the batch is split for the first time, whether that computes the same."""
+        recipe = self._recipe_at(step)
+        changes = relief(recipe, self._means, shortage.part)
+        is_split = isinstance(changes, dict) and "micro_batch_size" in changes
+        told = [line.adaptation for line in self._history.decisions if line.adaptation is not None]
+        reasons = [one.not_split for one in told if one.not_split is not None]
+        if not is_split or recipe.out_of_memory.value == "shrink" or self._ask is None:
+            return
+        if reasons:
+            reason: str | None = reasons[-1]
+        elif any(one.kind == "smaller" for one in told):
+            return
+        else:
+            ask = self._ask
+            reason = ranks.told(lambda: ask(recipe), str | None, about="parts of a batch")
+        self._means = msgspec.structs.replace(self._means, not_split=reason)
 
     def lost_here(self, error: RunFailed, shortage: Shortage, step: int) -> None:
         """Has whoever goes on after this GPU was lost take less, from the step after `step` on.
@@ -69,6 +97,7 @@ class Relief:
             RunFailed: out-of-memory.
         """
         self._own_loss = error
+        self._learn(shortage, step, ALONE)
         self._write_less(shortage, step, is_in_place=False)
 
     def lost_elsewhere(self, error: Exception, step: int) -> None:
@@ -81,6 +110,7 @@ class Relief:
             return
         if error is not self._own_loss:
             shortage = Shortage(part="other", because=error.because or error.problem)
+            self._learn(shortage, step, ALONE)
             self._write_less(shortage, step, is_in_place=False, num_behind=1)
 
     def _write_less(
@@ -100,6 +130,7 @@ class Relief:
             part=shortage.part,
             is_in_place=is_in_place,
             because=shortage.because,
+            not_split=self._means.not_split,
         )
         self._write(step, changes, adaptation, f"memory ran out at step {step + 1:,}")
 
@@ -201,7 +232,9 @@ def means_of(facts: Facts, num_ranks: int) -> Means:
     )
 
 
-def relieved_after_kill(folder: RunFolder, journal: Journal, means: Means, step: int) -> Recipe:
+def relieved_after_kill(
+    folder: RunFolder, journal: Journal, means: Means, step: int, ask: Ask | None = None
+) -> Recipe:
     """The recipe for going on after the kernel has ended a process because memory was full.
 
     In which step that was, nobody can tell: it holds from here on.
@@ -211,7 +244,7 @@ def relieved_after_kill(folder: RunFolder, journal: Journal, means: Means, step:
     """
     because = "the kernel ended the process: the computer's memory was full"
     shortage = Shortage(part="process", because=because)
-    return Relief(folder, journal, means, step).less(shortage, step, is_in_place=False)
+    return Relief(folder, journal, means, step, ask=ask).less(shortage, step, is_in_place=False)
 
 
 def _kind_of(changes: dict[str, Any]) -> Kind:
@@ -221,12 +254,20 @@ def _kind_of(changes: dict[str, Any]) -> Kind:
 
 
 def _no_relief(shortage: Shortage, reason: str, recipe: Recipe, means: Means) -> RunFailed:
+    failed = no_algorithm(shortage.because)
+    if failed is not None:
+        return failed
     size = samples_in_micro_batch(recipe, means)
     fix = "use a smaller batch_size or model; or free memory, and resume the run"
     if means.has_batch_norm and recipe.out_of_memory.value == "auto" and size > 1:
         fix = (
             "resume with --on-oom shrink to let BatchNorm see smaller micro-batches; or use a "
             "smaller batch_size, or norms without running statistics, such as GroupNorm"
+        )
+    elif means.not_split is not None:
+        fix = (
+            "return a sum and its count instead of a mean, where it is one; or use a smaller "
+            "batch_size; or resume with --on-oom shrink to compute it over smaller parts"
         )
     elif recipe.out_of_memory.value == "stop":
         fix = (

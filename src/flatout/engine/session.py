@@ -27,11 +27,18 @@ from flatout.engine.defaults import chosen_recipe
 from flatout.engine.deferred_compiler import use_deterministic_algorithms
 from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
-from flatout.engine.facts import Facts, check_model, chosen_device, experiment_facts
+from flatout.engine.facts import (
+    Facts,
+    check_model,
+    chosen_device,
+    experiment_facts,
+    use_device,
+)  # fmt: skip
 from flatout.engine.feeds import Reading, built_data, check_apart
 from flatout.engine.float8 import Float8Products
 from flatout.engine.graphs import Graphs, graphs_on
 from flatout.engine.group import Group
+from flatout.engine.late_buffers import forms_of
 from flatout.engine.layout import ON_ONE_RANK, Layout
 from flatout.engine.learning_rates import LearningRates
 from flatout.engine.module_attributes import ModuleAttributes
@@ -133,6 +140,7 @@ def build(
         layout: what is wished of the weights.
     """
     device = chosen_device(device_name)
+    use_device(device)
     randomness.seed_generators(randomness.mixed_seed(seed, "model"))
     model = check_model(experiment.model(), experiment)
     if layout.init is not None:
@@ -193,19 +201,18 @@ def process_settings(recipe: Recipe) -> Iterator[None]:
 def torch_settings_put_back() -> Iterator[None]:
     """Puts back what torch has once per process, whatever is set meanwhile."""
     threads = torch.get_num_threads()
-    matmul = torch.get_float32_matmul_precision()
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    cudnn = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    benchmarks = torch.backends.cudnn.benchmark
     try:
-        yield
+        with precision.fp32_settings_put_back():
+            yield
     finally:
         torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(matmul)
         use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
-        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark = cudnn
+        torch.backends.cudnn.benchmark = benchmarks
 
 
 @contextlib.contextmanager
@@ -217,7 +224,7 @@ def _torch_settings(recipe: Recipe) -> Iterator[None]:
         # Filling every new tensor guards code that reads memory nobody wrote; it costs a pass
         # over memory for each operation, and a model that does so is wrong in any mode.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.backends.cudnn.benchmark = not recipe.deterministic.value
+        torch.backends.cudnn.benchmark = recipe.benchmark.value
         yield
 
 
@@ -238,6 +245,7 @@ class Session:
         self.file = built.file
         self.device = built.device
         self.facts = built.facts
+        self.train_data = built.train_data
         self.model = built.model
         self.optimizers = built.optimizers
         self.graphs = built.graphs
@@ -283,6 +291,8 @@ class Session:
         self.autocast = precision.forward_settings(
             recipe.precision.value, recipe.attention.value, self.device
         )
+        # Of the model as it is built: what comes later, a resume must make room for.
+        self.built_forms = forms_of(self.model)
         randomness.seed_generators(self.training_seed())
 
     def training_seed(self, *parts: int) -> int:

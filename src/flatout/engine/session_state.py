@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from flatout.engine import randomness
 from flatout.engine.ema import WeightAverage
+from flatout.engine.failures import is_out_of_memory
+from flatout.engine.late_buffers import buffer_forms, make_room
 from flatout.engine.position import Position
 from flatout.engine.session import Session
 from flatout.engine.state import compact, is_expanded
@@ -48,6 +50,11 @@ def _state(session: Session) -> dict[str, Any]:
             name: value for name, value in session.model.named_buffers() if name not in weights
         },
         "attributes": session.attributes.state(),
+        # Some are made, or grow, in the forward pass: a resume makes room for them.
+        "buffer_forms": {
+            "built": session.built_forms.buffers,
+            "now": buffer_forms(session.model),
+        },
         "optimizer": session.optimizers.state_dict(),
         "schedule": session.learning_rates.state_dict(),
         "schedule_steps": session.learning_rates.total_steps,
@@ -74,9 +81,9 @@ def take_over(session: Session, state: dict[str, Any], *, is_changed: bool = Fal
     """
     try:
         _take_over(session, state, is_changed)
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise UsageError(
             "experiment-changed",
             "the run's checkpoint does not fit what the experiment builds now.",
@@ -115,6 +122,9 @@ def _strides(dense: Tensor, like: Tensor) -> list[int]:
 
 @torch.no_grad()
 def _take_over(session: Session, state: dict[str, Any], is_changed: bool) -> None:
+    forms = state.get("buffer_forms")
+    if forms is not None:
+        make_room(session.model, forms["built"], forms["now"])
     if session.sharding is not None:
         parts = session.sharding.parts_of(state, _state(session), session.optimizers)
         state = state | parts

@@ -22,6 +22,7 @@ from flatout.engine.exchange import Exchange, Part
 from flatout.engine.experiment import Experiment
 from flatout.engine.feed import MicroBatch
 from flatout.engine.group import Group
+from flatout.engine.late_buffers import KeptBuffers
 from flatout.engine.meter import Meter
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.passes import Passes
@@ -79,7 +80,7 @@ class Step:
         self._meter = meter
         self._weights = WeightUpdate(parts.optimizers, parts.scaler, parts.clip_norm, parts.step_of)
         # The forward pass of a batch that is skipped has moved BatchNorm's averages, too.
-        self._buffers = list(parts.model.buffers()) if parts.skips_nonfinite else []
+        self._buffers = KeptBuffers(parts.model) if parts.skips_nonfinite else None
         self.exchange: Exchange | None = None
         if isinstance(parts.ranks, Group):
             gradients = _gradients(self._weights, is_spread=parts.is_spread)
@@ -93,12 +94,12 @@ class Step:
             The batch's mean loss: a scalar on the device, detached, not waited for.
         """
         parts = self._parts
-        buffers = [buffer.clone() for buffer in self._buffers]
+        if self._buffers is not None:
+            self._buffers.keep()
         loss = self._accumulate(update) if self.exchange is None else self._shared(update)
-        if parts.skips_nonfinite and not self._weights.is_finite(loss):
+        if self._buffers is not None and not self._weights.is_finite(loss):
             loss = loss * torch.nan
-            for buffer, kept in zip(self._buffers, buffers, strict=True):
-                buffer.copy_(kept)
+            self._buffers.put_back()
         else:
             self._weights.apply()
             if parts.average is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.checkpoint import newest_state
+from flatout.engine.late_buffers import take_forms
 from flatout.engine.session import Session
 from flatout.engine.state import Packed, pack
 from flatout.engine.tensor_file import write_tensors
@@ -94,12 +95,22 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+def load_weights(
+    model: nn.Module, tensors: dict[str, Tensor], path: Path, *, are_own: bool = False
+) -> None:
     """Gives a model these weights, every one of them; `path` is where they are from.
+
+    Args:
+        model: is changed.
+        tensors: by name.
+        path: where they are from.
+        are_own: they were trained in this model, whose buffers may have grown meanwhile.
 
     Raises:
         UsageError: weights-do-not-fit.
     """
+    if are_own:
+        take_forms(model, tensors)
     wanted = model.state_dict()
     problems = [f"{name} is missing" for name in wanted if name not in tensors]
     problems += [f"{name} is not in the model" for name in tensors if name not in wanted]

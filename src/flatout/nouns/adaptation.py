@@ -29,6 +29,8 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     before, after: samples in a micro-batch.
     is_in_place: the same batch was repeated; otherwise the run went back to its last checkpoint.
     because: what was said or seen.
+    not_split: why micro-batches are not smaller instead, where that was asked. Smaller ones were
+        found to compute the same.
     """
 
     kind: Kind
@@ -38,3 +40,4 @@ class Adaptation(msgspec.Struct, frozen=True, kw_only=True):
     part: Part | None = None
     is_in_place: bool = True
     because: str | None = None
+    not_split: str | None = None

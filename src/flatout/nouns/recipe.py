@@ -74,6 +74,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         or one of each performance core.
     allocator: `system` leaves freed memory to the C library; `retain` keeps it in the process.
     deterministic: only algorithms that repeat bit for bit.
+    benchmark: cuDNN times its algorithms for each shape of a convolution, and takes the fastest.
     nonfinite_loss: `stop` the run at a NaN or infinite loss, or `skip` that batch's update.
     out_of_memory: `auto` goes on with less where the same is computed, `shrink` also where
         BatchNorm sees smaller micro-batches, `stop` ends the run.
@@ -117,6 +118,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         value="system", why="no such field when this recipe was chosen"
     )
     deterministic: Choice[bool]
+    benchmark: Choice[bool] = Choice(value=False, why="no such field when this recipe was chosen")
     nonfinite_loss: Choice[NonfiniteLoss]
     out_of_memory: Choice[OutOfMemory] = Choice(
         value="auto", why="no such field when this recipe was chosen"

@@ -46,6 +46,7 @@ def plain_changes(setting: Setting) -> dict[str, Any]:
         "steps_per_launch": 1,
         "compiled": "off",
         "compile_mode": "default",
+        "benchmark": False,
         **setting.baseline,
     }
 
@@ -114,6 +115,7 @@ def _all(
 ) -> Iterator[tuple[Candidate, str | None]]:
     yield from _precisions(setting, profile, numerics)
     yield from _memory_formats(setting, profile)
+    yield _benchmark(setting, profile)
     yield _allocator(setting, profile)
     yield from _attentions(setting, profile)
     yield from data_paths(setting, profile)
@@ -188,6 +190,21 @@ def _memory_formats(setting: Setting, profile: Profile) -> Iterator[tuple[Candid
         why="the order in which convolutions read fastest",
     )
     yield candidate, _no_layout(setting, profile)
+
+
+def _benchmark(setting: Setting, profile: Profile) -> tuple[Candidate, str | None]:
+    candidate = Candidate(
+        name="cuDNN's benchmark",
+        axis="convolution algorithms",
+        changes={"benchmark": True},
+        why="cuDNN times its algorithms, rather than guess which one is fastest",
+    )
+    reason = None if profile.has_convolutions else "the step has no convolution"
+    if setting.device != "cuda":
+        reason = "only cuDNN, on a GPU, has it"
+    elif setting.is_deterministic:
+        reason = "with `deterministic` the choice must not depend on a measurement"
+    return candidate, reason
 
 
 def _allocator(setting: Setting, profile: Profile) -> tuple[Candidate, str | None]:

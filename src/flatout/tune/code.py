@@ -235,7 +235,7 @@ def _values(plan: _Plan) -> dict[str, str]:
         "num_threads": str(recipe.num_threads.value),
         "cpus": _numbers(outline.cpus.get(recipe.cpu_affinity.value, ())),
         "is_tf32": str(recipe.precision.value == "tf32"),
-        "is_benchmarking": str(not recipe.deterministic.value),
+        "is_benchmarking": str(recipe.benchmark.value),
         "is_foreach": str(implementation == "foreach"),
         "is_fused": str(implementation == "fused"),
         "dtype": "torch.float16" if recipe.precision.value == "fp16" else "torch.bfloat16",

@@ -126,6 +126,7 @@ def build(experiment: Any, seed: int) -> tuple[Any, Any, Any]:
     #= precision  #? tf32
     torch.set_float32_matmul_precision("high")  #? tf32
     torch.backends.cudnn.allow_tf32 = $is_tf32  #? cuda
+    #= benchmark  #? cuda
     torch.backends.cudnn.benchmark = $is_benchmarking  #? cuda
     #= memory_format  #? layout
     model.to(memory_format=torch.channels_last)  #? layout

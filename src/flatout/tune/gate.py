@@ -35,6 +35,7 @@ _CONCERNED: dict[str, frozenset[Question]] = {
     # New pages are zeros; what is kept is not, should a model read what nobody wrote.
     "allocator": frozenset(("gradients",)),
     "deterministic": frozenset(("gradients", "masks")),
+    "benchmark": frozenset(("gradients", "curve")),
     # The other questions are asked of the same step without graphs.
     "capture": frozenset(("replays",)),
     "steps_per_launch": frozenset(("replays",)),

@@ -22,12 +22,16 @@ _MOVED_SPEED = 1 / 3
 
 
 class Means(msgspec.Struct, frozen=True, kw_only=True):
-    """What of an experiment decides how its step can take less memory."""
+    """What of an experiment decides how its step can take less memory.
+
+    not_split: why smaller parts of a batch would compute something else, where that was seen.
+    """
 
     batch_size: int
     has_batch_norm: bool
     has_own_step: bool
     has_blocks: bool
+    not_split: str | None = None
 
 
 def relief(recipe: Recipe, means: Means, part: Part | None = None) -> dict[str, Any] | str:
@@ -48,17 +52,20 @@ def relief(recipe: Recipe, means: Means, part: Part | None = None) -> dict[str, 
     if part == "capture":
         return {"capture": "off"}
     size = samples_in_micro_batch(recipe, means)
-    can_split = not means.has_own_step and (not means.has_batch_norm or wish == "shrink")
+    is_other = means.has_batch_norm or means.not_split is not None
+    can_split = not means.has_own_step and (not is_other or wish == "shrink")
     is_smaller = can_split and size > 1
     checkpointing = recipe.activation_checkpointing
     is_whole = float(checkpointing.value) == 1.0
     can_recompute = means.has_blocks and not is_whole and checkpointing.origin != "yours"
-    if can_recompute and (means.has_batch_norm or not is_smaller):
+    if can_recompute and (is_other or not is_smaller):
         return {"activation_checkpointing": True}
     if is_smaller:
         return {"micro_batch_size": -(-size // 2)}
     if means.has_own_step:
         return "the experiment's own step takes the whole batch alone"
+    if means.not_split is not None and not can_split:
+        return f"with smaller parts of a batch, {means.not_split}"
     if not can_split:
         return "in smaller parts of a batch, BatchNorm would compute its statistics over those"
     return "one sample alone needs more memory than there is"

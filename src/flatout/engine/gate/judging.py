@@ -12,6 +12,7 @@ from functools import cached_property, partial
 import torch
 
 from flatout.engine import randomness
+from flatout.engine.failures import is_out_of_memory
 from flatout.engine.gate.compiled import as_written, compiled_checks
 from flatout.engine.gate.material import Material, PlainStepFailed, Subject
 from flatout.engine.gate.questions import QUESTIONS
@@ -79,8 +80,11 @@ class Gate:
         except PlainStepFailed as failed:
             note = f"the plain step fails on batches of {self._material.size}: {failed}"
             return [Check(name=question, is_passed=False, note=note)]
-        except (torch.OutOfMemoryError, FlatoutError):
+        except FlatoutError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, the candidate cannot be used
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            # Whatever it is, the candidate cannot be used.
             note = f"could not be computed: {type(error).__name__}: {error}"
             return [Check(name=question, is_passed=False, note=note)]

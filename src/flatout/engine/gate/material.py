@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
-import torch
 from torch import nn
 
 from flatout.engine import randomness
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device
+from flatout.engine.failures import is_out_of_memory
 from flatout.engine.feeds import built_data
 from flatout.engine.gate.draws import Draws
 from flatout.engine.gate.runs import Case, Maker
@@ -151,9 +151,11 @@ class Material:
         if key not in self._results:
             try:
                 self._results[key] = make()
-            except (torch.OutOfMemoryError, FlatoutError):
+            except FlatoutError:
                 raise
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 raise PlainStepFailed(f"{type(error).__name__}: {error}") from error
         return self._results[key]
 

@@ -54,7 +54,8 @@ from flatout.nouns.recipe import Precision, Recipe
 from flatout.nouns.tuning import Check
 from flatout.tune.gate import Errors, Question, coarser, gradient_check
 
-_NUM_GRADIENTS, _NUM_CURVE = 2, 3
+# Two whole batches, and the epoch's last one, which is smaller.
+_NUM_GRADIENTS, _NUM_CURVE = 3, 3
 # Learning rates of four updates: what freezes the first one, or its double, is seen.
 _RATES = [0.01, 0.01, 0.003, 0.02]
 # Of the moving average while a curve is made: what goes wrong shows at once.
@@ -139,9 +140,9 @@ def _double_gradients(case: Case) -> Gradients:
 def accumulation(material: Material, candidate: Recipe) -> list[Check]:
     """Sums, counts, clipping and scaling, with gradients that are known beforehand."""
     bag, rows = _bag(material), weighted_rows(2, material.size)
-    experiment = replace(
-        bag_experiment(material.experiment, bag, 2), optimizer=remembering, train_data=lambda: rows
-    )
+    count = int(rows[-1, 0]) + 1
+    updating = bag_experiment(material.experiment, bag, count)
+    experiment = replace(updating, optimizer=remembering, train_data=lambda: rows)
     checks = []
     for loss in (bag_mean, bag_sum):
         known = known_gradients(bag, rows, is_sum=loss is bag_sum)
@@ -150,7 +151,7 @@ def accumulation(material: Material, candidate: Recipe) -> list[Check]:
         for clip_norm in clips if candidate.clip_norm.value is not None else clips[:1]:
             recipe = material.small(candidate, clip_norm=clip_norm)
             case = material.case(replace(experiment, loss=loss), recipe, is_plain=False)
-            checks.append(accumulation_check(bag, known, run_gradients(case, 2), clip_norm))
+            checks.append(accumulation_check(bag, known, run_gradients(case, count), clip_norm))
     return [max(checks, key=lambda check: (not check.is_passed, check.measured))]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,7 +23,12 @@ from flatout.engine.gate.draws import Draws, NoFusedDropout
 from flatout.engine.gate.reference import Gradients, halve, optimizer_states, set_rates
 from flatout.engine.gate.stand_ins import Bag, remembered
 from flatout.engine.meter import Meter
-from flatout.engine.session import Session, build, process_settings
+from flatout.engine.session import (
+    Session,
+    build,
+    process_settings,
+    torch_settings_put_back,
+)  # fmt: skip
 from flatout.engine.steps import shared_step
 from flatout.nouns.recipe import Recipe
 
@@ -158,10 +164,12 @@ class BagRun:
 
 
 def run_bag(case: Case, rates: list[float]) -> BagRun:
-    """One update of a bag for each learning rate."""
+    """One update of a bag for each learning rate; before them one that a loss scaler leaves out."""
     with running(case) as (session, step):
         updates = first_updates(session, len(rates))
         with drawing(case, session.device):
+            if session.scaler is not None:
+                _overflow(session, step, updates[0])
             for rate, update in zip(rates, updates, strict=True):
                 set_rates(session.optimizers.only, rate)
                 step.run(update)
@@ -173,6 +181,23 @@ def run_bag(case: Case, rates: list[float]) -> BagRun:
             states=optimizer_states(session.optimizers.only, bag),
             num_compiled=sum(compiler.num_calls for compiler in compilers(session)),
         )
+
+
+def _overflow(session: Session, step: Updating, update: list[MicroBatch]) -> None:
+    """An update whose scaled gradients are infinite, as those of a training's first ones may be.
+
+    What is read of it that nobody wrote is NaN here, rather than whatever lay there before.
+    """
+    scaler = session.scaler
+    assert scaler is not None
+    calm = scaler.state_dict()
+    scaler.load_state_dict(calm | {"scale": math.inf})
+    with torch_settings_put_back(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+        step.run(update)
+    scaler.load_state_dict(calm)
 
 
 @dataclass(kw_only=True)

@@ -196,9 +196,13 @@ def bag_experiment(experiment: Experiment, bag: Bag, count: int) -> Experiment:
 
 
 def weighted_rows(count: int, batch_size: int) -> Tensor:
-    """Samples (update, weight, count) whose weights and counts differ: see bag_experiment."""
+    """Samples (update, weight, count) whose weights and counts differ: see bag_experiment.
+
+    count: of whole batches. A smaller one follows, as at the end of an epoch.
+    """
     dice = torch.Generator().manual_seed(1)
     updates = torch.arange(count).repeat_interleave(batch_size).float()
+    updates = torch.cat([updates, torch.full((batch_size // 2,), float(count))])
     weights = 0.2 + torch.rand(len(updates), generator=dice)
     counts = torch.randint(1, 9, (len(updates),), generator=dice).float()
     return torch.stack([updates, weights, counts], dim=1)

@@ -1,0 +1,174 @@
+"""Do smaller parts of a batch compute what the batch does? Asked before a training takes them.
+
+They do not where samples are compared with each other (CLIP, SimCLR), or where a loss is a mean
+over something else than samples. A few are used, twice: as the training makes them, and in halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatout.engine import randomness
+from flatout.engine.batches import is_all_tensors, tensors_in, with_tensors
+from flatout.engine.experiment import Experiment
+from flatout.engine.facts import data_kind
+from flatout.engine.failures import one_line
+from flatout.engine.feed import MicroBatch
+from flatout.engine.feeds import built_data
+from flatout.engine.gate.comparison import gradient_errors
+from flatout.engine.gate.material import Material, Subject
+from flatout.engine.gate.reference import Gradients, reference_gradients
+from flatout.engine.gate.runs import drawing, first_updates, running
+from flatout.engine.gate.stand_ins import few_samples
+from flatout.engine.memory import release_memory
+from flatout.nouns.recipe import Recipe
+
+_NUM_SAMPLES, _NUM_UPDATES = 4, 2
+# Relative errors of all gradients together, and of a single one: in fp64, and in fewer bits.
+_ALLOWED = {True: (1e-6, 1e-2), False: (2e-2, 0.5)}
+# Of a metric, in the format of the training.
+_METRIC_ALLOWED = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What is trained. data: what `train_data` has given; an iterable is not touched."""
+
+    experiment: Experiment
+    seed: int
+    device: torch.device
+    data: Any
+
+
+def why_not_split(training: Training, recipe: Recipe) -> str | None:
+    """Why smaller parts of a batch would compute something else; None where they do not.
+
+    Where it cannot be computed, that is a reason as well: nothing is changed without a proof.
+    """
+    problem = ""
+    # Memory is short on the device: the computer's is the second try.
+    for device in dict.fromkeys((str(training.device), "cpu")):
+        for is_double in (True, False):
+            try:
+                with randomness.untouched_generators(training.device), torch.enable_grad():
+                    return _asked(training, recipe, device, is_double=is_double)
+            except Exception as error:  # noqa: BLE001 - whatever it is, nothing is proved
+                problem = problem or one_line(error)
+            release_memory()
+    return f"it could not be checked whether the same would be computed ({problem})"
+
+
+def _asked(training: Training, recipe: Recipe, device: str, *, is_double: bool) -> str | None:
+    data = training.data
+    if data_kind(data) == "iterable":
+        data = built_data(training.experiment, training.experiment.train_data)
+        if data is training.data:
+            return "it could not be checked: `train_data` gives the same iterable each time"
+    subject = Subject(
+        experiment=training.experiment, seed=training.seed, device=device,
+        num_samples=_NUM_SAMPLES, train_data=data,
+    )  # fmt: skip
+    material = Material(subject, recipe)
+    if material.size < 2:
+        return None
+    own = recipe.precision.value
+    is_own = not is_double and device == str(training.device) and own != "float8"
+    small = material.small(
+        recipe, clip_norm=None, precision=own if is_own else "fp32", compiled="off",
+        activation_checkpointing=False,
+    )  # fmt: skip
+    whole, halves = (
+        _gradients(material, small, is_halved=is_halved, is_double=is_double)
+        for is_halved in (False, True)
+    )
+    names = [name for name, _ in material.model.named_parameters()]
+    errors = gradient_errors(names, halves, whole, whole)
+    allowed, allowed_of_one = _ALLOWED[is_double]
+    worst = max((part.error for part in errors.parts), default=0.0)
+    if not (errors.error <= allowed and worst <= allowed_of_one):
+        return (
+            "the loss would be another one: its samples depend on each other, or it is a mean over "
+            "something else than samples"
+        )
+    return _validation_problem(training, material, small)
+
+
+def _gradients(
+    material: Material, recipe: Recipe, *, is_halved: bool, is_double: bool
+) -> Gradients:
+    case = material.case(material.remembering, recipe, is_plain=True, draws="expected")
+    loss = case.experiment.loss
+    assert loss is not None, "an experiment with a step of its own takes the whole batch"
+    with running(case) as (session, _):
+        updates = first_updates(session, _NUM_UPDATES)
+        if is_halved:
+            updates = [list(_halved(update)) for update in updates]
+        with drawing(case, session.device):
+
+            def rounded(model: nn.Module, batch: Any) -> Any:
+                with session.autocast():
+                    return loss(model, batch)
+
+            return reference_gradients(
+                session.model, loss if is_double else rounded, updates, is_double=is_double
+            )
+
+
+def _halved(update: list[MicroBatch]) -> Iterator[MicroBatch]:
+    """The rows of each micro-batch in two parts.
+
+    Raises:
+        ValueError: it does not consist of rows.
+    """
+    for batch, size in update:
+        if not is_all_tensors(batch):
+            raise ValueError("its batches are not made of tensors with a row for each sample")
+        sizes = [size - size // 2, size // 2] if size > 1 else [size]
+        rows = [tensor.split(sizes) for tensor in tensors_in(batch)]
+        for number, part in enumerate(sizes):
+            yield with_tensors(batch, iter([row[number] for row in rows])), part
+
+
+def _validation_problem(training: Training, material: Material, recipe: Recipe) -> str | None:
+    """The metric that would be another number over smaller batches; None where none would."""
+    # Not at the top: validation is above the gate.
+    from flatout.engine.evaluation import values_of_batch
+
+    experiment = training.experiment
+    if experiment.validation_data is None:
+        return None
+    data = few_samples(built_data(experiment, experiment.validation_data), _NUM_SAMPLES)
+    small = replace(material.experiment, validation_data=lambda: data)
+    case = material.case(small, recipe, is_plain=True, draws="own")
+    with running(case) as (session, _), torch.no_grad():
+        session.model.eval()
+        feed = session.validation_feed
+        assert feed is not None
+        [update] = list(feed.updates(0, 0))[:1]
+        found = []
+        for batches in (update, list(_halved(update))):
+            sums: dict[str, tuple[float, float]] = {}
+            for batch, size in batches:
+                placed = session.place(batch) if session.place is not None else batch
+                with session.autocast():
+                    values = values_of_batch(experiment, session.model, placed)
+                for name, value in values.items():
+                    if isinstance(value, tuple):
+                        total, count = float(value[0]), float(value[1])
+                    elif isinstance(value, int | float | torch.Tensor):
+                        total, count = float(value) * size, float(size)
+                    else:
+                        # Counts, which are added up.
+                        continue
+                    before = sums.get(name, (0.0, 0.0))
+                    sums[name] = (before[0] + total, before[1] + count)
+            found.append({name: total / (count or 1.0) for name, (total, count) in sums.items()})
+    for name, value in found[0].items():
+        if abs(found[1][name] - value) > _METRIC_ALLOWED * max(1e-6, abs(value)):
+            return f"the validation's `{name}` would be another number"
+    return None
