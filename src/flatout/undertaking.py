@@ -80,7 +80,7 @@ def changed_file(folder: RunFolder, spec: ExperimentSpec) -> ChangedFile | None:
         return None
     check_values(parse_parameters(source.text, source.place), spec.parameters)
     before = folder.experiment
-    old = before.read_text(encoding="utf-8-sig") if before.is_file() else ""
+    old = sources.kept_text(before)
     lines = difflib.unified_diff(
         old.splitlines(), source.text.splitlines(), str(before), spec.file, lineterm=""
     )

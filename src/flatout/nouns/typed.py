@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -15,7 +14,12 @@ _MOST_FIXED = 8
 
 def command_line(words: Sequence[str]) -> str:
     """Words as one line of the shell here."""
-    return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
+    if sys.platform != "win32":
+        return shlex.join(words)
+    # Both of its shells take words in double quotes.
+    return " ".join(
+        f'"{word}"' if not word or set(word) & set(" \t&|<>^();") else word for word in words
+    )
 
 
 def resume_command(

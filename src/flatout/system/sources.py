@@ -158,6 +158,11 @@ def require_source(file: str | None, kept: Path) -> None:
     )
 
 
+def kept_text(kept: Path) -> str:
+    """The text of the copy that a run keeps of its experiment; empty where there is none."""
+    return _read_file(kept).text if kept.is_file() else ""
+
+
 def refuse_changed(spec: ExperimentSpec, folder: RunFolder) -> None:
     """Refuses to go on with a run whose experiment file has another text now.
 
