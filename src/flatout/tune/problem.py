@@ -112,7 +112,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         more_s = (self.final_effort - 1) * self.limit_s
         if not self.num_processes:
             return self.trial_s + more_s
-        num_pairs = self.num_processes + (1 if self.final_effort == 1 else 0)
+        one_more = (self.num_processes + 1) * self.process_s <= MOST_OF_BUDGET * self.budget_s
+        num_pairs = self.num_processes + (1 if self.final_effort == 1 and one_more else 0)
         return num_pairs * (self.process_s + more_s)
 
     @property
