@@ -5,11 +5,11 @@
     python benchmarks/no_regret.py --no-oracle --no-peers --lot 3 --neighbours none,loop,training
 
 For each model of a declared list: the plain loop, flatout's defaults, what `flatout tune` chooses
-when it knows nothing yet, the best of a declared grid of at most 48 recipes (all looked at briefly, the best five
-measured again), Lightning and Accelerate. All are measured in turns, in several fresh processes.
-A run that was ended goes on with the next model. What has to pay within a run, as compiling has,
-needs `--epochs` for a long one, and time: `--budget`. With `--neighbours`, searches and
-measurements are made beside other programs, too; `--lot` takes that many models, drawn by lot.
+when it knows nothing yet, the best of a declared grid of at most 48 recipes (all looked at briefly,
+the best five measured again), Lightning and Accelerate. All are measured in turns, in several fresh
+processes. A run that was ended goes on with the next model. What has to pay within a run, as
+compiling has, needs `--epochs` for a long one, and time: `--budget`. With `--neighbours`, searches
+and measurements are made beside other programs, too; `--lot` takes that many models, drawn by lot.
 """
 
 from __future__ import annotations

@@ -234,8 +234,9 @@ def _middle(interval: Interval | None) -> float:
 
 
 def disturbed_share(results: Sequence[Measured]) -> float:
-    """Which part of all blocks others have disturbed."""
-    return statistics.fmean(share > OTHERS_SHARE for one in results for share in one.others)
+    """Which part of the blocks others have disturbed that nobody has asked for."""
+    alone = [share for one in results if one.neighbours == "none" for share in one.others]
+    return statistics.fmean(share > OTHERS_SHARE for share in alone) if alone else 0.0
 
 
 def table(results: Sequence[Measured]) -> str:
