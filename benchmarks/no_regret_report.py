@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from flatout.nouns.tuning import Interval
-from flatout.tune.statistics import speedup_over_processes
+from flatout.tune.statistics import speedup
 
 # A model whose step is ten times faster must not make up for nine that are no faster.
 CAP = 4.0
@@ -201,9 +201,10 @@ def beside_others(results: Sequence[Measured]) -> list[tuple[str, bool]]:
 
 
 def _of_few(logs: list[list[float]]) -> Interval:
-    """The same from few processes, as a search sees it."""
-    medians = [math.exp(statistics.median(row)) for row in logs]
-    return speedup_over_processes([Interval(middle=one, low=one, high=one) for one in medians])
+    """The same from few processes: Student's interval around the mean of their medians."""
+    if len(logs) == 1:
+        return _resampled(logs)
+    return speedup([(math.exp(statistics.median(row)), 1.0) for row in logs])
 
 
 def _resampled(logs: list[list[float]]) -> Interval:
