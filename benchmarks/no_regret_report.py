@@ -204,7 +204,10 @@ def _of_few(logs: list[list[float]]) -> Interval:
     """The same from few processes: Student's interval around the mean of their medians."""
     if len(logs) == 1:
         return _resampled(logs)
-    return speedup([(math.exp(statistics.median(row)), 1.0) for row in logs])
+    within = _resampled(logs)
+    between = speedup([(math.exp(statistics.median(row)), 1.0) for row in logs])
+    low, high = min(within.low, between.low), max(within.high, between.high)
+    return Interval(middle=between.middle, low=low, high=high)
 
 
 def _resampled(logs: list[list[float]]) -> Interval:
