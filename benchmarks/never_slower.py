@@ -143,7 +143,7 @@ def steps_in(name: str, seconds: float) -> int:
     while True:
         step_s = _plain_step_s(name, steps)
         if steps * step_s >= _TRIED_S:
-            return round(seconds / step_s)
+            return max(10, round(seconds / step_s))
         steps = max(2 * steps, round(1.2 * _TRIED_S / step_s))
 
 
