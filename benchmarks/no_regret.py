@@ -2,12 +2,14 @@
 
     python benchmarks/no_regret.py [--models wide_mlp,charlm] [--quick] [--numerics strict]
     python benchmarks/no_regret.py --epochs 5000 --budget 180 --no-oracle
+    python benchmarks/no_regret.py --no-oracle --no-peers --lot 3 --neighbours none,loop,training
 
-For each model of a declared list: the plain loop, what `flatout tune` chooses when it knows nothing
-yet, the best of a declared grid of at most 48 recipes (all looked at briefly, the best five
-measured again), Lightning and Accelerate. All are measured in turns, in several fresh processes.
-A run that was ended goes on with the next model. What has to pay within a run, as compiling has,
-needs `--epochs` for a long one, and time: `--budget`.
+For each model of a declared list: the plain loop, flatout's defaults, what `flatout tune` chooses
+when it knows nothing yet, the best of a declared grid of at most 48 recipes (all looked at briefly,
+the best five measured again), Lightning and Accelerate. All are measured in turns, in several fresh
+processes. A run that was ended goes on with the next model. What has to pay within a run, as
+compiling has, needs `--epochs` for a long one, and time: `--budget`. With `--neighbours`, searches
+and measurements are made beside other programs, too; `--lot` takes that many models, drawn by lot.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import importlib.util
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -25,12 +28,14 @@ from typing import Any
 
 import dated
 import msgspec
+from neighbours import KINDS, chosen, neighbours
 from no_regret_models import CHOSEN, MODELS, QUICK, Model
 from no_regret_report import (
     MOST_DISTURBED,
     Measured,
     Screened,
     Searched,
+    beside_others,
     disturbed_share,
     summary,
     table,
@@ -54,16 +59,18 @@ def main() -> int:
     options = _options()
     results = []
     for name in options.models:
-        done = _read(options.work, _key(name, options))
-        if done is not None:
-            print(f"{name}: already measured ({options.work})", file=sys.stderr)
-        else:
-            done = measured(MODELS[name], options)
-            work = store.Lines(options.work)
-            work.append(done, is_synced=True)
-            work.close()
-        results.append(done)
-        print(table([done]).splitlines()[-1], flush=True)
+        for kind in options.neighbours:
+            done = _read(options.work, _key(name, kind, options))
+            if done is not None:
+                print(f"{name}: already measured ({options.work})", file=sys.stderr)
+            else:
+                with neighbours(kind):
+                    done = measured(MODELS[name], kind, options)
+                work = store.Lines(options.work)
+                work.append(done, is_synced=True)
+                work.close()
+            results.append(done)
+            print(table([done]).splitlines()[-1], flush=True)
     return report(results, options)
 
 
@@ -79,6 +86,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, help="of the run that is to be made faster")
     parser.add_argument("--budget", type=int, help="seconds that each search may take")
     parser.add_argument("--no-oracle", action="store_true", help="leaves the grid out")
+    parser.add_argument("--no-peers", action="store_true", help="without Lightning, Accelerate")
+    parser.add_argument("--neighbours", default="none", help=f"some of: {', '.join(KINDS)}")
+    parser.add_argument("--lot", type=int, help="so many of the models, drawn by lot")
+    parser.add_argument("--seed", type=int, default=0, help="of the lot")
     parser.add_argument("--processes", type=int, default=3, help="fresh ones for each model")
     parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
     parser.add_argument("--work", type=Path, default=Path("no_regret.jsonl"),
@@ -88,16 +99,19 @@ def _options() -> argparse.Namespace:
     unknown = [name for name in names if name not in MODELS]
     if unknown:
         sys.exit(f"unknown: {', '.join(unknown)}; there are {', '.join(MODELS)}")
+    if options.lot is not None:
+        names = random.Random(options.seed).sample(sorted(names), options.lot)
     options.models = list(names)
+    options.neighbours = chosen(options.neighbours)
     options.block_s, options.num_blocks = (0.1, 4) if options.quick else (0.15, 6)
     options.screen_s = 0.05 if options.quick else 0.12
     return options
 
 
-def _key(name: str, options: argparse.Namespace) -> str:
+def _key(name: str, kind: str, options: argparse.Namespace) -> str:
     """What must be equal for a result to be taken over."""
     asked = (options.numerics, options.recipe, options.epochs, options.budget, options.no_oracle)
-    return " ".join(map(str, (name, *asked, options.processes, options.block_s)))
+    return " ".join(map(str, (name, kind, *asked, options.processes, options.block_s)))
 
 
 def _read(work: Path, key: str) -> Measured | None:
@@ -105,8 +119,8 @@ def _read(work: Path, key: str) -> Measured | None:
     return next((line for line in lines if line.key == key), None)
 
 
-def measured(model: Model, options: argparse.Namespace) -> Measured:
-    """Everything about one model."""
+def measured(model: Model, kind: str, options: argparse.Namespace) -> Measured:
+    """Everything about one model beside these neighbours."""
     searched = search(model, options)
     screened = screen(model, options)
     begin_s = time.perf_counter()
@@ -119,6 +133,8 @@ def measured(model: Model, options: argparse.Namespace) -> Measured:
         f"{name}, memory retained": {**fields, "allocator": "retain"}
         for name, fields in list(recipes.items())[:NUM_RETAINED]
     }
+    if searched.defaults is not None:
+        recipes = {"defaults": searched.defaults} | recipes
     if searched.fields is not None:
         data = {name: value for name, value in searched.fields.items() if name in DATA_FIELDS}
         recipes = {"chosen": searched.fields, "data": data} | recipes
@@ -128,8 +144,9 @@ def measured(model: Model, options: argparse.Namespace) -> Measured:
         for name, row in final["blocks"].items():
             blocks.setdefault(name, []).append(row)
     return Measured(
-        key=_key(model.name, options),
+        key=_key(model.name, kind, options),
         model=model.name,
+        neighbours=kind,
         searched=searched,
         screened=screened,
         # One that failed in some process is not compared.
@@ -172,8 +189,14 @@ def search(model: Model, options: argparse.Namespace) -> Searched:
     if done.returncode:
         sys.exit(f"{model.name}: flatout tune failed:\n{done.stdout}{done.stderr}")
     decision = msgspec.convert(json.loads(done.stdout)["decision"], Decision)
-    fields = None if decision.is_plain else decision.changes
-    return Searched(fields=fields, search_s=took_s, why=decision.why)
+    # Without a trial, there is only the plain loop's rung.
+    defaults = decision.rungs[1].changes if len(decision.rungs) > 1 else {}
+    return Searched(
+        fields=None if decision.is_default else decision.changes,
+        defaults={name: value for name, value in defaults.items() if name != "data_path"},
+        search_s=took_s,
+        why=decision.why,
+    )
 
 
 class Child:
@@ -221,6 +244,7 @@ def one_process(
     moment.
     """
     peers = ["plain", *(name for name in PEERS if importlib.util.find_spec(name))]
+    peers = peers[:1] if options.no_peers else peers
     # Those that people write have the environment that people have.
     theirs, ours, apart = (
         Child(model, environment)
@@ -261,6 +285,8 @@ def report(results: list[Measured], options: argparse.Namespace) -> int:
     print(f"numerics  {options.numerics}\n\n{table(results)}\n")
     for text, is_reached in found.goals():
         print(f"{'reached' if is_reached else 'MISSED'}   {text}")
+    for text, is_reached in beside_others(results):
+        print(f"{'reached' if is_reached else 'MISSED'}   {text}")
     print(f"of it     the data path x{found.data_mean:.2f}, all else x{found.rest_mean:.2f}")
     disturbed = disturbed_share(results)
     print(f"disturbed {disturbed:.0%} of the blocks")
@@ -271,20 +297,22 @@ def report(results: list[Measured], options: argparse.Namespace) -> int:
         Measurement(
             name=f"{one.model}: {name}", value=one.update_s(name), unit="s/update",
             samples=tuple(value for row in rows for value in row),
-            spread=None, conditions={"numerics": options.numerics},
+            spread=None,
+            conditions={"numerics": options.numerics, "neighbours": one.neighbours},
         )
         for one in results for name, rows in one.blocks.items()
     ]  # fmt: skip
     details = {
         "summary": msgspec.to_builtins(found),
-        "goals": dict(found.goals()),
+        "goals": dict([*found.goals(), *beside_others(results)]),
         "models": [msgspec.to_builtins(one) for one in results],
         "disturbed_share": disturbed,
     }
     print(
         f"written   {dated.write_result('no-regret', machine, measurements, details, options.out)}"
     )
-    return 0 if all(is_reached for _, is_reached in found.goals()) else 1
+    goals = [*found.goals(), *beside_others(results)]
+    return 0 if all(is_reached for _, is_reached in goals) else 1
 
 
 def _costs(results: list[Measured]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,13 +11,17 @@ from typing import Any
 import msgspec
 
 from flatout.nouns.tuning import Interval
-from flatout.tune.statistics import speedup, speedup_over_processes
+from flatout.tune.statistics import speedup
 
 # A model whose step is ten times faster must not make up for nine that are no faster.
 CAP = 4.0
 LEAST_LOWER_BOUND = 0.98
 LEAST_OF_ORACLE = 0.95
 LEAST_MEAN = 1.8
+# Of the gain on a quiet machine, what must be left of it beside others.
+LEAST_BESIDE = 0.9
+# Drawn anew from fewer processes, none of them lies beyond the slowest often enough.
+_RESAMPLED, _ENOUGH_PROCESSES = 1000, 6
 MOST_SEARCH_S, MOST_SEARCH_STEPS = 60.0, 12
 # A block during which others had more than this of one core is counted as disturbed; of a machine
 # on which more than so many blocks are, ratios say little.
@@ -27,9 +32,13 @@ Blocks = dict[str, list[list[float]]]
 
 
 class Searched(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search has chosen, and its price. fields: None where the plain loop stays."""
+    """What a search has chosen, and its price.
+
+    fields: None where flatout's defaults stay. defaults: what those are; None where nobody knows.
+    """
 
     fields: dict[str, Any] | None
+    defaults: dict[str, Any] | None = None
     search_s: float
     why: str
 
@@ -45,8 +54,9 @@ class Screened(msgspec.Struct, frozen=True, kw_only=True):
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """One model's whole result; a line of the work file.
 
-    blocks: of `plain`, `accelerate`, `lightning`, `chosen`, `data` (the chosen data path alone) and
-    `oracle 1` to `oracle 5`. others: share of a core that others had, in each block.
+    blocks: of `plain`, `defaults`, `accelerate`, `lightning`, `chosen`, `data` (the chosen data
+    path alone) and `oracle 1` to `oracle 5`. others: share of a core that others had, in each
+    block. neighbours: what was at work beside it on purpose.
     """
 
     key: str
@@ -57,28 +67,41 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     others: list[float]
     problems: dict[str, str]
     final_s: float
+    neighbours: str = "none"
 
     def ratio(self, faster: str, slower: str) -> Interval | None:
         """How many times as fast the first is as the second; None where one is not there."""
         first, second = self.blocks.get(faster), self.blocks.get(slower)
         if not first or not second:
             return None
-        return speedup_over_processes(
-            [speedup(list(zip(*rows, strict=True))) for rows in zip(second, first, strict=True)]
-        )
+        logs = [
+            [math.log(before / after) for before, after in zip(*rows, strict=True)]
+            for rows in zip(second, first, strict=True)
+        ]
+        return _resampled(logs) if len(logs) >= _ENOUGH_PROCESSES else _of_few(logs)
 
     def update_s(self, name: str) -> float:
         """The median block's seconds per update."""
         return statistics.median(one for process in self.blocks[name] for one in process)
 
     @property
-    def is_plain(self) -> bool:
+    def is_default(self) -> bool:
         """Whether the search left everything as it was."""
         return self.searched.fields is None
 
+    @property
+    def trained(self) -> str:
+        """Whose blocks are those of what a training has after the search."""
+        return "defaults" if self.is_default else "chosen"
+
     def over_plain(self) -> Interval:
-        """Of what was chosen over the plain loop; 1 by definition where that is the plain loop."""
-        found = None if self.is_plain else self.ratio("chosen", "plain")
+        """Of what trains after the search over the plain loop."""
+        found = self.ratio(self.trained, "plain")
+        return found or Interval(middle=1.0, low=1.0, high=1.0)
+
+    def over_defaults(self) -> Interval:
+        """Of what was chosen over flatout's defaults; 1 by definition where these stay."""
+        found = None if self.is_default else self.ratio("chosen", "defaults")
         return found or Interval(middle=1.0, low=1.0, high=1.0)
 
     @property
@@ -87,15 +110,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return any(name.startswith("oracle") for name in self.blocks)
 
     def best_of_oracle(self) -> str:
-        """The fastest of the grid's best, on these blocks; the plain loop if none is faster."""
-        names = [name for name in self.blocks if name == "plain" or name.startswith("oracle")]
+        """The fastest of the grid's best, on these blocks; the defaults if none is faster."""
+        others = ("plain", "defaults")
+        names = [name for name in self.blocks if name in others or name.startswith("oracle")]
         return min(names, key=self.update_s)
 
     def of_oracle(self) -> Interval:
         """Speed of what was chosen, as a share of the oracle's."""
-        chosen = "plain" if self.is_plain else "chosen"
         best = self.best_of_oracle()
-        found = None if chosen == best else self.ratio(chosen, best)
+        found = None if self.trained == best else self.ratio(self.trained, best)
         return found or Interval(middle=1.0, low=1.0, high=1.0)
 
 
@@ -109,6 +132,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     num_models: int
     num_with_oracle: int
     num_not_slower: int
+    num_over_defaults: int
     num_near_oracle: int
     num_quick: int
     mean: float
@@ -122,6 +146,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return [
             (f"lower bound over plain >= {LEAST_LOWER_BOUND}: {self.num_not_slower} of {every}",
              self.num_not_slower == every),
+            (f"lower bound over the defaults >= {LEAST_LOWER_BOUND}: "
+             f"{self.num_over_defaults} of {every}", self.num_over_defaults == every),
             *([(near, self.num_near_oracle == compared)] if compared else []),
             (f"search <= max({MOST_SEARCH_S:.0f} s, {MOST_SEARCH_STEPS} plain steps): "
              f"{self.num_quick} of {every}", self.num_quick == every),
@@ -133,14 +159,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def summary(results: Sequence[Measured]) -> Summary:
     """Counts and means over the models."""
     whole = [one.over_plain().middle for one in results]
-    data = [_middle(None if one.is_plain else one.ratio("data", "plain")) for one in results]
-    rest = [_middle(None if one.is_plain else one.ratio("chosen", "data")) for one in results]
+    data = [_middle(None if one.is_default else one.ratio("data", "plain")) for one in results]
+    rest = [_middle(None if one.is_default else one.ratio("chosen", "data")) for one in results]
     limits = [max(MOST_SEARCH_S, MOST_SEARCH_STEPS * one.update_s("plain")) for one in results]
     compared = [one for one in results if one.has_oracle]
     return Summary(
         num_models=len(results),
         num_with_oracle=len(compared),
         num_not_slower=sum(one.over_plain().low >= LEAST_LOWER_BOUND for one in results),
+        num_over_defaults=sum(one.over_defaults().low >= LEAST_LOWER_BOUND for one in results),
         num_near_oracle=sum(one.of_oracle().middle >= LEAST_OF_ORACLE for one in compared),
         num_quick=sum(
             one.searched.search_s <= limit for one, limit in zip(results, limits, strict=True)
@@ -149,6 +176,56 @@ def summary(results: Sequence[Measured]) -> Summary:
         data_mean=capped_mean(data),
         rest_mean=capped_mean(rest),
     )
+
+
+def beside_others(results: Sequence[Measured]) -> list[tuple[str, bool]]:
+    """For each kind of neighbours, whether as much of the gain is left as there must be.
+
+    Only models that were measured with and without them count.
+    """
+    alone = {one.model: one for one in results if one.neighbours == "none"}
+    goals = []
+    for kind in dict.fromkeys(one.neighbours for one in results):
+        pairs = [(one, alone[one.model]) for one in results
+                 if one.neighbours == kind != "none" and one.model in alone]  # fmt: skip
+        if not pairs:
+            continue
+        beside, without = (
+            capped_mean(one.over_plain().middle for one in side)
+            for side in zip(*pairs, strict=True)
+        )
+        text = f"geometric mean beside {kind} >= {LEAST_BESIDE} of that alone: "
+        told = f"{text}{beside:.2f} of {without:.2f}, {len(pairs)} models"
+        goals.append((told, beside >= LEAST_BESIDE * without))
+    return goals
+
+
+def _of_few(logs: list[list[float]]) -> Interval:
+    """The same from few processes: Student's interval around the mean of their medians."""
+    if len(logs) == 1:
+        return _resampled(logs)
+    within = _resampled(logs)
+    between = speedup([(math.exp(statistics.median(row)), 1.0) for row in logs])
+    low, high = min(within.low, between.low), max(within.high, between.high)
+    return Interval(middle=between.middle, low=low, high=high)
+
+
+def _resampled(logs: list[list[float]]) -> Interval:
+    """The median ratio with its 95 % interval: pairs of blocks, drawn anew from processes that are
+    drawn anew, 1,000 times from a seed. Blocks that others have disturbed are far off, not normal.
+    """
+    draw = random.Random(0)
+    medians = []
+    for _ in range(_RESAMPLED):
+        drawn = [
+            one for row in draw.choices(logs, k=len(logs)) for one in draw.choices(row, k=len(row))
+        ]
+        medians.append(statistics.median(drawn))
+    medians.sort()
+    cut = round(0.025 * _RESAMPLED)
+    low, high = medians[cut], medians[-1 - cut]
+    middle = statistics.median(one for row in logs for one in row)
+    return Interval(middle=math.exp(middle), low=math.exp(low), high=math.exp(high))
 
 
 def capped_mean(ratios: Iterable[float]) -> float:
@@ -161,23 +238,24 @@ def _middle(interval: Interval | None) -> float:
 
 
 def disturbed_share(results: Sequence[Measured]) -> float:
-    """Which part of all blocks others have disturbed."""
-    return statistics.fmean(share > OTHERS_SHARE for one in results for share in one.others)
+    """Which part of the blocks others have disturbed that nobody has asked for."""
+    alone = [share for one in results if one.neighbours == "none" for share in one.others]
+    return statistics.fmean(share > OTHERS_SHARE for share in alone) if alone else 0.0
 
 
 def table(results: Sequence[Measured]) -> str:
     """One line for each model."""
     lines = [
-        f"{'':18}{'plain':>10}  {'chosen / plain':21}{'oracle':>7}{'Lightn.':>9}{'Accel.':>8}"
-        f"{'search':>8}{'steps':>9}  chosen"
+        f"{'':18}{'beside':9}{'plain':>10}  {'chosen / plain':21}{'chosen / defaults':21}"
+        f"{'oracle':>7}{'Lightn.':>9}{'Accel.':>8}{'search':>8}{'steps':>9}  chosen"
     ]
     for one in results:
         plain_s, over = one.update_s("plain"), one.over_plain()
-        interval = "1 by definition" if one.is_plain else interval_text(over)
+        defaults = "1 by definition" if one.is_default else interval_text(one.over_defaults())
         share = f"{one.of_oracle().middle:.2f}" if one.has_oracle else "-"
         lines.append(
-            f"{one.model:18}{plain_s * 1e3:7.1f} ms  {interval:21}{share:>7}"
-            f"{_over(one, 'lightning'):>9}{_over(one, 'accelerate'):>8}"
+            f"{one.model:18}{one.neighbours:9}{plain_s * 1e3:7.1f} ms  {interval_text(over):21}"
+            f"{defaults:21}{share:>7}{_over(one, 'lightning'):>9}{_over(one, 'accelerate'):>8}"
             f"{one.searched.search_s:6.0f} s{one.searched.search_s / plain_s:9,.0f}"
             f"  {fields_text(one.searched.fields)}"
         )
@@ -190,7 +268,7 @@ def interval_text(interval: Interval) -> str:
 
 
 def _over(result: Measured, peer: str) -> str:
-    found = result.ratio("plain" if result.is_plain else "chosen", peer)
+    found = result.ratio(result.trained, peer)
     return f"x{found.middle:.2f}" if found else "-"
 
 
@@ -204,7 +282,7 @@ _USUAL = {
 def fields_text(fields: dict[str, Any] | None) -> str:
     """A recipe in few words: what differs from a plain loop."""
     if fields is None:
-        return "the plain loop"
+        return "the defaults"
     short = {"num_threads": "threads", "loader_workers": "workers"}
     told = []
     for name, value in fields.items():

@@ -100,7 +100,11 @@ def _environment(python: str, folders: list[str]) -> str:
         check=False,
     )
     if made.returncode != 0:
-        raise Problem("no environment could be made.", because=made.stderr.strip())
+        raise Problem(
+            "no environment could be made.",
+            because=made.stderr.strip(),
+            fix="see whether `python3 -m venv` works here",
+        )
     [packages] = place.glob("lib/python*/site-packages")
     (packages / "pack.pth").write_text("\n".join(folders) + "\n", encoding="utf-8")
     return str(place / "bin" / "python")

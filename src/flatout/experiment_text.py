@@ -403,8 +403,8 @@ def _lookalike(module: ast.Module) -> str | None:
 
 
 def _syntax_error(error: Exception, file: str) -> UsageError:
-    is_placed = isinstance(error, SyntaxError) and error.lineno is not None
-    place = f"{file}, line {error.lineno}," if is_placed else file  # type: ignore[union-attr]
+    number = error.lineno if isinstance(error, SyntaxError) else None
+    place = f"{file}, line {number}," if number is not None else file
     line = (error.text or "").strip() if isinstance(error, SyntaxError) else ""
     reason = error.msg if isinstance(error, SyntaxError) else str(error) or "nested too deeply"
     return UsageError(

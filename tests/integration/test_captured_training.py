@@ -266,7 +266,7 @@ def test_a_program_with_graphs_computes_what_flatout_computes(
     recipe = capturing.recipe(built.recipe({"num_threads": 1}))
     header = RunHeader(id="x", created_at=0.0, flatout_version="0", python="", spec=spec)
     decision = Decision(
-        is_plain=True, changes={}, rungs=(), lost=(), refused=(), skipped=(), speedup=None,
+        is_default=True, changes={}, rungs=(), lost=(), refused=(), skipped=(), speedup=None,
         why="nothing was measured", search_s=0.0,
     )  # fmt: skip
     tuned = TunedRecipe(

@@ -46,7 +46,7 @@ CODE = Path(__file__).resolve().parents[1] / "cases" / "code"
 MINE = CODE / "mine.py"
 SRC = Path(__file__).resolve().parents[2] / "src"
 DECISION = Decision(
-    is_plain=True, changes={}, rungs=(), lost=(), refused=(), skipped=(), speedup=None,
+    is_default=True, changes={}, rungs=(), lost=(), refused=(), skipped=(), speedup=None,
     why="nothing was measured", search_s=0.0,
 )  # fmt: skip
 

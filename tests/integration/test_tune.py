@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,23 @@ from flatout.engine.contestants import Subject
 from flatout.engine.identity import identity
 from flatout.engine.plain import PlainLoop
 from flatout.engine.session import build
-from flatout.engine.tuner import Search, tuned_recipe
+from flatout.engine.tuner import Search, _held, tuned_recipe
 from flatout.engine.watch import StopRequest
 from flatout.errors import UsageError
-from flatout.nouns.tuning import Candidate, Trial, Wish
+from flatout.nouns.lines import Tried
+from flatout.nouns.tuning import (
+    Candidate,
+    Decision,
+    Interval,
+    Known,
+    Load,
+    Result,
+    Rung,
+    Trial,
+    Wish,
+)
+from flatout.system import recipes, store
+from flatout.tune.cache import SEARCH_VERSION, cache_key
 
 WIDTH = 256
 
@@ -59,7 +73,7 @@ def test_a_search_in_a_notebook_leaves_everything_as_it_was() -> None:
     assert torch.get_num_threads() == threads
     assert not torch.are_deterministic_algorithms_enabled()
     assert found.decision.rungs[0].name == "plain loop"
-    assert found.use == ({} if found.decision.is_plain else found.decision.changes)
+    assert found.use == ({} if found.decision.is_default else found.decision.changes)
 
 
 def test_what_was_found_is_found_again_without_a_search() -> None:
@@ -237,24 +251,136 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_command_finds_a_recipe_that_train_takes_from_the_cache(tmp_path: Path) -> None:
-    tuned = run("tune", "mlp", "--epochs", "1", "--budget", "12", "--json")
+def test_the_command_keeps_what_it_has_decided_and_nothing_else(tmp_path: Path) -> None:
+    tuned = run("tune", "mlp", "--epochs", "1", "--budget", "8", "--json")
     assert tuned.returncode == 0, tuned.stderr
     document = json.loads(tuned.stdout)
-    skipped = {skip["name"]: skip["reason"] for skip in document["decision"]["skipped"]}
+    decision = document["decision"]
+    skipped = {skip["name"]: skip["reason"] for skip in decision["skipped"]}
     assert skipped["compiled forward and loss"].startswith("79 steps ")
-    assert document["decision"]["rungs"][0]["name"] == "plain loop"
+    assert [rung["name"] for rung in decision["rungs"][:2]] == ["plain loop", "flatout's defaults"]
     assert (Path(document["folder"]) / "recipe.json").exists()
-    # Whether a probe agrees is up to the machine; that the plain loop stays needs no probe.
-    [path] = (tmp_path / "recipes").glob("*.json")
-    known = json.loads(path.read_text())
-    known["is_thorough"] = True
-    known["decision"] |= {"is_plain": True, "speedup": None, "why": "for the test"}
-    path.write_text(json.dumps(known))
-    trained = run("train", "mlp", "--epochs", "1", "--json")
-    assert trained.returncode == 0, trained.stderr
-    precision = json.loads(trained.stdout)["run"]["recipe"]["precision"]
-    assert precision["origin"] == "measured" and "for the test" in precision["why"]
+    # How busy the machine is decides whether anything is decided.
+    assert decision["load"]["num_cpus"] >= 1
+    assert decision["is_decided"] == bool(list((tmp_path / "recipes").glob("*.json")))
+    if decision["is_default"]:
+        assert document["recipe"]["num_threads"]["value"] == 1
+        assert document["recipe"]["optimizer_implementation"]["value"] == "fused"
+
+
+def test_a_budget_holds_once_the_process_runs() -> None:
+    lines: list[Any] = []
+    begin_s = time.perf_counter()
+    tuned_recipe(search_of(lines, budget_s=4.0))
+    # A trial that has begun is ended after the pair of blocks in which the time is over.
+    assert time.perf_counter() - begin_s < 4.0 + 2.5
+    assert lines[-1].decision.search_s < 4.0 + 2.5
+
+
+def search_of(lines: list[Any], budget_s: float | None = None, **changes: Any) -> Search:
+    fields: dict[str, Any] = {
+        "subject": Subject(experiment=experiment()), "wish": Wish(mode="full", budget_s=budget_s),
+        "num_steps": 8, "request": StopRequest(), "tell": lines.append, "folder": None,
+    }  # fmt: skip
+    return Search(**(fields | changes))
+
+
+def kept(changes: dict[str, Any], **others: Any) -> Path:
+    """A decision of before for this experiment: that a recipe was twice as fast, or as given."""
+    contest = Contest(Subject(experiment=experiment()))
+    identity = {
+        **contest.contestants.identity("default"), "has_processes": False,
+        "search": SEARCH_VERSION,
+    }  # fmt: skip
+    gain = Interval(middle=2.0, low=1.9, high=2.1)
+    defaults = contest.contestants.setting.defaults
+    fields: dict[str, Any] = {
+        "changes": {**defaults, **changes}, "lost": (), "refused": (), "skipped": (),
+        "speedup": gain, "why": "for the test", "search_s": 1.0,
+        "rungs": (
+            Rung(name="plain loop", changes={}, samples_per_s=1.0),
+            Rung(name="flatout's defaults", changes=defaults, samples_per_s=2.0, gain=gain),
+            Rung(name="the rest", changes=changes, samples_per_s=4.0, gain=gain),
+        ),
+    }  # fmt: skip
+    known = Known(
+        identity=identity, decided_at=0.0, is_thorough=True, budget_s=60.0,
+        decision=Decision(**(fields | others)), probe=gain,
+    )  # fmt: skip
+    key = cache_key(identity)
+    recipes.keep(key, known)
+    return recipes.recipes_folder() / f"{key}.json"
+
+
+def test_defaults_that_were_decided_on_are_taken_without_a_search() -> None:
+    kept({}, is_default=True, speedup=None)
+    lines: list[Any] = []
+    recipe = tuned_recipe(search_of(lines, wish=Wish(mode="auto")))
+    assert recipe is not None and recipe.optimizer_implementation.value == "fused"
+    assert lines[-1].is_from_cache and not [line for line in lines if isinstance(line, Tried)]
+
+
+def test_a_kept_recipe_that_is_slower_than_the_defaults_is_forgotten() -> None:
+    # A sample at a time: no machine is so busy that this looks as fast.
+    path = kept({"micro_batch_size": 1})
+    assert path.exists()
+    assert tuned_recipe(search_of([], wish=Wish(mode="auto"))) is None
+    assert not path.exists()
+
+
+class Probed:
+    """A contest whose probes come out as is said."""
+
+    def __init__(self, *results: tuple[float, bool]) -> None:
+        self._results = list(results)
+        self.contestants = Contest(Subject(experiment=experiment())).contestants
+
+    def take_as_plain(self, baseline: dict[str, Any]) -> None:
+        pass
+
+    def measured(self, trial: Trial, limit_s: float) -> Result:
+        gain, is_busy = self._results.pop(0)
+        return Result(
+            trial=trial, cost_s=0.5, load=Load(other_cpus=1.2 if is_busy else 0.0, num_cpus=2),
+            speedup=Interval(middle=gain, low=gain * 0.99, high=gain * 1.01),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("was_busy", "probes", "holds", "is_busy_now"),
+    [
+        (False, [(2.0, False)], True, False),
+        (False, [(2.0, True)], True, False),
+        (False, [(0.9, False), (0.9, False)], False, None),
+        # Found beside others: much less may be left of it, but not less than the defaults have.
+        (True, [(1.2, False)], True, False),
+        (True, [(0.8, False), (0.8, False)], False, None),
+        (True, [(1.0, False), (1.0, False)], False, None),
+        (True, [(2.0, True)], True, True),
+    ],
+)
+def test_what_was_found_beside_others_is_measured_again_when_they_are_gone(
+    was_busy: bool, probes: list[tuple[float, bool]], holds: bool, is_busy_now: bool | None
+) -> None:
+    load = Load(other_cpus=1.5 if was_busy else 0.0, num_cpus=2)
+    known = store.read_json(kept({"num_threads": 1}, load=load), Known)
+    held = _held(Probed(*probes), known)  # type: ignore[arg-type]
+    assert (held is not None) == holds
+    if held is not None:
+        assert held.decision.is_busy == is_busy_now
+
+
+def test_what_an_older_flatout_has_kept_is_not_found() -> None:
+    """It may say that a plain loop stays, which is slower than the defaults."""
+    contest = Contest(Subject(experiment=experiment()))
+    identity = {**contest.contestants.identity("default"), "has_processes": False}
+    folder = recipes.recipes_folder()
+    folder.mkdir(parents=True)
+    old = {"identity": {}, "decided_at": 0.0, "is_thorough": True, "decision": {"is_plain": True}}
+    (folder / f"{cache_key(identity)}.json").write_text(json.dumps(old))
+    lines: list[Any] = []
+    assert tuned_recipe(search_of(lines, wish=Wish(mode="auto"))) is None
+    assert lines == []
 
 
 def test_a_short_run_takes_the_defaults_without_a_search() -> None:

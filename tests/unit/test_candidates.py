@@ -9,7 +9,7 @@ import pytest
 
 from flatout.nouns.recipe import check_field
 from flatout.nouns.topology import LogicalCpu, Topology
-from flatout.nouns.tuning import Cache, Profile, Setting
+from flatout.nouns.tuning import Cache, Load, Profile, Setting
 from flatout.tune.candidates import base_candidate, candidates, plain_changes
 
 CPU = Setting(
@@ -98,7 +98,7 @@ def test_freed_memory_is_not_kept(changes: dict[str, Any], faults: int | None, r
 def test_one_thread_is_tried_where_operations_are_short() -> None:
     assert "1 CPU thread" in names(CPU, msgspec.structs.replace(BUSY, step_s=0.009))
     long = msgspec.structs.replace(BUSY, step_s=0.02)
-    assert reasons(CPU, long)["1 CPU thread"].startswith("operations of 200 us")
+    assert reasons(CPU, long)["1 CPU thread"].startswith("operations take 200 us")
     several = msgspec.structs.replace(CPU, num_cores=8, num_threads=8)
     assert "4 CPU threads" in names(several, long)
 
@@ -118,7 +118,7 @@ def affinities(**changes: Any) -> dict[str, Any]:
 
 
 def test_affinity_is_tried_with_as_many_threads_as_it_leaves_cpus() -> None:
-    assert affinities(topology=HYBRID) == {
+    assert affinities(topology=HYBRID, num_cores=3, num_threads=3) == {
         "one thread per core": {"cpu_affinity": "one-per-core", "num_threads": 3},
         "performance cores alone": {"cpu_affinity": "performance-cores", "num_threads": 2},
     }
@@ -280,3 +280,32 @@ def test_sgd_is_captured_in_its_fused_form() -> None:
     fixed = msgspec.structs.replace(only_fused, fixed={"optimizer_implementation": "fused"})
     tried, _ = candidates(fixed, waiting(0.9), "default")
     assert "optimizer_implementation" not in tried[0].changes
+
+
+def test_times_of_a_busy_machine_leave_nothing_out() -> None:
+    load = Load(other_cpus=1.5, num_cpus=2)
+    long = msgspec.structs.replace(BUSY, step_s=0.02, shares={"optimizer": 0.001, "data": 0.001})
+    assert "1 CPU thread" in reasons(CPU, long) and "fused optimizer" in reasons(CPU, long)
+    beside = msgspec.structs.replace(long, load=load)
+    assert {"1 CPU thread", "fused optimizer"} <= set(names(CPU, beside))
+    little = msgspec.structs.replace(long, load=Load(other_cpus=0.2, num_cpus=2))
+    assert "1 CPU thread" in reasons(CPU, little)
+
+
+def test_no_more_threads_are_tried_than_the_defaults_have() -> None:
+    assert "one thread per core" not in affinities(topology=HYBRID, defaults={"num_threads": 1})
+    setting = msgspec.structs.replace(CPU, defaults={"num_threads": 1})
+    assert "threads wait for each other" in reasons(setting)["2 CPU threads"]
+    assert not [name for name in names(setting) if "thread" in name]
+
+
+def test_what_the_defaults_have_is_tried_without() -> None:
+    defaults = {"optimizer_implementation": "fused", "loader_workers": 2}
+    setting = msgspec.structs.replace(CPU, data_kind="map-style", defaults=defaults)
+    found = names(setting)
+    assert "own optimizer" in found and "fused optimizer" not in found
+    assert "no loader workers" in found and "2 loader workers" not in found
+    # However little reading takes: workers take CPUs from the step.
+    idle = msgspec.structs.replace(BUSY, shares={"data": 0.001})
+    assert "no loader workers" in names(setting, idle)
+    assert base_candidate(setting).changes == defaults

@@ -65,8 +65,9 @@ def written(chosen: Recipe, outline: Outline = OUTLINE, **spec: Any) -> str:
         id="rings-0001", created_at=0.0, flatout_version="1.2.3", python="", spec=experiment
     )
     decision = Decision(
-        is_plain=False, changes={}, rungs=(), lost=(), refused=(), skipped=(),
-        speedup=Interval(middle=1.5, low=1.4, high=1.6), why="it was", search_s=1.0,
+        is_default=False, changes={}, rungs=(), lost=(), refused=(), skipped=(),
+        speedup=Interval(middle=1.2, low=1.1, high=1.3), why="it was", search_s=1.0,
+            over_plain=Interval(middle=1.5, low=1.4, high=1.6),
     )  # fmt: skip
     tuned = TunedRecipe(
         folder="", recipe=chosen, decision=decision, is_from_cache=False, unit="rows"

@@ -16,6 +16,7 @@ from flatout.nouns.tuning import (
     Check,
     Decision,
     Interval,
+    Load,
     Payback,
     Profile,
     Result,
@@ -159,7 +160,7 @@ def test_of_what_is_compiled_that_wins_which_ends_the_run_first() -> None:
     def best(num_steps: int) -> str:
         found = (result(1.30, compile_s=20.0), result(1.32, compile_s=600.0, trial=slow))
         decision = Decision(
-            is_plain=True, changes={}, rungs=(Rung(name="", changes={}, samples_per_s=3200.0),),
+            is_default=True, changes={}, rungs=(Rung(name="", changes={}, samples_per_s=3200.0),),
             lost=tuple(with_payback(one, 32, num_steps) for one in found), refused=(), skipped=(),
             speedup=None, why="", search_s=0.0,
         )  # fmt: skip
@@ -213,16 +214,22 @@ def test_compiled_code_is_tried_last_on_top_of_what_was_decided() -> None:
     assert trials[-1].deadline_s is not None and trials[-1].deadline_s < 120.0
     assert decision.changes == {"optimizer_implementation": "fused", **CODE}
     assert decision.speedup is not None and decision.speedup.middle == pytest.approx(1.8)
-    assert decision.uncompiled is not None and not decision.uncompiled.is_plain
+    assert decision.uncompiled is not None and not decision.uncompiled.is_default
     assert [rung.name for rung in decision.rungs][-1] == "compiled forward and loss"
     assert "compiled step" in [one.trial.candidate.name for one in decision.lost]
 
 
-def test_compiled_code_may_win_where_the_plain_loop_had_stayed() -> None:
+def test_compiled_code_may_win_where_the_defaults_had_stayed() -> None:
     decision, trials = searched(problem(), {"fused": 0.9, "loss": 1.5})
-    assert trials[-1].incumbent is None
-    assert decision.changes == CODE and not decision.is_plain
-    assert len(decision.rungs) == 2 and decision.rungs[1].changes == CODE
+    assert trials[-1].incumbent == {}
+    assert decision.changes == CODE and not decision.is_default
+    assert len(decision.rungs) == 3 and decision.rungs[2].changes == CODE
+
+
+def test_what_compiling_pays_is_not_reckoned_beside_other_programs() -> None:
+    found = with_payback(result(1.5), 32, 10**6)
+    assert is_won(found)
+    assert not is_won(msgspec.structs.replace(found, load=Load(other_cpus=1.0, num_cpus=2)))
 
 
 def test_no_more_is_compiled_than_there_is_time_for() -> None:

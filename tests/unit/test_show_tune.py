@@ -20,7 +20,7 @@ def decision(*problems: str, has_measured: bool = True) -> Decision:
         for text in problems
     ]
     return Decision(
-        is_plain=True,
+        is_default=True,
         changes={},
         rungs=(Rung(name="plain loop", changes={}, samples_per_s=100.0),),
         lost=(Result(trial=trial, cost_s=0.1), *lost),
@@ -38,7 +38,7 @@ def test_what_could_not_be_measured_is_told_once_with_its_reason() -> None:
     assert found == [("not used", "bf16 autocast: it raised TypeError")]
 
 
-def test_what_was_not_searched_is_not_called_a_plain_loop() -> None:
+def test_what_was_not_searched_says_so() -> None:
     line = Tuned(
         at=0.0, step=0, decision=decision(has_measured=False), unit="samples", is_from_cache=False
     )

@@ -110,9 +110,9 @@ class Display:
             text = f"searching for at most {seconds_text(line.budget_s)} before the first step"
             show.print_lines(self._console, [("tuning", text)])
         elif isinstance(line, Tuned):
-            why = [("because", line.decision.why)] if line.decision.is_plain else []
             show.print_lines(self._console, [
-                ("tuned", wording.decision_text(line)), *why, *wording.unused_lines(line.decision)
+                ("tuned", wording.decision_text(line)), *wording.stay_lines(line.decision),
+                *wording.unused_lines(line.decision), *wording.load_lines(line.decision),
             ])  # fmt: skip
         elif isinstance(line, RecipeSet) and line.adaptation is not None:
             show.print_lines(self._console, [wording.adaptation_line(line.adaptation)])

@@ -8,7 +8,13 @@ from rich.live import Live
 from rich.text import Text
 
 from flatout.cli import show
-from flatout.cli.wording import DOT, interval_text, unused_lines
+from flatout.cli.wording import (
+    DOT,
+    interval_text,
+    load_lines,
+    stay_lines,
+    unused_lines,
+)
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import Fetched, Line, Profiled, Tried, Trying, Warned
 from flatout.nouns.tuned_recipe import TunedRecipe
@@ -93,20 +99,19 @@ def print_tuned(tuned: TunedRecipe) -> None:
     decision, unit = tuned.decision, tuned.unit
     console.print()
     total = None
-    if not decision.is_plain and decision.speedup is not None:
-        total = f"  {interval_text(decision.speedup)} of plain"
+    if decision.speedup is not None:
+        total = f"  {interval_text(decision.speedup)} over the defaults"
     width = _name_width(decision.rungs, total)
     for number, rung in enumerate(decision.rungs):
         console.print(_rung_text(rung, unit, width, is_first=number == 0), soft_wrap=True)
     if total is not None and decision.speedup is not None:
-        whole = decision.rungs[0].samples_per_s * decision.speedup.middle
+        whole = decision.rungs[:2][-1].samples_per_s * decision.speedup.middle
         text = f"{'recipe':<{width}}{rate_text(whole, unit):>{_RATE_WIDTH}}"
         console.print(Text(text, "bold") + Text(total, "bold green"), soft_wrap=True)
     else:
-        which = "the plain loop stays" if decision.has_measured else "the defaults"
-        text = f"{'recipe':<{width}}{which:>{_RATE_WIDTH}}"
+        text = f"{'recipe':<{width}}{'the defaults stay':>{_RATE_WIDTH}}"
         console.print(Text(text, "bold"), soft_wrap=True)
-        show.print_lines(console, [("because", decision.why)])
+        show.print_lines(console, stay_lines(decision))
     console.print()
     show.print_lines(console, list(_closing_lines(decision, tuned.is_from_cache)))
 
@@ -119,17 +124,18 @@ def _closing_lines(decision: Decision, is_from_cache: bool) -> Iterable[tuple[st
     for result in decision.refused:
         reasons = ", ".join(_check_text(check) for check in _failed(result))
         yield "refused", f"{result.trial.candidate.name}: {reasons}"
-    reasons_of: dict[str, list[str]] = {}
+    reasons_of: dict[tuple[bool, str], list[str]] = {}
     for skip in decision.skipped:
-        reasons_of.setdefault(skip.reason, []).append(skip.name)
-    for reason, names in reasons_of.items():
-        yield "not here", f"{', '.join(names)}: {reason}"
+        reasons_of.setdefault((skip.is_for_time, skip.reason), []).append(skip.name)
+    for (is_late, reason), names in reasons_of.items():
+        yield "not tried" if is_late else "not here", f"{', '.join(names)}: {reason}"
+    yield from load_lines(decision)
     if decision.uncompiled is not None:
         yield "compiled", "the first step of each run takes longer; what is compiled is kept"
     price = seconds_text(decision.search_s)
     if is_from_cache:
-        # A plain loop that stays is not probed.
-        agrees = "" if decision.is_plain else ", and a short probe agrees"
+        # Defaults that stay are not probed.
+        agrees = "" if decision.is_default else ", and a short probe agrees"
         yield "search", f"{price}: found before{agrees}"
     elif decision.pays_back_after_steps is not None:
         steps = counted_text(decision.pays_back_after_steps, "step")
@@ -157,7 +163,9 @@ def _profile_text(line: Profiled) -> str:
     profile = line.profile
     shares = sorted(profile.shares.items(), key=lambda item: -item[1])
     parts = [f"{name} {percent_text(share, 0)}" for name, share in shares if share >= 0.005]
-    return DOT.join([seconds_text(profile.step_s), *parts])
+    load = profile.load
+    busy = [f"other programs use {load.text}"] if load is not None and load.is_busy else []
+    return DOT.join([seconds_text(profile.step_s), *parts, *busy])
 
 
 def _result_text(result: Result) -> str:

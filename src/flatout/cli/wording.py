@@ -70,9 +70,25 @@ def decision_text(line: Tuned) -> str:
     if not decision.has_measured:
         return f"not searched, the defaults train{DOT}{price}"
     if decision.speedup is None:
-        return f"the plain loop stays{DOT}searched {price}"
+        return f"the defaults stay{DOT}searched {price}"
     found = "found before, probed in" if line.is_from_cache else "searched"
-    return f"{interval_text(decision.speedup)} of the plain loop{DOT}{found} {price}"
+    return f"{interval_text(decision.speedup)} over the defaults{DOT}{found} {price}"
+
+
+def stay_lines(decision: Decision) -> list[tuple[str, str]]:
+    """Why the defaults stay; nothing where something faster was found."""
+    if decision.speedup is not None:
+        return []
+    again = "" if decision.is_decided else "; not kept, so the next search starts over"
+    return [("because", f"{decision.why}{again}")]
+
+
+def load_lines(decision: Decision) -> list[tuple[str, str]]:
+    """That a recipe was found beside other programs."""
+    if decision.load is None or not decision.is_busy or decision.speedup is None:
+        return []
+    text = f"other programs used {decision.load.text}"
+    return [("busy", f"{text}; measured again when the machine is quiet")]
 
 
 def unused_lines(decision: Decision) -> list[tuple[str, str]]:

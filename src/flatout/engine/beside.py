@@ -133,7 +133,7 @@ def main(argv: list[str]) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     import_quickly("flatout.engine.contest", COMPILER)
     from flatout.engine.contest import Contest
-    from flatout.tune.search import is_faster
+    from flatout.tune.doubt import is_faster
 
     request = msgspec.json.decode(questions.readline(), type=Request)
     threading.Thread(target=_end_with, args=(questions.fileno(),), daemon=True).start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from flatout.errors import RunFailed, UsageError
 from flatout.nouns.finding import finding_from
 from flatout.nouns.tuning import Check, Profile, Result, Trial, Verdict
 from flatout.system.clock import elapsed_s
+from flatout.system.load import LoadWatch
 from flatout.tune.memory import accumulated, recomputing
 
 # The parts of a step that a profile tells the shares of.
@@ -62,16 +64,21 @@ class Contest:
         self.contestants = Contestants(subject)
         self._gate: Gate | None = None
 
-    def measured(self, trial: Trial, limit_s: float) -> Result:
+    def measured(self, trial: Trial, limit_s: float, ends_at_s: float = math.inf) -> Result:
         """Carries out a trial in this process.
 
         What cannot be measured becomes the result's problem: a search goes on without it.
+
+        Args:
+            trial: what is compared.
+            limit_s: for the measurement.
+            ends_at_s: by the clock, when the search ends.
         """
-        begin_s = elapsed_s()
+        begin_s, watch = elapsed_s(), LoadWatch()
         comparison: Comparison | None = None
         proof, problem = Proof(), None
         try:
-            comparison, proof = self._compared(trial, limit_s)
+            comparison, proof = self._compared(trial, limit_s, ends_at_s)
         except Exception as error:
             news = bad_news(error)
             if news is None:
@@ -91,6 +98,7 @@ class Contest:
             compile_s=_compile_s(comparison, proof, self.contestants.setting.batch_size)
             if trial.candidate.is_compiled
             else None,
+            load=watch.load(),
         )
 
     def judged(self, changes: dict[str, Any]) -> Verdict:
@@ -221,12 +229,15 @@ class Contest:
         finally:
             contestant.runner.close()
 
-    def profile(self, step_s: float, trace: Trace, start_s: float) -> Profile:
+    def profile(
+        self, step_s: float, trace: Trace, start_s: float, watch: LoadWatch | None = None
+    ) -> Profile:
         """One plain step looked at from inside.
 
         Args:
             step_s, trace: of a plain step.
             start_s: what it takes to start a process and to build the experiment in it.
+            watch: of other programs, begun before the plain step was measured.
 
         Raises:
             RunFailed: nonfinite-loss.
@@ -242,6 +253,7 @@ class Contest:
             has_convolutions=trace.has_convolutions,
             has_products=trace.has_products,
             has_attention=trace.has_attention,
+            load=watch.load() if watch is not None else None,
         )
 
     def _shares(self, step_s: float) -> tuple[dict[str, float], int | None, float | None]:
@@ -277,17 +289,17 @@ class Contest:
         shares = {part: seconds / total for part, seconds in spent.items()}
         return shares, faults, host_share
 
-    def _compared(self, trial: Trial, limit_s: float) -> tuple[Comparison, Proof]:
+    def _compared(self, trial: Trial, limit_s: float, ends_at_s: float) -> tuple[Comparison, Proof]:
         # Beside a cache of a part of the samples, the same part is read without it.
         is_of_part = trial.keeps_samples
         with contextlib.ExitStack() as stack:
             incumbent, _ = self.contestant(trial.incumbent, {}, is_of_part=is_of_part)
             stack.callback(incumbent.runner.close)
-            candidate, proof = self.contestant(
-                trial.changes, trial.candidate.changes, is_of_part=is_of_part
-            )
+            # The defaults hold whether or not something of them is seen.
+            proved = {} if trial.candidate.axis == "loop" else trial.candidate.changes
+            candidate, proof = self.contestant(trial.changes, proved, is_of_part=is_of_part)
             stack.callback(candidate.runner.close)
-            return compared(incumbent, candidate, limit_s=limit_s), proof
+            return compared(incumbent, candidate, limit_s=limit_s, ends_at_s=ends_at_s), proof
 
 
 def _compile_s(comparison: Comparison | None, proof: Proof, batch_size: int) -> float | None:

@@ -36,9 +36,10 @@ from flatout.engine.session import (
     torch_settings_put_back,
 )  # fmt: skip
 from flatout.engine.steps import shared_step
-from flatout.nouns.recipe import Choice, Compiled, Recipe, check_field
+from flatout.nouns.recipe import Choice, Compiled, Recipe, check_field, recipe_fields
 from flatout.nouns.tuning import Numerics, Setting
 from flatout.tune.candidates import plain_changes
+from flatout.tune.compiling import FIELDS as COMPILED_FIELDS
 from flatout.tune.memory import Room
 
 
@@ -82,6 +83,7 @@ class Contestants:
         self.device = first.device
         self.train_data = first.train_data
         self._identity = identity(first, subject.fixed)
+        self.setting = msgspec.structs.replace(self.setting, defaults=self._defaults())
         # What was fixed and does not go here is told before anything is measured.
         _check(self.plain_recipe(), first)
         # Nobody has used it yet: the first contestant is made of it.
@@ -172,6 +174,22 @@ class Contestants:
         return msgspec.structs.replace(
             chosen_recipe(self._facts, self.subject.fixed), **self._saving()
         )
+
+    def _defaults(self) -> dict[str, Any]:
+        """In which fields the defaults differ from a plain loop's settings.
+
+        How data is read is told even where it is the same: another way may be tried.
+        """
+        plain, defaults = self.plain_recipe(), self.default_recipe()
+        is_unpinned = self.setting.pinning_problem is not None
+        left_out = {*COMPILED_FIELDS, *({"loader_pin_memory"} if is_unpinned else ())}
+        return {
+            name: value
+            for name in recipe_fields()
+            if name not in left_out
+            and ((value := getattr(defaults, name).value) != getattr(plain, name).value
+                 or name == "data_path")
+        }  # fmt: skip
 
     def _saving(self) -> dict[str, Choice[Any]]:
         why = "the plain loop does not fit into the memory without it"

@@ -38,6 +38,7 @@ from flatout.engine.session import Built, Session, build, process_settings
 from flatout.engine.session_state import own_state_of, state_of, take_over
 from flatout.engine.start import (
     are_other_ranks,
+    beside_others,
     check_ranks,
     inexact,
     left_out,
@@ -56,6 +57,7 @@ from flatout.nouns.recipe import Recipe, Sharding
 from flatout.nouns.run import RunHeader
 from flatout.system import store
 from flatout.system.clock import elapsed_s, now_s
+from flatout.system.load import LoadWatch
 from flatout.system.runs import RunFolder
 from flatout.tune.memory import Room
 
@@ -94,6 +96,7 @@ class Course:
         self._state = state
         self._history = task.ranks.told(lambda: read_history(task.folder), History)
         self._began_s = elapsed_s()
+        self._watch = LoadWatch()
         self._load_s = now_s() - psutil.Process().create_time()
         self._saver: Saver | SilentSaver | None = None
         self._length = Limits(epochs=None, steps=None)
@@ -302,6 +305,8 @@ class Course:
             recipe.optimizer_implementation.value, can_be_fused=built.facts.can_be_fused
         )
         findings = check_recipe(recipe, built.facts)
+        if self._task.ranks.size == 1:
+            findings += beside_others(recipe, self._watch.load())
         # Samples that cannot be kept are refused here, too.
         built.caching_for(recipe)
         for finding in findings:

@@ -99,8 +99,8 @@ class Validator:
 
     def _tell_uncached(self) -> None:
         problem = problem_of(self._session.validation_feed)
-        if problem is not None and problem.rule not in self._told:
-            self._told.add(problem.rule)
+        if problem is not None and problem.rule not in self._session.told:
+            self._session.told.add(problem.rule)
             error = UsageError(
                 problem.rule,
                 "the validation data is read by a loader from here on.",

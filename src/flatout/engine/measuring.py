@@ -35,6 +35,9 @@ _NUM_WARM_UPS = 3
 _LEAST_PAIRS = 4
 _MOST_PAIRS = 30
 
+# Of a single pair nobody knows how far it may be off.
+_FEWEST_PAIRS = 2
+
 # Of updates that take long there is no time for more, and there is little noise in them.
 _LEAST_SLOW_PAIRS = 3
 
@@ -207,7 +210,9 @@ class Comparison:
     excess_bytes: int = 0
 
 
-def compared(incumbent: Timed, candidate: Timed, *, limit_s: float) -> Comparison:
+def compared(
+    incumbent: Timed, candidate: Timed, *, limit_s: float, ends_at_s: float = math.inf
+) -> Comparison:
     """Measures two contestants in turns, until the difference is clear or the time is over.
 
     Args:
@@ -215,6 +220,10 @@ def compared(incumbent: Timed, candidate: Timed, *, limit_s: float) -> Compariso
         candidate: its updates are the same ones; it has made some, so that its effect was seen.
         limit_s: no further pair is begun after this; at least four are made, or three of updates
             that take long, unless the first two agree that the candidate is much slower.
+        ends_at_s: by the clock, when the search ends: then two pairs have to do.
+
+    Raises:
+        RunFailed: search-out-of-time, where there was no time for two.
     """
     begin_s = elapsed_s()
     first_s = incumbent.timed(1).took_s
@@ -230,6 +239,10 @@ def compared(incumbent: Timed, candidate: Timed, *, limit_s: float) -> Compariso
     excess = 0
     gc.collect()
     for number in range(_MOST_PAIRS):
+        if elapsed_s() > ends_at_s:
+            if len(pairs) >= _FEWEST_PAIRS:
+                break
+            raise out_of_time()
         order = (incumbent, candidate) if number % 2 == 0 else (candidate, incumbent)
         blocks = [contestant.timed(num_updates) for contestant in order]
         first, second = blocks if number % 2 == 0 else reversed(blocks)
@@ -247,6 +260,15 @@ def compared(incumbent: Timed, candidate: Timed, *, limit_s: float) -> Compariso
         incumbent_samples_per_s=1 / _median(firsts),
         samples_per_s=1 / _median(seconds),
         excess_bytes=excess,
+    )
+
+
+def out_of_time() -> RunFailed:
+    """That the time of a search is over."""
+    return RunFailed(
+        "search-out-of-time",
+        "the time of the search was over before it was measured.",
+        fix="give the search more time: --budget",
     )
 
 

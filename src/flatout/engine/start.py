@@ -15,6 +15,7 @@ from flatout.errors import UsageError
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import Started
 from flatout.nouns.recipe import Recipe
+from flatout.nouns.tuning import Load
 from flatout.system.clock import now_s
 
 
@@ -133,6 +134,32 @@ def not_searched() -> Finding:
         "process; ranks would disturb each other",
         fixes=(Fix(text="resume the run without --on first, and stop it once it trains"),),
     )
+
+
+def beside_others(recipe: Recipe, load: Load | None) -> list[Finding]:
+    """That other programs use the CPUs which the recipe's threads are to have.
+
+    Args:
+        recipe: of the run.
+        load: of the machine by other programs; None where it is not known.
+    """
+    num_threads = recipe.num_threads
+    is_yours = num_threads.origin == "yours"
+    if load is None or not load.is_busy or recipe.device.value != "cpu" or is_yours:
+        return []
+    num_free = max(1, int(load.num_cpus - load.other_cpus))
+    if num_threads.value <= num_free:
+        return []
+    return [
+        Finding(
+            rule="cpus-in-use",
+            severity="note",
+            problem=f"other programs use {load.text}; this run has {num_threads.value} threads.",
+            because="threads that compute an operation together wait for the one that has lost its "
+            "CPU, which can take many times as long",
+            fixes=(Fix(text=f"use fewer while they run: --use num_threads={num_free}"),),
+        )
+    ]
 
 
 def of_ranks(session: Session, history: History) -> list[Finding]:

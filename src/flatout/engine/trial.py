@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import subprocess
 import sys
@@ -22,19 +23,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from flatout.engine.measuring import Block, Comparison, Contestant, compared
+from flatout.engine.measuring import Block, Comparison, Contestant, compared, out_of_time
 from flatout.engine.quick_import import COMPILER, import_quickly
 from flatout.engine.watch import StopRequest
 from flatout.errors import RunFailed
 from flatout.nouns.finding import Finding, finding_from
 from flatout.nouns.run import RunHeader
-from flatout.nouns.tuning import Result, Trial
+from flatout.nouns.tuning import Load, Result, Trial
 from flatout.system import store
 from flatout.system.clock import elapsed_s
+from flatout.system.load import LoadWatch
 from flatout.system.runs import RunFolder
 from flatout.system.variables import plain_environment
 from flatout.tune.memory import Room
-from flatout.tune.statistics import speedup_over_processes
+from flatout.tune.statistics import mean_load, speedup_over_processes
 
 if TYPE_CHECKING:
     # It brings torch, which takes seconds.
@@ -43,6 +45,11 @@ if TYPE_CHECKING:
 # A process that has taken so many times what is usual, but at least so long, is given up.
 _PATIENCE = 5
 _LEAST_PATIENCE_S = 20.0
+
+# While the other one was measured, its threads slept; woken up, they may share a CPU for a while,
+# which no training does (LOG.md, 2026-11-23). Of blocks of so many updates and more, as many are
+# made before the clock is read.
+_QUICK_UPDATES = 4
 
 # Then it has ended who reads its data, or it never will.
 _END_PATIENCE_S = 5.0
@@ -91,13 +98,15 @@ class Surroundings:
     """Where the processes of a trial find the experiment, and how long they may be waited for.
 
     folder: of the run, from which they load it. usual_s: about what a pair takes, from its start
-    to its end. request: no further pair is begun once somebody asks to stop.
+    to its end. request: no further pair is begun once somebody asks to stop. ends_at_s: by the
+    clock, when the search ends, and they with it.
     """
 
     folder: Path
     usual_s: float
     terms: Terms
     request: StopRequest
+    ends_at_s: float = math.inf
 
 
 def measured_apart(trial: Trial, limit_s: float, surroundings: Surroundings) -> Result:
@@ -113,24 +122,32 @@ def measured_apart(trial: Trial, limit_s: float, surroundings: Surroundings) -> 
     """
     begin_s = elapsed_s()
     comparisons: list[Comparison] = []
+    loads: list[Load | None] = []
     effect: str | None = None
     for _ in range(trial.num_processes):
         if surroundings.request.reason is not None:
             raise KeyboardInterrupt
         try:
-            comparison, effect = _one_pair(trial, limit_s, surroundings)
+            comparison, effect, load = _one_pair(trial, limit_s, surroundings)
         except _NotMeasuredError as error:
+            if comparisons and error.finding.rule == "search-out-of-time":
+                break
             return Result(trial=trial, cost_s=elapsed_s() - begin_s, problem=error.finding)
         comparisons.append(comparison)
+        loads.append(load)
+    speedups = tuple(one.speedup for one in comparisons)
     return Result(
         trial=trial,
         cost_s=elapsed_s() - begin_s,
         effect=effect,
-        speedup=speedup_over_processes([one.speedup for one in comparisons]),
-        by_process=tuple(one.speedup for one in comparisons),
+        # A first look is no last word: whether the process is like others is seen there.
+        speedup=speedups[0] if trial.stage == "screen" else speedup_over_processes(speedups),
+        by_process=speedups,
         samples_per_s=_middle(comparisons, lambda one: one.samples_per_s),
         incumbent_samples_per_s=_middle(comparisons, lambda one: one.incumbent_samples_per_s),
         excess_bytes=max(one.excess_bytes for one in comparisons),
+        load=mean_load([(load, 1.0) for load in loads]),
+        load_by_process=tuple(loads),
     )
 
 
@@ -141,7 +158,8 @@ def _middle(comparisons: list[Comparison], read: Callable[[Comparison], float]) 
 
 def _one_pair(
     trial: Trial, limit_s: float, surroundings: Surroundings
-) -> tuple[Comparison, str | None]:
+) -> tuple[Comparison, str | None, Load | None]:
+    ends_at_s, watch = surroundings.ends_at_s, LoadWatch()
     terms = surroundings.terms
     beside = Request(changes=trial.incumbent, proved={}, terms=terms)
     tried = Request(changes=trial.changes, proved=trial.candidate.changes, terms=terms)
@@ -151,7 +169,12 @@ def _one_pair(
         candidate = stack.enter_context(_Apart(f"`{trial.candidate.name}`", tried, surroundings))
         incumbent.wait_until_ready()
         effect = candidate.wait_until_ready()
-        return compared(incumbent, candidate, limit_s=limit_s), effect
+        try:
+            comparison = compared(incumbent, candidate, limit_s=limit_s, ends_at_s=ends_at_s)
+        except RunFailed as error:
+            raise _NotMeasuredError(finding_from(error, "note")) from error
+        # Before they end: not every system keeps what those that have ended took.
+        return comparison, effect, watch.load()
 
 
 class _NotMeasuredError(Exception):
@@ -185,7 +208,10 @@ class _Apart(contextlib.AbstractContextManager["_Apart"]):
             )
         except OSError as error:
             raise self._died(f"it could not be started: {error}") from error
-        self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * surroundings.usual_s)
+        patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * surroundings.usual_s)
+        left_s = surroundings.ends_at_s - elapsed_s()
+        self._is_bound = left_s < patience_s
+        self._patience_s = max(0.0, min(patience_s, left_s))
         self._is_given_up = False
         self._patience = threading.Timer(self._patience_s, self._give_up)
         self._patience.start()
@@ -234,6 +260,8 @@ class _Apart(contextlib.AbstractContextManager["_Apart"]):
         except msgspec.DecodeError as error:
             # A candidate that takes its process along is a candidate that lost.
             because = f"it ended with exit code {self._process.wait()}"
+            if self._is_given_up and self._is_bound:
+                raise _NotMeasuredError(finding_from(out_of_time(), "note")) from error
             if self._is_given_up:
                 because = f"it was not done after {self._patience_s:.0f} s, and was ended"
             raise self._died(because) from error
@@ -284,6 +312,8 @@ def main(argv: list[str]) -> int:
 
         def time(line: bytes) -> Answer:
             num_updates = msgspec.json.decode(line, type=int)
+            if num_updates >= _QUICK_UPDATES:
+                built[0].timed(num_updates)
             return Answer(block=built[0].timed(num_updates))
 
         answer(build)

@@ -6,6 +6,7 @@ agrees with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,13 @@ from flatout.engine import randomness
 from flatout.engine.beside import measured_beside
 from flatout.engine.contest import Contest
 from flatout.engine.contestants import Subject
-from flatout.engine.defaults import changed_recipe
 from flatout.engine.facts import chosen_device
+from flatout.engine.measuring import out_of_time
 from flatout.engine.memory import release_memory
 from flatout.engine.trial import Surroundings, Terms, measured_apart
 from flatout.engine.watch import StopRequest
 from flatout.errors import RunFailed, UsageError
+from flatout.nouns.finding import finding_from
 from flatout.nouns.lines import Event, Profiled, Tried, Trying, Tuned
 from flatout.nouns.recipe import Choice, Recipe
 from flatout.nouns.tuning import (
@@ -40,19 +42,23 @@ from flatout.nouns.tuning import (
 from flatout.system import recipes
 from flatout.system.clock import elapsed_s, now_s
 from flatout.system.free_memory import free_memory_bytes
+from flatout.system.load import LoadWatch
 from flatout.tune.budget import budget_of, full_s, is_too_short
-from flatout.tune.cache import cache_key, is_of_use, still_holds
+from flatout.tune.cache import SEARCH_VERSION, cache_key, is_of_use, still_holds
 from flatout.tune.candidates import base_candidate, candidates
 from flatout.tune.compiled_trials import left_to_compile
-from flatout.tune.compiling import FIELDS as COMPILED_FIELDS
 from flatout.tune.compiling import for_steps, uncompiled
 from flatout.tune.data_paths import LEAST_SHARE
+from flatout.tune.doubt import is_faster
 from flatout.tune.memory import loop_name, unless_moved
 from flatout.tune.problem import Problem
-from flatout.tune.search import is_faster, next_move, priced
+from flatout.tune.search import next_move, priced
 
 _PROBE_S = 0.5
 _PROBES = 2
+
+# Of the whole time, for what comes after the last trial.
+_KEPT_BACK = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +107,8 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     # What fresh processes have confirmed is more than what was seen in one.
     has_processes = search.folder is not None
     identity = {
-        **contest.contestants.identity(search.wish.numerics), "has_processes": has_processes
+        **contest.contestants.identity(search.wish.numerics), "has_processes": has_processes,
+        "search": SEARCH_VERSION,
     }  # fmt: skip
     key = cache_key(identity)
     known = recipes.recall(key)
@@ -109,29 +116,35 @@ def _tuned_recipe(search: Search) -> Recipe | None:
         known is not None
         and is_of_use(known, search.wish)
         and not _is_outgrown(known, search, contest)
-        and _holds(contest, known)
     ):
-        return _recipe(contest, _decision_again(search, contest, (key, known), began_s))
+        held = _held(contest, known)
+        if held is not None:
+            return _recipe(contest, _decision_again(search, contest, (key, held), began_s))
+        recipes.drop(key)
     if is_too_short(search.wish, search.num_steps):
         return None
+    watch = LoadWatch()
     step_s, trace = contest.plain_step()
     budget_s = budget_of(search.wish, search.num_steps, step_s)
     if budget_s is None:
         is_short_of_memory = bool(contest.contestants.setting.baseline)
         return contest.contestants.default_recipe() if is_short_of_memory else None
     try:
-        profile = contest.profile(step_s, trace, start_s)
+        profile = contest.profile(step_s, trace, start_s, watch)
     except RunFailed as error:
         if error.rule != "nonfinite-loss" or search.wish.is_only:
             raise
         # The training names step and samples; from weights that it is given it may do better.
         return contest.contestants.default_recipe()
-    decision, seen = _decision(search, contest, profile, (budget_s, elapsed_s() - began_s))
-    if not decision.has_measured:
-        _tell_end(search, decision, is_from_cache=False)
-        return contest.contestants.default_recipe()
-    probe = None if uncompiled(decision).is_plain else seen or _probe(contest, decision)
+    decision, seen = _decision(search, contest, profile, (budget_s, began_s))
+    probe = None
+    if not uncompiled(decision).is_default:
+        probe = seen or _probe(contest, decision).speedup
     decision = priced(decision, elapsed_s() - began_s, contest.contestants.setting.batch_size)
+    if not decision.is_decided:
+        # The next training has the defaults, and the next search begins anew.
+        _tell_end(search, decision, is_from_cache=False)
+        return _recipe(contest, decision)
     known = Known(
         identity=identity,
         decided_at=now_s(),
@@ -182,8 +195,7 @@ def _decision_again(
     budget_s, is_from_cache = _budget_again_s(search, known), True
     if budget_s is not None and known.profile is not None:
         setting = _setting(search, contest)
-        time_s = budget_s, elapsed_s() - began_s
-        problem = _problem(search, setting, known.profile, time_s)
+        problem = _problem(search, setting, known.profile, (budget_s, began_s))
         problem = left_to_compile(problem, uncompiled(decision))
         is_from_cache = isinstance(next_move(problem, []), Decision)
         if not is_from_cache:
@@ -214,29 +226,41 @@ def _has_memory_for_pairs() -> bool:
     return free_memory_bytes() > 2 * int(psutil.Process().memory_info().rss)
 
 
-def _holds(contest: Contest, known: Known) -> bool:
-    """Whether what was found before agrees with a short probe; a plain loop needs none."""
+def _held(contest: Contest, known: Known) -> Known | None:
+    """What was found before, if a short probe agrees with it; defaults that stayed need none.
+
+    What was found beside other programs is looked at more closely once they are gone: it must be
+    faster than the defaults then, too, and is from then on what that probe says.
+    """
     contest.take_as_plain(known.decision.rungs[0].changes)
-    if uncompiled(known.decision).is_plain:
-        return True
+    if uncompiled(known.decision).is_default:
+        return known
     # Somebody else may have had the cores for a moment: then a second look decides.
     for _ in range(_PROBES if known.probe is not None else 0):
-        probe = _probe(contest, known.decision)
-        if probe is not None and known.probe is not None and still_holds(known.probe, probe):
-            return True
-    return False
+        seen = _probe(contest, known.decision)
+        probe = seen.speedup
+        if probe is None or known.probe is None or probe.high < 1.0:
+            continue
+        if known.decision.is_busy and not seen.is_busy:
+            if probe.low > 1.0:
+                quiet = msgspec.structs.replace(known.decision, load=seen.load)
+                return msgspec.structs.replace(known, decision=quiet, probe=probe)
+        elif still_holds(known.probe, probe):
+            return known
+    return None
 
 
-def _probe(contest: Contest, decision: Decision) -> Interval | None:
-    """A short look at the speed-up in this process, to be compared with other such looks.
+def _probe(contest: Contest, decision: Decision) -> Result:
+    """A short look at the speed-up over the defaults in this process, to be compared with others.
 
     It is not what fresh processes have found: settings of the process are here those of both.
     """
     # Compiling would take longer than all else of it.
     changes = uncompiled(decision).changes
     whole = Candidate(name="probe", axis="probe", changes=changes, why="found before")
-    trial = Trial(stage="final", candidate=whole, incumbent=None, changes=changes)
-    return contest.measured(trial, _PROBE_S).speedup
+    defaults = base_candidate(contest.contestants.setting).changes
+    trial = Trial(stage="final", candidate=whole, incumbent=defaults, changes=changes)
+    return contest.measured(trial, _PROBE_S)
 
 
 def _decision(
@@ -244,7 +268,7 @@ def _decision(
 ) -> tuple[Decision, Interval | None]:
     """What the trials decide, and what was seen of it in this process, if anything.
 
-    time_s: what the search may take, and what of it is over.
+    time_s: what the search may take, and when it began.
     """
     setting = _setting(search, contest)
     keeping = contest.contestants.keeping
@@ -254,7 +278,7 @@ def _decision(
     problem = _problem(search, setting, profile, time_s)
     _tell_profile(search, problem)
     decision, history = _searched(search, contest, problem)
-    return decision, _seen_here(uncompiled(decision), history)
+    return decision, _seen_here(uncompiled(decision), dict(problem.base.changes), history)
 
 
 def _setting(search: Search, contest: Contest) -> Setting:
@@ -267,14 +291,16 @@ def _setting(search: Search, contest: Contest) -> Setting:
 def _problem(
     search: Search, setting: Setting, profile: Profile, time_s: tuple[float, float]
 ) -> Problem:
-    budget_s, spent_s = time_s
+    budget_s, began_s = time_s
+    spent_s = elapsed_s() - began_s
     tried, skipped = candidates(setting, profile, search.wish.numerics)
     return Problem(
         base=base_candidate(setting),
         candidates=tried,
         skipped=skipped,
         profile=profile,
-        budget_s=budget_s - spent_s,
+        # The last probe and what is written take a little, too.
+        budget_s=(1.0 - _KEPT_BACK) * budget_s - spent_s,
         spent_s=spent_s,
         # A search that is asked for without a budget takes what one trial takes.
         is_bound=search.wish.budget_s is not None or search.wish.mode == "auto",
@@ -301,30 +327,46 @@ def _tell_profile(search: Search, problem: Problem) -> None:
 def _searched(search: Search, contest: Contest, problem: Problem) -> tuple[Decision, list[Result]]:
     """Carries out trials until it is decided."""
     history: list[Result] = []
+    # A search that nobody has limited makes its first comparison, whatever it takes.
+    ends_at_s = elapsed_s() + problem.budget_s
     while isinstance(move := next_move(problem, history), Trial):
         if search.request.reason is not None:
             raise KeyboardInterrupt
         search.tell(Trying(at=now_s(), step=0, trial=move))
-        result = _carried_out(move, contest, search, problem)
+        has_end = problem.is_bound or history
+        left = _Left(search, problem, ends_at_s if has_end else math.inf)
+        result = _carried_out(move, contest, left)
         search.tell(Tried(at=now_s(), step=0, result=result))
         history.append(result)
     return move, history
 
 
-def _seen_here(decision: Decision, history: Sequence[Result]) -> Interval | None:
-    """What this process has measured of a decision beside the plain loop, the last time."""
+def _seen_here(
+    decision: Decision, defaults: dict[str, Any], history: Sequence[Result]
+) -> Interval | None:
+    """What this process has measured of a decision beside the defaults, the last time."""
     for result in reversed(history):
         trial = result.trial
-        is_here = trial.num_processes == 0 and trial.incumbent is None
+        is_here = trial.num_processes == 0 and trial.incumbent == defaults
         if is_here and trial.changes == decision.changes and result.speedup is not None:
             return result.speedup
     return None
 
 
-def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Problem) -> Result:
+@dataclass(frozen=True)
+class _Left:
+    """What a trial works with, and when the time of its search is over, by the clock."""
+
+    search: Search
+    problem: Problem
+    ends_at_s: float
+
+
+def _carried_out(trial: Trial, contest: Contest, left: _Left) -> Result:
+    search, problem = left.search, left.problem
     limit_s = trial.effort * problem.limit_s
     if search.folder is None or (trial.num_processes == 0 and trial.deadline_s is None):
-        result = contest.measured(trial, limit_s)
+        result = contest.measured(trial, limit_s, left.ends_at_s)
     else:
         keeping = contest.contestants.keeping
         terms = Terms(
@@ -339,6 +381,7 @@ def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Proble
             usual_s=trial.effort * problem.process_s,
             terms=terms,
             request=search.request,
+            ends_at_s=left.ends_at_s,
         )
         # What this process keeps of the GPU's memory for later, the others need now.
         release_memory()
@@ -346,10 +389,15 @@ def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Proble
         measure = measured_beside if is_beside else measured_apart
         result = measure(trial, limit_s, surroundings)
     result = unless_moved(result, contest.contestants.setting)
-    # What came out on top was judged as the last rung: the same changes.
-    if trial.stage == "final" or not is_faster(result) or result.verdict is not None:
+    # What came out on top was judged as the last rung: the same changes. The defaults are what
+    # trains without a search.
+    is_known = trial.stage == "final" or trial.candidate.axis == "loop"
+    if is_known or not is_faster(result) or result.verdict is not None:
         return result
     begin_s = elapsed_s()
+    if begin_s > left.ends_at_s:
+        late = finding_from(out_of_time(), "note")
+        return msgspec.structs.replace(result, speedup=None, problem=late)
     verdict = contest.judged(trial.changes)
     gate_s = elapsed_s() - begin_s
     return msgspec.structs.replace(
@@ -359,17 +407,12 @@ def _carried_out(trial: Trial, contest: Contest, search: Search, problem: Proble
 
 def _recipe(contest: Contest, decision: Decision) -> Recipe:
     """The recipe that a search has decided on: each field says what it gained."""
-    recipe, setting = contest.contestants.plain_recipe(), contest.contestants.setting
-    held = {name: value for name, value in setting.fixed.items() if name in COMPILED_FIELDS}
-    recipe = changed_recipe(recipe, held)
-    if decision.is_plain and "precision" not in setting.fixed:
-        why = f"the plain loop's: {decision.why}"
-        choice: dict[str, Choice[Any]] = {
-            "precision": Choice(value=recipe.precision.value, why=why, origin="measured")
-        }
-        return msgspec.structs.replace(recipe, **choice)
+    recipe, setting = contest.contestants.default_recipe(), contest.contestants.setting
+    if decision.is_default:
+        return recipe
     chosen: dict[str, Choice[Any]] = {}
-    for rung in () if decision.is_plain else decision.rungs:
+    # The first two are the plain loop and the defaults.
+    for rung in decision.rungs[2:]:
         gain = rung.gain
         for name, value in rung.changes.items():
             is_given = name in setting.fixed or (name, value) in setting.baseline.items()

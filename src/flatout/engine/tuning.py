@@ -31,7 +31,7 @@ class TunedHere:
     @property
     def use(self) -> dict[str, Any]:
         """The fields that the search has chosen, as `train(experiment, use=...)` takes them."""
-        return {} if self.decision.is_plain else dict(self.decision.changes)
+        return {} if self.decision.is_default else dict(self.decision.changes)
 
 
 def tune(

@@ -108,12 +108,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return ending.reason if ending else None
 
     @property
-    def failure(self) -> Finding | None:
-        """What ended it, where it has failed."""
-        errors = [finding for finding in self.findings if finding.severity == "error"]
-        return errors[-1] if errors and self.status == "failed" else None
-
-    @property
     def id(self) -> str:
         """Name of the run, unique among the runs of its folder."""
         return self.header.id

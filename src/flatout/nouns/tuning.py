@@ -43,6 +43,31 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
 
+# Programs that take less than this of the CPUs are always there, and disturb little.
+_LEAST_BUSY_CPUS, _LEAST_BUSY_SHARE = 0.3, 0.1
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """What other programs took of the machine's CPUs while something was measured.
+
+    other_cpus: CPU seconds of all other programs per second; 1.0 is one whole CPU.
+    num_cpus: logical CPUs of the machine.
+    """
+
+    other_cpus: float
+    num_cpus: int
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether that is enough to make times mean little."""
+        return self.other_cpus > max(_LEAST_BUSY_CPUS, _LEAST_BUSY_SHARE * self.num_cpus)
+
+    @property
+    def text(self) -> str:
+        """In words: `1.3 of 2 CPUs`."""
+        return f"{self.other_cpus:.1f} of {self.num_cpus} CPU{'s' if self.num_cpus > 1 else ''}"
+
+
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One question of the gate: what was measured, what is allowed, and in which words.
 
@@ -94,11 +119,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate that was not tried, and why it cannot help here."""
+    """A candidate that was not tried, and why.
+
+    is_for_time: it could help here, but the search had no time for it.
+    """
 
     name: str
     axis: str
     reason: str
+    is_for_time: bool = False
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +184,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     excess_bytes: what the candidate took of its GPU beyond what was free there.
     compile_s: what its first step took longer than others, of what is compiled.
     payback: whether that pays within the run; None where nothing was compiled, or gained.
+    load: of the machine by other programs meanwhile; None where it was not measured.
+    load_by_process: the same in each pair of processes.
     """
 
     trial: Trial
@@ -170,6 +201,13 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     excess_bytes: int = 0
     compile_s: float | None = None
     payback: Payback | None = None
+    load: Load | None = None
+    load_by_process: tuple[Load | None, ...] = ()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs disturbed it."""
+        return self.load is not None and self.load.is_busy
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,6 +239,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     not_compiled: why nothing can be compiled here, None if it can. num_steps: of the run that is to
     be made faster, None if nobody knows. is_deterministic: it must repeat bit for bit.
     cache: of map-style data, where reading it takes a share of the step that is worth saving.
+    defaults: recipe fields in which flatout's defaults differ from a plain loop's settings.
     """
 
     device: str
@@ -228,6 +267,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     num_steps: int | None = None
     is_deterministic: bool = True
     cache: Cache | None = None
+    defaults: dict[str, Any] = {}
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,6 +278,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     start_s: what it takes to start a process and to build the experiment in it.
     num_page_faults: pages that a step is given by the kernel; None where that is not known.
     host_share: of a step, how long the host is busy with it; None on a CPU.
+    load: of the machine by other programs while the times were taken.
     """
 
     step_s: float
@@ -249,6 +290,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     has_attention: bool
     num_page_faults: int | None = None
     host_share: float | None = None
+    load: Load | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs disturbed it: then its times say little about the step."""
+        return self.load is not None and self.load.is_busy
 
 
 class Rung(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,15 +310,20 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """How a search ended.
 
-    is_plain: nothing was enough faster, so the plain loop's settings stay.
-    changes: recipe fields of what came out on top.
-    speedup: of the winner over the plain loop, None where that is the plain loop itself.
+    is_default: nothing was faster beyond doubt, so flatout's defaults stay.
+    changes: recipe fields of the recipe that holds.
+    speedup: of the winner over flatout's defaults, None where these stay.
+    over_plain: of the recipe over the plain loop, as it was measured in this process.
     has_measured: False where there was no time for a single trial.
+    is_decided: False where something may well be faster, but was not measured well enough to say
+        so; such an end is not kept.
+    load: of the machine by other programs, on average over all trials.
     uncompiled: what was decided before something was compiled on top of it; None where nothing is.
     why: one sentence. search_s: the price. pays_back_after_steps: None where it never does.
     """
 
-    is_plain: bool
+    # Not in runs of an older flatout: their `is_plain` was about the plain loop.
+    is_default: bool = False
     changes: dict[str, Any]
     rungs: tuple[Rung, ...]
     lost: tuple[Result, ...]
@@ -283,6 +335,14 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     pays_back_after_steps: int | None = None
     has_measured: bool = True
     uncompiled: Decision | None = None
+    over_plain: Interval | None = None
+    is_decided: bool = True
+    load: Load | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs disturbed the search."""
+        return self.load is not None and self.load.is_busy
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,7 +350,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: what must be the same for it to hold. decided_at: seconds since the epoch, UTC.
     budget_s: what the search might take. is_thorough: that is what a full one takes, or more.
-    probe: the speed-up as a short probe saw it then; later ones are compared with it.
+    probe: the speed-up over the defaults as a short probe saw it then; later ones are compared
+        with it.
     profile: of a plain step; None where it was not kept. is_read_once: in the run that was searched
         for each sample was read once, so keeping samples was not tried.
     """

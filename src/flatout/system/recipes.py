@@ -37,6 +37,13 @@ def keep(key: str, known: Known) -> None:
     store.write_json(path, known)
 
 
+def drop(key: str) -> None:
+    """Forgets what was found under that key."""
+    path = _path(key)
+    with store.mapped_os_errors(path):
+        path.unlink(missing_ok=True)
+
+
 def fields_in(path: Path) -> dict[str, Any]:
     """The fields of a recipe in a file, such as a search leaves, with their values.
 

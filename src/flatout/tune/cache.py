@@ -14,6 +14,11 @@ from flatout.nouns.tuning import Interval, Known, Wish
 _MOST_DRIFT = 0.10
 
 
+# Of what is kept, and of the rules by which it was decided: what an older flatout has kept may be
+# slower than the defaults, and does not hold any more.
+SEARCH_VERSION = 2
+
+
 def cache_key(identity: dict[str, Any]) -> str:
     """A name for everything that must be the same: 24 hexadecimal digits.
 
@@ -32,7 +37,7 @@ def is_of_use(known: Known, wish: Wish) -> bool:
     """
     if wish.budget_s is not None:
         return known.budget_s >= wish.budget_s
-    return known.is_thorough or (wish.mode == "auto" and not known.decision.is_plain)
+    return known.is_thorough or (wish.mode == "auto" and not known.decision.is_default)
 
 
 def still_holds(found: Interval, probed: Interval) -> bool:

@@ -52,12 +52,13 @@ def plain_changes(setting: Setting) -> dict[str, Any]:
 
 
 def base_candidate(setting: Setting) -> Candidate:
-    """flatout's own loop at a plain loop's settings: what all others are built on."""
-    if setting.data_kind == "tensors":
-        name, why = "tensors sliced in memory", "no DataLoader takes the batches apart"
-    else:
-        name, why = "flatout's loop", "the same settings, with less around the step"
-    return Candidate(name=name, axis="loop", changes=setting.fixed | setting.baseline, why=why)
+    """flatout's own loop at its defaults: what all others are built on and compared with."""
+    return Candidate(
+        name="flatout's defaults",
+        axis="loop",
+        changes=setting.defaults | setting.fixed | setting.baseline,
+        why="what trains without a search",
+    )
 
 
 def candidates(
@@ -238,13 +239,16 @@ def _attentions(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate,
 
 def _optimizers(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
     share = profile.shares.get("optimizer", 0.0)
-    little = (
-        f"the optimizer takes {percent_text(share)} of the step" if share < LEAST_SHARE else None
-    )
+    is_little = share < LEAST_SHARE and not profile.is_busy
+    little = f"the optimizer takes {percent_text(share)} of the step" if is_little else None
+    current = setting.defaults.get("optimizer_implementation", "own")
     for value, why, is_here in (
         ("fused", "one kernel for all parameters", setting.can_be_fused),
         ("foreach", "one call per operation, not per parameter", setting.has_foreach),
+        ("own", "as it was built", True),
     ):
+        if value == current:
+            continue
         candidate = Candidate(
             name=f"{value} optimizer",
             axis="optimizer",
@@ -258,10 +262,12 @@ def _optimizers(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate,
 def _threads(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
     on_gpu = "the step runs on the GPU" if setting.device != "cpu" else None
     operation_s = profile.step_s / max(1, profile.num_operations)
-    is_long = operation_s > _LONG_OPERATION_S
-    shared = f"operations of {seconds_text(operation_s)} (mean) gain by being shared out"
-    counts = {1, max(1, setting.num_cores // 2), setting.num_cores} - {setting.num_threads}
-    for count in sorted(counts):
+    # Beside other programs, an operation takes long because its threads wait for each other.
+    is_long = operation_s > _LONG_OPERATION_S and not profile.is_busy
+    shared = f"operations take {seconds_text(operation_s)} on average, long enough to be shared"
+    current = setting.defaults.get("num_threads", setting.num_threads)
+    counts = {1, max(1, setting.num_cores // 2), setting.num_cores, setting.num_threads}
+    for count in sorted(counts - {current}):
         candidate = Candidate(
             name=f"{count} CPU thread{'s' if count > 1 else ''}",
             axis="threads",
@@ -269,7 +275,10 @@ def _threads(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, st
             why="small operations cost more to share out than to do",
             is_process_wide=True,
         )
-        yield candidate, on_gpu or (shared if count == 1 and is_long else None)
+        # What more threads gain on a quiet machine they lose many times over on a busy one.
+        risky = f"with more than {current}, threads wait for each other where other programs run"
+        reason = risky if count > current else shared if count == 1 and is_long else None
+        yield candidate, on_gpu or reason
 
 
 def _affinities(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
@@ -283,6 +292,8 @@ def _affinities(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
         changes: dict[str, Any] = {"cpu_affinity": value, "num_threads": count}
         reason = on_gpu or setting.topology.why_not(value)
         fixed = setting.fixed.get("num_threads")
+        if fixed is None and count > setting.defaults.get("num_threads", setting.num_threads):
+            reason = reason or "the defaults have fewer threads than that: too little to share out"
         if fixed is not None:
             del changes["num_threads"]
             if reason is None and fixed > count:

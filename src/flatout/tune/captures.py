@@ -67,11 +67,12 @@ def captures(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, st
 def in_graphs(setting: Setting, num_steps: int) -> tuple[dict[str, Any], str | None]:
     """The recipe fields of so many steps in a graph, and why they cannot be, if they cannot."""
     forms = setting.forms_to_capture
-    # Without a form as it was built, the fused one comes along.
-    form = {} if "own" in forms or "fused" not in forms else {"optimizer_implementation": "fused"}
-    if "optimizer_implementation" in setting.fixed:
-        form = {}
-    known = {**setting.baseline, **setting.fixed}
+    known = {**setting.defaults, **setting.baseline, **setting.fixed}
+    is_there = known.get("optimizer_implementation", "own") in forms
+    form: dict[str, Any] = {}
+    if forms and not is_there and "optimizer_implementation" not in setting.fixed:
+        # Without a form as it is, another one comes along.
+        form["optimizer_implementation"] = "fused" if "fused" in forms else forms[0]
     reason = why_not_captured(setting.device, forms, {**known, **form})
     return {"capture": "step", "steps_per_launch": num_steps, **form}, reason
 

@@ -343,10 +343,13 @@ def _about(plan: _Plan, tuned: TunedRecipe) -> str:
     """The program's docstring."""
     header = plan.header
     title = f"{header.spec.name} in plain PyTorch, with the recipe that flatout found for it."
-    gain = tuned.decision.speedup
-    found = f"The plain loop's settings stayed: {tuned.decision.why}."
-    if gain is not None:
-        found = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}] of a plain loop's speed"
+    decision = tuned.decision
+    gain, of = decision.over_plain, "a plain loop's speed"
+    if gain is None:
+        gain, of = decision.speedup, "the speed of flatout's defaults"
+    found = f"flatout's defaults stayed: {decision.why}."
+    if gain is not None and decision.speedup is not None:
+        found = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}] of {of}"
         found += f"{_place(header.machine, plan.recipe)}."
     told = (
         f"{found} It gives the losses of `flatout train` (flatout {header.flatout_version}) with "

@@ -11,7 +11,7 @@ import msgspec
 from flatout.nouns.tuning import Candidate, Decision, Result, Skip, Trial
 from flatout.nouns.units import seconds_text
 from flatout.tune.compiling import AXIS, trial_s, with_best, with_payback
-from flatout.tune.problem import Problem
+from flatout.tune.problem import Problem, out_of_time
 
 _Found = tuple[list[Result], list[Skip]]
 
@@ -61,8 +61,7 @@ def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _
     tried without.
     """
     needed_s = trial_s(problem.profile)
-    # Of a ladder that has led nowhere, nothing is taken over but the loop itself.
-    before = problem.base.changes if decision.is_plain else decision.changes
+    before = decision.changes
     found: list[Result] = []
     skipped: list[Skip] = []
     waiting = deque(candidate for candidate in problem.candidates if candidate.is_compiled)
@@ -72,7 +71,8 @@ def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _
         results = (*decision.lost, *found)
         reason = _why_in_vain(candidate, problem.base.changes, before, results)
         if reason is None and needed_s > left_s:
-            reason = _no_time(problem.budget_s, needed_s)
+            skipped.append(out_of_time(candidate, _no_time(problem.budget_s, needed_s)))
+            continue
         if reason is not None:
             skipped.append(Skip(name=candidate.name, axis=candidate.axis, reason=reason))
             continue
@@ -81,7 +81,7 @@ def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _
         result = yield Trial(
             stage="screen",
             candidate=candidate,
-            incumbent=None if decision.is_plain else decision.changes,
+            incumbent=before,
             changes={**before, **candidate.changes},
             deadline_s=left_s,
         )

@@ -12,7 +12,6 @@ from flatout.nouns.recipe import Compiled, CompileMode
 from flatout.nouns.tuning import (
     Candidate,
     Decision,
-    Interval,
     Payback,
     Profile,
     Result,
@@ -22,6 +21,7 @@ from flatout.nouns.tuning import (
 from flatout.nouns.units import count_text, seconds_text
 from flatout.tune import captures
 from flatout.tune.data_paths import LEAST_SHARE
+from flatout.tune.statistics import product
 
 FIELDS = ("compiled", "compile_mode")
 AXIS = "compiling"
@@ -132,6 +132,8 @@ def is_won(result: Result) -> bool:
     return (
         gain is not None
         and gain.low >= LEAST_GAIN
+        # Whether it pays is reckoned in seconds, and these were those of others, too.
+        and not result.is_busy
         and verdict is not None
         and verdict.is_passed
         and payback is not None
@@ -142,33 +144,30 @@ def is_won(result: Result) -> bool:
 def on_top(decision: Decision, result: Result) -> Decision:
     """The decision with what was compiled on top of it.
 
-    Where the plain loop had stayed, it was the plain loop that it was compared with.
+    Where the defaults had stayed, it was these that it was compared with.
     """
     gain, trial = result.speedup, result.trial
     assert gain is not None
     before = decision.speedup
-    speedup = gain
-    if before is not None:
-        # As wide as if both were wrong in the same direction.
-        speedup = Interval(
-            middle=before.middle * gain.middle, low=before.low * gain.low,
-            high=before.high * gain.high,
-        )  # fmt: skip
-    below = _below(decision)
+    speedup = gain if before is None else product(before, gain)
+    over_plain = decision.over_plain
+    below = decision.rungs
     rung = Rung(
         name=trial.candidate.name,
-        changes=trial.changes if decision.is_plain else trial.candidate.changes,
+        changes=trial.candidate.changes,
         samples_per_s=below[-1].samples_per_s * gain.middle,
         gain=gain,
     )
     return msgspec.structs.replace(
         decision,
-        is_plain=False,
+        is_default=False,
+        is_decided=True,
         changes=trial.changes,
         rungs=(*below, rung),
         lost=tuple(one for one in decision.lost if one.trial != trial),
         speedup=speedup,
-        why="faster than the plain loop, and still right",
+        over_plain=product(over_plain, gain) if over_plain is not None else None,
+        why="faster than flatout's defaults, and still right",
         uncompiled=decision,
     )
 
@@ -197,13 +196,8 @@ def with_best(decision: Decision, batch_size: int) -> Decision:
     won = [result for result in decision.lost if is_won(result)]
     if not won:
         return decision
-    step_s = batch_size / _below(decision)[-1].samples_per_s
+    step_s = batch_size / decision.rungs[-1].samples_per_s
     return on_top(decision, min(won, key=lambda result: _run_s(result, step_s)))
-
-
-def _below(decision: Decision) -> tuple[Rung, ...]:
-    """The rungs below what is compiled; the last one is what it is compared with."""
-    return decision.rungs[:1] if decision.is_plain else decision.rungs
 
 
 def _run_s(result: Result, step_s: float) -> float:

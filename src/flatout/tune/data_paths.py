@@ -40,7 +40,8 @@ def data_paths(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, 
         yield resident, here or too_large(setting, setting.data_bytes)
         return
     share = profile.shares.get("data", 0.0)
-    little = f"reading takes {percent_text(share)} of the step" if share < LEAST_SHARE else None
+    is_little = share < LEAST_SHARE and not profile.is_busy
+    little = f"reading takes {percent_text(share)} of the step" if is_little else None
     is_cached = setting.fixed.get("data_path") == "cached"
     reason = "no sample is read once the cache is full" if is_cached else little
     if setting.data_kind == "iterable":
@@ -54,15 +55,20 @@ def data_paths(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, 
 def _workers(
     setting: Setting, reason: str | None, *, is_large: bool
 ) -> Iterator[tuple[Candidate, str | None]]:
-    for workers in sorted({1, 2, max(1, setting.num_cores // 2), setting.num_cores}):
+    current = setting.defaults.get("loader_workers", 0)
+    counts = {1, 2, max(1, setting.num_cores // 2), setting.num_cores} | ({0} if current else set())
+    for workers in sorted(counts - {current}):
         candidate = Candidate(
-            name=f"{workers} loader worker{'s' if workers > 1 else ''}",
+            name=f"{workers or 'no'} loader worker{'' if workers == 1 else 's'}",
             axis="data",
-            changes={"loader_workers": workers, "loader_persistent": True},
-            why="samples are read beside the step",
+            changes={"loader_workers": workers, "loader_persistent": workers > 0},
+            why="samples are read beside the step"
+            if workers
+            else "workers take CPUs that the step could use",
             is_usual=is_large and workers == setting.num_cores,
         )
-        yield candidate, reason
+        # Where reading takes little, it is the workers that may be too much.
+        yield candidate, reason if workers > current else None
 
 
 def _prefetch() -> Candidate:

@@ -1,10 +1,10 @@
-"""The way from the plain loop to the incumbent, rung by rung."""
+"""The way from the plain loop over flatout's defaults to the incumbent, rung by rung."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flatout.nouns.tuning import Result, Rung
+from flatout.nouns.tuning import Candidate, Result, Rung
 
 
 class Ladder:
@@ -21,6 +21,11 @@ class Ladder:
     def begin(self, plain: Rung) -> None:
         """The ground: the plain loop."""
         self.rungs.append(plain)
+
+    def stand_on(self, base: Candidate, samples_per_s: float) -> None:
+        """The defaults, where they were not compared with the plain loop."""
+        self.changes = dict(base.changes)
+        self.rungs.append(Rung(name=base.name, changes=base.changes, samples_per_s=samples_per_s))
 
     def climb(self, result: Result) -> None:
         """What has won becomes the incumbent."""

@@ -33,7 +33,7 @@ _ENOUGH_PAIRS = 12
 _START_OF_TWO = 2.0
 
 # The last word may take this share of a search.
-_MOST_OF_BUDGET = 0.6
+MOST_OF_BUDGET = 0.6
 
 # What is named as enough time for a trial is this much more than it seems to take.
 _MARGIN = 1.5
@@ -42,7 +42,7 @@ _MARGIN = 1.5
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be decided.
 
-    base: flatout's loop at a plain loop's settings. candidates: in the order in which to try.
+    base: flatout's defaults. candidates: in the order in which to try.
     budget_s: what all trials together may take. spent_s: what the search has taken before them.
     is_bound: it may take no longer, not even for the first trial.
     can_start: other processes can load the experiment; a notebook's exists only there.
@@ -86,10 +86,9 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_processes(self) -> int:
-        """Pairs of fresh processes that decide; none where they would take most of the time."""
-        takes_s = NUM_PROCESSES * self.process_s
-        is_affordable = takes_s <= _MOST_OF_BUDGET * self.budget_s
-        return NUM_PROCESSES if self.can_start and is_affordable else 0
+        """Pairs of fresh processes that decide; fewer where they would take most of the time."""
+        num_affordable = int(MOST_OF_BUDGET * self.budget_s / self.process_s)
+        return min(NUM_PROCESSES, num_affordable) if self.can_start else 0
 
     @property
     def final_effort(self) -> int:
@@ -100,7 +99,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         """
         num_pairs = self.limit_s / (2 * max(self.profile.step_s, _SHORT_BLOCK_S))
         takes_s = self.num_processes * (self.process_s + self.limit_s)
-        is_affordable = takes_s <= _MOST_OF_BUDGET * self.budget_s
+        is_affordable = takes_s <= MOST_OF_BUDGET * self.budget_s
         return 2 if num_pairs < _ENOUGH_PAIRS and is_affordable else 1
 
     @property
@@ -113,7 +112,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
         more_s = (self.final_effort - 1) * self.limit_s
         if not self.num_processes:
             return self.trial_s + more_s
-        num_pairs = self.num_processes + (1 if self.final_effort == 1 else 0)
+        one_more = (self.num_processes + 1) * self.process_s <= MOST_OF_BUDGET * self.budget_s
+        num_pairs = self.num_processes + (1 if self.final_effort == 1 and one_more else 0)
         return num_pairs * (self.process_s + more_s)
 
     @property
@@ -137,8 +137,9 @@ def unmeasured(problem: Problem) -> Decision:
     spent_s, whole_s = problem.spent_s, problem.spent_s + problem.budget_s
     enough_s = math.ceil(_MARGIN * (spent_s + problem.trial_s))
     return Decision(
-        is_plain=True,
-        changes=problem.baseline,
+        is_default=True,
+        is_decided=False,
+        changes=dict(problem.base.changes),
         rungs=(plain_rung(problem, None),),
         lost=(),
         refused=(),
@@ -150,6 +151,11 @@ def unmeasured(problem: Problem) -> Decision:
         search_s=spent_s,
         has_measured=False,
     )
+
+
+def out_of_time(candidate: Candidate, reason: str) -> Skip:
+    """A candidate for which the search has no time."""
+    return Skip(name=candidate.name, axis=candidate.axis, reason=reason, is_for_time=True)
 
 
 def is_slow(step_s: float, limit_s: float) -> bool:

@@ -1,9 +1,9 @@
 """What to measure next, and when to stop: a function of what has been measured.
 
-The search climbs a ladder. It begins with the plain loop; the candidates of each axis are tried
-beside the incumbent, and the fastest that passes the gate becomes the next rung. What has come out
-on top is measured against the plain loop in fresh processes: it wins only if it is at least 3 %
-faster with 95 % confidence, else the plain loop stays.
+The search climbs a ladder. It begins with flatout's defaults, compared with the plain loop as a
+yardstick; the candidates of each axis are tried beside the incumbent, and the fastest that passes
+the gate becomes the next rung. What has come out on top is measured against the defaults in fresh
+processes: it wins only if it is at least 3 % faster with 95 % confidence, else the defaults stay.
 """
 
 from __future__ import annotations
@@ -23,20 +23,35 @@ from flatout.nouns.tuning import (
 )  # fmt: skip
 from flatout.tune.candidates import jump
 from flatout.tune.compiled_trials import compiled_moves
+from flatout.tune.doubt import (
+    Outcomes,
+    is_faster,
+    is_late,
+    is_out_of_memory,
+    is_unclear,
+    load_of,
+    problem_of,
+)
 from flatout.tune.ladder import Ladder
-from flatout.tune.problem import Problem, plain_rung, unmeasured
-from flatout.tune.statistics import speedup_over_processes
+from flatout.tune.problem import (
+    MOST_OF_BUDGET,
+    Problem,
+    out_of_time,
+    plain_rung,
+    unmeasured,
+)
+from flatout.tune.statistics import mean_load, product, speedup_over_processes
 
-# What a recipe must gain, with 95 % confidence, to be worth being another than the plain one.
+# What a recipe must gain, with 95 % confidence, to be worth being another than the defaults.
 LEAST_GAIN = 1.03
 
-# A rung may be smaller: several of them together can make up the gain.
-_LEAST_RUNG = 1.005
+# How many pairs of fresh processes decide at most, where the first ones leave it open: with nine,
+# one that was out of the ordinary no longer decides. What that costs is simulated in
+# tests/unit/test_search_noise.py.
+_MOST_PROCESSES = 9
 
-# How many pairs of fresh processes decide at most, where the first ones leave it open. Each
-# further look has its own 5 % chance of an error: of what gains exactly 3 %, up to five pairs take
-# 5 % for more, and up to nine 8 % (simulated, with 3 % between pairs).
-_MOST_PROCESSES = 5
+# Of pairs that nothing disturbed, so many are enough to leave the disturbed ones out.
+_ENOUGH_QUIET = 3
 
 # A search that has no time for this many trials before the last one makes one jump instead.
 _FEWEST_TRIALS = 4
@@ -88,12 +103,14 @@ class _Search:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._candidates = [one for one in problem.candidates if not one.is_compiled]
+        defaults = problem.base.changes.items()
+        self._candidates = [
+            one for one in problem.candidates
+            if not one.is_compiled and not one.changes.items() <= defaults
+        ]  # fmt: skip
         self._ladder = Ladder()
-        self._lost: list[Result] = []
-        self._refused: list[Result] = []
-        self._skipped = list(problem.skipped)
-        self._spent_s = 0.0
+        self._over_plain: Interval | None = None
+        self._so_far = Outcomes(problem.skipped)
         # How much longer than was thought a pair of fresh processes takes, as far as was seen.
         self._pair_factor = 1.0
 
@@ -106,9 +123,17 @@ class _Search:
         if problem.num_trials < _FEWEST_TRIALS:
             alone: Decision = yield from self._jump_alone(together)
             return alone
-        base = yield from self._try_base()
+        base = yield from self._asked(
+            Trial(
+                stage="screen", candidate=problem.base, incumbent=None,
+                changes=dict(problem.base.changes),
+            )
+        )  # fmt: skip
+        self._ladder.begin(plain_rung(problem, base.incumbent_samples_per_s))
         if base.speedup is None:
-            return self._decision(None, _problem_of(base))
+            return self._stays(problem_of(base), is_decided=False)
+        self._over_plain = base.speedup
+        self._ladder.climb(base)
         if together is not None and problem.num_trials < len(self._candidates):
             yield from self._try_axis([together])
         for axis in dict.fromkeys(candidate.axis for candidate in self._candidates):
@@ -117,40 +142,37 @@ class _Search:
         decision: Decision = yield from self._finish()
         return decision
 
-    def _jump_alone(self, together: Candidate | None) -> _Moves:
-        """One comparison, of what usually helps with the plain loop: no time for more."""
-        problem = self._problem
-        candidate = together or problem.base
-        changes = {**problem.base.changes, **candidate.changes}
-        reason = f"no time in a search of {problem.budget_s:.0f} s"
-        self._skipped += [
-            Skip(name=other.name, axis=other.axis, reason=reason)
-            for other in self._candidates
-            if not other.changes.items() <= changes.items()
-        ]
-        result = yield Trial(stage="screen", candidate=candidate, incumbent=None, changes=changes)
-        self._spent_s += result.cost_s
-        self._begin(result)
-        if is_faster(result) and (result.verdict is None or result.verdict.is_passed):
-            self._ladder.climb(result)
-        elif result.verdict is None:
-            self._lost.append(result)
-        return self._decided(result)
-
-    def _begin(self, result: Result) -> None:
-        """Puts the plain loop on the ground, as the first trial has measured it."""
-        self._ladder.begin(plain_rung(self._problem, result.incumbent_samples_per_s))
-
-    def _try_base(self) -> _Moves:
-        base = self._problem.base
-        result = yield Trial(
-            stage="screen", candidate=base, incumbent=None, changes=dict(base.changes)
-        )
-        self._spent_s += result.cost_s
-        self._begin(result)
-        if result.speedup is not None:
-            self._ladder.climb(result)
+    def _asked(self, trial: Trial) -> _Moves:
+        result = yield trial
+        self._so_far.results.append(result)
         return result
+
+    def _jump_alone(self, together: Candidate | None) -> _Moves:
+        """One comparison, of what usually helps with the defaults: no time for more."""
+        problem = self._problem
+        tried = dict(together.changes if together is not None else {}).items()
+        self._so_far.skipped += [
+            out_of_time(other, f"no time in a search of {problem.budget_s:.0f} s")
+            for other in self._candidates
+            if not other.changes.items() <= tried
+        ]
+        self._ladder.begin(plain_rung(problem, None))
+        if together is None:
+            self._ladder.stand_on(problem.base, self._ladder.rungs[0].samples_per_s)
+            return self._stays(self._so_far.doubt or "nothing else applies here")
+        defaults = dict(problem.base.changes)
+        result = yield from self._asked(
+            Trial(
+                stage="screen", candidate=together, incumbent=defaults,
+                changes={**defaults, **together.changes},
+            )
+        )  # fmt: skip
+        speed = result.incumbent_samples_per_s or self._ladder.rungs[0].samples_per_s
+        self._ladder.stand_on(problem.base, speed)
+        whole = _combined(result, can_start=problem.can_start)
+        if whole.speedup is not None and (whole.verdict is None or whole.verdict.is_passed):
+            self._ladder.climb(whole)
+        return self._decided(whole)
 
     def _try_axis(self, candidates: list[Candidate], effort: int = 1) -> _Moves:
         """Tries the alternatives of one axis; the fastest correct one becomes the next rung."""
@@ -163,13 +185,16 @@ class _Search:
             result = yield from self._try(candidate, before, effort)
             if result is None:
                 continue
-            if is_faster(result) and result.verdict and not result.verdict.is_passed:
-                self._refused.append(result)
+            if is_late(result):
+                reason = f"no time left in a search of {self._problem.budget_s:.0f} s"
+                self._so_far.skipped.append(out_of_time(candidate, reason))
+            elif is_faster(result) and result.verdict and not result.verdict.is_passed:
+                self._so_far.refused.append(result)
             elif is_faster(result) and (best is None or _gain(result) > _gain(best)):
-                self._lost += [best] if best is not None else []
+                self._so_far.lost += [best] if best is not None else []
                 best = result
             else:
-                self._lost.append(result)
+                self._so_far.lost.append(result)
         if best is not None:
             self._ladder.climb(best)
 
@@ -177,24 +202,27 @@ class _Search:
         problem = self._problem
         if candidate.needs is not None and not before.get(candidate.needs):
             reason = f"without {candidate.needs} it does nothing"
-            self._skipped.append(Skip(name=candidate.name, axis=candidate.axis, reason=reason))
+            self._so_far.skipped.append(
+                Skip(name=candidate.name, axis=candidate.axis, reason=reason)
+            )
             return None
         is_alone = candidate.is_process_wide and problem.can_start
         cost_s = effort * (problem.process_s if is_alone else problem.trial_s)
-        kept_s = problem.final_s * self._pair_factor
-        if self._spent_s + cost_s + kept_s > problem.budget_s:
+        kept_s = min(problem.final_s * self._pair_factor, MOST_OF_BUDGET * problem.budget_s)
+        if self._so_far.spent_s + cost_s + kept_s > problem.budget_s:
             reason = f"no time left in a search of {problem.budget_s:.0f} s"
-            self._skipped.append(Skip(name=candidate.name, axis=candidate.axis, reason=reason))
+            self._so_far.skipped.append(out_of_time(candidate, reason))
             return None
-        result = yield Trial(
-            stage="screen",
-            candidate=candidate,
-            incumbent=before,
-            changes={**before, **candidate.changes},
-            num_processes=1 if is_alone else 0,
-            effort=effort,
+        result = yield from self._asked(
+            Trial(
+                stage="screen",
+                candidate=candidate,
+                incumbent=before,
+                changes={**before, **candidate.changes},
+                num_processes=1 if is_alone else 0,
+                effort=effort,
+            )
         )
-        self._spent_s += result.cost_s
         if is_alone:
             took_s = result.cost_s - result.gate_s
             self._pair_factor = max(self._pair_factor, took_s / cost_s)
@@ -203,83 +231,110 @@ class _Search:
     def _try_losers_again(self) -> _Moves:
         """Tries what lost once more: where an axis has been won since that decides about it, and
         where it may well be faster, but too little was measured to say so."""
-        for result in list(self._lost):
+        for result in list(self._so_far.lost):
             candidate = result.trial.candidate
             won = self._ladder.won_since(result.trial.incumbent or {})
             is_related = any(frozenset({candidate.axis, axis}) in _TOGETHER for axis in won)
-            if self._ladder.has_won(candidate.axis) or not (is_related or _is_unclear(result)):
+            if self._ladder.has_won(candidate.axis) or not (is_related or is_unclear(result)):
                 continue
-            self._lost.remove(result)
-            yield from self._try_axis([candidate], 2 if _is_unclear(result) else 1)
+            self._so_far.lost.remove(result)
+            num_skipped = len(self._so_far.skipped)
+            yield from self._try_axis([candidate], 2 if is_unclear(result) else 1)
+            if len(self._so_far.skipped) > num_skipped:
+                # It was tried, if only once.
+                self._so_far.skipped.pop()
+                self._so_far.lost.append(result)
 
     def _finish(self) -> _Moves:
-        """Measures what has come out on top against the plain loop, where nothing is warm."""
+        """Measures what has come out on top against the defaults, where nothing is warm."""
         problem = self._problem
-        result = yield from self._measure_whole(problem.num_processes)
-        if problem.num_processes and _is_out_of_memory(result):
+        if self._ladder.changes == problem.base.changes:
+            return self._stays(self._so_far.doubt or "nothing that was tried is faster")
+        # As many pairs as there is time for, by what one has taken so far; one in any case.
+        left_s = problem.budget_s - self._so_far.spent_s
+        num_affordable = int(left_s / (problem.process_s * self._pair_factor))
+        num_pairs = min(problem.num_processes, max(1, num_affordable))
+        result = yield from self._measure_whole(num_pairs)
+        if num_pairs and is_out_of_memory(result):
             # Two processes share nothing; in one, the second has what the first has freed.
             result = yield from self._measure_whole(0)
-        # Three and one more are far surer than three: Student's quantile falls by a third.
         pair_s = result.cost_s / max(1, len(result.by_process))
         while (
             0 < len(result.by_process) < _MOST_PROCESSES
-            and _is_open(result)
-            and self._spent_s + pair_s <= problem.budget_s
+            and _is_open(_combined(result, can_start=True))
+            and self._so_far.spent_s + pair_s <= problem.budget_s
         ):
             more = yield from self._measure_whole(1)
             if more.speedup is None:
                 break
-            both = result.by_process + more.by_process
-            result = msgspec.structs.replace(
-                result, speedup=speedup_over_processes(both), by_process=both
-            )
-        return self._decided(result)
+            result = _joined(result, more)
+        return self._decided(_combined(result, can_start=problem.can_start))
 
     def _decided(self, result: Result) -> Decision:
-        """What follows from the comparison of what came out on top with the plain loop."""
+        """What follows from the comparison of what came out on top with the defaults."""
         if result.speedup is None:
-            return self._decision(None, _problem_of(result))
+            self._so_far.lost.append(result)
+            return self._stays(problem_of(result), is_decided=False)
         if result.verdict is not None and not result.verdict.is_passed:
-            self._refused.append(result)
-            return self._decision(None, "the gate refused what was fastest")
-        if result.speedup.low < LEAST_GAIN:
-            low, high = result.speedup.low, result.speedup.high
-            gain = f"{result.speedup.middle:.2f} [{low:.2f}, {high:.2f}]"
-            return self._decision(None, f"x{gain}: not 3 % faster with 95 % confidence")
-        return self._decision(result.speedup, "faster than the plain loop, and still right")
+            self._so_far.refused.append(result)
+            return self._stays(self._so_far.doubt or "the gate refused what was fastest")
+        gain = result.speedup
+        if gain.low < LEAST_GAIN:
+            self._so_far.lost.append(result)
+            text = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}]"
+            why = f"{text} over them is not 3 % faster with 95 % confidence"
+            doubt = self._so_far.doubt
+            if _is_open(result) or doubt is not None:
+                return self._stays("; ".join(filter(None, (why, doubt))), is_decided=False)
+            return self._stays(why)
+        return self._decision(result, "faster than flatout's defaults, and still right")
 
     def _measure_whole(self, num_processes: int) -> _Moves:
         problem = self._problem
+        rungs = self._ladder.rungs[2:]
         whole = Candidate(
-            name=" + ".join(rung.name for rung in self._ladder.rungs[1:]),
+            name=" + ".join(rung.name for rung in rungs),
             axis="final",
-            changes=self._ladder.changes,
+            changes={name: value for rung in rungs for name, value in rung.changes.items()},
             why="all of it together",
         )
-        result = yield Trial(
-            stage="final",
-            candidate=whole,
-            incumbent=None,
-            changes=self._ladder.changes,
-            num_processes=num_processes,
-            effort=problem.final_effort,
+        result = yield from self._asked(
+            Trial(
+                stage="final",
+                candidate=whole,
+                incumbent=dict(problem.base.changes),
+                changes=self._ladder.changes,
+                num_processes=num_processes,
+                effort=problem.final_effort,
+            )
         )
-        self._spent_s += result.cost_s
         return result
 
-    def _decision(self, speedup: Interval | None, why: str) -> Decision:
+    def _stays(self, why: str, *, is_decided: bool | None = None) -> Decision:
+        """The defaults stay."""
+        decided = self._so_far.doubt is None if is_decided is None else is_decided
+        return msgspec.structs.replace(
+            self._decision(None, why), is_default=True, is_decided=decided,
+            changes=dict(self._problem.base.changes), rungs=tuple(self._ladder.rungs[:2]),
+        )  # fmt: skip
+
+    def _decision(self, last: Result | None, why: str) -> Decision:
+        speedup, over_plain = last.speedup if last is not None else None, self._over_plain
+        if speedup is not None and over_plain is not None:
+            over_plain = product(over_plain, speedup)
         decision = Decision(
             changes=self._ladder.changes,
-            is_plain=speedup is None,
             rungs=tuple(self._ladder.rungs),
-            lost=tuple(self._lost),
-            refused=tuple(self._refused),
-            skipped=tuple(self._skipped),
+            lost=tuple(self._so_far.lost),
+            refused=tuple(self._so_far.refused),
+            skipped=tuple(self._so_far.skipped),
             speedup=speedup,
+            over_plain=over_plain,
             why=why,
-            search_s=self._spent_s,
+            search_s=self._so_far.spent_s,
+            load=last.load if last is not None else self._so_far.load,
         )
-        return priced(decision, self._spent_s, self._problem.batch_size)
+        return priced(decision, self._so_far.spent_s, self._problem.batch_size)
 
 
 def priced(decision: Decision, search_s: float, batch_size: int) -> Decision:
@@ -292,15 +347,43 @@ def priced(decision: Decision, search_s: float, batch_size: int) -> Decision:
     """
     speedup, steps = decision.speedup, None
     if speedup is not None and speedup.middle > 1.0:
-        plain_step_s = batch_size / decision.rungs[0].samples_per_s
-        steps = round(search_s / (plain_step_s * (1.0 - 1.0 / speedup.middle))) + 1
+        # Without a search the defaults would have trained: they stand on the plain loop.
+        step_s = batch_size / decision.rungs[:2][-1].samples_per_s
+        steps = round(search_s / (step_s * (1.0 - 1.0 / speedup.middle))) + 1
     return msgspec.structs.replace(decision, search_s=search_s, pays_back_after_steps=steps)
 
 
-def is_faster(result: Result) -> bool:
-    """Whether the candidate of a trial was faster than its incumbent, beyond doubt."""
-    gain = result.speedup
-    return gain is not None and gain.low > 1.0 and gain.middle >= _LEAST_RUNG
+def _joined(result: Result, more: Result) -> Result:
+    """A comparison with further pairs of processes."""
+    return msgspec.structs.replace(
+        result,
+        by_process=result.by_process + more.by_process,
+        load_by_process=result.load_by_process + more.load_by_process,
+        load=load_of((result, more)),
+    )
+
+
+def _combined(result: Result, *, can_start: bool) -> Result:
+    """The comparison with one speed-up from all of its processes.
+
+    Pairs that other programs disturbed are left out once there are enough others. Where fresh
+    processes could have been asked, but there was no time for them, the only one speaks for itself
+    alone; in a notebook it is the one that will train.
+    """
+    if result.speedup is None:
+        return result
+    if not result.by_process:
+        alone = speedup_over_processes([result.speedup]) if can_start else result.speedup
+        return msgspec.structs.replace(result, speedup=alone)
+    loads = result.load_by_process or (None,) * len(result.by_process)
+    pairs = list(zip(result.by_process, loads, strict=True))
+    quiet = [(gain, load) for gain, load in pairs if load is None or not load.is_busy]
+    counted = quiet if len(quiet) >= _ENOUGH_QUIET else pairs
+    return msgspec.structs.replace(
+        result,
+        speedup=speedup_over_processes([gain for gain, _ in counted]),
+        load=mean_load([(load, 1.0) for _, load in counted]),
+    )
 
 
 def _is_open(result: Result) -> bool:
@@ -308,18 +391,5 @@ def _is_open(result: Result) -> bool:
     return gain is not None and gain.low < LEAST_GAIN < gain.high
 
 
-def _is_out_of_memory(result: Result) -> bool:
-    return result.problem is not None and result.problem.rule == "out-of-memory"
-
-
-def _is_unclear(result: Result) -> bool:
-    gain = result.speedup
-    return gain is not None and gain.low <= 1.0 and gain.middle >= _LEAST_RUNG
-
-
 def _gain(result: Result) -> float:
     return result.speedup.middle if result.speedup is not None else 0.0
-
-
-def _problem_of(result: Result) -> str:
-    return result.problem.problem if result.problem is not None else "it could not be measured"

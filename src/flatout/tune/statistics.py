@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from statistics import fmean, median
 
-from flatout.nouns.tuning import Interval
+from flatout.nouns.tuning import Interval, Load
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
 # Source: NIST/SEMATECH e-Handbook of Statistical Methods, table 1.3.6.7.2.
@@ -22,6 +22,13 @@ _T_LIMIT = 1.960
 
 # Of the pairs on either side, the share that is not trusted: another program has taken the core.
 _TRIMMED = 0.2
+
+# By how much the gain of a recipe differs from one pair of processes to the next, where nothing
+# else is at work (LOG.md, 2026-11-22), and for how many measured differences that counts.
+_PROCESS_SPREAD, _PROCESS_FREEDOM = 0.06, 3
+
+# Beyond it, numbers would no longer be finite.
+_LARGEST_LOG = 700.0
 
 
 def speedup(pairs: Sequence[tuple[float, float]]) -> Interval:
@@ -52,33 +59,76 @@ def speedup(pairs: Sequence[tuple[float, float]]) -> Interval:
 def speedup_over_processes(speedups: Sequence[Interval]) -> Interval:
     """One speed-up from those of several fresh processes.
 
-    Processes differ by more than the pairs within one tell (memory layout, thread placement), so
-    the interval is made of the processes' means; it is never narrower than a single process's.
+    Processes differ by more than the pairs within one tell (memory layout, where threads are put),
+    and now and then by factors: where two threads share a CPU with another program, the process
+    is many times slower from its start to its end. So the interval is as wide as the widest of
+    three: what the processes' spread says, for which few of them are helped out by what is known
+    of others; what the pairs within them say; and from the slowest to the fastest process, of
+    which the outermost are left out once there are enough that chance alone seldom puts the
+    truth beyond them.
+
+    Args:
+        speedups: of each process; of a single one, the interval is that of one in which nothing
+            but itself has been seen.
     """
-    middles = [math.log(one.middle) for one in speedups]
-    if len(middles) == 1:
-        return speedups[0]
-    middle = fmean(middles)
-    variance = sum((one - middle) ** 2 for one in middles) / (len(middles) - 1)
-    between = _interval(middle, math.sqrt(variance / len(middles)), len(middles) - 1)
-    within_s = fmean(math.log(one.high / one.low) / 2 for one in speedups) / math.sqrt(len(middles))
-    within = Interval(
-        middle=between.middle,
-        low=math.exp(middle - within_s),
-        high=math.exp(middle + within_s),
-    )
+    logs = sorted(math.log(one.middle) for one in speedups)
+    middle = median(logs)
+    num = len(logs)
+    known, freedom = _PROCESS_FREEDOM * _PROCESS_SPREAD**2, _PROCESS_FREEDOM + num - 1
+    spread = math.sqrt((known + sum((one - middle) ** 2 for one in logs)) / freedom)
+    between = _quantile(freedom) * spread / math.sqrt(num)
+    within = fmean(math.log(one.high / one.low) / 2 for one in speedups) / math.sqrt(num)
+    num_cut = _outermost(num)
+    half = math.hypot(between, min(within, _LARGEST_LOG))
     return Interval(
-        middle=between.middle,
-        low=min(between.low, within.low),
-        high=max(between.high, within.high),
+        middle=math.exp(middle),
+        low=math.exp(max(min(middle - half, logs[num_cut]), -_LARGEST_LOG)),
+        high=math.exp(min(max(middle + half, logs[-1 - num_cut]), _LARGEST_LOG)),
     )
+
+
+def product(first: Interval, second: Interval) -> Interval:
+    """Of two speed-ups one on top of the other: as wide as if both were wrong alike."""
+    return Interval(
+        middle=first.middle * second.middle,
+        low=first.low * second.low,
+        high=first.high * second.high,
+    )
+
+
+def _outermost(num: int) -> int:
+    """How many of so many numbers can be left out on each side, so that the median of what they
+    are drawn from lies between the others in at least 95 of 100 cases, whatever that is.
+
+    The sign test: each number is above the median or below it, with the same chance.
+    """
+    num_cut, tail = 0, 1
+    while 2 * (tail + math.comb(num, num_cut + 1)) <= 0.05 * 2**num:
+        num_cut += 1
+        tail += math.comb(num, num_cut)
+    return num_cut
+
+
+def mean_load(loads: Sequence[tuple[Load | None, float]]) -> Load | None:
+    """The average of loads, each with the seconds that it lasted; None where none is known."""
+    known = [(load, took_s) for load, took_s in loads if load is not None]
+    total_s = sum(took_s for _, took_s in known)
+    if not total_s:
+        return None
+    other_cpus = sum(load.other_cpus * took_s for load, took_s in known) / total_s
+    return Load(other_cpus=other_cpus, num_cpus=known[0][0].num_cpus)
+
+
+def _quantile(freedom: int) -> float:
+    if freedom < 1:
+        return math.inf
+    return _T[freedom - 1] if freedom <= len(_T) else _T_LIMIT
 
 
 def _interval(log_middle: float, log_error: float, freedom: int) -> Interval:
-    quantile = math.inf if freedom < 1 else _T[freedom - 1] if freedom <= len(_T) else _T_LIMIT
-    half = quantile * log_error if log_error else 0.0
+    half = _quantile(freedom) * log_error if log_error else 0.0
     return Interval(
         middle=math.exp(log_middle),
-        low=math.exp(max(log_middle - half, -700.0)),
-        high=math.exp(min(log_middle + half, 700.0)),
+        low=math.exp(max(log_middle - half, -_LARGEST_LOG)),
+        high=math.exp(min(log_middle + half, _LARGEST_LOG)),
     )
