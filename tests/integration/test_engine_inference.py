@@ -390,5 +390,7 @@ def test_tensors_are_read_where_the_experiment_says_nothing(tmp_path: Path) -> N
     assert read_tensors(str(tmp_path / "a.npy")).dtype == torch.float32
     assert read_tensors(str(tmp_path / "b.safetensors")).shape == (2, 2)
     assert set(read_tensors(str(tmp_path / "c.safetensors"))) == {"x", "y"}
-    with pytest.raises(ValueError, match=r"\.npy and \.safetensors"):
+    with pytest.raises(UsageError) as refused:
         read_tensors("a.png")
+    assert refused.value.rule == "input-not-readable"
+    assert "`predict_data`" in str(refused.value.because) and ".safetensors" in refused.value.fix
