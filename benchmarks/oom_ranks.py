@@ -171,6 +171,7 @@ def _trial(
         digest.update(value.numpy().tobytes())
     digests = ranks.gathered(digest.hexdigest())
     failed = ranks.gathered(injection.failed)
+    is_in_copy = any(ranks.gathered(injection.is_in_copy))
     is_close = all(torch.allclose(value, known[key], **_CLOSE) for key, value in weights.items())
     adaptations = read_run(ranks_runs.RunFolder(folder)).adaptations if ranks.is_first else ()
     if ranks.is_first:
@@ -178,6 +179,7 @@ def _trial(
     return {
         "problem": None,
         "failed": next(filter(None, failed), None),
+        "is_in_copy": is_in_copy,
         "is_same_on_all": len(set(digests)) == 1,
         "is_close": is_close or name == "dropout",
         "is_in_place": all(one.is_in_place for one in adaptations),

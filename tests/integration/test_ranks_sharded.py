@@ -155,8 +155,11 @@ def test_memory_that_runs_out_on_a_rank_with_parts(tmp_path: Path) -> None:
     assert all(row["is_same_on_all"] and row["is_close"] for row in rows)
     short = [row for row in rows if row["failed"]]
     assert len(short) > 2
-    # All of them went back to the last checkpoint, and the run's history says so.
-    assert all(row["num_adaptations"] and not row["is_in_place"] for row in short)
+    # All of them went back to the last checkpoint, and the run's history says so. Only what the
+    # first rank copies for a checkpoint is done without: that is written as it is, and waited for.
+    went_back = [row for row in short if not row["is_in_copy"]]
+    assert went_back and all(row["num_adaptations"] for row in went_back)
+    assert not any(row["is_in_place"] for row in went_back)
 
 
 class Scaled(nn.Module):
