@@ -57,7 +57,7 @@ def told(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 def refused(done: subprocess.CompletedProcess[str], rule: str) -> list[str]:
     """What is wrong with a command that should have been refused by that rule."""
-    is_so = done.returncode == 1 and done.stderr.rstrip().endswith(f"see: {rule}")
+    is_so = done.returncode == 1 and done.stderr.rstrip().endswith(f"explain {rule}")
     return [] if is_so else [f"not {rule}: ended with {done.returncode}: {done.stderr[-300:]}"]
 
 

@@ -133,15 +133,15 @@ def test_a_wrong_parameter_says_what_there_is(
 ) -> None:
     done = typed.run("train", "typed.py", *words)
     assert done.returncode == 2
-    assert f"see: {rule}\n" in done.stderr
+    assert f"explain {rule}\n" in done.stderr
     assert hint in done.stderr
 
 
 def test_a_broken_experiment_is_told_before_its_options(cli: Any) -> None:
     (cli.folder / "broken.py").write_text("def experiment(:")
     done = cli.run("train", "broken.py", "--lr", "1")
-    assert "see: experiment-syntax-error" in done.stderr
-    assert "see: unknown-experiment" in cli.run("train", "digts", "--lr", "1").stderr
+    assert "explain experiment-syntax-error" in done.stderr
+    assert "explain unknown-experiment" in cli.run("train", "digts", "--lr", "1").stderr
 
 
 def test_every_built_in_documents_its_parameters() -> None:
@@ -160,7 +160,7 @@ def test_the_folder_of_a_cluster_is_named_alike(cli: Any) -> None:
     for words in (["check"], ["status"], ["up"], ["stop"], ["down"], ["scale", "2"]):
         for place in (["nowhere"], ["--in", "nowhere"]):
             done = cli.run("cluster", *words, *place)
-            assert "see: no-cluster-here" in done.stderr, words
+            assert "explain no-cluster-here" in done.stderr, words
         twice = cli.run("cluster", *words, "here", "--in", "there")
         assert "the folder is given twice" in twice.stderr
 

@@ -162,7 +162,7 @@ def test_rm_of_all_that_failed(cli: Any) -> None:
     none = cli.run("runs", "rm", "--failed", "--yes")
     assert none.returncode == 0 and "no run has failed" in none.stderr
     for words in (["runs", "rm"], ["runs", "rm", "--failed", "mine-0001"]):
-        assert "see: wrong-usage" in cli.run(*words).stderr
+        assert "explain wrong-usage" in cli.run(*words).stderr
 
 
 def test_compare_shows_defaults_and_what_was_trained(cli: Any) -> None:

@@ -29,10 +29,10 @@ def test_rm_keeps_a_project_that_has_a_run_json(trained: Any) -> None:
     source.write_text("print()")
     (trained.folder / "proj" / "run.json").write_text('{"my": "own"}')
     done = trained.run("runs", "rm", "proj", "--yes")
-    assert (done.returncode, "see: unknown-run" in done.stderr) == (2, True)
+    assert (done.returncode, "explain unknown-run" in done.stderr) == (2, True)
     assert f"for the folder: .{os.sep}proj" in done.stderr
     done = trained.run("runs", "rm", "./proj", "--yes")
-    assert (done.returncode, "see: not-a-run" in done.stderr) == (2, True)
+    assert (done.returncode, "explain not-a-run" in done.stderr) == (2, True)
     assert trained.run("runs", "rm", ".", "--yes").returncode == 2
     assert source.exists()
 
@@ -68,7 +68,7 @@ def test_code_of_a_folder_elsewhere_runs_only_with_consent(trained: Any, words: 
     folder = f"cloned{os.sep}last"
     line = [verb, *rest, folder] if verb == "train" else [verb, folder, *rest]
     done = trained.run(*line)
-    assert (done.returncode, "see: run-from-elsewhere" in done.stderr) == (2, True)
+    assert (done.returncode, "explain run-from-elsewhere" in done.stderr) == (2, True)
     assert "add --trust" in done.stderr and str(elsewhere) in done.stderr
     trusted = trained.run(*line, "--trust")
     assert "run-from-elsewhere" not in trusted.stderr
@@ -113,7 +113,7 @@ def test_rm_while_a_worker_is_only_beginning(cli: Any) -> None:
     while not (cli.runs / "mine-0001").exists() and time.monotonic() < end:
         time.sleep(0.02)
     done = cli.run("runs", "rm", "mine-0001", "--yes")
-    assert (done.returncode, "see: run-in-use" in done.stderr) == (2, True)
+    assert (done.returncode, "explain run-in-use" in done.stderr) == (2, True)
     assert process.wait(60) == 0
     assert cli.run("runs", "rm", "mine-0001", "--yes").returncode == 0
 
@@ -142,7 +142,7 @@ def test_one_bad_header_never_affects_the_others(trained: Any, name: str) -> Non
     (row,) = [line for line in listed.stdout.splitlines() if line.startswith("bad ")]
     assert "unreadable" in row
     assert "bad:" in listed.stderr and "run.json" in listed.stderr
-    assert "see: damaged-file" in trained.run("show", "bad").stderr
+    assert "explain damaged-file" in trained.run("show", "bad").stderr
     assert trained.run("runs", "rm", "bad", "--yes").returncode == 0
 
 
