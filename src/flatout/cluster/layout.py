@@ -90,7 +90,7 @@ def chosen_gpus(request: ClusterRequest, machine: Machine) -> tuple[tuple[int, .
     if wanted > len(here):
         raise UsageError(
             "no-gpu-in-containers",
-            f"{counted_text(wanted, 'worker')} with a GPU asked for: containers have "
+            f"{counted_text(wanted, 'worker')} cannot have a GPU each: containers have "
             f"{len(here)} here.",
             because=why if not here else "two ranks on one GPU are refused by NCCL, so each worker "
             "that trains on a GPU needs its own",
@@ -124,7 +124,7 @@ def share_of(machine: Machine, num_workers: int) -> Share:
         fitting = int(total * (1 - _FREE_SHARE) - head) // _LEAST_WORKER_BYTES
         raise UsageError(
             "cluster-does-not-fit",
-            f"{counted_text(num_workers, 'worker')} with {bytes_text(each)} of memory each.",
+            f"{counted_text(num_workers, 'worker')} would have {bytes_text(each)} of memory each.",
             because=f"this machine has {bytes_text(total)}, and a worker needs 1 GiB for itself",
             fix=f"--workers {fitting}" if fitting > 0 else "use a machine with more memory",
         )
