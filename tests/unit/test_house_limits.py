@@ -23,6 +23,7 @@ BANNED_WORDS = {
 
 # "path: what" -> why it may be over its limit. A line that is no longer needed fails the test.
 EXCEPTIONS: dict[str, str] = {
+    "src/flatout/engine/training.py: train": "a notebook's command line: what `flatout train` has",
     "src/flatout/doctor/rules/fabric_manager_not_running.py": "the name of NVIDIA's service",
 }
 

@@ -78,7 +78,7 @@ class Display:
             is_milestone |= isinstance(line, EpochEnded) and not self._state.metrics
         if self._live:
             self._live.start()
-            self._live.update(self._picture(), refresh=True)
+            self._live.update(_picture(self._state), refresh=True)
         else:
             self._print_plainly(is_milestone)
 
@@ -134,23 +134,6 @@ class Display:
             show.print_lines(self._console, [("recipe", text)])
         self._recipe_text = text
 
-    def _picture(self) -> Group:
-        state = self._state
-        if state.started is None and state.fetched:
-            done = state.fetched
-            return Group(_download_row(done.name, done.done_bytes, done.total_bytes))
-        if state.started is None:
-            return Group(Text(f"{'':{_LABEL_WIDTH}}  loading torch and the experiment", "dim"))
-        width = max(_LABEL_WIDTH, len(state.place))
-        row = Table.grid(padding=(0, 2))
-        row.add_row(
-            Text(f"{state.place:<{width}}", "bold"),
-            ProgressBar(total=1.0, completed=state.share or 0.0, width=24),
-            Text(state.quality),
-        )
-        speed = wording.DOT.join(filter(None, [state.steps, state.speed]))
-        return Group(Text(""), row, Text(f"{'':{width}}  {speed}"))
-
     def _print_plainly(self, is_milestone: bool) -> None:
         state = self._state
         newest = state.fetched if state.started is None else state.progress
@@ -167,6 +150,24 @@ class Display:
                 filter(None, [state.place, state.steps, state.quality, state.speed])
             )
         self._console.print(text, soft_wrap=True)
+
+
+def _picture(state: TrainingState) -> Group:
+    """What moves while a run trains."""
+    if state.started is None and state.fetched:
+        done = state.fetched
+        return Group(_download_row(done.name, done.done_bytes, done.total_bytes))
+    if state.started is None:
+        return Group(Text(f"{'':{_LABEL_WIDTH}}  loading torch and the experiment", "dim"))
+    width = max(_LABEL_WIDTH, len(state.place))
+    row = Table.grid(padding=(0, 2))
+    row.add_row(
+        Text(f"{state.place:<{width}}", "bold"),
+        ProgressBar(total=1.0, completed=state.share or 0.0, width=24),
+        Text(state.quality),
+    )
+    speed = wording.DOT.join(filter(None, [state.steps, state.speed]))
+    return Group(Text(""), row, Text(f"{'':{width}}  {speed}"))
 
 
 class Waiting:

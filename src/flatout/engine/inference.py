@@ -37,7 +37,7 @@ from flatout.errors import RunFailed, UsageError
 from flatout.nouns.experiment_spec import ExperimentSpec, Value
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import Metric, Validated
-from flatout.nouns.recipe import Recipe, check_field
+from flatout.nouns.recipe import Recipe, fixed_fields
 from flatout.nouns.run import RunHeader
 from flatout.nouns.units import counted_text
 from flatout.system import store
@@ -211,10 +211,8 @@ def load(
     if experiment is None:
         experiment = _rebuilt(folder, spec, parameters or {})
     step = int(metadata.get("step", 0))
-    given = {**(use or {}), **({} if device is None else {"device": device})}
-    fixed = {name: check_field(name, value) for name, value in given.items()}
     trained = _recipe_of(folder, step)
-    recipe, findings = _recipe_here(trained, fixed)
+    recipe, findings = _recipe_here(trained, fixed_fields(use, device))
     place = chosen_device(recipe.device.value)
     with randomness.untouched_generators(place):
         randomness.seed_generators(randomness.mixed_seed(spec.seed, "model"))

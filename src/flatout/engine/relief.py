@@ -68,11 +68,11 @@ class Relief:
         self._learn(shortage, step, self._ranks)
         self._write_less(shortage, step, is_in_place=is_in_place)
         self._read(step)
-        return self._recipe_at(step)
+        return _recipe_at(self._history, step)
 
     def _learn(self, shortage: Shortage, step: int, ranks: Ranks) -> None:
         """Asks, before the batch is split for the first time, whether that computes the same."""
-        recipe = self._recipe_at(step)
+        recipe = _recipe_at(self._history, step)
         changes = relief(recipe, self._means, shortage.part)
         is_split = isinstance(changes, dict) and "micro_batch_size" in changes
         told = [line.adaptation for line in self._history.decisions if line.adaptation is not None]
@@ -117,7 +117,7 @@ class Relief:
         self, shortage: Shortage, step: int, *, is_in_place: bool, num_behind: int = 0
     ) -> None:
         """num_behind: so many updates fewer than here may have been made where memory ran out."""
-        recipe, step = self._recipe_at(step), max(0, step - num_behind)
+        recipe, step = _recipe_at(self._history, step), max(0, step - num_behind)
         changes = relief(recipe, self._means, shortage.part)
         if isinstance(changes, str):
             raise _no_relief(shortage, changes, recipe, self._means)
@@ -137,13 +137,13 @@ class Relief:
     def more(self, step: int) -> Recipe:
         """The recipe with larger micro-batches, from the step after `step` on."""
         assert self._growth is not None, "it is asked for when it is time"
-        before = self._recipe_at(step).micro_batch_size.value
+        before = _recipe_at(self._history, step).micro_batch_size.value
         after = self._growth.micro_batch_size
         adaptation = Adaptation(kind="larger", step=step + 1, before=before, after=after)
         why = f"tried once more at step {step + 1:,}: there may be memory again"
         self._write(step, {"micro_batch_size": after}, adaptation, why)
         self._read(step)
-        return self._recipe_at(step)
+        return _recipe_at(self._history, step)
 
     def uncompiled(self, failure: RunFailed, step: int, *, is_in_place: bool) -> Recipe:
         """The recipe with which nothing is compiled, from the step after `step` on.
@@ -151,7 +151,7 @@ class Relief:
         Raises:
             RunFailed: compiling-failed, where the person has asked for it.
         """
-        recipe = self._recipe_at(step)
+        recipe = _recipe_at(self._history, step)
         if recipe.compiled.origin == "yours":
             raise failure
         size = samples_in_micro_batch(recipe, self._means)
@@ -166,7 +166,7 @@ class Relief:
         why = f"it could not be compiled at step {step + 1:,}"
         self._write(step, {"compiled": "off"}, adaptation, why)
         self._read(step)
-        return self._recipe_at(step)
+        return _recipe_at(self._history, step)
 
     def without(
         self, kind: Literal["uncaptured", "uncached"], error: FlatoutError, step: int
@@ -183,7 +183,7 @@ class Relief:
         """
         if not self._ranks.is_first:
             return
-        size = samples_in_micro_batch(self._recipe_at(step), self._means)
+        size = samples_in_micro_batch(_recipe_at(self._history, step), self._means)
         is_lost = isinstance(error, RunFailed)
         self._own_loss = error if isinstance(error, RunFailed) else None
         one = Adaptation(
@@ -215,10 +215,11 @@ class Relief:
         for line in self._history.adapted(step, choices, one):
             self._journal.event(line, is_synced=True)
 
-    def _recipe_at(self, step: int) -> Recipe:
-        recipe = self._history.recipe_at(step)
-        assert recipe is not None, "a step is made under a recipe"
-        return recipe
+
+def _recipe_at(history: History, step: int) -> Recipe:
+    recipe = history.recipe_at(step)
+    assert recipe is not None, "a step is made under a recipe"
+    return recipe
 
 
 def means_of(facts: Facts, num_ranks: int) -> Means:

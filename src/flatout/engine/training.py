@@ -33,7 +33,7 @@ from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, finding_from
 from flatout.nouns.lines import DryRan, Failed, Finished, Stopped
-from flatout.nouns.recipe import check_field
+from flatout.nouns.recipe import fixed_fields
 from flatout.nouns.run import Run, RunHeader
 from flatout.system.clock import now_s
 from flatout.system.failed_start import is_failed_start, set_aside
@@ -106,7 +106,7 @@ def train(
         RunFailed: the run could not go on; its last checkpoint is as it was.
     """
     require_experiment(experiment, "train")
-    fixed = _fixed(use, device)
+    fixed = fixed_fields(use, device)
     if resume is not None and steps is not None:
         raise UsageError(
             "cannot-change-on-resume",
@@ -136,24 +136,6 @@ def train(
         model = train_in(Task(folder, spec, change, request, echo), lambda: experiment)
     assert model is not None, "this was no dry run"
     return Trained(run=read_run(folder), model=model)
-
-
-def _fixed(use: dict[str, Any] | None, device: str | None) -> dict[str, Any]:
-    """Recipe fields that are fixed, checked.
-
-    Raises:
-        UsageError: set-twice, unknown-recipe-field, bad-recipe-value.
-    """
-    given = dict(use or {})
-    if device is not None:
-        if given.get("device", device) != device:
-            raise UsageError(
-                "set-twice",
-                f"`device` is set twice: {given['device']} and {device}.",
-                fix="give it once",
-            )
-        given["device"] = device
-    return {field: check_field(field, value) for field, value in given.items()}
 
 
 def _with_length(experiment: Experiment, epochs: int | None, steps: int | None) -> Experiment:

@@ -8,6 +8,7 @@ step, but its value is the experiment's.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -190,3 +191,21 @@ def _bad_value(name: str, value: Any, reason: str) -> UsageError:
         because=reason,
         fix=f"use one of: {allowed}" if allowed else f"see what {name} means: flatout docs recipe",
     )
+
+
+def fixed_fields(use: Mapping[str, Any] | None, device: str | None) -> dict[str, Any]:
+    """Recipe fields that are fixed, checked.
+
+    Raises:
+        UsageError: set-twice, unknown-recipe-field, bad-recipe-value.
+    """
+    given = dict(use or {})
+    if device is not None:
+        if given.get("device", device) != device:
+            raise UsageError(
+                "set-twice",
+                f"`device` is set twice: {given['device']} and {device}.",
+                fix="give it once",
+            )
+        given["device"] = device
+    return {field: check_field(field, value) for field, value in given.items()}
