@@ -20,6 +20,7 @@ from flatout.nouns.machine import Machine
 from flatout.nouns.run import Run, RunHeader
 from flatout.nouns.train_request import TrainRequest
 from flatout.nouns.typed import resume_command
+from flatout.nouns.units import counted_text
 from flatout.system import clock, environments, folders, runs, sources, store, tail
 from flatout.system.interrupts import Interrupts
 from flatout.system.recipes import fields_in, left_to_ranks
@@ -147,13 +148,15 @@ def refuse_if_long_enough(run: Run, request: TrainRequest) -> None:
     if request.epochs is not None:
         if num_epochs is None or request.epochs > num_epochs:
             return
-        done = f"{num_epochs} of {_epochs(request.epochs)}"
+        done, asked = counted_text(num_epochs, "epoch"), f"--epochs {request.epochs}"
     elif request.steps is not None:
         if request.steps > step:
             return
-        done = f"{step:,} of {request.steps:,} steps"
+        done, asked = counted_text(step, "step"), f"--steps {request.steps}"
     elif run.status == "finished":
-        done = f"{step:,} steps" if is_by_steps or not num_epochs else _epochs(num_epochs)
+        done, asked = counted_text(step, "step"), None
+        if num_epochs and not is_by_steps:
+            done = counted_text(num_epochs, "epoch")
     else:
         return
     longer = resume_command(
@@ -163,7 +166,8 @@ def refuse_if_long_enough(run: Run, request: TrainRequest) -> None:
     )
     raise UsageError(
         "run-is-finished",
-        f"the run {run.id} has trained {done} already.",
+        f"the run {run.id} has already trained {done}"
+        + (f"; `{asked}` asks for no more." if asked else "."),
         fix=f"train it longer, such as: {longer}",
     )
 
@@ -215,7 +219,3 @@ def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFo
     if spec.file:
         sources.copy_source(Path(spec.file), folder.experiment)
     return folder
-
-
-def _epochs(number: int) -> str:
-    return f"{number} epoch{'' if number == 1 else 's'}"

@@ -95,7 +95,7 @@ def test_tie_goes_to_the_lower_validation_loss(
         loss = losses[max(int(model.steps) // 7 - 1, 0)]
         return {"accuracy": torch.tensor(0.9), "loss": torch.tensor(loss)}
 
-    experiment = plain(model=Counting, metrics=metrics, best="accuracy", epochs=3, early_stop=2)
+    experiment = plain(model=Counting, metrics=metrics, best="accuracy", epochs=4, early_stop=2)
     folder = lab.run(experiment)
     assert kept(folder)[0] == best
     # It is no progress all the same: early stopping goes by the metric alone.

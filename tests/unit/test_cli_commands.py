@@ -127,8 +127,9 @@ def test_version(cli: Any) -> None:
         (["help"], "unknown-command", "fix: flatout --help\n"),
         (["version"], "unknown-command", "fix: flatout --version\n"),
         (["list"], "unknown-command", "fix: flatout runs\n"),
-        (["completions"], "unknown-command", "use one of: "),
-        (["train", "digits", "--gpu", "0"], "wrong-usage", "fix: flatout train --help\n"),
+        (["completions"], "unknown-command", "did you mean `completion`?"),
+        (["lern"], "unknown-command", "use one of: "),
+        (["train", "digits", "--gpu", "0"], "wrong-usage", "fix: flatout train digits --help\n"),
         (
             ["launch", "x.py", "--framework", "torch", "--nodes", "2"],
             "wrong-usage",

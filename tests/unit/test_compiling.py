@@ -121,7 +121,7 @@ def test_compiling_must_pay_within_the_run() -> None:
     assert short.payback == Payback(compile_s=9.1, after_steps=2787, num_steps=790)
     assert not is_won(short)
     assert payback_text(short.payback) == (
-        "compiling took 9.1 s; it pays after 2,787 steps, 790 are left"
+        "compiling took 9.1 s; it pays off after 2,787 steps, 790 left"
     )
     assert not is_won(with_payback(result(1.5), 32, 3_000)), "that would leave no margin"
     assert is_won(with_payback(result(1.5), 32, 6_000))

@@ -224,7 +224,7 @@ def test_resume_goes_on_from_the_checkpoint(cli: Any) -> None:
 def test_resume_when_finished_needs_more_epochs(trained: Any) -> None:
     refused = trained.run("train", "--resume", "last")
     assert refused.returncode == 2
-    assert "flatout train --resume mine-0001 --epochs N" in refused.stderr
+    assert "flatout train --resume mine-0001 --epochs 6" in refused.stderr
     assert trained.run("train", "--resume", "last", "--epochs", "6").returncode == 0
     assert read(trained, "last")["step"] == 12
 

@@ -26,7 +26,8 @@ _PLURAL = re.compile(rf"\{{[^{{}}]+\}} (?:{'|'.join(NOUNS)})\b")
 ALLOWED = (
     "a CUDA graph of {num_steps} steps", "CUDA graph of {num_steps} steps",
     "{steps} steps in one graph", "{number} ranks", "{num_gpus} GPUs", "days old",
-    "{recipe.num_threads.value} threads take turns", "{num_sharing} ranks", "any of {size} ranks",
+    "{recipe.num_threads.value} threads take turns", "{num_sharing} ranks",
+    "shared by {facts.num_ranks_here} ranks", "any of {size} ranks",
     "batches have another form", "{nodes.count} nodes did not meet", "{first.workers:,} workers",
     "{self.num_ranks} ranks", "{least:,}",
 )  # fmt: skip

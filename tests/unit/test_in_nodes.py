@@ -114,7 +114,7 @@ def test_a_training_goes_on_when_the_command_line_is_killed(
     wait_until(lambda: metrics.stat().st_size > before)
     # And it is stopped by the run's folder, as any other.
     assert cli.run("runs", "stop", "mine-0001").returncode == 0
-    again = cli.run("train", "--resume", "last", "--on", "cluster", "--epochs", "1", **cluster)
+    again = cli.run("train", "--resume", "last", "--on", "cluster", "--epochs", "90", **cluster)
     assert again.returncode == 0, again.stderr
     assert "--change" in launches(cluster)[-1]
 

@@ -54,9 +54,9 @@ def test_way_when_its_sources_are_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("here", "words"),
     [
-        (one("pip"), "/venv/bin/python -m pip install --upgrade flatout"),
-        (one("script"), "/venv/bin/python -m pip install --upgrade flatout"),
-        (one("conda"), "/venv/bin/python -m pip install --upgrade flatout"),
+        (one("pip"), "/venv/bin/python -P -m pip install --upgrade flatout"),
+        (one("script"), "/venv/bin/python -P -m pip install --upgrade flatout"),
+        (one("conda"), "/venv/bin/python -P -m pip install --upgrade flatout"),
         (one("script", has_pip=False),
          "UV pip install --python /venv/bin/python --upgrade flatout"),
         (one("uv"), "UV tool upgrade flatout"),
@@ -92,7 +92,7 @@ def test_remove_command_of_each_way(programs: Path) -> None:
     remove = installation.remove_command
     assert remove(one("script")) is None and remove(one("checkout")) is None
     command = remove(one("pip"))
-    assert command == ("/venv/bin/python", "-m", "pip", "uninstall", "flatout", "--yes")
+    assert command == ("/venv/bin/python", "-P", "-m", "pip", "uninstall", "flatout", "--yes")
     assert (remove(one("uv")) or ())[1:] == ("tool", "uninstall", "flatout")
 
 

@@ -121,7 +121,7 @@ def test_a_list_at_80_columns(cli: Any) -> None:
         [{"lr": 0.01, "steps": 8}, {}, {"pause": 0.001, "steps": 4, "lr": 0.3, "mode": "warn"}]
     ):
         cli.run(*cli.train("--name", f"a-run-with-a-name-{number}", **words))
-    cli.run(*cli.train("--name", "lost", mode="fail"))
+    cli.run(*cli.train("--name", "lost", mode="break"))
     shown = on_terminal(cli, "runs")
     lines = shown.splitlines()
     assert all(len(line) <= 80 for line in lines)
@@ -152,7 +152,7 @@ def test_runs_are_listed_by_name_condition_and_order(cli: Any) -> None:
 def test_rm_of_all_that_failed(cli: Any) -> None:
     cli.run(*cli.train())
     for _ in range(2):
-        cli.run(*cli.train(mode="fail"))
+        cli.run(*cli.train(mode="break"))
     asked = cli.run("runs", "rm", "--failed")
     assert asked.returncode == 1 and "nothing was deleted" in asked.stderr
     assert re.search(r"mine-0002 +[\d.]+ KiB  \S+mine-0002", asked.stderr)

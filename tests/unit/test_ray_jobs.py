@@ -186,7 +186,7 @@ def test_a_job_is_stopped_and_resumed_through_the_runs_folder(
     assert process.returncode == 130
     assert json.loads(cli.run("show", "last", "--json").stdout)["run"]["status"] == "stopped"
     assert not ray.is_stopped, "it was asked, not killed"
-    again = cli.run("train", "--resume", "last", "--on", address, "--epochs", "1", "--json")
+    again = cli.run("train", "--resume", "last", "--on", address, "--epochs", "90", "--json")
     assert len(ray.entrypoints) == 2 and "--change" in ray.entrypoints[1], again.stderr
 
 

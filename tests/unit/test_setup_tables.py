@@ -72,7 +72,7 @@ def test_solver_needs_only_the_standard_library() -> None:
         [sys.executable, "-I", "-S", "-c", code, str(SRC)],
         check=True, timeout=30, capture_output=True, text=True,
     )  # fmt: skip
-    assert "torch==2.13.0+cu126" in done.stdout
+    assert "torch==2.14.1+cu126" in done.stdout
 
 
 def test_with_updates_when_an_index_has_more() -> None:

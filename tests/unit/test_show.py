@@ -343,7 +343,7 @@ def test_show_tells_of_the_recipe_what_is_not_default(monkeypatch: pytest.Monkey
 def test_show_begins_with_the_error_and_does_not_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
     error = Finding(rule="nonfinite-loss", severity="error", problem="the loss is nan.")
     note = Finding(rule="a-note", severity="note", problem="something else.")
-    failed = run(status="failed", findings=(note, error))
+    failed = run(status="failed", findings=(note, error), failure=error)
     lines = printed(monkeypatch, failed)
     assert lines[1] == "error: the loss is nan."
     assert sum("the loss is nan" in line for line in lines) == 1

@@ -15,7 +15,7 @@ from flatout.nouns.dry_run import Batch, DryRun
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import DryRan, Warned
 from flatout.nouns.train_request import TrainRequest
-from flatout.nouns.units import bytes_text, count_text, seconds_text
+from flatout.nouns.units import bytes_text, count_text, counted_text, seconds_text
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ def _without_folder(finding: Finding) -> Finding:
 def _lines(found: DryRun) -> Iterator[tuple[str, str]]:
     frozen = found.num_parameters - found.num_trained
     yield "model", DOT.join([
-        f"{count_text(found.num_parameters)} weights",
+        counted_text(found.num_parameters, "weight"),
         *([f"{count_text(frozen)} of them frozen"] if frozen else []),
         found.device, found.precision,
         *([f"{bytes_text(found.peak_memory_bytes)} of memory"] if found.peak_memory_bytes else []),
@@ -105,7 +105,7 @@ def _batch_text(batch: Batch, unit: str) -> str:
 
 
 def _length_text(found: DryRun) -> str:
-    steps = f"{count_text(found.num_steps)} steps" if found.num_steps is not None else None
+    steps = counted_text(found.num_steps, "step") if found.num_steps is not None else None
     epochs = None
     if found.num_epochs is not None:
         epochs = f"{count_text(found.num_epochs)} epoch{'' if found.num_epochs == 1 else 's'}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from flatout.cli.complete import PARAMETERS, settings, values_of
-from flatout.errors import FlatoutError, UsageError, nearest
+from flatout.errors import FlatoutError, UsageError, nearest_name
 
 if TYPE_CHECKING:
     from flatout.experiment_text import Parameter
@@ -55,11 +55,14 @@ class ExperimentCommand(click.Command):
             if not named.place or not error.option_name.startswith("--"):
                 raise
             names = [name for option in self.get_params(context) for name in option.opts]
+            near = nearest_name(error.option_name, [one for one in names if one[:2] == "--"])
             raise UsageError(
                 "wrong-usage",
                 f"`{error.option_name}` is neither an option of `{context.command_path}` nor a "
                 f"parameter of {named.place}.",
-                fix=nearest(error.option_name, [name for name in names if name[:2] == "--"]),
+                fix=f"did you mean `{near}`?"
+                if near
+                else f"{context.command_path} {named.place} --help",
             ) from error
         given = [context.params.pop(option.name, None) for option in options if option.name]
         pairs = [

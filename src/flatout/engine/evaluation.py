@@ -309,7 +309,8 @@ def labels_problem(name: str, confusion: Confusion, labels: Sequence[str] | None
     return Finding(
         rule="labels-do-not-fit",
         severity="warning",
-        problem=f"`labels` has {len(labels)} names; `{name}` counts {num_classes} classes.",
+        problem=f"`labels` has {counted_text(len(labels), 'name')}; `{name}` counts "
+        f"{counted_text(num_classes, 'class', 'classes')}.",
         fixes=(Fix(text="give a name for each class, in the order of their numbers"),),
     )
 

@@ -208,8 +208,12 @@ def _check_signature(name: str, value: Any, arguments: tuple[str, ...]) -> None:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return  # Of something compiled, which does not tell.
+    # A schedule that takes it is given the length of the training, by its name.
+    length = (
+        {"total_steps": 1} if name == "schedule" and "total_steps" in signature.parameters else {}
+    )
     try:
-        signature.bind(*arguments)
+        signature.bind(*arguments, **length)
     except TypeError:
         raise _wrong_arguments(name, value, signature, arguments) from None
 

@@ -13,6 +13,7 @@ from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.typed import resume_command, train_command
+from flatout.nouns.units import counted_text
 
 # Of the steps to come: with more of them without a rate, it is not trained.
 _MOST_IDLE = 0.1
@@ -34,7 +35,7 @@ def limits_of(
 def run_is_finished(name: str, limits: Limits, epoch: int, step: int) -> UsageError:
     """That a run has come to its end already, by the length that is asked for."""
     by_steps = limits.steps is not None
-    done = f"{step:,} steps" if by_steps else f"{epoch} epoch{'' if epoch == 1 else 's'}"
+    done = counted_text(step, "step") if by_steps else counted_text(epoch, "epoch")
     longer = resume_command(
         name, epochs=None if by_steps else 2 * epoch, steps=2 * step if by_steps else None
     )

@@ -16,6 +16,7 @@ from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import Started
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.tuning import Load
+from flatout.nouns.units import counted_text
 from flatout.system.clock import now_s
 
 
@@ -154,7 +155,8 @@ def beside_others(recipe: Recipe, load: Load | None) -> list[Finding]:
         Finding(
             rule="cpus-in-use",
             severity="note",
-            problem=f"other programs use {load.text}; this run has {num_threads.value} threads.",
+            problem=f"other programs use {load.text}; this run has "
+            f"{counted_text(num_threads.value, 'thread')}.",
             because="threads that compute an operation together wait for the one that has lost its "
             "CPU, which can take many times as long",
             fixes=(Fix(text=f"use fewer while they run: --use num_threads={num_free}"),),

@@ -175,6 +175,8 @@ while step < steps:
         os.makedirs(os.path.join(marks, "000002"))
         open(os.path.join(marks, "000002", "rank0.json"), "w").close()
         end(kind="failed", finding=dict(finding, rule="gpu-state-lost"))
+    if told["mode"] == "break" and step == 3:
+        end(kind="failed", finding=finding)
     if told["mode"] == "die" and step == 3 and not change.get("is_after_kill"):
         print("about to die", flush=True)
         os.kill(os.getpid(), signal.SIGKILL) if sys.platform != "win32" else os._exit(9)

@@ -17,6 +17,7 @@ from typing import Any
 
 from flatout.engine.data.values import Field, Kind, PlainValues
 from flatout.errors import UsageError
+from flatout.nouns.units import counted_text
 
 # What stands for a missing value where it is not quoted.
 # Source: pyarrow.csv.ConvertOptions, `null_values`.
@@ -129,7 +130,8 @@ def read_raw(file: Path, delimiter: str) -> RawTable:
         if len(row) != len(names):
             shown = delimiter.join(row)
             raise NotATable(
-                f"Row #{number}: Expected {len(names)} columns, got {len(row)}: {shown:.100}"
+                f"Row #{number}: Expected {counted_text(len(names), 'column')}, "
+                f"got {len(row)}: {shown:.100}"
             )
         for column, cell in zip(columns, row, strict=True):
             column.append(cell)
