@@ -63,4 +63,4 @@ SETTINGS = ("--cpu", "--yes", "--python", PYTHON, "--manager", "pip")
 
 def rule_of(done: subprocess.CompletedProcess[str]) -> str:
     assert "Traceback" not in done.stderr, done.stderr
-    return done.stderr.rpartition("  see: ")[2].strip()
+    return done.stderr.rpartition("  see: ")[2].split()[-1]

@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler
 
 from flatout.engine.experiment import Experiment
 from flatout.engine.gate import Maker
+from flatout.engine.precision import can_compute_lstm_in_bf16
 
 
 class Lion(torch.optim.Optimizer):
@@ -167,6 +168,11 @@ def configuration(seed: int, *, with_workers: bool = True) -> Clean:
         fixed["precision"] = "bf16"
     if "precision" not in changes and dice.random() < 0.1:
         changes["deterministic"] = False
+    if kind_name == "LSTM" and not can_compute_lstm_in_bf16():
+        # What is refused is not judged; the draws of all others stay as they are.
+        fixed.pop("precision", None)
+        changes.pop("precision", None)
+        changes = changes or {"num_threads": 2}
     text = ", ".join(f"{name}={value}" for name, value in changes.items())
     name = f"{kind_name} · {optimizer_name} · {schedule_name or 'no schedule'} · {text}"
     return Clean(

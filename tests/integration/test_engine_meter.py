@@ -191,7 +191,7 @@ def test_train_gives_the_run_and_the_model(
     assert trained.metrics["loss"] == trained.run.validations[-1].metrics["loss"]
     assert trained.model.training is True
     told = capsys.readouterr().out.splitlines()
-    assert len(told) == 3 and told[0].startswith("epoch 1  step 7  loss ")
+    assert len(told) == 3 and told[0].startswith("epoch 1  step 7  train loss ")
     again = flatout.engine.train(
         plain(epochs=4), use={"num_threads": 1}, resume="mine", is_quiet=True
     )

@@ -246,7 +246,7 @@ def test_name_of_an_environment_leads_to_its_interpreter(
     assert python == home.listed()[0]["python"]
     with pytest.raises(FlatoutError) as caught:
         made_environments.asked_python(None, "jaks")
-    assert caught.value.rule == "unknown-environment" and "`jax`" in caught.value.fix
+    assert caught.value.rule == "unknown-environment" and "jax" in caught.value.fix
     with pytest.raises(FlatoutError) as both:
         made_environments.asked_python("python", "jax")
     assert both.value.rule == "python-and-environment"

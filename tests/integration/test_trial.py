@@ -164,7 +164,7 @@ def test_a_process_that_cannot_be_started_is_a_candidate_that_lost(
 def test_no_worker_is_left_behind(folder: Path) -> None:
     (folder / "rows").touch()
     result = measured(folder, {"loader_workers": 1, "loader_persistent": True})
-    assert result.effect is not None and result.effect.startswith("1 workers alive")
+    assert result.effect is not None and result.effect.startswith("1 worker alive")
     lines = [
         " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
     ]

@@ -125,7 +125,7 @@ def test_an_option_of_the_command_wins(cli: Any) -> None:
         (["--sed", "1"], "wrong-usage", "did you mean `--seed`?"),
         (["--lr", "1", "-s", "lr=2"], "set-twice", "give it once"),
         (["--lr", "1"], "parameter-missing", "-s data=..."),
-        (["--layers", "1"], "wrong-usage", "--act"),
+        (["--layers", "1"], "wrong-usage", "flatout train typed.py --help"),
     ],
 )
 def test_a_wrong_parameter_says_what_there_is(

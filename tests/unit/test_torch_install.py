@@ -22,5 +22,5 @@ def test_a_known_card_gets_the_build_that_it_can_run() -> None:
 
 def test_an_unknown_card_gets_both_with_what_decides() -> None:
     fix = torch_install(Machine(), "torchaudio")
-    assert [command.rpartition("/")[2] for command in fix.commands] == ["cu130", "cu126"]
+    assert [command.rpartition("/")[2] for command in fix.commands] == ["cu130", "cu128", "cu126"]
     assert "compute capability 7.5" in fix.text and fix.safety == "ask"

@@ -27,7 +27,7 @@ from flatout.engine.memory import free_bytes
 from flatout.engine.meter import Meter
 from flatout.engine.part import Keeping, Repeated
 from flatout.engine.plain import PlainLoop
-from flatout.engine.precision import check_precision, set_matmul_precision
+from flatout.engine.precision import check_layers, check_precision, set_matmul_precision
 from flatout.engine.session import (
     Built,
     Session,
@@ -233,6 +233,7 @@ def _check(recipe: Recipe, built: Built) -> None:
         UsageError: precision-not-here, recipe-does-not-fit.
     """
     check_precision(recipe.precision.value, built.device)
+    check_layers(recipe.precision.value, built.model, built.device)
     implementation = recipe.optimizer_implementation.value
     built.optimizers.check_implementation(implementation, can_be_fused=built.facts.can_be_fused)
     check_recipe(recipe, built.facts)

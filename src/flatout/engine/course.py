@@ -226,7 +226,12 @@ class Course:
             for finding in (*inexact(session, history.versions), *of_ranks(session, history)):
                 self._journal.warn(self.step, finding)
             self._has_gone_back = True
-            _look_ahead(self._task, session, self._journal, is_new=self._state is None)
+            try:
+                _look_ahead(self._task, session, self._journal, is_new=self._state is None)
+            except BaseException:
+                # Whoever holds the error would hold the loader's workers, too.
+                session.close()
+                raise
             meter.mark("validation")
         if self._has_gone_back:
             # From here on nothing is refused any more: the run is taken up.

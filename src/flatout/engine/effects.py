@@ -142,8 +142,8 @@ def _affinity(value: CpuAffinity, seen: Seen) -> str | None:
     chosen = set(topology.chosen(value))
     if not all(cpus <= chosen for cpus in threads):
         return None
-    return f"{counted_text(len(threads), 'thread')} kept on {len(chosen)} of "
-    f"{counted_text(len(topology.cpus), 'CPU')}"
+    total = counted_text(len(topology.cpus), "CPU")
+    return f"{counted_text(len(threads), 'thread')} kept on {len(chosen)} of {total}"
 
 
 def _allocator(value: str, seen: Seen) -> str | None:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flatout.errors import UsageError
@@ -154,6 +155,24 @@ def check_precision(precision: Precision, device: torch.device) -> None:
         raise _not_here(precision, f"compute capability {has}; {precision} needs {wants}", instead)
 
 
+def check_layers(precision: Precision, model: nn.Module, device: torch.device) -> None:
+    """Refuses a precision in which this device cannot compute one of the model's layers.
+
+    Raises:
+        UsageError: precision-not-here.
+    """
+    if precision != "bf16" or device.type != "cpu" or can_compute_lstm_in_bf16():
+        return
+    if any(isinstance(one, nn.LSTM) for one in model.modules()):
+        because = "torch computes nn.LSTM in bf16 on CPUs with AVX-512 only"
+        raise _not_here(precision, because, "fp32")
+
+
+def can_compute_lstm_in_bf16() -> bool:
+    """Whether oneDNN, which computes torch's LSTM on a CPU, knows bf16 here."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def check_repeatable(recipe: Recipe, device: torch.device) -> None:
     """Refuses to promise the same bits where cuBLAS was begun without what it needs for them.
 
@@ -175,7 +194,7 @@ def check_repeatable(recipe: Recipe, device: torch.device) -> None:
 def _not_here(precision: str, because: str, instead: str) -> UsageError:
     return UsageError(
         "precision-not-here",
-        f"`precision={precision}` does not go on this device.",
+        f"`precision={precision}` is not supported on this device.",
         because=because,
         fix=f"use {instead}, or leave it out",
     )

@@ -21,6 +21,7 @@ from flatout.engine.loader import LoaderFeed
 from flatout.engine.memory import release_memory
 from flatout.engine.session import Session, build, process_settings
 from flatout.engine.shortage import shortage_of
+from flatout.engine.state import compact
 from flatout.engine.step import bad_loss
 
 
@@ -126,11 +127,12 @@ def _try_training_loss(session: Session) -> None:
 
 @contextlib.contextmanager
 def _buffers_put_back(model: nn.Module) -> Iterator[None]:
-    kept = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    kept = {name: compact(buffer).detach().clone() for name, buffer in model.named_buffers()}
     try:
         yield
     finally:
         with torch.no_grad():
             for name, buffer in model.named_buffers():
-                if name in kept and buffer.shape == kept[name].shape:
-                    buffer.copy_(kept[name])
+                held = compact(buffer)
+                if name in kept and held.shape == kept[name].shape:
+                    held.copy_(kept[name])

@@ -250,6 +250,7 @@ class Session:
         self.optimizers = built.optimizers
         self.graphs = built.graphs
         precision.check_precision(recipe.precision.value, self.device)
+        precision.check_layers(recipe.precision.value, self.model, self.device)
         is_channels_last = recipe.memory_format.value == "channels_last"
         if is_channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
