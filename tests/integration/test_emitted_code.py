@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from flatout.engine import confusion
 from flatout.engine.allocator import why_not_retained
 from flatout.engine.compilation import why_not_compiled
 from flatout.engine.course import Task
+from flatout.engine.echo import Echo
 from flatout.engine.loading import load_experiment
 from flatout.engine.outline import outline
 from flatout.engine.session import build
@@ -250,7 +250,7 @@ def test_search_gives_a_program_where_one_is_wanted(lab: Lab, is_wanted: bool) -
     header = RunHeader(id="x", created_at=0.0, flatout_version="0", python="", spec=spec)
     folder = create_run(header)
     # Somebody who reads along keeps the search in this process.
-    task = Task(folder, spec, Change(), StopRequest(), io.StringIO())
+    task = Task(folder, spec, Change(), StopRequest(), Echo(None))
     train_in(task, lambda: load_experiment(spec))
     code = flow.tuned(read_run(folder)).code
     if is_wanted:
