@@ -237,7 +237,7 @@ def test_ranks_with_other_versions_do_not_train() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals as Linux has them")
 def test_torchrun_that_is_asked_to_end_stops_its_ranks(tmp_path: Path) -> None:
-    attendance = attend(tmp_path, "torchrun:2", epochs=400)
+    attendance = attend(tmp_path, "torchrun:2", epochs=100)
     launcher = psutil.Process(attendance.worker.pid)  # type: ignore[attr-defined]
     run = followed(attendance, 20, launcher.terminate)
     assert run.status == "stopped" and run.checkpoint_step == run.step

@@ -102,7 +102,7 @@ def caching_of(
 def not_cacheable(because: str) -> UsageError:
     """Bad news about data whose samples were to be kept."""
     return UsageError(
-        NOT_CACHEABLE,
+        "data-cannot-be-cached",
         "`data_path=cached` does not go with this data.",
         because=because,
         fix="use loader, or leave data_path out",

@@ -68,7 +68,7 @@ def check_schedule(
         return
     unit = "update" if rates.are_per_step else "epoch"
     problem = _problem(found, unit)
-    because = f"`schedule` was made for {found.num_live:,} {unit}s, and the run has "
+    because = f"`schedule` has a learning rate for {found.num_live:,} {unit}s; the run has "
     because += f"{found.num_steps:,}"
     if found.because is not None:
         because += f" ({found.because})"
