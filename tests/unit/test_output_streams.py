@@ -39,7 +39,7 @@ def test_closed_streams_change_nothing(closed: str, tmp_path: Path) -> None:
     assert ended(f"{_FLATOUT} data list {closed}", tmp_path) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["explain --list", "data list --json", "--help"])
+@pytest.mark.parametrize("command", ["docs", "data list --json", "--help"])
 def test_reader_that_has_seen_enough_ends_a_command_as_it_ends_git(
     command: str, tmp_path: Path
 ) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
@@ -66,6 +67,15 @@ class _NobodyReads(Exception):
     """Whoever read our output, `head` perhaps, has seen enough."""
 
 
+@contextlib.contextmanager
+def _unlike_click() -> Iterator[None]:
+    """Where nobody reads, click would end with 1, as if something had failed."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise _NobodyReads from None
+
+
 class Commands(click.Group):
     """A group whose commands are loaded one at a time."""
 
@@ -106,11 +116,19 @@ class Commands(click.Group):
                 because="it was deleted or moved after this shell had gone into it",
                 fix='change to one that is there: cd "$HOME"',
             ) from None
-        try:
+        with _unlike_click():
             return super().invoke(context)
-        except BrokenPipeError:
-            # Click would end with 1, as if something had failed.
-            raise _NobodyReads from None
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Reads the arguments; `--help` is printed here."""
+        with _unlike_click():
+            return super().make_context(info_name, args, parent, **extra)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands by group."""
