@@ -35,6 +35,11 @@ say() {
     printf '%-10s%s\n' "$1" "$2"
 }
 
+# An address without its password.
+masked() {
+    printf '%s' "$1" | sed 's,://[^/]*@,://****@,'
+}
+
 # fail PROBLEM BECAUSE FIX
 fail() {
     printf 'error: %s\n' "$1" >&2
@@ -173,9 +178,14 @@ version_of() {
     sed -n 's/^__version__ = "\(.*\)"/\1/p' "$1/src/flatout/__init__.py" 2>/dev/null
 }
 
-# A script that lies in a checkout installs that one, where nothing else is asked for.
+# A script that lies in a checkout installs that one, where nothing else is asked for. One that comes
+# through a pipe lies nowhere: $0 is then the shell's name, and the current folder anybody's.
 take_checkout() {
     [ -z "$version$from" ] || return 0
+    case $0 in
+        install.sh | */install.sh) [ -f "$0" ] || return 0 ;;
+        *) return 0 ;;
+    esac
     here=$(cd "$(dirname "$0")" 2>/dev/null && pwd -P) || return 0
     if [ -f "$here/install.sh" ] && [ -n "$(version_of "$here")" ]; then from=$here; fi
 }
@@ -243,7 +253,7 @@ fetch_uv() {
     base=${FLATOUT_UV_MIRROR:-https://github.com/astral-sh/uv/releases/download}
     url=$base/$uv_version/uv-$target.tar.gz
     part=$app/uv-$uv_version-$target.tar.gz.part
-    say uv "fetching $url (22 MB)"
+    say uv "fetching $(masked "$url") (22 MB)"
     if [ "$(sha256_of "$part" 2>/dev/null)" != "$sha256" ]; then
         # What a broken download left is gone on with; if it was of something else, once more anew.
         download "$url" "$part"
@@ -287,7 +297,7 @@ download() {
         fail "nothing here can download." "there is neither curl nor wget nor Python" \
             "install one of them, or $instead"
     fi
-    fail "could not download $1." "see the lines above" \
+    fail "could not download $(masked "$1")." "see the lines above" \
         "check the network (HTTPS_PROXY, if you need one), then run this again: it goes on. Or install $instead"
 }
 

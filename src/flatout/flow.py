@@ -12,6 +12,7 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.nouns.addresses import masked
 from flatout.nouns.data_state import DataState
 from flatout.nouns.lines import Line
 from flatout.nouns.machine import Machine
@@ -270,7 +271,7 @@ def record_crash(text: str) -> Path:
     """Keeps the traceback of our own fault in a file."""
     path = folders.state_folder() / "crashes" / f"{clock.now_text().replace(':', '')}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    store.write_atomically(path, text.encode())
+    store.write_atomically(path, masked(text).encode(errors="replace"))
     return path
 
 

@@ -208,6 +208,27 @@ def test_install_refuses_bad_input(person: Person, arguments: list[str], problem
     assert list(person.home.iterdir()) == []
 
 
+def test_script_that_comes_through_a_pipe_takes_no_folder_for_its_own(
+    person: Person, tmp_path: Path
+) -> None:
+    checkout = tmp_path / "anybodys"
+    (checkout / "src/flatout").mkdir(parents=True)
+    (checkout / "src/flatout/__init__.py").write_text('__version__ = "9.9"\n')
+    (checkout / "pyproject.toml").write_text("[project]\nname = 'flatout'\nversion = '9.9'\n")
+    script = ROOT / "install.sh"
+    shutil.copy(script, checkout)
+    # Where nothing is reached, what it would have installed is told all the same.
+    unreachable = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
+    with open(script) as piped:
+        done = subprocess.run(
+            ["/bin/sh"], stdin=piped, env=person.environment(**unreachable), cwd=checkout,
+            capture_output=True, text=True, timeout=LIMIT_S, check=False, start_new_session=True,
+        )  # fmt: skip
+    assert done.returncode != 0
+    assert "install   flatout\n" in done.stdout
+    assert str(checkout) not in done.stdout + done.stderr
+
+
 def test_install_says_so_when_home_cannot_be_written(person: Person, wheel: Path) -> None:
     if os.geteuid() == 0:
         (person.home / ".local").write_text("a file where a folder is to be")

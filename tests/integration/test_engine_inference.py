@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -20,6 +21,8 @@ from flatout.engine import Experiment, load
 from flatout.engine.inference import Predictor
 from flatout.engine.inputs import Batch, Unreadable, batches_of, read_tensors
 from flatout.engine.predictions import rows_of
+from flatout.engine.tensor_file import SEAL
+from flatout.engine.weights import init_weights
 from flatout.errors import UsageError
 from flatout.experiments.digits import read_digits
 from flatout.system.runs import RunFolder
@@ -197,6 +200,29 @@ def test_weights_that_are_missing_or_damaged(run_of_file: RunFolder) -> None:
         with pytest.raises(UsageError) as refused:
             load(run_of_file.path)
         assert refused.value.rule == rule
+
+
+@pytest.mark.parametrize("place", [-100, 30, -1])
+def test_one_flipped_bit_of_kept_weights_is_found(run_of_file: RunFolder, place: int) -> None:
+    content = bytearray(run_of_file.weights.read_bytes())
+    content[place] ^= 0x40
+    run_of_file.weights.write_bytes(content)
+    with pytest.raises(UsageError) as refused:
+        load(run_of_file.path)
+    assert refused.value.rule in ("weights-damaged", "weights-not-readable")
+    with pytest.raises(UsageError) as refused:
+        init_weights(nn.Linear(4, 2), run_of_file.weights)
+    assert refused.value.rule in ("weights-damaged", "weights-not-readable")
+
+
+def test_weights_without_a_checksum_are_read(run_of_file: RunFolder) -> None:
+    before = load(run_of_file.path).evaluate().metrics
+    with safetensors.safe_open(run_of_file.weights, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    assert len(metadata.pop(SEAL)) == 64
+    safetensors.torch.save_file(tensors, run_of_file.weights, metadata)
+    assert load(run_of_file.path).evaluate().metrics == before
 
 
 def test_a_run_of_a_notebook_needs_its_experiment(

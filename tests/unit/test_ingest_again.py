@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from PIL import Image
 from flatout.engine.ingest import listing
 from flatout.engine.ingest.ingestion import ingest
 from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.nouns.finding import Finding
 from flatout.nouns.ingestion import Ingested, IngestRequest, Manifest
 from flatout.nouns.question import Broken
 from flatout.system.shard_folder import ShardFolder, verify
@@ -46,6 +48,12 @@ def refused(source: Path, dest: Path, **options: Any) -> FlatoutError:
     with pytest.raises(FlatoutError) as caught:
         carried_out(source, dest, **options)
     return caught.value
+
+
+def broken(source: Path, dest: Path) -> Finding:
+    *_, last = ingest(IngestRequest(source=str(source), dest=str(dest), workers=1))
+    assert isinstance(last, Broken), last
+    return last.finding
 
 
 def write_images(folder: Path, *, count: int = 6) -> None:
@@ -240,3 +248,63 @@ def test_worker_with_other_versions_is_refused(
     *_, last = ingest(request)
     assert isinstance(last, Broken)
     assert last.finding.rule == "nodes-differ"
+
+
+def test_files_that_a_person_added_stay(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_table(tmp_path / "in/a.csv", 50)
+    write_table(tmp_path / "in/b.csv", 50, first=50)
+    first = carried_out(tmp_path / "in", tmp_path / "shards")
+    own = ["notes.txt", "mine.parquet", "mine-0123456789ab.parquet", "folder/deep.txt"]
+    for name in own:
+        path = tmp_path / "shards/train" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("precious")
+    (tmp_path / "in/b.csv").unlink()
+    after = carried_out(tmp_path / "in", tmp_path / "shards")
+    gone = {shard.file for shard in first.manifest.shards} - {
+        shard.file for shard in after.manifest.shards
+    }
+    assert after.num_removed == len(gone) > 0
+    assert not any((tmp_path / "shards" / file).exists() for file in gone)
+    assert all((tmp_path / "shards/train" / name).read_text() == "precious" for name in own)
+
+
+def test_shards_that_a_killed_ingestion_left_go(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_table(tmp_path / "in/a.csv", 50)
+    carried_out(tmp_path / "in", tmp_path / "shards")
+    folder = ShardFolder(tmp_path / "shards")
+    never_published = folder.write_shard("train", "0123", b"content", 1)
+    torn = tmp_path / "shards/train/0123-0123456789ab.parquet.part"
+    torn.write_bytes(b"half")
+    after = carried_out(tmp_path / "in", tmp_path / "shards")
+    assert after.num_removed == 1
+    assert not (tmp_path / "shards" / never_published.file).exists()
+    assert not torn.exists()
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_stray_quote_is_refused(tmp_path: Path, place: str, is_closed: bool) -> None:
+    (tmp_path / "in").mkdir()
+    path = tmp_path / "in/a.csv"
+    write_table(path, 10_000)
+    lines = path.read_text().splitlines()
+    lines[7] = '"' + lines[7] if place == "first" else lines[7].replace("name", '"name')
+    if is_closed:
+        lines[9000] = lines[9000].replace("name", '"name') + '"'
+    path.write_text("\n".join([*lines, ""]))
+    finding = broken(tmp_path / "in", tmp_path / "shards")
+    assert finding.rule == "table-not-readable"
+    assert "line 8" in str(finding.because)
+    assert not (tmp_path / "shards/manifest.json").exists()
+
+
+def test_truncated_compressed_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write_table(tmp_path / "whole.csv", 400_000)
+    packed = gzip.compress((tmp_path / "whole.csv").read_bytes())
+    (tmp_path / "in/a.csv.gz").write_bytes(packed[: len(packed) - 100])
+    finding = broken(tmp_path / "in", tmp_path / "shards")
+    assert finding.rule == "table-not-readable"

@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
+
+from flatout.nouns.addresses import masked
 
 # C0 but tab and line feed, DEL, C1, and what turns the direction of a text.
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -28,14 +31,31 @@ def _sign(found: re.Match[str]) -> str:
 
 
 class VisibleConsole(Console):
-    """A console that writes no control characters but those of its own colours and cursor."""
+    """A console that writes no control characters but those of its own colours and cursor.
+
+    Nor does it write the passwords of addresses.
+    """
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
         """The segments of what is printed, cells of tables and live displays among it."""
-        for segment in super().render(renderable, options):
+        for segment in super().render(_masked(renderable), options):
             if segment.control:
                 yield segment
             else:
                 yield Segment(visible(segment.text), segment.style)
+
+    def on_broken_pipe(self) -> None:
+        """Whoever read this has seen enough: told as any other stream tells it."""
+        raise BrokenPipeError
+
+
+def _masked(renderable: RenderableType) -> RenderableType:
+    """A text before it is broken into lines; what holds it comes through here part by part."""
+    if isinstance(renderable, str):
+        return masked(renderable)
+    if isinstance(renderable, Text) and (plain := masked(renderable.plain)) != renderable.plain:
+        # Styles that begin behind an address would lie elsewhere: it is shown in one.
+        return Text(plain, renderable.style, overflow=renderable.overflow)
+    return renderable

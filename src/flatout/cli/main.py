@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 
@@ -54,6 +57,25 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
+# As a shell tells that SIGPIPE has ended a program, which it does with git.
+_SIGPIPE_CODE = 141
+# What the system says where standard output is a file that takes no more.
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
+class _NobodyReads(Exception):
+    """Whoever read our output, `head` perhaps, has seen enough."""
+
+
+@contextlib.contextmanager
+def _unlike_click() -> Iterator[None]:
+    """Where nobody reads, click would end with 1, as if something had failed."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise _NobodyReads from None
+
+
 class Commands(click.Group):
     """A group whose commands are loaded one at a time."""
 
@@ -83,6 +105,31 @@ class Commands(click.Group):
             )
         return super().resolve_command(context, arguments)
 
+    def invoke(self, context: click.Context) -> Any:
+        """Runs the command, if there is a folder to run it in."""
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            raise UsageError(
+                "current-folder-gone",
+                "the current folder is no longer there.",
+                because="it was deleted or moved after this shell had gone into it",
+                fix='change to one that is there: cd "$HOME"',
+            ) from None
+        with _unlike_click():
+            return super().invoke(context)
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:
+        """Reads the arguments; `--help` is printed here."""
+        with _unlike_click():
+            return super().make_context(info_name, args, parent, **extra)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands by group."""
         for group in dict.fromkeys(group for _, group, _ in COMMANDS):
@@ -111,6 +158,7 @@ def main(context: click.Context) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs a command line; returns the exit code."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # A redirected stream under Windows may not know every sign that is printed.
@@ -123,6 +171,8 @@ def run(arguments: Sequence[str]) -> int:
     try:
         _check_unicode(arguments)
         code = main.main(list(arguments), prog_name="flatout", standalone_mode=False)
+        # What cannot be written is known only now, and Python would complain in its own words.
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except FlatoutError as error:
         return _report(error, arguments)
@@ -131,14 +181,40 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Whoever read our output, `head` perhaps, has seen enough. Python would complain once more
-        # when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except (BrokenPipeError, _NobodyReads):
+        _drop_output()
+        return _SIGPIPE_CODE
+    except OSError as error:
+        if error.errno not in _NO_ROOM or error.filename is not None:
+            return _own_fault()
+        _drop_output()
+        return _report(
+            RunFailed(
+                "output-not-writable",
+                "cannot write to standard output.",
+                because=error.strerror,
+                fix="make room where it is written to, or send it elsewhere",
+            ),
+            (),
+        )
     # Whatever else escapes is our own fault, and is written down.
     except Exception:  # noqa: BLE001
         return _own_fault()
+
+
+def _open_closed_streams() -> None:
+    """Gives back what was closed (`>&-`): else the next file that is opened would be in its place."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+
+
+def _drop_output() -> None:
+    """Lets what is still to be written go nowhere: Python would complain when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _check_unicode(arguments: Sequence[str]) -> None:

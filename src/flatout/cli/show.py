@@ -17,6 +17,7 @@ from rich.text import Text
 from flatout.cli import show_results, wording
 from flatout.cli.control_characters import VisibleConsole, visible
 from flatout.cli.tables import metrics_table, plain_table, recipe_table, split_table
+from flatout.nouns.addresses import masked
 from flatout.nouns.data_state import DataState
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import EpochEnded, Metric
@@ -62,7 +63,7 @@ def make_console(*, is_error: bool = False) -> Console:
 def print_json(value: Any) -> None:
     """One document on stdout."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2)
-    sys.stdout.write(text.decode() + "\n")
+    sys.stdout.write(masked(text.decode()) + "\n")
 
 
 def print_long_json(head: dict[str, Any], name: str, values: Iterable[Any]) -> None:
@@ -71,7 +72,7 @@ def print_long_json(head: dict[str, Any], name: str, values: Iterable[Any]) -> N
     sys.stdout.write(f'{text.removesuffix("}").rstrip()},\n  "{name}": [')
     separator = "\n    "
     for value in values:
-        sys.stdout.write(separator + msgspec.json.encode(value).decode())
+        sys.stdout.write(separator + masked(msgspec.json.encode(value).decode()))
         separator = ",\n    "
     sys.stdout.write("\n  ]\n}\n")
 

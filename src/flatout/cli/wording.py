@@ -54,7 +54,7 @@ def near_text(path: str) -> str:
     """A path as short as it can be typed here."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, FileNotFoundError):
         return home_text(path)
 
 

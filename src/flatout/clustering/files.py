@@ -95,9 +95,10 @@ def init(
     """Writes the files of a cluster that this machine can carry.
 
     Raises:
-        UsageError: file-exists, cluster-does-not-fit, no-gpu-in-containers, not-a-number-of-gpus.
+        UsageError: file-exists, bad-cluster-setting, cluster-does-not-fit, no-gpu-in-containers, not-a-number-of-gpus.
     """
     path = Path(text).absolute()
+    _check_lines(request)
     machine = machine or examine(LocalSystem()).machine
     layout, notes = _layout(request, path, machine)
     texts = {**compose_files(layout), **image_files(layout)}
@@ -106,6 +107,19 @@ def init(
         cluster_folder.ensure_secret(path / TOKEN_FILE, layout.uid, layout.gid)
         files = (*files, TOKEN_FILE)
     return Written(folder=str(path), files=files, notes=notes)
+
+
+def _check_lines(request: ClusterRequest) -> None:
+    """Refuses what would become several lines of a cluster's files: settings nobody asked for."""
+    places = (str(folders.runs_folder()), *map(str, folders.data_folders()))
+    for value in (request.base_image or "", *request.packages, *places):
+        if any(not letter.isprintable() for letter in value):
+            raise UsageError(
+                "bad-cluster-setting",
+                f"{value!r} cannot stand in a cluster's files.",
+                because="it holds the end of a line, or another control character",
+                fix="leave that out",
+            )
 
 
 def _layout(

@@ -136,7 +136,19 @@ _FOLDER = (
     r"|/usr/local/cuda(?:-[\d.]+)?/(?:lib64|compat|targets/[\w-]{3,30}/lib)(?:/stubs)?"
     r"|C:\\Windows\\System32"
 )
-_FILE = r"lib(?:cu|nv|nccl)[\w-]{1,20}\.so[\d.]*|(?:cu|nv)\w{1,20}\.dll"
+# Each by its whole name: a person's could be glued to a part of one.
+_OF_CUDA = (
+    r"cuda(?:rt|debugger)?|cudnn(?:_(?:adv|cnn|ops|graph|engines_precompiled|engines_runtime_compiled"
+    r"|heuristic)(?:_infer|_train)?)?|cublas(?:Lt)?|cufft|cufile|curand|cusolver(?:Mg)?|cusparse(?:Lt)?"
+    r"|cupti|nvrtc(?:-builtins)?|nvJitLink|nvToolsExt|nvcuvid|nvshmem_host|nccl"
+)
+LIBRARY = (
+    rf"lib(?:{_OF_CUDA}|nvidia-(?:ml|ptxjitcompiler|nvvm|gpucomp|opencl|cfg|encode|allocator|glcore|tls"
+    r"|api))\.so[\d.]{0,20}"
+)
+_FILE = (
+    rf"{LIBRARY}|(?:{_OF_CUDA})(?:64)?(?:_\d{{1,4}}){{0,3}}\.dll|(?:nvcuda|nvml|nvapi64)\.dll"
+)
 _SHARED_PATH = re.compile(rf"(?:{_FOLDER})(?:[/\\](?:{_FILE}))?")
 _LIBRARY_FILE = re.compile(_FILE)
 # Settings of WSL whose value is a number, a size or a word of WSL's own.
@@ -221,7 +233,7 @@ _ALLOWED: dict[str, Show] = {
     "module.owner": _whole("nvidia|nouveau|nova_core|nova-core|nvidiafb|vfio-pci"),
     "module.packages": _whole(_PACKAGE),
     "module.fabric_manager": _whole("active|inactive|failed|not-found|activating|deactivating"),
-    "libraries.name": _whole(r"lib(?:cu|nv|nccl)[\w-]{0,14}"),
+    "libraries.name": _whole(rf"lib(?:{_OF_CUDA}|nvidia-ml)"),
     "libraries.path": _path,
     "libraries.version": _whole(_NUMBERS),
     "libraries.found_by": _whole("LD_LIBRARY_PATH|ldconfig|wheel|PATH"),

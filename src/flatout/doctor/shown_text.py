@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from flatout.doctor.redaction import shared_path
+from flatout.doctor.redaction import LIBRARY, shared_path
 from flatout.doctor.rule import Rule
 from flatout.nouns.diagnosis import Diagnosis
 from flatout.nouns.finding import Evidence, Finding
@@ -32,16 +32,31 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z_'+.-]*[A-Za-z_+]|[A-Za-z]")
 # Between tokens: blanks and the signs that programs put around what they tell.
 _BETWEEN = re.compile(r"(\s+|[()\[\]{}<>'\"`,;=|*]+|:(?=\s|$)|(?<=[\w)])[.!?](?=\s|$))")
 _NUMBER = re.compile(
-    r"[-+]?\d{1,9}(?:\.\d{1,6})?(?:%|[KMGT]i?B|[kmgt]b|ms|us|s|x|W|C|MHz)?|0x[0-9a-fA-F]{1,4}"
+    r"[-+]?\d{1,8}(?:\.\d{1,6})?(?:%|[KMGT]i?B|[kmgt]b|ms|us|s|x|W|C|MHz)?|0x[0-9a-fA-F]{1,4}"
     r"|\d{1,4}(?:\.\d{1,4}){2}(?:\.\d{4,6})?(?:\+(?:cpu|cu\d{2,3}))?|\d{4}-\d\d-\d\d|\d\d:\d\d(?::\d\d)?"
 )
 _NAMES = re.compile(
     # Makers' and programs' own names for errors, builds, cards and files.
-    r"(?:CUDA|CUDNN|CUBLAS|NCCL|NVML|cuda|cudnn|cublas|hip|HIP|WSL|Wsl)[A-Za-z]{0,12}(?:_[A-Z]{1,20}){0,8}"
-    r"|sm_\d{2,3}a?|compute_\d{2,3}|cu\d{2,3}|cp3\d{1,2}|WinError|0x[0-9a-fA-F]{1,8}|[A-Z][a-z]{2,16}Error"
+    r"sm_\d{2,3}a?|compute_\d{2,3}|cu\d{2,3}|cp3\d{1,2}|WinError|0x[0-9a-fA-F]{1,8}"
     r"|(?:RTX|GTX|TITAN|Tesla|GeForce|Quadro|NVIDIA)|[AHLVPTB]\d{1,3}[A-Z]?|\d{4}(?:Ti)?|\d{2}GB"
-    r"|lib(?:cu|nv|nccl|stdc|gomp|omp)[A-Za-z]{0,18}\.so[\d.]{0,12}"
+    rf"|{LIBRARY}|lib(?:stdc\+\+|gomp|omp|iomp5)\.so[\d.]{{0,12}}"
 )
+# Names of CUDA's and Python's own that are put together: each part must be known, too, since
+# somebody's name may be glued to the rest.
+_GLUED = re.compile(
+    r"(?:CUDA|CUDNN|CUBLAS|NCCL|NVML|cuda|cudnn|cublas|hip|HIP|WSL|Wsl)(?P<parts>[A-Za-z_]{0,120})"
+    r"|(?P<error>[A-Z][A-Za-z]{2,40}Error)"
+)
+_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_OWN_PARTS = frozenset(
+    "attribute assertion broadcast buffer context count destroy driver event exception file find free get "
+    "handle illegal import index initialization initialize initialized insufficient invalid key launch lookup malloc "
+    "module not os peer pipe property properties ready runtime set status stream sync synchronize syntax type value "
+    "zero division address argument arguments connection timeout".split()
+)
+# Phone, account and card numbers that are written in groups.
+_GROUPS = re.compile(r"(?<![\w.])\+?\d{2,6}(?:[ \t-]\d{2,6}){2,}(?![\w.])")
+_LEAST_DIGITS = 9
 
 
 def shown_to_others(found: Diagnosis, rules: Sequence[Rule]) -> Diagnosis:
@@ -61,6 +76,7 @@ class Shown:
 
     def line(self, text: str) -> str:
         """The line with a sign in place of every token that may tell whose it is."""
+        text = _GROUPS.sub(_hidden_if_long, text)
         return "".join(
             part if not part or _BETWEEN.fullmatch(part) else self._token(part)
             for part in _BETWEEN.split(text)
@@ -86,10 +102,17 @@ class Shown:
     def _is_known(self, text: str) -> bool:
         return _WORD.fullmatch(text) is not None and text.lower() in self._words
 
+    def _is_glued_of_known(self, text: str) -> bool:
+        found = _GLUED.fullmatch(text)
+        if not found:
+            return False
+        parts = _PART.findall(found["error"] or found["parts"])
+        return all(part.lower() in self._words or part.lower() in _OWN_PARTS for part in parts)
+
     def _token(self, text: str) -> str:
         if _NUMBER.fullmatch(text) or _NAMES.fullmatch(text):
             return text
-        if self._is_known(text):
+        if self._is_known(text) or self._is_glued_of_known(text):
             return text
         if "/" in text or "\\" in text:
             # `Driver/library` are two words, no path.
@@ -101,3 +124,8 @@ class Shown:
             # `RuntimeError:CUDA`, `torch:2.9`: each side for itself.
             return f"{self._token(head)}:{self._token(rest) if rest else ''}"
         return HIDDEN_WORD
+
+
+def _hidden_if_long(found: re.Match[str]) -> str:
+    num_digits = sum(letter.isdigit() for letter in found[0])
+    return HIDDEN_WORD if num_digits >= _LEAST_DIGITS else found[0]

@@ -38,12 +38,15 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 _ALIGNMENT = 8
+# In the metadata of kept weights: SHA-256 of the whole file, itself read as zeros.
+SEAL = "flatout_sha256"
+_NO_SEAL = "0" * 64
 
 
 def write_tensors(
     tensors: dict[str, Tensor], metadata: dict[str, str], path_of: Callable[[str], Path]
 ) -> tuple[int, str]:
-    """Writes a safetensors file atomically.
+    """Writes a safetensors file atomically; one with metadata gets a checksum into them.
 
     Args:
         tensors: by name; those that are not contiguous or not on the CPU are copied one by one.
@@ -51,16 +54,25 @@ def write_tensors(
         path_of: gives the file's final path from its SHA-256.
 
     Returns:
-        Its size in bytes and its SHA-256.
+        Its size in bytes and its SHA-256, without a checksum in the metadata.
     """
     part = store.part_path(path_of("tensors"))
     digest = hashlib.sha256()
     with store.mapped_os_errors(part):
         try:
             with open(part, "wb") as file:
-                for piece in _pieces(tensors, metadata):
+                sealed = {**metadata, SEAL: _NO_SEAL} if metadata else {}
+                seal_place = None
+                for piece in _pieces(tensors, sealed):
+                    if sealed and seal_place is None:
+                        # The header comes first, and the checksum is known only at the end.
+                        seal_place = bytes(piece).index(_NO_SEAL.encode())
                     file.write(piece)
                     digest.update(piece)
+                if seal_place is not None:
+                    file.seek(seal_place)
+                    file.write(digest.hexdigest().encode())
+                    file.seek(0, os.SEEK_END)
                 file.flush()
                 os.fsync(file.fileno())
                 size_bytes = file.tell()
@@ -71,6 +83,14 @@ def write_tensors(
     return size_bytes, digest.hexdigest()
 
 
+def seal_of(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    """The checksum that `write_tensors` puts into the metadata of a file of these tensors."""
+    digest = hashlib.sha256()
+    for piece in _pieces(tensors, {**metadata, SEAL: _NO_SEAL}):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
 def tensors_as_bytes(tensors: dict[str, Tensor]) -> bytes:
     """The same file in memory."""
     # Each piece copied as it comes: it is the memory of a tensor that lives until the next one.
@@ -78,7 +98,8 @@ def tensors_as_bytes(tensors: dict[str, Tensor]) -> bytes:
 
 
 def _pieces(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[bytes | memoryview]:
-    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    # In one order: the library gives them back in any.
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
     offset = 0
     # Widest first, as the library does, so that each tensor's data is aligned for its type.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))

@@ -13,7 +13,7 @@ from flatout.engine.checkpoint import newest_state
 from flatout.engine.late_buffers import take_forms
 from flatout.engine.session import Session
 from flatout.engine.state import Packed, pack
-from flatout.engine.tensor_file import write_tensors
+from flatout.engine.tensor_file import DTYPES, SEAL, seal_of, write_tensors
 from flatout.errors import UsageError
 from flatout.system.runs import RunFolder
 
@@ -46,7 +46,7 @@ def init_weights(model: nn.Module, path: Path) -> None:
     """Gives a model the weights of a safetensors file, or of the last checkpoint of a run's folder.
 
     Raises:
-        UsageError: weights-not-readable, weights-do-not-fit. RunFailed: no-whole-checkpoint.
+        UsageError: weights-not-readable, weights-damaged, weights-do-not-fit. RunFailed: no-whole-checkpoint.
     """
     if path.is_dir():
         _load_checkpoint(model, path)
@@ -75,8 +75,10 @@ def keep_weights(model: nn.Module, path: Path) -> None:
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file by name, tied ones too, and what is told beside them.
 
+    A file that flatout has kept is compared with its checksum; others and older ones have none.
+
     Raises:
-        UsageError: weights-not-readable.
+        UsageError: weights-not-readable, weights-damaged.
     """
     try:
         # One open file gives both: whoever trains may put another in its place meanwhile.
@@ -91,7 +93,24 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             because=str(error),
             fix="give a .safetensors file, or a run that has weights",
         ) from error
+    _check_seal(path, tensors, metadata)
     return tensors | {name: tensors[tie] for name, tie in ties.items() if tie in tensors}, metadata
+
+
+def _check_seal(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    seal = metadata.get(SEAL)
+    if seal is None:
+        return
+    is_known = all(tensor.dtype in DTYPES for tensor in tensors.values())
+    if is_known and seal_of(tensors, metadata) == seal:
+        return
+    raise UsageError(
+        "weights-damaged",
+        f"the weights in {path} are not those that flatout has written.",
+        because="their checksum (SHA-256) differs: the file was damaged or changed",
+        fix="take a copy of it, or weights of another run; a run with checkpoints goes on from "
+        "them: flatout train --resume RUN",
+    )
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from flatout.errors import FlatoutError
+from flatout.nouns.addresses import masked
 from flatout.nouns.plan import Block, Edit, Place, Plan, Safety
 
 Severity = Literal["error", "warning", "note"]
@@ -79,9 +80,9 @@ def finding_from(error: FlatoutError, severity: Severity = "error") -> Finding:
     return Finding(
         rule=error.rule,
         severity=severity,
-        problem=error.problem,
-        because=error.because,
-        fixes=(Fix(text=error.fix),),
+        problem=masked(error.problem),
+        because=error.because and masked(error.because),
+        fixes=(Fix(text=masked(error.fix)),),
     )
 
 

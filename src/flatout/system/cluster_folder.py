@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
 from collections.abc import Mapping
@@ -132,10 +133,16 @@ def read_secret(path: Path) -> str | None:
 
 
 def owner() -> tuple[int, int]:
-    """Numbers of the user and group that a cluster's files belong to: whoever is asking."""
+    """Numbers of the user and group that a cluster's files belong to: whoever is asking.
+
+    With sudo, that is the person who has typed it; the token must not go to anybody else.
+    """
     if sys.platform == "win32":
         return _OTHER_THAN_ROOT, _OTHER_THAN_ROOT
     if os.getuid() == 0:
+        asked = [os.environ.get(name, "") for name in ("SUDO_UID", "SUDO_GID")]
+        if all(re.fullmatch("[1-9][0-9]{0,8}", one) for one in asked):
+            return int(asked[0]), int(asked[1])
         return _OTHER_THAN_ROOT, _OTHER_THAN_ROOT
     return os.getuid(), os.getgid()
 

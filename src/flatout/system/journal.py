@@ -14,9 +14,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from flatout.errors import RunFailed, UsageError, nearest
+from flatout.nouns.addresses import masked
 from flatout.nouns.journal import Applied, FileKept, JournalLine, PlanBegun, TreeKept
-from flatout.nouns.plan import Plan
+from flatout.nouns.plan import Packages, Plan
 from flatout.system import clock, rewriting, store
 from flatout.system.folders import state_folder
 
@@ -96,9 +99,22 @@ def begin(plan: Plan, lock: store.Lock) -> Journal:
         entry = folder / f"{newest + 1:04d}"
         entry.mkdir()
     journal = Journal(entry, lock)
-    journal.append(PlanBegun(at=clock.now_s(), plan=plan))
+    journal.append(PlanBegun(at=clock.now_s(), plan=_without_passwords(plan)))
     store.sync_folder(folder)
     return journal
+
+
+def _without_passwords(plan: Plan) -> Plan:
+    """The plan as it may be kept: it is not carried out from here, and no undo asks an index."""
+    steps = []
+    for step in plan.steps:
+        if isinstance(step.action, Packages):
+            words = tuple(map(masked, step.action.words))
+            step = msgspec.structs.replace(
+                step, action=msgspec.structs.replace(step.action, words=words)
+            )
+        steps.append(step)
+    return msgspec.structs.replace(plan, steps=tuple(steps))
 
 
 def entries() -> list[Applied]:

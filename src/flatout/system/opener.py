@@ -92,9 +92,9 @@ def _netrc_entries(indexes: Indexes) -> list[tuple[str, str, str]]:
 
 
 def without_password(url: str) -> str:
-    """An address as it may be shown and kept."""
+    """An address as it may be kept: without user and password."""
     parts = urlsplit(url)
-    if not parts.username:
+    _, is_user, host = parts.netloc.rpartition("@")
+    if not is_user:
         return url
-    host = (parts.hostname or "") + (f":{parts.port}" if parts.port else "")
     return urlunsplit((parts.scheme, host, parts.path, parts.query, parts.fragment))

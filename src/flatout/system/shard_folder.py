@@ -9,6 +9,7 @@ rejected.jsonl       what was left out, and why
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from flatout.system import store
 MANIFEST = "manifest.json"
 _REJECTED = "rejected.jsonl"
 _STATE = ".ingest"
+_SHARD_NAME = re.compile(r".+-(?P<sha256>[0-9a-f]{12})\.parquet(?P<torn>\.part)?")
 
 
 class ShardFolder:
@@ -113,19 +115,26 @@ class ShardFolder:
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
         _write_if_other(self.manifest, text)
 
-    def sweep(self, pieces: Sequence[PieceDone]) -> int:
-        """Removes what no piece of these has made; gives how many shards went."""
+    def sweep(self, pieces: Sequence[PieceDone], old: Manifest | None) -> int:
+        """Removes shards that are no longer of the data; gives how many went.
+
+        Those of the old manifest, and those of an ingestion that was killed. Other files are a
+        person's own and stay.
+        """
+        published = {shard.file for shard in old.shards} if old else set()
         kept = {shard.file for one in pieces for shard in one.shards}
         records = {self._record(one.name) for one in pieces}
         num_removed = 0
         with store.mapped_os_errors(self.path):
             for part in PARTS:
                 for path in (self.path / part).iterdir():
-                    if f"{part}/{path.name}" not in kept:
+                    file = f"{part}/{path.name}"
+                    if file not in kept and (file in published or _is_left_over(path)):
                         path.unlink(missing_ok=True)
                         num_removed += path.suffix == ".parquet"
             for path in self._state.iterdir():
-                if path.name != "lock" and path not in records:
+                is_record = path.name.endswith((".json", ".json.part"))
+                if is_record and path not in records and path.is_file():
                     path.unlink(missing_ok=True)
         return num_removed
 
@@ -162,6 +171,17 @@ def verify(folder: Path, shards: Sequence[Shard]) -> None:
                 because=wrong,
                 fix=f"delete {path} if it is there; then the same `flatout ingest` makes it anew",
             )
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether a killed ingestion has left this: its name says what is in it, or would be."""
+    named = _SHARD_NAME.fullmatch(path.name)
+    if not named or path.is_symlink() or not path.is_file():
+        return False
+    if named["torn"]:
+        return True
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest().startswith(named["sha256"])
 
 
 def _write_if_other(path: Path, content: bytes) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flatout.engine.data.plain_csv import NotATable
+from flatout.engine.csv_quotes import StrayQuote
 from flatout.engine.data.values import Field, Kind, as_values, texts_of
 from flatout.errors import UsageError, nearest
 
@@ -286,7 +287,9 @@ def readable(name: str) -> Iterator[None]:
     """
     # Where pyarrow is not there, nothing is read by it.
     arrow = sys.modules.get("pyarrow")
-    wrong: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, NotATable)
+    wrong: tuple[type[Exception], ...] = (
+        OSError, EOFError, zlib.error, NotATable, StrayQuote,
+    )  # fmt: skip
     if arrow is not None:
         wrong = (*wrong, arrow.ArrowException)
     try:

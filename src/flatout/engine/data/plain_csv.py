@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flatout.engine.csv_quotes import StrayQuote, check_quotes
 from flatout.engine.data.values import Field, Kind, PlainValues
 from flatout.errors import UsageError
 from flatout.nouns.units import counted_text
@@ -118,6 +119,10 @@ def read_raw(file: Path, delimiter: str) -> RawTable:
         )
     with _OPENERS.get(suffix, open)(file, "rb") as stream:
         content = stream.read()
+    try:
+        check_quotes([content], delimiter)
+    except StrayQuote as error:
+        raise NotATable(str(error)) from error
     # What is not UTF-8 is kept, and its column is of the kind `other`.
     text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     rows = _rows(text, delimiter)

@@ -13,6 +13,7 @@ from torch import Tensor
 from flatout.engine.batches import tensors_in
 from flatout.engine.data.columns import Columns, Value, Wanted, columns_of, readable
 from flatout.engine.data.plain_csv import check_names, read_plain
+from flatout.engine.csv_quotes import blocks_of, check_quotes
 from flatout.engine.data.row_groups import RowGroups, open_row_groups
 from flatout.engine.data.values import Field, fields_of
 from flatout.engine.data_files import files_in, is_installed, library
@@ -156,6 +157,7 @@ def _read_by_arrow(wanted: Wanted, files: Sequence[Path]) -> tuple[Any, tuple[Fi
 def _read_csv(file: Path, delimiter: str) -> Any:
     reader = library("pyarrow.csv", package="pyarrow")
     arrow = library("pyarrow", package="pyarrow")
+    check_quotes(blocks_of(file), delimiter)
     parse = reader.ParseOptions(delimiter=delimiter)
     # An empty place is a missing value in columns of texts, too; a quoted one is a text.
     convert = reader.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False)

@@ -88,7 +88,7 @@ def _fill(
     _check_bad(ordered, request)
     manifest = _manifest(job, ordered, old if not todo else None)
     folder.publish(manifest, (each for one in ordered for each in one.rejected))
-    num_removed = folder.sweep(ordered)
+    num_removed = folder.sweep(ordered, old)
     yield Ingested(
         folder=str(folder.path),
         manifest=manifest,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from flatout.engine.csv_quotes import StrayQuote, blocks_of, check_quotes
 from flatout.engine.data_files import library
 from flatout.engine.ingest.records import Bad, Records, row_keys
 from flatout.errors import UsageError, nearest
@@ -83,6 +84,10 @@ def read_csv(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
     name = piece.files[0]
     path = path_of(job.source, name)
     names = [column.name for column in job.settings.columns]
+    try:
+        check_quotes(blocks_of(path), _delimiter(path))
+    except (StrayQuote, arrow.ArrowInvalid, OSError) as error:
+        raise _not_readable(path, str(error)) from error
     broken: list[int] = []
 
     def leave_out(row: Any) -> str:
@@ -107,7 +112,7 @@ def read_csv(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
             rows = _Rows(job, name, bad, num_before, broken)
             num_before += batch.num_rows
             yield from rows.records(batch.columns, batch.num_rows)
-    except arrow.ArrowInvalid as error:
+    except (arrow.ArrowInvalid, OSError) as error:
         # What cannot even be parsed has no rows that could be told apart.
         raise _not_readable(path, str(error)) from error
 
@@ -272,10 +277,13 @@ def check_key(key: str | None, columns: Sequence[Column]) -> None:
 
 def _parse_options(path: Path, handler: Any) -> Any:
     csv = library("pyarrow.csv", package="pyarrow")
-    delimiter = "\t" if ".tsv" in path.name.lower() else ","
     return csv.ParseOptions(
-        delimiter=delimiter, newlines_in_values=True, invalid_row_handler=handler
+        delimiter=_delimiter(path), newlines_in_values=True, invalid_row_handler=handler
     )
+
+
+def _delimiter(path: Path) -> str:
+    return "\t" if ".tsv" in path.name.lower() else ","
 
 
 def _told(columns: Sequence[Column]) -> str:
@@ -287,6 +295,6 @@ def _not_readable(path: Path, because: str) -> UsageError:
         "table-not-readable",
         f"{path} cannot be read as a table.",
         because=because,
-        fix="give all files of a table the same columns; values go between commas, in .tsv "
-        "between tabs",
+        fix="give all files of a table the same columns, and close each quote; values go between "
+        "commas, in .tsv between tabs",
     )

@@ -1,0 +1,76 @@
+"""Passwords of addresses: shown by nothing."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from flatout.cli import show
+from flatout.cli.control_characters import VisibleConsole
+from flatout.errors import RunFailed
+from flatout.nouns.addresses import masked
+from flatout.nouns.finding import finding_from
+from flatout.nouns.plan import Packages, Plan, Step
+from flatout.system import journal, store
+from flatout.system.opener import without_password
+
+_SECRET = "https://ann:s3cr:e+t@host:8080/simple"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (_SECRET, "https://ann:****@host:8080/simple"),
+        ("https://t0ken@host/", "https://****@host/"),
+        ("https://:pw@host/", "https://****@host/"),
+        ("https://ann:p@ss@host/", "https://ann:****@host/"),
+        (f"from {_SECRET}, {_SECRET}: refused", None),
+        ("https://host/a@b?mail=x@y", "https://host/a@b?mail=x@y"),
+        ("git@host:a/b, ann@host", "git@host:a/b, ann@host"),
+        ("https://host:80/", "https://host:80/"),
+    ],
+)
+def test_passwords_are_masked(text: str, shown: str | None) -> None:
+    assert "s3cr" not in masked(text)
+    if shown is not None:
+        assert masked(text) == shown
+
+
+@pytest.mark.parametrize("url", ["https://:pw@host:1/a", "https://a:pw@host:1/a", "https://a@host:1/a"])
+def test_kept_address_has_neither_user_nor_password(url: str) -> None:
+    assert without_password(url) == "https://host:1/a"
+
+
+def test_console_shows_no_password() -> None:
+    stream = io.StringIO()
+    console = VisibleConsole(file=stream, width=60, highlight=False, markup=False)
+    table = Table()
+    table.add_column("where")
+    table.add_row(_SECRET)
+    table.add_row(Text(_SECRET, "bold"))
+    for one in (_SECRET, Text.assemble(("index ", "bold"), _SECRET), table):
+        console.print(one)
+    assert "s3cr" not in stream.getvalue()
+    assert stream.getvalue().count("****") == 4
+
+
+def test_errors_and_json_hold_no_password(capsys: pytest.CaptureFixture[str]) -> None:
+    error = RunFailed("download-failed", f"no {_SECRET}.", because=_SECRET, fix=f"--mirror {_SECRET}")
+    finding = finding_from(error)
+    assert "s3cr" not in str(finding)
+    show.print_json({"url": _SECRET})
+    show.print_note(_SECRET)
+    assert "s3cr" not in "".join(capsys.readouterr())
+
+
+def test_journal_holds_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
+    words = ("install", "--index-url", _SECRET, "numpy")
+    step = Step(text="t", changes="c", action=Packages(python="python", words=words))
+    entry = journal.begin(Plan(goal="g", steps=(step,)), store.Lock(tmp_path / "lock"))
+    entry.close()
+    assert b"s3cr" not in (entry.folder / "journal.jsonl").read_bytes()
