@@ -14,7 +14,7 @@ import msgspec
 
 from flatout.nouns.finding import Fix
 from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Block, Edit, Entry, Packages, Prints, Run, Step, edit_text
+from flatout.nouns.plan import Block, Edit, Entry, Exists, Packages, Prints, Run, Step, edit_text
 
 DOCKER_SETTINGS = "/etc/docker/daemon.json"
 
@@ -55,7 +55,7 @@ def steps_of(command: str, facts: Facts) -> tuple[Step, ...] | None:
     if _only_looks(words):
         return ()
     make = _MAKERS.get(words[0].removesuffix(".exe"))
-    return make(words, facts, is_root) if make and len(words) > 1 else None
+    return make(words, facts, is_root) if make and (len(words) > 1 or make is _ldconfig) else None
 
 
 def plain_words(command: str, facts: Facts) -> list[str]:
@@ -231,6 +231,24 @@ def _rm(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] |
     return (msgspec.structs.replace(step, action=Run(argv=tuple(words), files=(words[1],))),)
 
 
+def _ln(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
+    """A link where nothing is yet."""
+    if len(words) != 4 or words[1] != "-s" or not is_root:
+        return None
+    link = words[3]
+    step = _command(words, facts, text=f"link {link} to {words[2]}")
+    # The loader's cache must forget it too.
+    undo = ("sh", "-c", f"rm {shlex.quote(link)} && ldconfig")
+    return (msgspec.structs.replace(step, done_if=Exists(path=link), undo=undo),)
+
+
+def _ldconfig(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
+    if len(words) != 1 or not is_root:
+        return None
+    step = _command(words, facts, text="let the loader read its folders again")
+    return (msgspec.structs.replace(step, undo=("ldconfig",)),)
+
+
 def _nvidia_smi(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
     if list(words[1:]) != ["-c", "DEFAULT"]:
         return None
@@ -304,6 +322,8 @@ _MAKERS: dict[str, Callable[[Sequence[str], Facts, bool], tuple[Step, ...] | Non
     "nvidia-ctk": _nvidia_ctk,
     "usermod": _usermod,
     "rm": _rm,
+    "ln": _ln,
+    "ldconfig": _ldconfig,
     "nvidia-smi": _nvidia_smi,
     "hwclock": _hwclock,
     "wsl": _wsl,
