@@ -18,6 +18,12 @@ from flatout.nouns.plan import Block, Edit, Entry, Exists, Packages, Prints, Run
 
 DOCKER_SETTINGS = "/etc/docker/daemon.json"
 
+# Seconds since 1970 by Windows' clock. hwclock is no part of Ubuntu 24.04, and sudo's path has none
+# of Windows' programs: the shell asks before sudo, which gets the number alone.
+_POWERSHELL = "/mnt/c/Windows/System32/WindowsPowerShell/v1.0/powershell.exe"
+_SECONDS = "[DateTimeOffset]::UtcNow.ToUnixTimeSeconds()"
+SET_CLOCK = f"sudo date -u -s \"@$({_POWERSHELL} -NoProfile -Command '{_SECONDS}' | tr -d '\\r')\""
+
 _PLACEHOLDER = re.compile(r"<[^<>]{1,40}>|\.\.\.|\bIMAGE\b")
 _SHELL = re.compile(r"[<>|$`;&*?(){}~\\]")
 _APT_LIMIT_S = 3600.0
@@ -43,6 +49,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 def steps_of(command: str, facts: Facts) -> tuple[Step, ...] | None:
     """The steps of a command: none for one that only looks, None where flatout cannot do it."""
+    if command == SET_CLOCK:
+        line = ("sh", "-c", command.removeprefix("sudo "))
+        return (_command(line, facts, text="set the clock from Windows'"),)
     words = plain_words(command, facts)
     if not words:
         return None
@@ -256,10 +265,6 @@ def _nvidia_smi(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step
     return (msgspec.structs.replace(step, undo=_undo(facts)),)
 
 
-def _hwclock(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
-    return (_command(words, facts, text="set the clock from the hardware's"),)
-
-
 def _wsl(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
     texts = {"--shutdown": "restart WSL", "--update": "update WSL"}
     if len(words) != 2 or words[1] not in texts:
@@ -325,6 +330,5 @@ _MAKERS: dict[str, Callable[[Sequence[str], Facts, bool], tuple[Step, ...] | Non
     "ln": _ln,
     "ldconfig": _ldconfig,
     "nvidia-smi": _nvidia_smi,
-    "hwclock": _hwclock,
     "wsl": _wsl,
 }

@@ -36,8 +36,8 @@ def plan_loader_path(machine: Machine, tables: Tables) -> Plan:
     steps: list[Step] = []
     if conf.get("automount.ldconfig", "").lower() == "false":
         steps.append(_let_wsl_do_it())
-    cached = [one for one in machine.libraries or ()
-              if one.name == "libcuda" and one.found_by == "ldconfig" and not one.is_stub]  # fmt: skip
+    known = [one for one in machine.libraries or () if one.name == "libcuda" and not one.is_stub]
+    cached = [one for one in known if one.found_by == "ldconfig"]
     is_there = any(one.path.startswith(f"{_LIBRARIES}/") for one in cached)
     is_plain = any(one.is_plain for one in cached)
     if not is_there:
