@@ -102,8 +102,8 @@ function Exit-ForRestart {{
     exit 0
 }}
 
-# Whether WSL itself is installed. wsl.exe is not asked: without WSL, the one that comes with Windows
-# offers to install it, waits a minute for a key, and nobody would see the question.
+# Whether WSL itself is installed. wsl.exe is not asked: without WSL, the one that comes with
+# Windows offers to install it, and waits a minute for a key.
 function Test-Wsl {{
     $folder = $env:ProgramW6432
     if (-not $folder) {{ $folder = $env:ProgramFiles }}
@@ -121,8 +121,8 @@ function Test-Platform {{
     return $true
 }}
 
-# With a restart pending, `wsl --install` installs no distribution and ends with 0; and with the exit
-# code of its shell where it has opened one. The list tells.
+# With a restart pending, `wsl --install` installs no distribution and ends with 0; and with the
+# exit code of its shell where it has opened one. The list tells.
 function Test-Distribution {{
     $names = @(& wsl.exe --list --quiet | ForEach-Object {{ $_.Trim([char]0, ' ') }})
     return $names -contains '{distro}'

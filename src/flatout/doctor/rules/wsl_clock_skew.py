@@ -7,8 +7,8 @@ Windows beside that of WSL.
 
 **Example.** `Release file for ... is not valid yet (invalid for another 3h 2min 1s)`
 
-**Fix.** Windows' clock, asked through PowerShell, is set inside; asked first. (`hwclock` is not part of
-a fresh Ubuntu 24.04: it is in the package `util-linux-extra`.) Or `wsl --shutdown`.
+**Fix.** Windows' clock, asked through PowerShell, is set inside; asked first. (`hwclock` is not
+part of a fresh Ubuntu 24.04: it is in the package `util-linux-extra`.) Or `wsl --shutdown`.
 
 **Source.** microsoft/WSL#8204, #5324.
 """
