@@ -5,6 +5,7 @@ Driver, WSL, CUDA toolkit, containers; and an environment as files for other too
 
 from __future__ import annotations
 
+import getpass
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -66,7 +67,7 @@ def _laid(request: GroundworkRequest, machine: Machine | None) -> Groundwork:
     if request.goal == "toolkit":
         return _groundwork(plan_toolkit(read, request.cuda, shell_profile(), tables))
     if request.goal == "docker":
-        return _groundwork(plan_docker(read, tables))
+        return _groundwork(plan_docker(read, tables, getpass.getuser()))
     # Inside WSL there is no driver to install, but one to be found.
     is_inside = read.host.wsl == 2
     return _groundwork(plan_loader_path(read, tables) if is_inside else plan_driver(read, tables))

@@ -34,7 +34,7 @@ PROFILE = "~/.bashrc"
 GOALS: dict[str, Callable[[Machine], Plan]] = {
     "driver": lambda machine: plan_driver(machine, shipped_tables()),
     "toolkit": lambda machine: plan_toolkit(machine, None, PROFILE, shipped_tables()),
-    "docker": lambda machine: plan_docker(machine, shipped_tables()),
+    "docker": lambda machine: plan_docker(machine, shipped_tables(), "ada"),
     "loader path": lambda machine: plan_loader_path(machine, shipped_tables()),
     "wsl": lambda machine: plan_wsl(machine, shipped_tables()).plan,
 }

@@ -139,6 +139,28 @@ def test_probe_libraries_in_the_order_of_the_loader() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("more", "plain"),
+    [
+        ("", [False]),
+        # A link, which ldconfig enters by its own name.
+        ("\tlibcuda.so (libc6,x86-64) => /usr/local/lib/libcuda.so\n", [False, True]),
+    ],
+)
+def test_a_library_is_plain_where_the_cache_holds_its_bare_name(
+    more: str, plain: list[bool]
+) -> None:
+    ldconfig = f"\tlibcuda.so.1 (libc6,x86-64) => /usr/lib/wsl/lib/libcuda.so.1\n{more}"
+    files = ("/sbin/ldconfig", "/usr/lib/wsl/lib/libcuda.so", "/usr/lib/wsl/lib/libcuda.so.1",
+             "/usr/local/lib/libcuda.so")  # fmt: skip
+    system = recorded(
+        dict.fromkeys(files, ""),
+        {("/sbin/ldconfig", "-p"): Completed(exit_code=0, stdout=ldconfig)},
+    )
+    found, _ = libraries.probe_libraries(system, None)
+    assert [one.is_plain for one in found] == plain
+
+
 def test_probe_toolkits_names_each_once_and_the_first() -> None:
     files = {
         "/usr/local/cuda/bin/nvcc": "", "/usr/local/cuda-12.8/bin/nvcc": "", "/usr/bin/nvcc": "",

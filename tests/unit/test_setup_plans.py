@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 
 from flatout.errors import UsageError
 from flatout.nouns.machine import Machine
 from flatout.nouns.plan import Plan, Run, Step
+from flatout.setup.goals.compilers import gcc_for, newest_gcc, visual_studio_for
+from flatout.setup.goals.docker import plan_docker
+from flatout.setup.goals.place import Place
+from flatout.setup.goals.toolkit import plan_toolkit
 from flatout.setup.goals.wsl import plan_wsl, wslconfig_settings
 from flatout.setup.tables import shipped_tables
 from flatout.setup.windows_script import commands, request_text, script_text
@@ -99,7 +104,7 @@ def test_wslconfig_leaves_windows_8_gb(total_gb: int, memory: str | None) -> Non
     machine = CASES._with(
         CASES.WINDOWS, windows__memory_bytes=total_gb * 2**30, windows__wslconfig={}
     )
-    settings = wslconfig_settings(machine, 19045)
+    settings = wslconfig_settings(machine)
     assert settings.get("wsl2.memory") == memory
     assert "wsl2.networkingMode" not in settings
 
@@ -107,7 +112,7 @@ def test_wslconfig_leaves_windows_8_gb(total_gb: int, memory: str | None) -> Non
 def test_wslconfig_keeps_what_the_person_has_set_well() -> None:
     own = {"wsl2.memory": "20GB", "wsl2.swap": "4GB", "wsl2.networkingMode": "NAT"}
     machine = CASES._with(CASES.WINDOWS, windows__memory_bytes=32 * 2**30, windows__wslconfig=own)
-    assert wslconfig_settings(machine, 26100) == {}
+    assert wslconfig_settings(machine) == {}
 
 
 def scripts() -> Iterator[tuple[str, str, str]]:
@@ -130,7 +135,20 @@ def test_script_is_plain_text_that_any_windows_reads() -> None:
             bare = re.sub(r"'[^'\r\n]*'", "''", script)
             assert abs(bare.count(left) - bare.count(right)) <= 1
         assert "-ExecutionPolicy Bypass -File setup.ps1" in script
-        assert "VirtualizationFirmwareEnabled" in script.partition("--install")[0]
+        assert "VirtualizationFirmwareEnabled" in script.partition("'--install'")[0]
+
+
+def test_script_goes_by_what_is_there_and_not_by_exit_codes() -> None:
+    for _, script, _ in scripts():
+        code = "\n".join(line for line in script.splitlines() if not line.startswith("#"))
+        # These end with 0 before the restart too; or wait for a key that nobody is asked for.
+        assert not re.search(r"wsl\.exe.*(--status|--version)", code)
+        installed = code.index("'--install', '--no-distribution'")
+        assert installed < code.index("if (-not (Test-Platform)) { Exit-ForRestart }")
+        distro = code.index("& wsl.exe --install --distribution")
+        assert "if (-not (Test-Distribution))" in code[distro:]
+        # What asks something keeps its window.
+        assert not re.search(r"(--install|setup).*\| *Out-Host", code)
 
 
 def test_script_has_no_error_of_syntax(tmp_path: Path) -> None:
@@ -148,6 +166,76 @@ def test_script_has_no_error_of_syntax(tmp_path: Path) -> None:
             [shell, "-NoProfile", "-Command", ask], capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout
+
+
+UBUNTU_24 = Place(os="linux", family="ubuntu", release="24.04")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "release", "older"),
+    [((12, 6), "24.04", None), ((12, 5), "24.04", None), ((11, 4), "22.04", 10),
+     ((11, 8), "22.04", None), ((12, 8), "26.04", 14), ((13, 2), "26.04", None)],
+)  # fmt: skip
+def test_compiler_is_one_that_nvcc_accepts(
+    cuda: tuple[int, int], release: str, older: int | None
+) -> None:
+    place = msgspec.structs.replace(UBUNTU_24, release=release)
+    assert gcc_for(cuda, place) == older
+
+
+def test_newest_compiler_is_the_one_that_the_toolkit_names() -> None:
+    """The table, against the headers of the toolkit that is here."""
+    headers = list(Path("/usr/local").glob("cuda*/targets/x86_64-linux/include/crt/host_config.h"))
+    if not headers:
+        pytest.skip("needs a CUDA toolkit below /usr/local")
+    for header in headers:
+        runtime = (header.parents[1] / "cuda_runtime_api.h").read_text(encoding="utf-8")
+        number = re.search(r"define CUDART_VERSION\s+(\d+)", runtime)
+        assert number is not None
+        major, minor = int(number[1]) // 1000, int(number[1]) % 1000 // 10
+        told = re.search(r"gcc versions later than (\d+)", header.read_text(encoding="utf-8"))
+        assert told is not None and newest_gcc((major, minor)) == int(told[1])
+
+
+def test_visual_studio_is_one_that_nvcc_accepts() -> None:
+    assert visual_studio_for((11, 3)).year == "2019"
+    assert visual_studio_for((12, 1)).toolset == "14.38"
+    assert visual_studio_for((12, 4)).toolset is None
+
+
+def test_toolkit_is_proved_by_compiling() -> None:
+    if not Path("/usr/local/cuda/bin/nvcc").exists():
+        pytest.skip("needs a CUDA toolkit in /usr/local/cuda")
+    plan = plan_toolkit(MACHINES["linux-without-gpu"], "13.0", "~/.bashrc", shipped_tables())
+    proof = plan.steps[-1].action
+    assert isinstance(proof, Run)
+    line = proof.argv[-1].replace("/usr/local/cuda-13.0", "/usr/local/cuda")
+    assert subprocess.run(["sh", "-c", line]).returncode == 0
+    assert subprocess.run(["sh", "-c", line.replace("kernel()", "kernel(")]).returncode != 0
+
+
+def test_toolkit_on_ubuntu_24_inside_wsl_begins_where_it_installs() -> None:
+    machine = CASES._with(CASES.WSL, host__distribution="Ubuntu 24.04.2 LTS", gpus=())
+    with pytest.raises(UsageError, match="12.4") as told:
+        plan_toolkit(machine, "12.4", "~/.bashrc", shipped_tables())
+    assert "libtinfo5" in (told.value.because or "")
+    assert plan_toolkit(machine, "12.6", "~/.bashrc", shipped_tables()).steps
+
+
+@pytest.mark.parametrize("name", [name for name in MACHINES if name.startswith("windows")])
+def test_toolkit_on_windows_brings_no_driver(name: str) -> None:
+    for goal, plan in plans(MACHINES[name]):
+        for step in plan.steps if goal == "toolkit" else ():
+            line = " ".join(commands(step))
+            if "Nvidia.CUDA" in line:
+                assert "--override '-s -n nvcc_" in line and "Display.Driver" not in line
+
+
+def test_docker_comes_with_compose_and_its_group() -> None:
+    texts = [step.text for step in plan_docker(MACHINES["linux-two-rtx3090"], shipped_tables(),
+                                               "ada").steps]  # fmt: skip
+    assert "install docker-compose-v2" in texts
+    assert any("ada" in text for text in texts)
 
 
 def test_request_is_one_page() -> None:

@@ -92,8 +92,8 @@ def _clocks(nodes: Sequence[NodeReport], engine: Engine) -> Iterator[Finding]:
         problem=f"The nodes' clocks are {seconds_text(apart_s)} apart, or more.",
         because="times in logs and of files no longer tell what came first",
         evidence=tuple(f"{name}: {value:+.1f} s" for name, value in ahead.items()),
-        fixes=(Fix(text="set the clocks by the network's time on each machine: sudo hwclock -s "
-                        "inside WSL, timedatectl set-ntp true elsewhere"),),
+        fixes=(Fix(text="set the clocks by the network's time on each machine: wsl --shutdown in "
+                        "PowerShell for WSL, timedatectl set-ntp true elsewhere"),),
     )  # fmt: skip
 
 

@@ -14,9 +14,15 @@ import msgspec
 
 from flatout.nouns.finding import Fix
 from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Block, Edit, Entry, Packages, Prints, Run, Step, edit_text
+from flatout.nouns.plan import Block, Edit, Entry, Exists, Packages, Prints, Run, Step, edit_text
 
 DOCKER_SETTINGS = "/etc/docker/daemon.json"
+
+# Seconds since 1970 by Windows' clock. hwclock is no part of Ubuntu 24.04, and sudo's path has none
+# of Windows' programs: the shell asks before sudo, which gets the number alone.
+_POWERSHELL = "/mnt/c/Windows/System32/WindowsPowerShell/v1.0/powershell.exe"
+_SECONDS = "[DateTimeOffset]::UtcNow.ToUnixTimeSeconds()"
+SET_CLOCK = f"sudo date -u -s \"@$({_POWERSHELL} -NoProfile -Command '{_SECONDS}' | tr -d '\\r')\""
 
 _PLACEHOLDER = re.compile(r"<[^<>]{1,40}>|\.\.\.|\bIMAGE\b")
 _SHELL = re.compile(r"[<>|$`;&*?(){}~\\]")
@@ -43,6 +49,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 def steps_of(command: str, facts: Facts) -> tuple[Step, ...] | None:
     """The steps of a command: none for one that only looks, None where flatout cannot do it."""
+    if command == SET_CLOCK:
+        line = ("sh", "-c", command.removeprefix("sudo "))
+        return (_command(line, facts, text="set the clock from Windows'"),)
     words = plain_words(command, facts)
     if not words:
         return None
@@ -55,7 +64,7 @@ def steps_of(command: str, facts: Facts) -> tuple[Step, ...] | None:
     if _only_looks(words):
         return ()
     make = _MAKERS.get(words[0].removesuffix(".exe"))
-    return make(words, facts, is_root) if make and len(words) > 1 else None
+    return make(words, facts, is_root) if make and (len(words) > 1 or make is _ldconfig) else None
 
 
 def plain_words(command: str, facts: Facts) -> list[str]:
@@ -231,15 +240,29 @@ def _rm(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] |
     return (msgspec.structs.replace(step, action=Run(argv=tuple(words), files=(words[1],))),)
 
 
+def _ln(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
+    """A link where nothing is yet."""
+    if len(words) != 4 or words[1] != "-s" or not is_root:
+        return None
+    link = words[3]
+    step = _command(words, facts, text=f"link {link} to {words[2]}")
+    # The loader's cache must forget it too.
+    undo = ("sh", "-c", f"rm {shlex.quote(link)} && ldconfig")
+    return (msgspec.structs.replace(step, done_if=Exists(path=link), undo=undo),)
+
+
+def _ldconfig(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
+    if len(words) != 1 or not is_root:
+        return None
+    step = _command(words, facts, text="let the loader read its folders again")
+    return (msgspec.structs.replace(step, undo=("ldconfig",)),)
+
+
 def _nvidia_smi(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
     if list(words[1:]) != ["-c", "DEFAULT"]:
         return None
     step = _command(words, facts, text="let several processes use the GPU")
     return (msgspec.structs.replace(step, undo=_undo(facts)),)
-
-
-def _hwclock(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
-    return (_command(words, facts, text="set the clock from the hardware's"),)
 
 
 def _wsl(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
@@ -304,7 +327,8 @@ _MAKERS: dict[str, Callable[[Sequence[str], Facts, bool], tuple[Step, ...] | Non
     "nvidia-ctk": _nvidia_ctk,
     "usermod": _usermod,
     "rm": _rm,
+    "ln": _ln,
+    "ldconfig": _ldconfig,
     "nvidia-smi": _nvidia_smi,
-    "hwclock": _hwclock,
     "wsl": _wsl,
 }

@@ -41,6 +41,7 @@ class CudaLibrary(msgspec.Struct, frozen=True, kw_only=True):
 
     name: without version: "libcuda", "libcudnn", "libnvJitLink".
     found_by: "LD_LIBRARY_PATH", "ldconfig", or the environment's "wheel".
+    is_plain: it is found by its name without a number too, as `libcuda.so`; None if unknown.
     """
 
     name: str
@@ -48,6 +49,7 @@ class CudaLibrary(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     found_by: str | None = None
     is_stub: bool = False
+    is_plain: bool | None = None
 
 
 class Toolkit(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+import msgspec
+
 from flatout.nouns.driver import CudaLibrary
 from flatout.system.system import System
 
@@ -62,10 +64,16 @@ def parse_ldconfig(text: str) -> list[CudaLibrary]:
 
 
 def _with_versions(system: System, found: Sequence[CudaLibrary]) -> Iterator[CudaLibrary]:
-    """Each once a folder, with the whole version that the file beside it bears."""
+    """Each once a folder, with the whole version that the file beside it bears.
+
+    The cache alone tells whether a name without a number is found: WSL's folder holds a
+    `libcuda.so`, but no link, and ldconfig passes over it.
+    """
     folders = dict.fromkeys((one.path.rpartition("/")[0], one.name) for one in found)
+    plain = {(one.path.rpartition("/")[0], one.name) for one in found if one.version is None}
     for folder, name in folders:
-        yield from _in_folder(system, folder, "ldconfig", (name,))
+        for one in _in_folder(system, folder, "ldconfig", (name,)):
+            yield msgspec.structs.replace(one, is_plain=(folder, name) in plain)
 
 
 def _in_folders(system: System, folders: Iterable[str], found_by: str) -> Iterator[CudaLibrary]:
@@ -89,7 +97,7 @@ def _in_folder(
             path = f"{folder}/{name}.so{'.' if shortest else ''}{shortest}"
             yield CudaLibrary(
                 name=name, path=path, version=longest or None, found_by=found_by,
-                is_stub=folder.endswith("/stubs"),
+                is_stub=folder.endswith("/stubs"), is_plain="" in versions[name],
             )  # fmt: skip
 
 

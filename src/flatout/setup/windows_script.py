@@ -25,7 +25,7 @@ _HEAD = r"""# {goal}
 # inside that distro. It asks before each, and may be run again: what is done is passed over.
 # Where an administrator is needed, Windows asks. Take it back:
 #     wsl --unregister {distro};  wsl --uninstall;  .wslconfig is kept as .wslconfig.before-flatout
-param([switch]$Yes)
+param([switch]$Yes, [switch]$Resumed)
 Set-StrictMode -Version 2.0
 $ErrorActionPreference = 'Stop'
 # wsl.exe would print UTF-16, which no comparison finds anything in.
@@ -36,14 +36,7 @@ function Ask([string]$Question) {{
     return (Read-Host "$Question [y/N]") -match '^[Yy]'
 }}
 
-# A program's exit code; what it prints is shown.
-function Start-Program([string]$Program, [string[]]$Arguments) {{
-    $ErrorActionPreference = 'Continue'
-    & $Program @Arguments | Out-Host
-    return $LASTEXITCODE
-}}
-
-# The same as administrator; Windows asks.
+# A program as administrator; Windows asks. Returns its exit code.
 function Start-Elevated([string]$Program, [string[]]$Arguments) {{
     try {{
         $process = Start-Process $Program -ArgumentList $Arguments -Verb RunAs -Wait -PassThru
@@ -90,10 +83,49 @@ function Set-Entry([string[]]$Lines, [string]$Section, [string]$Key, $Value) {{
 
 # After a restart of Windows this script goes on by itself, once.
 function Register-GoingOn {{
-    $line = "powershell -NoExit -ExecutionPolicy Bypass -File `"$PSCommandPath`""
+    $line = "powershell -NoExit -ExecutionPolicy Bypass -File `"$PSCommandPath`" -Resumed"
+    if ($Yes) {{ $line += ' -Yes' }}
     $key = 'HKCU:\Software\Microsoft\Windows\CurrentVersion\RunOnce'
     if (-not (Test-Path $key)) {{ New-Item $key | Out-Null }}
     Set-ItemProperty $key -Name 'flatout-setup' -Value $line
+}}
+
+# Asks for the restart that Windows' parts for WSL need, and ends this script.
+function Exit-ForRestart {{
+    if ($Resumed) {{
+        Write-Host '   still not there after a restart; what is missing: wsl --status'
+        exit 1
+    }}
+    Register-GoingOn
+    Write-Host '   restart Windows; this script goes on when you have logged in again'
+    if (Ask '   restart now?') {{ Restart-Computer }}
+    exit 0
+}}
+
+# Whether WSL itself is installed. wsl.exe is not asked: without WSL, the one that comes with
+# Windows offers to install it, and waits a minute for a key.
+function Test-Wsl {{
+    $folder = $env:ProgramW6432
+    if (-not $folder) {{ $folder = $env:ProgramFiles }}
+    return Test-Path -LiteralPath (Join-Path $folder 'WSL\wsl.exe')
+}}
+
+# Whether the Virtual Machine Platform is on and Windows has restarted since: then its services are
+# there, which is what WSL looks for itself. `wsl --status` ends with 0 either way.
+function Test-Platform {{
+    $names = @('vmcompute', 'HNS')
+    if ([Environment]::OSVersion.Version.Build -ge 22621) {{ $names += 'vfpext' }}
+    foreach ($name in $names) {{
+        if (-not (Test-Path "HKLM:\SYSTEM\CurrentControlSet\Services\$name")) {{ return $false }}
+    }}
+    return $true
+}}
+
+# With a restart pending, `wsl --install` installs no distribution and ends with 0; and with the
+# exit code of its shell where it has opened one. The list tells.
+function Test-Distribution {{
+    $names = @(& wsl.exe --list --quiet | ForEach-Object {{ $_.Trim([char]0, ' ') }})
+    return $names -contains '{distro}'
 }}
 """
 
@@ -126,29 +158,24 @@ if ({condition}) {{
 
 _WSL = r"""
 Write-Host '{number}. WSL'
-if (-not (Test-Program 'wsl.exe' @('--version'))) {{
+if (-not ((Test-Wsl) -and (Test-Platform))) {{
     if (-not (Ask '   install WSL? (administrator; then Windows must restart)')) {{ exit 1 }}
     $code = Start-Elevated 'wsl.exe' @('--install', '--no-distribution')
     if ($code -ne 0) {{ Write-Host "   wsl --install ended with $code"; exit 1 }}
-    if (-not (Test-Program 'wsl.exe' @('--status'))) {{
-        Register-GoingOn
-        Write-Host '   restart Windows; this script goes on when you have logged in again'
-        if (Ask '   restart now?') {{ Restart-Computer }}
-        exit 0
-    }}
+    if (-not (Test-Platform)) {{ Exit-ForRestart }}
 }}
-[void](Start-Program 'wsl.exe' @('--update'))
-[void](Start-Program 'wsl.exe' @('--set-default-version', '2'))
+# Not through a pipe, which would take their window from those that ask something.
+& wsl.exe --update
+& wsl.exe --set-default-version 2
 
 Write-Host '{next}. {distro}'
-$names = @(& wsl.exe --list --quiet | ForEach-Object {{ $_.Trim([char]0, ' ') }})
-if ($names -notcontains '{distro}') {{
+if (-not (Test-Distribution)) {{
     if (-not (Ask '   install {distro}? (some 2 GB)')) {{ exit 1 }}
     Write-Host '   choose a name and a password, then type: exit'
-    $code = Start-Program 'wsl.exe' @('--install', '--distribution', '{distro}')
-    if ($code -ne 0) {{
-        Register-GoingOn
-        Write-Host "   it ended with $code. If it asks for a restart: this script goes on after it"
+    & wsl.exe --install --distribution {distro}
+    if (-not (Test-Distribution)) {{
+        Write-Host "   {distro} is not there; wsl --install ended with $LASTEXITCODE"
+        if (-not (Test-Platform)) {{ Exit-ForRestart }}
         exit 1
     }}
 }}
@@ -170,8 +197,8 @@ if (($after -join "`n") -ne ($before -join "`n")) {{
         }}
         # Without a byte order mark, which WSL does not understand.
         [IO.File]::WriteAllLines($file, $after)
-        [void](Start-Program 'wsl.exe' @('--list', '--running'))
-        [void](Start-Program 'wsl.exe' @('--shutdown'))
+        & wsl.exe --list --running
+        & wsl.exe --shutdown
     }}
 }}
 """
@@ -186,14 +213,15 @@ if (-not (Test-Program 'wsl.exe' ($inside + @('sh', '-lc', 'command -v flatout')
         exit 1
     }}
     $path = "$(& wsl.exe @inside wslpath -u ($script -replace '\\', '/'))".Trim()
-    $code = Start-Program 'wsl.exe' ($inside + @('sh', $path, '--yes'))
-    if ($code -ne 0) {{ exit $code }}
+    & wsl.exe @inside sh $path --yes
+    if ($LASTEXITCODE -ne 0) {{ exit $LASTEXITCODE }}
 }}
 
 Write-Host '{next}. {frameworks}, inside WSL'
 $line = 'flatout setup {frameworks}'
 if ($Yes) {{ $line += ' --yes' }}
-exit (Start-Program 'wsl.exe' ($inside + @('sh', '-lc', $line)))
+& wsl.exe @inside sh -lc $line
+exit $LASTEXITCODE
 """
 
 

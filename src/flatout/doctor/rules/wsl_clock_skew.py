@@ -7,13 +7,15 @@ Windows beside that of WSL.
 
 **Example.** `Release file for ... is not valid yet (invalid for another 3h 2min 1s)`
 
-**Fix.** `sudo hwclock --hctosys`, or `wsl --shutdown`; asked first.
+**Fix.** Windows' clock, asked through PowerShell, is set inside; asked first. (`hwclock` is not
+part of a fresh Ubuntu 24.04: it is in the package `util-linux-extra`.) Or `wsl --shutdown`.
 
 **Source.** microsoft/WSL#8204, #5324.
 """
 
 from __future__ import annotations
 
+from flatout.doctor.commands import SET_CLOCK
 from flatout.doctor.reading import Facts, Reading, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
@@ -34,9 +36,9 @@ def check(case: Case) -> Finding | None:
         evidence=case.evidence("not-yet-valid", "clock-skew"),
         fixes=(
             Fix(
-                text="set the clock from the hardware's",
+                text="set the clock from Windows'",
                 safety="ask",
-                commands=("sudo hwclock --hctosys",),
+                commands=(SET_CLOCK,),
                 where="wsl",
                 changes="the clock of WSL",
             ),

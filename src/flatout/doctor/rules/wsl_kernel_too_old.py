@@ -40,7 +40,6 @@ def check(case: Case) -> Finding | None:
                 commands=("wsl --update", "wsl --list --running", "wsl --shutdown"),
                 where="powershell",
                 changes="WSL's kernel; ends every distro, container and run in WSL",
-                undo="wsl --update --rollback",
             ),
         ),
         confirm=("uname -r", "wsl.exe --version"),

@@ -15,8 +15,13 @@ IMAGE = "ubuntu:24.04"
 _DAEMON = "/etc/docker/daemon.json"
 
 
-def plan_docker(machine: Machine, tables: Tables) -> Plan:
+def plan_docker(machine: Machine, tables: Tables, user: str) -> Plan:
     """What lets containers use the GPU, and a container that proves it.
+
+    Args:
+        machine: as it was read.
+        tables: of this release.
+        user: who is logged in, and joins the group that may use Docker.
 
     Raises:
         UsageError: no-plan-here.
@@ -38,7 +43,7 @@ def plan_docker(machine: Machine, tables: Tables) -> Plan:
         steps = (_desktop(),)
         goal = "containers with the GPU, by Docker Desktop with its WSL 2 backend"
     else:
-        steps = _linux(machine, place, engine)
+        steps = _linux(machine, place, engine, user)
         goal = "containers with the GPU, by NVIDIA's container toolkit"
     return Plan(goal=goal, steps=steps)
 
@@ -61,7 +66,9 @@ def _desktop() -> Step:
     )
 
 
-def _linux(machine: Machine, place: Place, engine: ContainerEngine | None) -> tuple[Step, ...]:
+def _linux(
+    machine: Machine, place: Place, engine: ContainerEngine | None, user: str
+) -> tuple[Step, ...]:
     if place.family is None:
         raise UsageError(
             "no-plan-here",
@@ -77,8 +84,17 @@ def _linux(machine: Machine, place: Place, engine: ContainerEngine | None) -> tu
             fix="sudo snap remove docker, then flatout setup --docker",
         )
     steps: list[Step] = []
+    by_hand: list[Step] = []
     if engine is None:
         steps += _docker_itself(machine, place)
+    if engine is None or engine.name == "docker":
+        compose = _compose(engine, place)
+        # What a person must do comes last: the steps before are done together.
+        steps += [step for step in compose if step.safety != "manual"]
+        by_hand = [step for step in compose if step.safety == "manual"]
+        is_refused = engine is None or (engine.is_permitted is False and not engine.is_rootless)
+        if is_refused and user != "root":
+            steps.append(_join_group(user))
     steps += [
         *container_repository(),
         apt_update(),
@@ -87,7 +103,7 @@ def _linux(machine: Machine, place: Place, engine: ContainerEngine | None) -> tu
     if engine is not None and engine.name == "podman":
         return (*steps, _cdi(), proof("podman"))
     if engine is not None and engine.is_rootless:
-        return (*steps, *_rootless(), proof("docker"))
+        return (*steps, *_rootless(), proof("docker"), *by_hand)
     runtime = Edit(
         file=_DAEMON,
         form="json",
@@ -117,6 +133,7 @@ def _linux(machine: Machine, place: Place, engine: ContainerEngine | None) -> tu
         ),
         # Only members of its group may use it, and who has just installed it is none.
         proof("docker", needs_root=engine is None or not engine.is_permitted),
+        *by_hand,
     )  # fmt: skip
 
 
@@ -148,6 +165,61 @@ def _docker_itself(machine: Machine, place: Place) -> list[Step]:
             ),
         ]
     return [*steps, apt_install(("docker.io",), "Docker, of this distribution, and its service")]
+
+
+# The plugin `docker compose`, which `flatout cluster up` needs, in the system's own repository.
+# Debian 12 has the old `docker-compose` of Python alone, which is another program.
+_COMPOSE_OF = {
+    ("ubuntu", "20.04"): "docker-compose-v2", ("ubuntu", "22.04"): "docker-compose-v2",
+    ("ubuntu", "24.04"): "docker-compose-v2", ("ubuntu", "26.04"): "docker-compose-v2",
+    ("debian", "13"): "docker-compose",
+}  # fmt: skip
+
+
+def _compose(engine: ContainerEngine | None, place: Place) -> list[Step]:
+    """Compose, where it is missing; Docker's own packages have it as a plugin of their own."""
+    if engine is not None and engine.compose is not None:
+        return []
+    own = _COMPOSE_OF.get((place.family or "", place.release or ""))
+    what = "docker compose, which flatout cluster needs"
+    if own is None:
+        return [
+            Step(
+                text="install Docker Compose 2, as https://docs.docker.com/compose/install/linux "
+                "tells",
+                action=Run(argv=("xdg-open", "https://docs.docker.com/compose/install/linux")),
+                changes=f"{what}; {place.distribution} has no package of it",
+                safety="manual",
+                done_if=Prints(argv=("docker", "compose", "version")),
+            )
+        ]
+    if engine is None:
+        return [apt_install((own,), what)]
+    # Of whichever packages Docker is: those of the system and Docker's own exclude each other.
+    line = f"apt-get install --yes docker-compose-plugin || apt-get install --yes {own}"
+    return [
+        Step(
+            text="install Docker Compose",
+            action=Run(argv=("sh", "-c", line), environment={"DEBIAN_FRONTEND": "noninteractive"},
+                       time_limit_s=3600.0),
+            changes=what,
+            needs_root=True,
+            done_if=Prints(argv=("docker", "compose", "version")),
+            undo=("sh", "-c", "apt-get remove --yes docker-compose-plugin || "
+                  f"apt-get remove --yes {own}"),
+        )
+    ]  # fmt: skip
+
+
+def _join_group(user: str) -> Step:
+    return Step(
+        text=f"let {user} use Docker without sudo, after the next login",
+        action=Run(argv=("usermod", "-aG", "docker", user)),
+        changes=f"{user} is in the group docker, whose members can become root",
+        needs_root=True,
+        done_if=Prints(argv=("id", "-nG", user), text="docker"),
+        undo=("gpasswd", "-d", user, "docker"),
+    )
 
 
 def _rootless() -> tuple[Step, ...]:

@@ -11,6 +11,8 @@ from flatout.setup.rows import Tables
 _LIBRARIES = "/usr/lib/wsl/lib"
 _CONF = "/etc/ld.so.conf.d/flatout-wsl.conf"
 _PROGRAM = "/usr/local/bin/nvidia-smi"
+# Debian, Ubuntu and their like have this folder on the loader's list.
+_PLAIN = "/usr/local/lib/libcuda.so"
 
 
 def plan_loader_path(machine: Machine, tables: Tables) -> Plan:
@@ -34,10 +36,17 @@ def plan_loader_path(machine: Machine, tables: Tables) -> Plan:
     steps: list[Step] = []
     if conf.get("automount.ldconfig", "").lower() == "false":
         steps.append(_let_wsl_do_it())
-    first = next((one for one in machine.libraries or () if one.name == "libcuda"), None)
-    is_found = first is not None and first.path.startswith(f"{_LIBRARIES}/")
-    if not (is_found and first is not None and first.found_by == "ldconfig"):
-        steps += _in_the_cache()
+    known = [one for one in machine.libraries or () if one.name == "libcuda" and not one.is_stub]
+    cached = [one for one in known if one.found_by == "ldconfig"]
+    is_there = any(one.path.startswith(f"{_LIBRARIES}/") for one in cached)
+    is_plain = any(one.is_plain for one in cached)
+    if not is_there:
+        steps.append(_on_the_list())
+    if not is_plain:
+        steps.append(_link())
+    if not is_there or not is_plain:
+        # The link, and not `libcuda.so.1`, which WSL enters by itself.
+        steps.append(_in_the_cache(f"{_LIBRARIES}/libcuda.so.1" if is_plain else _PLAIN))
     steps.append(_nvidia_smi())
     return Plan(
         goal="Windows' driver found in this distro by everybody: root, sudo, systemd, Jupyter, "
@@ -60,24 +69,44 @@ def _let_wsl_do_it() -> Step:
     )
 
 
-def _in_the_cache() -> tuple[Step, ...]:
-    return (
-        Step(
-            text=f"put {_LIBRARIES} on the loader's list",
-            action=Write(file=_CONF, text=f"{_LIBRARIES}\n"),
-            changes=f"{_CONF} is there",
-            where="wsl",
-            needs_root=True,
-        ),
-        Step(
-            text="let the loader read its list",
-            action=Run(argv=("ldconfig",)),
-            changes="the loader's cache, /etc/ld.so.cache",
-            where="wsl",
-            needs_root=True,
-            done_if=Prints(argv=("/sbin/ldconfig", "-p"), text=f"{_LIBRARIES}/libcuda.so"),
-            undo=("ldconfig",),
-        ),
+def _on_the_list() -> Step:
+    return Step(
+        text=f"put {_LIBRARIES} on the loader's list",
+        action=Write(file=_CONF, text=f"{_LIBRARIES}\n"),
+        changes=f"{_CONF} is there",
+        where="wsl",
+        needs_root=True,
+    )
+
+
+def _link() -> Step:
+    """What opens libcuda.so, as PaddlePaddle does, needs a link of that name.
+
+    WSL's libcuda.so, libcuda.so.1 and libcuda.so.1.1 are copies of one file. ldconfig enters a file
+    under the name inside it, libcuda.so.1, and another name for links alone. The folder itself is
+    Windows' and cannot be written. Source: microsoft/WSL#8587; glibc, elf/ldconfig.c, search_dir.
+    """
+    return Step(
+        text="let programs find libcuda.so, without a number",
+        action=Run(argv=("ln", "-s", f"{_LIBRARIES}/libcuda.so.1", _PLAIN)),
+        changes=f"{_PLAIN}, a link",
+        where="wsl",
+        needs_root=True,
+        done_if=Exists(path=_PLAIN),
+        # The loader's cache must forget it too.
+        undo=("sh", "-c", f"rm {_PLAIN} && ldconfig"),
+    )
+
+
+def _in_the_cache(file: str) -> Step:
+    return Step(
+        text="let the loader read its list",
+        action=Run(argv=("ldconfig",)),
+        changes="the loader's cache, /etc/ld.so.cache",
+        where="wsl",
+        needs_root=True,
+        done_if=Prints(argv=("/sbin/ldconfig", "-p"), text=file),
+        undo=("ldconfig",),
     )
 
 

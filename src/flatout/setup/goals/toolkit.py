@@ -6,7 +6,8 @@ import re
 
 from flatout.errors import UsageError
 from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Block, Exists, Plan, Prints, Run, Step
+from flatout.nouns.plan import Block, Exists, Plan, Run, Step
+from flatout.setup.goals.compilers import VisualStudio, gcc_for, visual_studio_for
 from flatout.setup.goals.place import Place, apt_install, apt_update, place_of, refuse_macos
 from flatout.setup.goals.repository import cuda_repository
 from flatout.setup.rows import Pair, Tables
@@ -24,10 +25,20 @@ _FIRST_IN = {
     "ubuntu2004": (11, 0), "ubuntu2204": (11, 7), "ubuntu2404": (12, 5), "ubuntu2604": (13, 2),
     "debian11": (11, 5), "debian12": (12, 3), "debian13": (13, 0), "wsl-ubuntu": (11, 0),
 }  # fmt: skip
-_BUILD_TOOLS = (
-    "winget", "install", "--exact", "--id", "Microsoft.VisualStudio.2022.BuildTools", "--override",
-    "--wait --passive --add Microsoft.VisualStudio.Workload.VCTools --includeRecommended",
+# Before, the profiler in it asks for libtinfo5, which Ubuntu has no more from 24.04 on. One
+# repository serves every Ubuntu inside WSL: its packages are there and cannot be installed.
+_FIRST_WITHOUT_TINFO5 = (12, 5)
+# What winget has where it has no `12.0`. Source: microsoft/winget-pkgs, manifests/n/Nvidia/CUDA.
+_IN_WINGET = {(12, 0): "12.0.1", (12, 2): "12.2.2"}
+_NOT_IN_WINGET = ((11, 0), (11, 1), (11, 2), (11, 4))
+# Compiler, headers and libraries: what torch's own headers include. Without a list the installer
+# brings a display driver before CUDA 13. Source: installation guide for Windows, components.
+_COMPONENTS = (
+    "nvcc", "cudart", "cublas", "cublas_dev", "cufft", "cufft_dev", "curand", "curand_dev",
+    "cusolver", "cusolver_dev", "cusparse", "cusparse_dev", "nvrtc", "nvrtc_dev", "nvtx", "thrust",
+    "visual_studio_integration",
 )  # fmt: skip
+_SOURCE = "__global__ void kernel() {}"
 
 
 def plan_toolkit(machine: Machine, wish: str | None, profile: str, tables: Tables) -> Plan:
@@ -115,74 +126,145 @@ def _linux(place: Place, cuda: Pair, profile: str) -> tuple[Step, ...]:
             "without a driver where there is one",
         )
     first = _FIRST_IN.get(repository, (0, 0))
+    if repository == "wsl-ubuntu" and place.release not in ("18.04", "20.04", "22.04"):
+        first = _FIRST_WITHOUT_TINFO5
     if cuda < first:
         raise UsageError(
             "no-plan-here",
-            f"NVIDIA has no CUDA {pair_text(cuda)} for {place.distribution}.",
-            because=f"its repository {repository} begins with {pair_text(first)}",
+            f"NVIDIA has no CUDA {pair_text(cuda)} that installs on {place.distribution}.",
+            because="older ones ask for libtinfo5, which this Ubuntu has no more"
+            if first == _FIRST_WITHOUT_TINFO5
+            else f"its repository {repository} begins with {pair_text(first)}",
             fix=f"flatout setup --toolkit --cuda {pair_text(first)}, or a container of CUDA",
         )
     folder = f"/usr/local/cuda-{pair_text(cuda)}"
     # Never `cuda`, nor `cuda-12-6`: these bring a driver.
     package = f"cuda-toolkit-{cuda[0]}-{cuda[1]}"
+    older = gcc_for(cuda, place)
+    compiler = (apt_install(("g++",), "the C++ compiler that nvcc calls"),)
+    flags = {}
+    if older is not None:
+        said = f"the C++ compiler for nvcc: CUDA {pair_text(cuda)} refuses g++ after {older}"
+        compiler = (apt_install((f"g++-{older}",), said),)
+        flags = {"NVCC_PREPEND_FLAGS": f"-ccbin /usr/bin/g++-{older}"}
     return (
         *cuda_repository(repository),
         apt_update(),
         apt_install((package,), f"{folder}: compiler, headers and libraries; no driver"),
-        apt_install(("g++",), "the C++ compiler that nvcc calls"),
+        *compiler,
         Step(
             text=f"let shells find nvcc {pair_text(cuda)}",
             action=Block(
                 file=profile,
                 name="cuda toolkit",
-                lines=(f"export CUDA_HOME={folder}", 'export PATH="$CUDA_HOME/bin:$PATH"'),
+                lines=(
+                    f"export CUDA_HOME={folder}", 'export PATH="$CUDA_HOME/bin:$PATH"',
+                    *(f"export {name}='{value}'" for name, value in flags.items()),
+                ),
             ),
-            changes=f"CUDA_HOME and PATH in {profile}",
+            changes=f"{', '.join(['CUDA_HOME', 'PATH', *flags])} in {profile}",
         ),
         Step(
-            text="prove it",
-            action=Run(argv=(f"{folder}/bin/nvcc", "--version")),
+            text="prove it by compiling a kernel",
+            action=Run(argv=("sh", "-c", _compile(f"{folder}/bin/nvcc")), environment=flags),
             changes="nothing",
             safety="safe",
             undo=("true",),
         ),
+    )  # fmt: skip
+
+
+def _compile(nvcc: str) -> str:
+    """A line for sh: nvcc refuses a compiler that it does not know only when it is called."""
+    return (
+        f"d=$(mktemp -d) && echo '{_SOURCE}' >$d/kernel.cu && "
+        f"{nvcc} -c $d/kernel.cu -o $d/kernel.o; code=$?; rm -rf $d; exit $code"
     )
 
 
 def _windows(cuda: Pair) -> tuple[Step, ...]:
     """Visual Studio comes first: the toolkit's installer puts its part into it."""
+    if cuda in _NOT_IN_WINGET:
+        raise UsageError(
+            "no-plan-here",
+            f"winget has no CUDA {pair_text(cuda)}.",
+            because="it has 11.3, 11.5 to 11.8 and 12.0 on",
+            fix="install it from https://developer.nvidia.com/cuda-toolkit-archive, without its "
+            "driver; or flatout setup --toolkit --cuda 11.8",
+        )
+    tools = visual_studio_for(cuda)
     root = r"C:\Program Files\NVIDIA GPU Computing Toolkit\CUDA"
     folder = rf"{root}\v{pair_text(cuda)}"
+    # 11.x has no such component yet; 13.0 cut the compiler into three.
+    more = ("nvjitlink",) if cuda >= (12, 0) else ()
+    more = (*more, "crt", "nvvm", "nvptxcompiler") if cuda >= (13, 0) else more
+    components = " ".join(f"{one}_{pair_text(cuda)}" for one in (*_COMPONENTS, *more))
     return (
+        _build_tools(tools),
         Step(
-            text="install the build tools of Visual Studio 2022",
-            action=Run(argv=_BUILD_TOOLS, time_limit_s=7200.0),
-            changes="cl.exe, link.exe and the Windows SDK, some 7 GB",
-            where="powershell",
-            needs_root=True,
-            done_if=Exists(path=r"C:\Program Files (x86)\Microsoft Visual Studio\2022\BuildTools"),
-            undo=("winget", "uninstall", "--id", "Microsoft.VisualStudio.2022.BuildTools"),
-        ),
-        Step(
-            text=f"install CUDA {pair_text(cuda)}",
+            text=f"install CUDA {pair_text(cuda)}, without a display driver",
             action=Run(
                 argv=("winget", "install", "--exact", "--id", "Nvidia.CUDA", "--version",
-                      pair_text(cuda)),
+                      _IN_WINGET.get(cuda, pair_text(cuda)), "--override", f"-s -n {components}"),
                 time_limit_s=7200.0,
             ),
-            changes=f"{folder}; its installer sets CUDA_PATH and puts its bin folder on PATH",
+            changes=f"{folder}: compiler, headers and libraries; CUDA_PATH, and its bin folder on "
+            "PATH; no driver, and Windows is not restarted",
             where="powershell",
             needs_root=True,
             done_if=Exists(path=rf"{folder}\bin\nvcc.exe"),
             undo=("winget", "uninstall", "--id", "Nvidia.CUDA"),
         ),
         Step(
-            text="prove it, in a new window",
-            action=Run(argv=(rf"{folder}\bin\nvcc.exe", "--version")),
-            changes="nothing",
+            text="prove it by compiling a kernel",
+            action=Run(
+                argv=("powershell.exe", "-NoProfile", "-Command",
+                      _compile_on_windows(rf"{folder}\bin\nvcc.exe", tools)),
+            ),
+            changes=r"nothing but %TEMP%\flatout-nvcc",
             where="powershell",
             safety="safe",
-            done_if=Prints(argv=(rf"{folder}\bin\nvcc.exe", "--version"), text=pair_text(cuda)),
             undo=("cmd.exe", "/c", "rem"),
         ),
     )  # fmt: skip
+
+
+def _build_tools(tools: VisualStudio) -> Step:
+    package = f"Microsoft.VisualStudio.{tools.year}.BuildTools"
+    added = f" --add {tools.component}" if tools.component else ""
+    # winget passes over what is installed; with --force the installer adds what is missing.
+    force = ("--force",) if tools.component else ()
+    folder = _tools_folder(tools)
+    toolset = f", with the older toolset {tools.toolset}, which this CUDA knows"
+    return Step(
+        text=f"install the build tools of Visual Studio {tools.year}"
+        f"{toolset if tools.toolset else ''}",
+        action=Run(
+            argv=("winget", "install", "--exact", "--id", package, *force, "--override",
+                  "--wait --passive --add Microsoft.VisualStudio.Workload.VCTools "
+                  f"--includeRecommended{added}"),
+            time_limit_s=7200.0,
+        ),
+        changes="cl.exe, link.exe and the Windows SDK, some 7 GB",
+        where="powershell",
+        needs_root=True,
+        done_if=None if tools.component else Exists(path=folder),
+        undo=("winget", "uninstall", "--id", package),
+    )  # fmt: skip
+
+
+def _tools_folder(tools: VisualStudio) -> str:
+    root = r"C:\Program Files (x86)\Microsoft Visual Studio"
+    return rf"{root}\{tools.year}\BuildTools"
+
+
+def _compile_on_windows(nvcc: str, tools: VisualStudio) -> str:
+    """The same for PowerShell, in the environment of the build tools."""
+    variables = rf"{_tools_folder(tools)}\VC\Auxiliary\Build\vcvarsall.bat"
+    toolset = f" -vcvars_ver={tools.toolset}" if tools.toolset else ""
+    return (
+        "$d = Join-Path $env:TEMP 'flatout-nvcc'; New-Item -Force -ItemType Directory $d | "
+        rf"Out-Null; Set-Content $d\kernel.cu '{_SOURCE}'; "
+        f'cmd /c "`"{variables}`" x64{toolset} && `"{nvcc}`" -c $d\\kernel.cu '
+        '-o $d\\kernel.obj"; exit $LASTEXITCODE'
+    )

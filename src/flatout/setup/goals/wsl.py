@@ -6,7 +6,7 @@ import msgspec
 
 from flatout.errors import UsageError
 from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Edit, Entry, Plan, Prints, Run, Step
+from flatout.nouns.plan import Edit, Entry, Exists, Plan, Prints, Run, Step
 from flatout.setup.goals.driver import branch_for, windows_driver
 from flatout.setup.goals.place import (
     FIRST_WINDOWS_BUILD,
@@ -25,8 +25,8 @@ _CUDA_MAJOR = 12
 _GB = 2**30
 # Windows itself is to run on; of larger machines it keeps a quarter.
 _LEAST_FOR_WINDOWS = 8
-# The first Windows whose WSL can share the network card: Windows 11 22H2.
-_FIRST_MIRRORED_BUILD = 22621
+# Where its package installs it. Source: microsoft/WSL, msipackage.
+_WSL_PROGRAM = r"C:\Program Files\WSL\wsl.exe"
 VIRTUALIZATION = (
     "$s = Get-CimInstance Win32_ComputerSystem; $p = @(Get-CimInstance Win32_Processor)[0]; "
     "if (-not ($s.HypervisorPresent -or $p.VirtualizationFirmwareEnabled)) { exit 1 }"
@@ -73,7 +73,7 @@ def plan_wsl(machine: Machine, tables: Tables, frameworks: tuple[str, ...] = ("t
     minimum = max(numbers(oldest.windows)[0], first_driver(rows)[0])
     gone = min((row.gone_from for row in rows if row.gone_from is not None), default=None)
     has_driver = bool(place.driver) and minimum <= place.driver[0] < (gone or place.driver[0] + 1)
-    settings = wslconfig_settings(machine, build)
+    settings = wslconfig_settings(machine)
     steps = [_virtualization()]
     if not has_driver:
         steps.append(windows_driver(branch, place))
@@ -96,11 +96,12 @@ def plan_wsl(machine: Machine, tables: Tables, frameworks: tuple[str, ...] = ("t
     )
 
 
-def wslconfig_settings(machine: Machine, build: int) -> dict[str, str | None]:
+def wslconfig_settings(machine: Machine) -> dict[str, str | None]:
     """What is to change in .wslconfig; what the person has set well stays.
 
     WSL takes half of the memory by default. A training may have more, as long as 8 GB are left to
     Windows. sparseVhd is taken out: it has cost people their disks (microsoft/WSL#13075).
+    networkingMode is left alone: mirrored lets nobody in without a rule of the Hyper-V firewall.
     """
     now = {key.lower(): value for key, value in _wslconfig(machine).items()}
     changes: dict[str, str | None] = {}
@@ -116,8 +117,6 @@ def wslconfig_settings(machine: Machine, build: int) -> dict[str, str | None]:
     if _size(now.get("wsl2.swap")) == 0:
         # Without swap the kernel kills what a little patience would have carried.
         changes["wsl2.swap"] = f"{max(4, total // 4)}GB"
-    if build >= _FIRST_MIRRORED_BUILD and "wsl2.networkingmode" not in now:
-        changes["wsl2.networkingMode"] = "mirrored"
     for key in ("experimental.sparsevhd", "wsl2.sparsevhd"):
         if now.get(key, "false").lower() == "true":
             changes[f"{key.partition('.')[0]}.sparseVhd"] = None
@@ -170,7 +169,8 @@ def _install() -> list[Step]:
             changes="WSL and the Virtual Machine Platform, two parts of Windows",
             where="powershell",
             needs_root=True,
-            done_if=Prints(argv=("wsl.exe", "--version")),
+            # Not by asking wsl.exe: without WSL it offers to install it, and waits for a key.
+            done_if=Exists(path=_WSL_PROGRAM),
             undo=("wsl.exe", "--uninstall"),
         ),
         Step(
@@ -180,7 +180,8 @@ def _install() -> list[Step]:
             where="powershell",
             safety="manual",
             restarts="windows",
-            done_if=Prints(argv=("wsl.exe", "--status")),
+            # `wsl --status` ends well before the restart too.
+            done_if=Prints(argv=("sc.exe", "query", "vmcompute")),
         ),
         Step(
             text="bring WSL up to date",
