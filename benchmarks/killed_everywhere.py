@@ -1,0 +1,318 @@
+"""Kills a process before each of its file operations, one after the other, and tries what is left.
+
+    python benchmarks/killed_everywhere.py [--only NAME] [--every 1]
+
+A run's worker (three experiments), an ingestion, and a plan of changes with its undo are carried out
+once without a kill. Then again for every N: the process is killed (SIGKILL) before its Nth file
+operation in the folder concerned, and resumed, begun again, or undone. Equal means: kept weights, the
+last checkpoint's tensors, shards and the machine's files, byte by byte. It needs fork, so no Windows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dated
+
+from flatout.nouns.measurement import Measurement
+
+HERE = Path(__file__).parent
+# What changes files, as CPython's audit hooks name it; reading needs no kill.
+CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.chmod", "os.link",
+           "os.symlink", "shutil.rmtree", "open"}  # fmt: skip
+EXPERIMENTS = (("digits",), ("mlp",), (str(HERE / "hard_to_resume.py"), "-s", "width=16"))
+LENGTH = ("--tune", "off", "--steps", "6", "--use", "checkpoint_every=2")
+
+Files = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Something that is killed.
+
+    folder: only operations in it count. prepare: makes the beginning. act: what is killed. mend: what a
+    person does next. found: what is compared.
+    """
+
+    name: str
+    folder: Path
+    prepare: Callable[[], None]
+    act: Callable[[], None]
+    mend: Callable[[], None]
+    found: Callable[[], Files]
+    # What is found when nothing was killed, where that is not what `act` alone leaves.
+    wanted: Callable[[], Files] | None = None
+
+
+def main() -> int:
+    """Carries out all attacks, prints each and the sum, writes the result; 1 if anything was lost."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="those attacks whose name contains this")
+    parser.add_argument("--every", type=int, default=1, help="only each Nth operation")
+    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    options = parser.parse_args()
+    began_s = time.perf_counter()
+    place = Path(tempfile.mkdtemp(prefix="killed-everywhere-"))
+    os.environ |= {"HOME": str(place), "FLATOUT_STATE": str(place / "state"), "OMP_NUM_THREADS": "1"}
+    problems: dict[str, list[str]] = {}
+    counts: dict[str, int] = {}
+    for attack in attacks(place, options.only or ""):
+        counts[attack.name], problems[attack.name] = carry_out(attack, options.every)
+        print(f"{attack.name:24}{counts[attack.name]:5d} kills, "
+              f"{len(problems[attack.name])} not identical", flush=True)  # fmt: skip
+        for one in problems[attack.name]:
+            print(f"  {one}", flush=True)
+    num_bad = sum(map(len, problems.values()))
+    machine = dated.read_machine()
+    measurements = [Measurement(name=f"kills, {name}", value=n, unit="1") for name, n in counts.items()]
+    measurements += [
+        Measurement(name="not identical afterwards", value=num_bad, unit="1"),
+        Measurement(name="duration", value=time.perf_counter() - began_s, unit="s"),
+    ]
+    details = {"every": options.every, "problems": problems}
+    path = dated.write_result("killed-everywhere", machine, measurements, details, options.out)
+    print(f"written   {path}")
+    if not num_bad:
+        shutil.rmtree(place, ignore_errors=True)
+    return 1 if num_bad or not counts else 0
+
+
+def attacks(place: Path, only: str) -> Iterator[Attack]:
+    """All attacks whose name contains this text."""
+    for words in EXPERIMENTS:
+        name = f"train {Path(words[0]).stem}"
+        if only in name:
+            yield training(name, words, place)
+    for name, make in (("ingest", ingestion), ("apply", applying), ("undo", undoing)):
+        if only in name:
+            yield make(place / name)
+
+
+def carry_out(attack: Attack, every: int) -> tuple[int, list[str]]:
+    """How many kills there were, and what was not identical after them."""
+    attack.prepare()
+    code = in_fork(attack.act, attack.folder)
+    assert code == 0, f"{attack.name} ends with {code} where nothing is killed"
+    wanted = (attack.wanted or attack.found)()
+    problems: list[str] = []
+    kill_at = num_kills = 0
+    while True:
+        kill_at += every
+        attack.prepare()
+        if in_fork(attack.act, attack.folder, kill_at) != -signal.SIGKILL:
+            return num_kills, problems
+        num_kills += 1
+        code = in_fork(attack.mend, attack.folder)
+        found = attack.found() if code == 0 else {}
+        if found != wanted:
+            names = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
+            problems.append(f"before operation {kill_at}: then {code}; other {', '.join(names[:4])}")
+
+
+def in_fork(act: Callable[[], None], folder: Path, kill_at: int = 0) -> int:
+    """Runs this in a process of its own, killed before an operation below the folder."""
+    pid = os.fork()
+    if not pid:
+        code = 99
+        try:
+            with open(os.devnull, "r+b") as nothing:
+                for stream in (0, 1, 2):
+                    os.dup2(nothing.fileno(), stream)
+            _kill_before(kill_at, str(folder))
+            act()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _kill_before(kill_at: int, folder: str) -> None:
+    num_seen = 0
+
+    def count(place: Any) -> None:
+        nonlocal num_seen
+        if str(place).startswith(folder):
+            num_seen += 1
+            if num_seen == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in CHANGES or not isinstance(arguments[0], str | os.PathLike):
+            return
+        if event == "open" and not set(str(arguments[1])) & set("wax+"):
+            return
+        count(arguments[0])
+
+    sync = os.fsync
+
+    def counted_sync(descriptor: int) -> None:
+        count(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    os.fsync = counted_sync  # type: ignore[assignment]
+    if kill_at:
+        sys.addaudithook(hook)
+
+
+def training(name: str, words: tuple[str, ...], place: Path) -> Attack:
+    """A run's worker, which is started again in the same folder as `flatout train --resume` does."""
+    # Loaded once: each fork has it already.
+    import torch
+
+    from flatout.engine import course, loop, worker  # noqa: F401
+
+    torch.set_num_threads(1)
+    begun = f"begun-{Path(words[0]).stem}"
+    argv = [sys.executable, "-m", "flatout", "train", *words, *LENGTH, "--name", begun]
+    subprocess.run(argv, check=True, cwd=place, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    made, run = (place / "state/runs" / one for one in (begun, "killed"))
+
+    def prepare() -> None:
+        shutil.rmtree(run, ignore_errors=True)
+        run.mkdir()
+        header = json.loads((made / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps({**header, "id": run.name}))
+        for file in made.glob("*.py"):
+            shutil.copy(file, run)
+
+    def act() -> None:
+        if worker.main([str(run)]):
+            raise SystemExit(1)
+
+    def found() -> Files:
+        # The tensors' file is named by its content.
+        last = max(one for one in (run / "checkpoints").iterdir() if one.name.isdigit())
+        files = {"weights": digest(run / "weights.safetensors")}
+        return files | {f"{last.name}/{one.name}": "" for one in last.glob("*.safetensors")}
+
+    return Attack(name, run, prepare, act, act, found)
+
+
+def ingestion(place: Path) -> Attack:
+    """Shards of three CSV files, one of which is new: the old manifest is there."""
+    from flatout.engine.ingest.ingestion import ingest
+    from flatout.nouns.ingestion import Ingested, IngestRequest
+
+    source, dest = place / "in", place / "shards"
+
+    def table(number: int) -> None:
+        rows = [f"{row},name {row}" for row in range(number * 100, number * 100 + 100)]
+        (source / f"{number}.csv").write_text("\n".join(["number,name", *rows, ""]))
+
+    def act() -> None:
+        *_, last = ingest(IngestRequest(source=str(source), dest=str(dest), workers=1))
+        assert isinstance(last, Ingested)
+
+    def prepare() -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        source.mkdir(parents=True)
+        table(0)
+        table(1)
+        # Arrow's threads must not be there when this process forks.
+        assert in_fork(act, dest) == 0
+        (dest / "train/own.txt").write_text("a person's own")
+        (source / "0.csv").unlink()
+        table(2)
+
+    def found() -> Files:
+        return {name: one for name, one in tree(dest).items() if not name.startswith(".ingest")}
+
+    return Attack("ingest", dest, prepare, act, act, found)
+
+
+def applying(place: Path) -> Attack:
+    """A plan of changes that is killed, then undone."""
+    return _machine("apply", place, is_undone=False)
+
+
+def undoing(place: Path) -> Attack:
+    """A plan of changes that is carried out; its undo is killed, and begun again."""
+    return _machine("undo", place, is_undone=True)
+
+
+def _machine(name: str, place: Path, *, is_undone: bool) -> Attack:
+    from flatout import mending
+    from flatout.nouns.plan import Block, Edit, Entry, Move, Plan, Run, Step, Write
+
+    home = place / "home"
+    actions = (
+        Edit(file=str(home / "link"), form="ini", entries=(Entry(place=("a", "b"), value="4"),)),
+        Edit(file=str(home / "x.json"), form="json", entries=(Entry(place=("r", "p"), value="x"),)),
+        Block(file=str(home / ".rc"), name="n", lines=("export B=2",)),
+        Write(file=str(home / "new/deep/tool"), text="#!/bin/sh\n", is_executable=True),
+        Move(source=str(home / "old"), target=str(home / "older")),
+        Run(argv=("mkdir", str(home / "made")), makes=str(home / "made")),
+    )
+    plan = Plan(goal="g", steps=tuple(Step(text="t", changes="c", action=one) for one in actions))
+
+    def prepare() -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        home.mkdir(parents=True)
+        os.environ["FLATOUT_STATE"] = str(place / "state")
+        (home / "real").write_bytes("\ufeff[a]\r\nb=8 # mine\r\n".encode())
+        (home / "link").symlink_to("real")
+        (home / "x.json").write_text('{\n  "n": 1.10\n}')
+        (home / ".rc").write_bytes(b"export A=1\n\xff latin")
+        (home / "old").mkdir()
+        (home / "old/x").write_text("x")
+        if is_undone:
+            apply()
+
+    def apply() -> None:
+        for outcome in mending.apply(plan):
+            assert outcome.how != "failed", outcome
+
+    def undo() -> None:
+        from flatout.errors import UsageError
+
+        try:
+            for _ in mending.undo(mending.change_to_undo(None)):
+                pass
+        except UsageError as error:
+            # Killed before it had changed anything, or behind the last thing that was put back.
+            if error.rule != "nothing-to-undo":
+                raise
+
+    def before() -> Files:
+        prepare()
+        if is_undone:
+            undo()
+        return tree(home)
+
+    act = undo if is_undone else apply
+    return Attack(name, place, prepare, act, undo, lambda: tree(home), wanted=before)
+
+
+def tree(folder: Path) -> Files:
+    """All files and folders below one, with digests of contents, targets of links, and modes."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            files[name] = os.readlink(path)
+        else:
+            what = digest(path) if path.is_file() else "folder"
+            files[name] = f"{what} {path.stat().st_mode:o}"
+    return files
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
