@@ -299,3 +299,18 @@ def test_repairs_take_the_safest_once_and_restart_last() -> None:
     result = mended(findings, after)
     assert result.gone == ("one-rule", "two-rule", "three-rule", "five-rule")
     assert (result.remaining, result.new) == (("four-rule",), ("six-rule",))
+
+
+def test_a_stale_forward_alone_is_removed_and_can_be_made_again() -> None:
+    for place, _, found in diagnoses():
+        if place.endswith("wsl-portproxy-stale"):
+            finding = next(one for one in found.findings if one.rule == "wsl-portproxy-stale")
+            plan = finding.fixes[0].plan
+            assert plan is not None and len(plan.steps) == 1
+            line = " ".join(plan.steps[0].action.argv)  # type: ignore[union-attr]
+            assert "portproxy delete v4tov4 listenaddress=0.0.0.0 listenport=8000" in line
+            undo = " ".join(plan.steps[0].undo or ())
+            assert "portproxy add v4tov4 listenaddress=0.0.0.0 listenport=8000" in undo
+            assert "connectaddress=172.20.1.3 connectport=8000" in undo
+            return
+    raise AssertionError("no machine with a stale forward")

@@ -70,8 +70,8 @@ def test_parse_registry() -> None:
     text = "\r\nHKEY_LOCAL_MACHINE\\SYSTEM\r\n    HwSchMode    REG_DWORD    0x2\r\n\r\n"
     assert parse_registry_number(text) == 2
     assert parse_registry_number("ERROR: ...") is None
-    ports = "HKEY\n    0.0.0.0/8000    REG_SZ    172.20.1.3/8000\n    *\\9    REG_SZ    lan.pc/80\n"
-    assert parse_portproxies(ports) == ["172.20.1.3", "lan.pc"]
+    ports = "HKEY\n    0.0.0.0/8000    REG_SZ    172.20.1.3/8000\n    */9    REG_SZ    lan.pc/80\n"
+    assert parse_portproxies(ports) == ["0.0.0.0/8000 172.20.1.3/8000", "*/9 lan.pc/80"]
 
 
 def test_parse_cim() -> None:
@@ -110,7 +110,7 @@ def test_probe_windows_from_wsl() -> None:
     read = probe_windows(system, SYSTEM32, frozenset({"172.20.1.4"}))
     assert read.windows == Windows(
         build="10.0.26100.4349", driver="581.42", memory_bytes=1024, commit_limit_bytes=2048,
-        free_bytes=3, num_portproxies=1, profile="/mnt/c/Users/ada",
+        free_bytes=3, stale_forwards=("0.0.0.0/8000 172.20.1.3/8000",), profile="/mnt/c/Users/ada",
         wslconfig={"wsl2.m": "1"}, wslconfig_encoding="utf-16",
     )  # fmt: skip
     assert read.clock_skew_s == 0.5

@@ -282,6 +282,37 @@ def _wsl(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] 
     )
 
 
+def _netsh(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...] | None:
+    """A stale forward of Windows is removed; where it led is known, for an undo."""
+    windows = facts.machine.windows
+    stale = (windows.stale_forwards or ()) if windows else ()
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    place = f"{given.get('listenaddress')}/{given.get('listenport')}"
+    target = next((one.split()[1] for one in stale if one.split()[0] == place), None)
+    if list(words[1:5]) != ["interface", "portproxy", "delete", "v4tov4"] or target is None:
+        return None
+    address, port = target.split("/")
+    again = [*words[1:3], "add", *words[4:], f"connectaddress={address}", f"connectport={port}"]
+    return (
+        Step(
+            text=f"remove the forward from {place} to {target}",
+            action=Run(argv=_as_administrator(words[1:])),
+            changes=facts.fix.changes or "a forward of Windows",
+            where="powershell",
+            undo=_as_administrator(again),
+        ),
+    )
+
+
+def _as_administrator(words: Sequence[str]) -> tuple[str, ...]:
+    """netsh by PowerShell, with which Windows asks for the administrator."""
+    line = (
+        f"exit (Start-Process netsh.exe -ArgumentList '{' '.join(words)}' -Verb RunAs -Wait "
+        "-PassThru -WindowStyle Hidden).ExitCode"
+    )
+    return ("powershell.exe", "-NoProfile", "-Command", line)
+
+
 def edit_step(edit: Edit | Block, facts: Facts, text: str | None = None) -> Step:
     """The step of an edit; files below /etc are root's."""
     is_of_system = edit.file.startswith("/etc/")
@@ -331,4 +362,5 @@ _MAKERS: dict[str, Callable[[Sequence[str], Facts, bool], tuple[Step, ...] | Non
     "ldconfig": _ldconfig,
     "nvidia-smi": _nvidia_smi,
     "wsl": _wsl,
+    "netsh": _netsh,
 }

@@ -219,6 +219,10 @@ _ALLOWED: dict[str, Show] = {
     },
     "windows.build": _whole(_NUMBERS),
     "windows.driver": _whole(_NUMBERS),
+    # Of this machine alone, or of WSL's own net.
+    "windows.stale_forwards": _whole(
+        r"(?:\*|0\.0\.0\.0|127\.0\.0\.1)/\d{1,5} 172\.\d{1,3}\.\d{1,3}\.\d{1,3}/\d{1,5}"
+    ),
     "windows.wslconfig_encoding": _whole("utf-8|utf-8-sig|utf-16|other"),
     "wsl.package": _whole(_NUMBERS),
     "wsl.distro": _whole(_DISTRIBUTION),

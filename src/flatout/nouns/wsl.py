@@ -10,7 +10,8 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
 
     build: like "10.0.26100". driver: Windows' number of NVIDIA's driver, like "581.42".
     commit_limit_bytes: memory and page files together, what processes may promise themselves.
-    num_portproxies: forgotten `netsh interface portproxy` entries among them.
+    stale_forwards: entries of `netsh interface portproxy` that lead into WSL's net and not to this
+        distro, each as where it listens and where it leads: "0.0.0.0/8000 172.20.1.3/8000".
     profile: the folder of whoever is logged in, as this side spells it: there lies .wslconfig.
     wslconfig: `section.key` -> value, as the user's .wslconfig has it; None where there is none.
     """
@@ -21,7 +22,7 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
     commit_limit_bytes: int | None = None
     free_bytes: int | None = None
     is_gpu_scheduling_on: bool | None = None
-    num_portproxies: int | None = None
+    stale_forwards: tuple[str, ...] | None = None
     profile: str | None = None
     wslconfig: dict[str, str] | None = None
     wslconfig_encoding: str | None = None

@@ -124,7 +124,7 @@ def _windows(
         commit_limit_bytes=cim.commit and cim.commit * 1024,
         free_bytes=cim.free,
         is_gpu_scheduling_on=None if scheduling is None else scheduling == 2,
-        num_portproxies=_portproxies(done["ports"], own_addresses),
+        stale_forwards=_stale_forwards(done["ports"], own_addresses),
         profile=profile,
         wslconfig=settings,
         wslconfig_encoding=encoding,
@@ -136,7 +136,7 @@ def _windows(
         "commit_limit_bytes": _why(done["cim"], "PowerShell"),
         "free_bytes": _why(done["cim"], "PowerShell"),
         "is_gpu_scheduling_on": _why(done["scheduling"], "reg.exe", "Windows decides by itself"),
-        "num_portproxies": _why(done["ports"], "reg.exe"),
+        "stale_forwards": _why(done["ports"], "reg.exe"),
         "profile": _why(done["cmd"], "cmd.exe"),
         "wslconfig": why_no_settings,
         "wslconfig_encoding": why_no_settings,
@@ -182,21 +182,24 @@ def parse_registry_number(text: str) -> int | None:
 
 
 def parse_portproxies(text: str) -> list[str]:
-    """The addresses that ports are forwarded to, in what `reg query` prints."""
-    return re.findall(r"\bREG_SZ\s+([0-9A-Za-z.:-]{1,60})/\d{1,5}\b", text)
+    """The forwards in what `reg query` prints: where each listens, and where it leads."""
+    rows = re.findall(
+        r"^\s+(\S{1,60}/\d{1,5})\s+REG_SZ\s+([0-9A-Za-z.:-]{1,60}/\d{1,5})\s*$", text, re.MULTILINE
+    )
+    return [" ".join(row) for row in rows]
 
 
-def _portproxies(done: Completed, own_addresses: frozenset[str]) -> int | None:
-    """How many forwards lead into the net of a WSL, and not to this one.
+def _stale_forwards(done: Completed, own_addresses: frozenset[str]) -> tuple[str, ...] | None:
+    """The forwards that lead into the net of a WSL, and not to this one.
 
     reg.exe ends with 1 where there is no such key: nobody has ever forwarded anything.
     """
     if done.exit_code not in (0, 1):
         return None
     # WSL's NAT has its addresses in 172.16.0.0/12.
-    inside = re.compile(r"172\.(?:1[6-9]|2\d|3[01])\.\d+\.\d+")
-    targets = [one for one in parse_portproxies(done.stdout) if inside.fullmatch(one)]
-    return sum(one not in own_addresses for one in targets)
+    inside = re.compile(r"\S+ (172\.(?:1[6-9]|2\d|3[01])\.\d+\.\d+)/\d+")
+    found = ((one, inside.fullmatch(one)) for one in parse_portproxies(done.stdout))
+    return tuple(one for one, match in found if match and match[1] not in own_addresses)
 
 
 def read_wslconfig(

@@ -8,24 +8,24 @@ port and leads nowhere, so a service or a cluster's head cannot be reached.
 
 **Example.** `0.0.0.0  29500  172.20.10.5  29500`
 
-**Fix.** Remove the entries; by hand, as administrator.
+**Fix.** Remove these entries, and no others; asked first, and Windows asks for the administrator.
 
 **Source.** MicrosoftDocs/WSL: networking.md.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.reading import Facts, Reading
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.nouns.finding import Evidence, Finding, Fix
 from flatout.nouns.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
     """There are entries, here or in the text."""
-    number = case.machine.windows.num_portproxies if case.machine.windows else None
-    if not case.sees("portproxy-table") and not number:
+    stale = (case.machine.windows.stale_forwards or ()) if case.machine.windows else ()
+    if not case.sees("portproxy-table") and not stale:
         return None
     return Finding(
         rule="wsl-portproxy-stale",
@@ -36,20 +36,30 @@ def check(case: Case) -> Finding | None:
         evidence=case.evidence("portproxy-table"),
         fixes=(
             Fix(
-                text="remove the forwards as administrator",
-                commands=("netsh interface portproxy show all", "netsh interface portproxy reset"),
+                text="remove the forwards that lead nowhere",
+                safety="ask",
+                commands=tuple(_removal(one) for one in stale)
+                or ("netsh interface portproxy show all", _removal("<address>/<port>")),
                 where="powershell",
-                changes="every forward of Windows",
+                changes="these forwards of Windows; all others stay",
+                undo="netsh interface portproxy add v4tov4, with what the table showed",
             ),
         ),
         confirm=("hostname -I", "netsh.exe interface portproxy show all"),
     )
 
 
+def _removal(forward: str) -> str:
+    """ "0.0.0.0/8000 172.20.1.3/8000" -> the command that takes it out."""
+    address, port = forward.split()[0].split("/")
+    listening = f"listenaddress={address} listenport={port}"
+    return f"netsh interface portproxy delete v4tov4 {listening}"
+
+
 def _in_facts(machine: Machine) -> Facts:
     """Forwards to addresses that are none of this distro's."""
-    number = machine.windows.num_portproxies if machine.windows else None
-    return fact(f"{number} forwards to other addresses of WSL's net", "registry") if number else ()
+    stale = (machine.windows.stale_forwards or ()) if machine.windows else ()
+    return tuple(Evidence(text=f"forward {one}", where="registry") for one in stale)
 
 
 RULE = Rule(
