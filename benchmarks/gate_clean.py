@@ -169,16 +169,18 @@ def configuration(seed: int, *, with_workers: bool = True) -> Clean:
     if "precision" not in changes and dice.random() < 0.1:
         changes["deterministic"] = False
     if kind_name == "LSTM" and not can_compute_lstm_in_bf16():
-        # What is refused is not judged; the draws of all others stay as they are.
-        fixed.pop("precision", None)
-        changes.pop("precision", None)
-        changes = changes or {"num_threads": 2}
+        fixed, changes = _without_bf16(fixed), _without_bf16(changes) or {"num_threads": 2}
     text = ", ".join(f"{name}={value}" for name, value in changes.items())
     name = f"{kind_name} · {optimizer_name} · {schedule_name or 'no schedule'} · {text}"
     return Clean(
         seed, f"{name} · {maker_name}".rstrip(" ·"), experiment, fixed, changes,
         _MAKERS[maker_name](),
     )  # fmt: skip
+
+
+def _without_bf16(fields: dict[str, Any]) -> dict[str, Any]:
+    """What this CPU refuses is not judged; the draws of all others stay as they are."""
+    return {name: value for name, value in fields.items() if name != "precision"}
 
 
 def _changes(

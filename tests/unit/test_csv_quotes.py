@@ -34,7 +34,7 @@ def test_what_python_has_written_has_no_stray_quote(rows: list[list[str]], size:
         ('"', 1),
         ('\ufeff"a', 1),
         ('a,b\n1,"2\n3,4\n', 2),
-        ('a,b\n"x\ny",1\n"",""\n1,"""\n', 4),
+        ('a,b\n"x\ny",1\n"",""\n1,"""\n', 5),
         ('a,b\r\n1,"2""\r\n', 2),
         ('a\n"' + "x\n" * (MOST_LINES + 1) + '"\n', 2),
         ('a\n1\n"' + "x" * 2**20 + 'x"\n', 3),

@@ -146,7 +146,7 @@ def test_broken_off_ingestion_goes_on(tmp_path: Path) -> None:
         next(lines)
     lines.close()  # type: ignore[attr-defined]
     assert not (tmp_path / "shards/manifest.json").exists()
-    (tmp_path / "shards/train/left-over.parquet.part").write_bytes(b"half")
+    (tmp_path / "shards/train/00007-0123456789ab.parquet.part").write_bytes(b"half")
     rest = carried_out(tmp_path / "in", tmp_path / "shards")
     assert rest.num_made == 2
     carried_out(tmp_path / "in", tmp_path / "fresh")
