@@ -130,7 +130,7 @@ def reopen(request: TrainRequest, interrupts: Interrupts) -> RunFolder:
     refuse_if_long_enough(run, request)
     sources.require_source(run.header.spec.file, folder.experiment)
     if not request.is_changed:
-        sources.refuse_changed(run.header.spec, folder)
+        sources.refuse_changed(run.header.spec, folder, epochs=request.epochs, steps=request.steps)
     return folder
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import Experiment, confusion, course
+from flatout.engine.module_attributes import put_back
 from flatout.engine.training import train_in
 from flatout.engine.watch import StopRequest
 from flatout.errors import FlatoutError
@@ -260,3 +261,35 @@ def test_mistake_is_told_before_a_search(
 
 def test_nothing_is_checked_without_validation_data(lab: Lab, plain: Plain) -> None:
     assert lab.run(plain(validation_data=None, metrics=with_a_typo)).weights.exists()
+
+
+class Counting(nn.Module):
+    """Counts its passes, and makes a buffer in the first of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.calls, self.seen = 0, []
+        self.register_buffer("late", None)
+
+    def forward(self, batch: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        if self.late is None:
+            self.late = torch.ones(2)
+        self.last = batch.detach()
+        return self.linear(batch)
+
+
+def test_what_a_model_counts_is_put_back() -> None:
+    model = Counting()
+    with put_back(model):
+        model(torch.zeros(2, 4))
+        model.linear.weight.requires_grad_(False)
+    assert (model.calls, model.seen, model.late) == (0, [], None)
+    assert not hasattr(model, "last") and model.linear.weight.requires_grad
+    norm = nn.BatchNorm1d(4)
+    before = norm.running_mean
+    with put_back(norm):
+        norm(torch.randn(8, 4) + 3)
+    assert norm.running_mean is before and not before.any() and norm.num_batches_tracked == 0

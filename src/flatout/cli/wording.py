@@ -281,6 +281,8 @@ def checkpoints_text(steps: Sequence[int]) -> str:
 def adaptation_line(one: Adaptation) -> tuple[str, str]:
     """What a training has changed on the way, with what it is about."""
     about = {"uncompiled": "compiling", "uncached": "data"}
+    if one.kind == "uncaptured" and one.part is None:
+        return "capture", adaptation_text(one)
     return about.get(one.kind, "memory"), adaptation_text(one)
 
 
@@ -289,7 +291,7 @@ def file_change_line(one: FileChanged) -> tuple[str, str]:
     lines = one.diff.splitlines()[2:]
     parts = [
         f"the experiment's file, at step {count_text(one.step)}",
-        f"{sum(line.startswith('+') for line in lines)} lines added",
+        f"{counted_text(sum(line.startswith('+') for line in lines), 'line')} added",
         f"{sum(line.startswith('-') for line in lines)} removed",
         *([f"before: {one.kept}"] if one.kept else []),
     ]
@@ -311,6 +313,8 @@ def adaptation_text(one: Adaptation) -> str:
         return f"failed at {step} ({one.because}); from here on nothing is compiled{back}"
     if one.kind == "uncached":
         return f"from {step} on a loader reads the samples, which cannot be cached: {one.because}"
+    if one.kind == "uncaptured" and one.part is None:
+        return f"a CUDA graph could not be recorded for {step} ({one.because}); eager from here on"
     if one.kind == "larger":
         return f"micro-batches of {one.after} instead of {one.before} are tried from {step} on"
     if one.part == "process":

@@ -7,6 +7,7 @@ a checkpoint can hold.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import deque
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from flatout.engine.state import compact
 
 # nn.Module's own: parameters, buffers, hooks, and whether it trains, which every loop sets.
 _OF_ALL = frozenset(vars(nn.Module()))
@@ -107,6 +110,65 @@ class ModuleAttributes:
             return value
         weight = next(self._model.parameters(), None)
         return value.clone() if weight is None else value.to(weight.device, copy=True)
+
+
+@contextlib.contextmanager
+def put_back(model: nn.Module) -> Iterator[None]:
+    """Undoes what passes through a model have changed: its buffers, its plain attributes, and which
+    weights are frozen.
+
+    What is put into a set or into an object of another class stays.
+    """
+    modules = dict(model.named_modules())
+    buffers = {
+        name: {own: (one, compact(one).detach().clone()) for own, one in module._buffers.items()
+               if one is not None}
+        for name, module in modules.items()
+    }  # fmt: skip
+    slots = {name: dict(module._buffers) for name, module in modules.items()}
+    kept = {
+        (module, name): value.detach().clone()
+        if isinstance(value, Tensor)
+        else copy.deepcopy(value)
+        for module, name, value in _attributes(model)
+        if _can_be_kept(value)
+    }
+    held = {(module, name): value for module, name, value in _attributes(model)}
+    is_trained = {one: one.requires_grad for one in model.parameters()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, module in modules.items():
+                module._buffers.clear()
+                module._buffers.update(slots[name])
+                for one, value in buffers[name].values():
+                    compact(one).copy_(value)
+        _put_attributes_back(modules, held, kept)
+        for one, was_trained in is_trained.items():
+            one.requires_grad_(was_trained)
+
+
+def _put_attributes_back(
+    modules: dict[str, nn.Module],
+    held: dict[tuple[str, str], Any],
+    kept: dict[tuple[str, str], Any],
+) -> None:
+    for module_name, module in modules.items():
+        for name in [one for one in vars(module) if one not in _OF_ALL]:
+            place = module_name, name
+            if place not in held:
+                delattr(module, name)
+            elif place not in kept:
+                if getattr(module, name) is not held[place]:
+                    setattr(module, name, held[place])
+            elif isinstance(held[place], Tensor):
+                if not held[place].requires_grad or held[place].is_leaf:
+                    with torch.no_grad():
+                        held[place].copy_(kept[place])
+                setattr(module, name, held[place])
+            else:
+                setattr(module, name, kept[place])
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, str, Any]]:

@@ -191,14 +191,13 @@ class Relief:
             step=step + 1,
             before=size,
             after=size,
-            part="capture" if is_lost else None,
             is_in_place=not is_lost,
             because=error.because or error.problem,
         )
         changes = {"uncaptured": {"capture": "off"}, "uncached": {"data_path": "loader"}}
         whys = {
             "uncaptured": "recording a graph failed",
-            "uncached": "its samples are drawn anew each time",
+            "uncached": error.because or "its samples cannot be cached",
         }
         self._write(step, changes[kind], one, whys[kind])
         self._history = read_history(self._folder)

@@ -6,12 +6,9 @@ training is touched: generators and buffers are put back, and training data is n
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flatout.engine import randomness
 from flatout.engine.evaluation import Measured, check_best, labels_problem, measure
@@ -19,9 +16,9 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.journal import Journal, SilentJournal
 from flatout.engine.loader import LoaderFeed
 from flatout.engine.memory import release_memory
+from flatout.engine.module_attributes import put_back
 from flatout.engine.session import Session, build, process_settings
 from flatout.engine.shortage import shortage_of
-from flatout.engine.state import compact
 from flatout.engine.step import bad_loss
 
 
@@ -93,7 +90,7 @@ def first_validation(session: Session) -> Measured:
     feed = session.validation_feed
     assert feed is not None
     try:
-        with randomness.untouched_generators(session.device), _buffers_put_back(session.model):
+        with randomness.untouched_generators(session.device), put_back(session.model):
             measured = measure(session, num_batches=1)
     finally:
         # Workers that are kept between epochs go on with the first validation.
@@ -123,16 +120,3 @@ def _try_training_loss(session: Session) -> None:
         value = given[0] if isinstance(given, tuple) else given
         if not isinstance(value, Tensor) or value.dim() != 0 or not value.requires_grad:
             raise bad_loss(value, "`loss(model, batch)` returned")
-
-
-@contextlib.contextmanager
-def _buffers_put_back(model: nn.Module) -> Iterator[None]:
-    kept = {name: compact(buffer).detach().clone() for name, buffer in model.named_buffers()}
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                held = compact(buffer)
-                if name in kept and held.shape == kept[name].shape:
-                    held.copy_(kept[name])

@@ -107,21 +107,15 @@ def train(
     """
     require_experiment(experiment, "train")
     fixed = fixed_fields(use, device)
-    if resume is not None and steps is not None:
-        raise UsageError(
-            "cannot-change-on-resume",
-            "`steps` cannot be given with `resume`.",
-            fix="give `epochs`, or an experiment with more `steps`",
-        )
     experiment = _with_length(experiment, epochs, steps)
     if not torch.cuda.is_initialized():
         # cuBLAS reads it when it begins. A worker is given it by whoever starts it.
         repeat_products()
     if resume is not None:
         folder = find_run(resume)
-        spec, change = read_run(folder).header.spec, Change(fixed=fixed, epochs=epochs)
+        spec, change = read_run(folder).header.spec, Change(fixed=fixed, epochs=epochs, steps=steps)
     else:
-        spec = ExperimentSpec(name="notebook", seed=seed, fixed=fixed, epochs=epochs)
+        spec = ExperimentSpec(name="notebook", seed=seed, fixed=fixed, epochs=epochs, steps=steps)
         header = RunHeader(
             id=check_id(name) if name else free_id(spec.name),
             created_at=now_s(),

@@ -50,6 +50,8 @@ def is_failed_start(run: Run, rule: str, exit_code: int) -> bool:
         exit_code: of that: 2 is what was refused.
     """
     # What was saved before the first update holds nothing that another start would not make.
+    if run.header.spec.is_dry_run:
+        return False
     has_computed = bool(run.step or run.checkpoint_step or run.validations)
     return not has_computed and (exit_code == 2 or rule in _OF_THE_EXPERIMENT)
 
@@ -70,8 +72,14 @@ def set_aside(run: Run) -> Run:
         with mapped_os_errors(folder.path):
             if kept.exists():
                 kept.rename(old)
-                shutil.rmtree(old, ignore_errors=True)
-            folder.path.rename(kept)
+            try:
+                folder.path.rename(kept)
+            except OSError:
+                # Such as between two disks: the one before is not lost for that.
+                if old.exists():
+                    old.rename(kept)
+                raise
     except FlatoutError:
         return run
+    shutil.rmtree(old, ignore_errors=True)
     return msgspec.structs.replace(run, folder=str(kept))

@@ -163,7 +163,9 @@ def kept_text(kept: Path) -> str:
     return _read_file(kept).text if kept.is_file() else ""
 
 
-def refuse_changed(spec: ExperimentSpec, folder: RunFolder) -> None:
+def refuse_changed(
+    spec: ExperimentSpec, folder: RunFolder, *, epochs: int | None, steps: int | None
+) -> None:
     """Refuses to go on with a run whose experiment file has another text now.
 
     Raises:
@@ -177,9 +179,9 @@ def refuse_changed(spec: ExperimentSpec, folder: RunFolder) -> None:
         raise UsageError(
             "experiment-changed",
             f"{spec.file} is not the file this run was begun with.",
-            because="a resumed run repeats what it did; with another file it could not",
-            fix="if you mean it, go on with the changed file: "
-            + resume_command(name, is_changed=True)
+            because="an exact resume needs the same code",
+            fix="to continue with the changed file: "
+            + resume_command(name, epochs=epochs, steps=steps, is_changed=True)
             + f"; the run keeps the file as it was: {folder.experiment}",
         )
 
