@@ -129,7 +129,7 @@ def _linux(
 def _docker_and_compose(
     machine: Machine, place: Place, engine: ContainerEngine | None, user: str
 ) -> tuple[list[Step], list[Step]]:
-    """What is missing of Docker, Compose and its group; and what a person must do, which is last."""
+    """What is missing of Docker, Compose and its group; and what a person does by hand."""
     steps = _docker_itself(machine, place) if engine is None else []
     if engine is not None and engine.name != "docker":
         return steps, []
