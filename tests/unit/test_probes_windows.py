@@ -110,7 +110,7 @@ def test_probe_windows_from_wsl() -> None:
     read = probe_windows(system, SYSTEM32, frozenset({"172.20.1.4"}))
     assert read.windows == Windows(
         build="10.0.26100.4349", driver="581.42", memory_bytes=1024, commit_limit_bytes=2048,
-        free_bytes=3, stale_forwards=("0.0.0.0/8000 172.20.1.3/8000",), profile="/mnt/c/Users/ada",
+        free_bytes=3, stale_forwards=("0.0.0.0/3 172.20.1.3/8000",), profile="/mnt/c/Users/ada",
         wslconfig={"wsl2.m": "1"}, wslconfig_encoding="utf-16",
     )  # fmt: skip
     assert read.clock_skew_s == 0.5

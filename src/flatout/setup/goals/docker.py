@@ -83,18 +83,7 @@ def _linux(
             because="a snap is shut off from the libraries of the system",
             fix="sudo snap remove docker, then flatout setup --docker",
         )
-    steps: list[Step] = []
-    by_hand: list[Step] = []
-    if engine is None:
-        steps += _docker_itself(machine, place)
-    if engine is None or engine.name == "docker":
-        compose = _compose(engine, place)
-        # What a person must do comes last: the steps before are done together.
-        steps += [step for step in compose if step.safety != "manual"]
-        by_hand = [step for step in compose if step.safety == "manual"]
-        is_refused = engine is None or (engine.is_permitted is False and not engine.is_rootless)
-        if is_refused and user != "root":
-            steps.append(_join_group(user))
+    steps, by_hand = _docker_and_compose(machine, place, engine, user)
     steps += [
         *container_repository(),
         apt_update(),
@@ -135,6 +124,21 @@ def _linux(
         proof("docker", needs_root=engine is None or not engine.is_permitted),
         *by_hand,
     )  # fmt: skip
+
+
+def _docker_and_compose(
+    machine: Machine, place: Place, engine: ContainerEngine | None, user: str
+) -> tuple[list[Step], list[Step]]:
+    """What is missing of Docker, Compose and its group; and what a person does by hand."""
+    steps = _docker_itself(machine, place) if engine is None else []
+    if engine is not None and engine.name != "docker":
+        return steps, []
+    compose = _compose(engine, place)
+    steps += [step for step in compose if step.safety != "manual"]
+    is_refused = engine is None or (engine.is_permitted is False and not engine.is_rootless)
+    if is_refused and user != "root":
+        steps.append(_join_group(user))
+    return steps, [step for step in compose if step.safety == "manual"]
 
 
 def _docker_itself(machine: Machine, place: Place) -> list[Step]:
