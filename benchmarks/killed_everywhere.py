@@ -66,7 +66,11 @@ def main() -> int:
     options = parser.parse_args()
     began_s = time.perf_counter()
     place = Path(tempfile.mkdtemp(prefix="killed-everywhere-"))
-    os.environ |= {"HOME": str(place), "FLATOUT_STATE": str(place / "state"), "OMP_NUM_THREADS": "1"}
+    os.environ |= {
+        "HOME": str(place),
+        "FLATOUT_STATE": str(place / "state"),
+        "OMP_NUM_THREADS": "1",
+    }
     problems: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
     for attack in attacks(place, options.only or ""):
@@ -77,7 +81,9 @@ def main() -> int:
             print(f"  {one}", flush=True)
     num_bad = sum(map(len, problems.values()))
     machine = dated.read_machine()
-    measurements = [Measurement(name=f"kills, {name}", value=n, unit="1") for name, n in counts.items()]
+    measurements = [
+        Measurement(name=f"kills, {name}", value=n, unit="1") for name, n in counts.items()
+    ]
     measurements += [
         Measurement(name="not identical afterwards", value=num_bad, unit="1"),
         Measurement(name="duration", value=time.perf_counter() - began_s, unit="s"),
@@ -119,7 +125,9 @@ def carry_out(attack: Attack, every: int) -> tuple[int, list[str]]:
         found = attack.found() if code == 0 else {}
         if found != wanted:
             names = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
-            problems.append(f"before operation {kill_at}: then {code}; other {', '.join(names[:4])}")
+            problems.append(
+                f"before operation {kill_at}: then {code}; other {', '.join(names[:4])}"
+            )
 
 
 def in_fork(act: Callable[[], None], folder: Path, kill_at: int = 0) -> int:

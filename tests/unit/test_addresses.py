@@ -40,7 +40,9 @@ def test_passwords_are_masked(text: str, shown: str | None) -> None:
         assert masked(text) == shown
 
 
-@pytest.mark.parametrize("url", ["https://:pw@host:1/a", "https://a:pw@host:1/a", "https://a@host:1/a"])
+@pytest.mark.parametrize(
+    "url", ["https://:pw@host:1/a", "https://a:pw@host:1/a", "https://a@host:1/a"]
+)
 def test_kept_address_has_neither_user_nor_password(url: str) -> None:
     assert without_password(url) == "https://host:1/a"
 
@@ -59,7 +61,9 @@ def test_console_shows_no_password() -> None:
 
 
 def test_errors_and_json_hold_no_password(capsys: pytest.CaptureFixture[str]) -> None:
-    error = RunFailed("download-failed", f"no {_SECRET}.", because=_SECRET, fix=f"--mirror {_SECRET}")
+    error = RunFailed(
+        "download-failed", f"no {_SECRET}.", because=_SECRET, fix=f"--mirror {_SECRET}"
+    )
     finding = finding_from(error)
     assert "s3cr" not in str(finding)
     show.print_json({"url": _SECRET})

@@ -49,7 +49,14 @@ def test_stray_quote_is_found_with_its_line(text: str, line: int, size: int) -> 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a", 'a,b\n5" pipe,6"\n', '"a" "b,1\n', 'a\n"' + "x\n" * (MOST_LINES - 1) + '"\n', 'a""\n'],
+    [
+        "",
+        "a",
+        'a,b\n5" pipe,6"\n',
+        '"a" "b,1\n',
+        'a\n"' + "x\n" * (MOST_LINES - 1) + '"\n',
+        'a""\n',
+    ],
 )
 def test_letters_and_long_texts_are_no_stray_quotes(text: str) -> None:
     check_quotes(in_blocks(text, 3), ",")

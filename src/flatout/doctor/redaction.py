@@ -146,9 +146,7 @@ LIBRARY = (
     rf"lib(?:{_OF_CUDA}|nvidia-(?:ml|ptxjitcompiler|nvvm|gpucomp|opencl|cfg|encode|allocator|glcore|tls"
     r"|api))\.so[\d.]{0,20}"
 )
-_FILE = (
-    rf"{LIBRARY}|(?:{_OF_CUDA})(?:64)?(?:_\d{{1,4}}){{0,3}}\.dll|(?:nvcuda|nvml|nvapi64)\.dll"
-)
+_FILE = rf"{LIBRARY}|(?:{_OF_CUDA})(?:64)?(?:_\d{{1,4}}){{0,3}}\.dll|(?:nvcuda|nvml|nvapi64)\.dll"
 _SHARED_PATH = re.compile(rf"(?:{_FOLDER})(?:[/\\](?:{_FILE}))?")
 _LIBRARY_FILE = re.compile(_FILE)
 # Settings of WSL whose value is a number, a size or a word of WSL's own.

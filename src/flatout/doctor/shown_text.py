@@ -49,10 +49,7 @@ _GLUED = re.compile(
 )
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _OWN_PARTS = frozenset(
-    "attribute assertion broadcast buffer context count destroy driver event exception file find free get "
-    "handle illegal import index initialization initialize initialized insufficient invalid key launch lookup malloc "
-    "module not os peer pipe property properties ready runtime set status stream sync synchronize syntax type value "
-    "zero division address argument arguments connection timeout".split()
+    ["attribute", "assertion", "broadcast", "buffer", "context", "count", "destroy", "driver", "event", "exception", "file", "find", "free", "get", "handle", "illegal", "import", "index", "initialization", "initialize", "initialized", "insufficient", "invalid", "key", "launch", "lookup", "malloc", "module", "not", "os", "peer", "pipe", "property", "properties", "ready", "runtime", "set", "status", "stream", "sync", "synchronize", "syntax", "type", "value", "zero", "division", "address", "argument", "arguments", "connection", "timeout"]
 )
 # Phone, account and card numbers that are written in groups.
 _GROUPS = re.compile(r"(?<![\w.])\+?\d{2,6}(?:[ \t-]\d{2,6}){2,}(?![\w.])")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.engine.data.plain_csv import NotATable
 from flatout.engine.csv_quotes import StrayQuote
+from flatout.engine.data.plain_csv import NotATable
 from flatout.engine.data.values import Field, Kind, as_values, texts_of
 from flatout.errors import UsageError, nearest
 

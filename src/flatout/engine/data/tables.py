@@ -11,9 +11,9 @@ import psutil
 from torch import Tensor
 
 from flatout.engine.batches import tensors_in
+from flatout.engine.csv_quotes import blocks_of, check_quotes
 from flatout.engine.data.columns import Columns, Value, Wanted, columns_of, readable
 from flatout.engine.data.plain_csv import check_names, read_plain
-from flatout.engine.csv_quotes import blocks_of, check_quotes
 from flatout.engine.data.row_groups import RowGroups, open_row_groups
 from flatout.engine.data.values import Field, fields_of
 from flatout.engine.data_files import files_in, is_installed, library
