@@ -46,7 +46,8 @@ def init_weights(model: nn.Module, path: Path) -> None:
     """Gives a model the weights of a safetensors file, or of the last checkpoint of a run's folder.
 
     Raises:
-        UsageError: weights-not-readable, weights-damaged, weights-do-not-fit. RunFailed: no-whole-checkpoint.
+        UsageError: weights-not-readable, weights-damaged, weights-do-not-fit.
+        RunFailed: no-whole-checkpoint.
     """
     if path.is_dir():
         _load_checkpoint(model, path)
