@@ -2,10 +2,11 @@
 
     python benchmarks/killed_everywhere.py [--only NAME] [--every 1]
 
-A run's worker (three experiments), an ingestion, and a plan of changes with its undo are carried out
-once without a kill. Then again for every N: the process is killed (SIGKILL) before its Nth file
-operation in the folder concerned, and resumed, begun again, or undone. Equal means: kept weights, the
-last checkpoint's tensors, shards and the machine's files, byte by byte. It needs fork, so no Windows.
+A run's worker (three experiments), an ingestion, and a plan of changes with its undo are carried
+out once without a kill. Then again for every N: the process is killed (SIGKILL) before its Nth file
+operation in the folder concerned, and resumed, begun again, or undone. Equal means: kept weights,
+the last checkpoint's tensors, shards and the machine's files, byte by byte. It needs fork, so no
+Windows.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ Files = dict[str, str]
 class Attack:
     """Something that is killed.
 
-    folder: only operations in it count. prepare: makes the beginning. act: what is killed. mend: what a
-    person does next. found: what is compared.
+    folder: only operations in it count. prepare: makes the beginning. act: what is killed. mend:
+    what a person does next. found: what is compared.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Attack:
 
 
 def main() -> int:
-    """Carries out all attacks, prints each and the sum, writes the result; 1 if anything was lost."""
+    """Carries out all attacks, prints each, writes the result; 1 if anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="those attacks whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="only each Nth operation")
@@ -176,7 +177,7 @@ def _kill_before(kill_at: int, folder: str) -> None:
 
 
 def training(name: str, words: tuple[str, ...], place: Path) -> Attack:
-    """A run's worker, which is started again in the same folder as `flatout train --resume` does."""
+    """A run's worker, which is started again in the same folder, as `--resume` does."""
     # Loaded once: each fork has it already.
     import torch
 

@@ -202,10 +202,12 @@ def test_weights_that_are_missing_or_damaged(run_of_file: RunFolder) -> None:
         assert refused.value.rule == rule
 
 
-@pytest.mark.parametrize("place", [-100, 30, -1])
-def test_one_flipped_bit_of_kept_weights_is_found(run_of_file: RunFolder, place: int) -> None:
+@pytest.mark.parametrize("place", [-100, b"weight", -1])
+def test_one_flipped_bit_of_kept_weights_is_found(
+    run_of_file: RunFolder, place: int | bytes
+) -> None:
     content = bytearray(run_of_file.weights.read_bytes())
-    content[place] ^= 0x40
+    content[content.index(place) if isinstance(place, bytes) else place] ^= 0x40
     run_of_file.weights.write_bytes(content)
     with pytest.raises(UsageError) as refused:
         load(run_of_file.path)

@@ -20,8 +20,8 @@ SECRETS = (
     "GPU-5b1f0000-1111-2222-3333-444455556666", "ada@lovelace.example", "José", "李雷",
     "CUDAlovelace", "cudaadalovelace", "WSLLovelace", "LovelaceError", "libcuadalove.so.1",
     "NCCL_ADALOVELACE", "123456789", "4111 1111 1111 1111", "4111-1111-1111-1111",
-    "+49 30 1234 5678", "https://ada:token@pypi.example.com/simple", "00:1b:44:11:3a:b7",
-    "fe80::1ff:fe23:4567:890a",
+    "+49 30 1234 5678",
+    "https://ada:token@pypi.example.com/simple", "00:1b:44:11:3a:b7", "fe80::1ff:fe23:4567:890a",
     "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "secret_project", "acme-torch==2.1",
 )  # fmt: skip
 FRAMES = (

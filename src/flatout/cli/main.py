@@ -203,7 +203,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Gives back what was closed (`>&-`); the next file opened would be in its place otherwise."""
+    """Gives back what was closed (`>&-`): else the next file that is opened takes its place."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")
     if sys.stdout is None:
@@ -213,7 +213,7 @@ def _open_closed_streams() -> None:
 
 
 def _drop_output() -> None:
-    """Lets what is not written yet go nowhere: Python would complain when it flushes at exit."""
+    """Lets what is still to be written go nowhere: Python would complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -95,8 +95,8 @@ def init(
     """Writes the files of a cluster that this machine can carry.
 
     Raises:
-        UsageError: file-exists, bad-cluster-setting, cluster-does-not-fit, no-gpu-in-containers,
-            not-a-number-of-gpus.
+        UsageError: file-exists, bad-cluster-setting, cluster-does-not-fit,
+            no-gpu-in-containers, not-a-number-of-gpus.
     """
     path = Path(text).absolute()
     _check_lines(request)

@@ -13,7 +13,7 @@ _MASK = "****"
 
 
 def masked(text: str) -> str:
-    """A text in which **** replaces the password of each address, or a token that stands alone.
+    """A text in which each address has **** in place of its password or token.
 
     `https://ann:secret@host/simple` becomes `https://ann:****@host/simple`.
     """
