@@ -51,6 +51,8 @@ _PROFILE = Profile(
 )
 # Packages that flatout does not bring along, in which some models are written.
 _NEEDING = {"bert-large": "transformers", "gpt3-small": "transformers"}
+# Models whose own code asks for values of each batch: their steps wait, whatever the recipe.
+_ASKING = {"branching_depth"}
 # Not of the step, or not to be had without a GPU.
 _LEFT_OUT = {"capture", "compiled", "data_path", "loader_workers", "loader_pin_memory"}
 _PLAIN_READING = {"loader_workers": 0, "loader_pin_memory": False, "loader_persistent": False}
@@ -114,14 +116,18 @@ def test_experiment_makes_its_steps_with_fake_cuda_tensors_under_every_recipe(
     if spec.name in _NEEDING:
         pytest.importorskip(_NEEDING[spec.name])
     with fake_gpu(monkeypatch):
-        _make_steps_under_every_recipe(experiment)
+        problems = _problems_under_every_recipe(experiment)
+    if spec.name in _ASKING:
+        assert problems and all(DataDependentOutputException.__name__ in one for one in problems)
+    else:
+        assert not problems, "\n".join(problems)
 
 
 def _spec_of(file: Path) -> ExperimentSpec:
     return ExperimentSpec(name=file.stem, file=str(file))
 
 
-def _make_steps_under_every_recipe(experiment: Experiment) -> None:
+def _problems_under_every_recipe(experiment: Experiment) -> list[str]:
     experiment = with_real_reading(_small(experiment))
     contestants = Contestants(Subject(experiment=experiment, device_name="cuda"))
     problems = []
@@ -130,7 +136,7 @@ def _make_steps_under_every_recipe(experiment: Experiment) -> None:
             _make_steps(contestants, changes)
         except Exception as error:  # noqa: BLE001 - each recipe's is told
             problems.append(f"{changes}: {type(error).__name__}: {error}")
-    assert not problems, "\n".join(problems)
+    return problems
 
 
 def _small(experiment: Experiment) -> Experiment:
