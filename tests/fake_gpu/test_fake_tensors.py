@@ -1,0 +1,155 @@
+"""Every experiment makes training steps with fake CUDA tensors, under every recipe of a search.
+
+What this proves: no tensor of a step sits on another device than the step's, and nothing within a
+step asks the GPU for a value, which would wait for it (`.item()`, `bool(tensor)`, `nonzero`). It
+needs no build of torch for CUDA: no kernel runs with either build.
+
+What it does not prove: nothing is said about values, memory, speed, or whether a GPU has a kernel
+for these strides and formats; whether a copy waits is not seen; torch's own loss scaler asks
+whether a gradient overflowed, unless the optimizer is fused, and is let pass. Not looked at:
+recipes that capture graphs or compile, how loaders read, attention kernels other than the one by
+matrix products (torch chooses them by asking the GPU), and 8-bit products.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fake_gpu import ReadReally, fake_gpu, with_real_reading  # noqa: E402
+from torch._subclasses.fake_tensor import DataDependentOutputException  # noqa: E402
+
+from flatout.engine.contestants import Contestants, Subject  # noqa: E402
+from flatout.engine.experiment import Experiment  # noqa: E402
+from flatout.engine.feed import TensorFeed  # noqa: E402
+from flatout.engine.loading import load_experiment  # noqa: E402
+from flatout.nouns.experiment_spec import ExperimentSpec  # noqa: E402
+from flatout.nouns.tuning import Profile, Setting  # noqa: E402
+from flatout.system.sources import built_in_names  # noqa: E402
+from flatout.tune.candidates import candidates  # noqa: E402
+
+ZOO = sorted((Path(__file__).resolve().parents[2] / "benchmarks" / "zoo").glob("*.py"))
+# The optimizer's state is made in the first update, and used in the second.
+NUM_UPDATES = 2
+BATCH_SIZE = 8
+
+_PROFILE = Profile(
+    step_s=0.1,
+    start_s=1.0,
+    shares={"data": 0.1, "forward": 0.3, "backward": 0.4, "optimizer": 0.2},
+    num_operations=1000,
+    has_convolutions=True,
+    has_products=True,
+    has_attention=True,
+    host_share=0.9,
+)
+# Packages that flatout does not bring along, in which some models are written.
+_NEEDING = {"bert-large": "transformers", "gpt3-small": "transformers"}
+# Models whose own code asks for values of each batch: their steps wait, whatever the recipe.
+_ASKING = {"branching_depth"}
+# Not of the step, or not to be had without a GPU.
+_LEFT_OUT = {"capture", "compiled", "data_path", "loader_workers", "loader_pin_memory"}
+_PLAIN_READING = {"loader_workers": 0, "loader_pin_memory": False, "loader_persistent": False}
+
+
+def recipes(setting: Setting) -> Iterator[dict[str, Any]]:
+    """What a search can come to: each candidate alone, and with each precision."""
+    tried, _ = candidates(setting, _PROFILE, "fast")
+    alone = [one.changes for one in tried if not _LEFT_OUT & one.changes.keys()]
+    if setting.has_blocks:
+        # What a step is given where its memory is short.
+        alone.append({"activation_checkpointing": True})
+    precisions = [one for one in alone if "precision" in one]
+    others = [one for one in alone if "precision" not in one]
+    yield {}
+    yield from precisions
+    yield from others
+    yield from ({**one, **other} for one in precisions for other in others)
+
+
+def test_step_that_asks_for_a_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asking(model: Any, batch: Any) -> Any:
+        loss = model(batch[0]).mean()
+        return loss if loss.item() > 0 else -loss
+
+    with fake_gpu(monkeypatch), pytest.raises(DataDependentOutputException):
+        _make_steps(_contestants_of(asking), {})
+
+
+def test_step_that_mixes_devices_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = torch.ones(1, 4)
+
+    def mixing(model: Any, batch: Any) -> Any:
+        return (model(batch[0]) * weights).mean()
+
+    with fake_gpu(monkeypatch), pytest.raises(Exception, match="two devices"):
+        _make_steps(_contestants_of(mixing), {})
+
+
+def _contestants_of(loss: Any) -> Contestants:
+    experiment = Experiment(
+        model=lambda: torch.nn.Linear(4, 4),
+        optimizer=torch.optim.AdamW,
+        loss=loss,
+        train_data=lambda: (torch.ones(16, 4), torch.ones(16)),
+        batch_size=8,
+        epochs=1,
+    )
+    return Contestants(Subject(experiment=with_real_reading(experiment), device_name="cuda"))
+
+
+@pytest.mark.parametrize(
+    "name", [*built_in_names(), *ZOO], ids=lambda one: getattr(one, "stem", one)
+)
+def test_experiment_makes_its_steps_with_fake_cuda_tensors_under_every_recipe(
+    name: str | Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
+    spec = ExperimentSpec(name=name) if isinstance(name, str) else _spec_of(name)
+    experiment = load_experiment(spec)
+    if spec.name in _NEEDING:
+        pytest.importorskip(_NEEDING[spec.name])
+    with fake_gpu(monkeypatch):
+        problems = _problems_under_every_recipe(experiment)
+    if spec.name in _ASKING:
+        assert problems and all(DataDependentOutputException.__name__ in one for one in problems)
+    else:
+        assert not problems, "\n".join(problems)
+
+
+def _spec_of(file: Path) -> ExperimentSpec:
+    return ExperimentSpec(name=file.stem, file=str(file))
+
+
+def _problems_under_every_recipe(experiment: Experiment) -> list[str]:
+    experiment = with_real_reading(_small(experiment))
+    contestants = Contestants(Subject(experiment=experiment, device_name="cuda"))
+    problems = []
+    for changes in recipes(contestants.setting):
+        try:
+            _make_steps(contestants, changes)
+        except Exception as error:  # noqa: BLE001 - each recipe's is told
+            problems.append(f"{changes}: {type(error).__name__}: {error}")
+    return problems
+
+
+def _small(experiment: Experiment) -> Experiment:
+    return dataclasses.replace(experiment, batch_size=min(BATCH_SIZE, experiment.batch_size))
+
+
+def _make_steps(contestants: Contestants, changes: dict[str, Any]) -> None:
+    session = contestants.session({"attention": "math", **changes, **_PLAIN_READING})
+    if not isinstance(session.feed, TensorFeed) or session.recipe.data_path.value != "resident":
+        session.feed = ReadReally(session.feed)  # type: ignore[assignment]
+    contestant = contestants.contestant(session)
+    with contestant.settings():
+        contestant.runner.run(NUM_UPDATES)
+    contestant.runner.close()
+    for one in session.model.parameters():
+        assert one.device == torch.device("cuda:0")
