@@ -124,7 +124,7 @@ def removal_question(removals: Sequence[Removal]) -> str:
         (one,) = removals
         return f"Delete {'the link ' if one.target else ''}{one.folder} for good?"
     size = bytes_text(sum(one.num_bytes for one in removals))
-    return f"Delete these {len(removals)} runs ({size}) for good?"
+    return f"Delete these {len(removals)} runs ({size}) for good, with their checkpoints?"
 
 
 def removed_text(one: Removal) -> str:

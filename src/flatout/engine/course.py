@@ -344,7 +344,7 @@ class Course:
         def tell(line: Event) -> None:
             if isinstance(line, Profiled) and not wish.is_only:
                 # From here on it takes a while: a mistake in the validation is told before.
-                check_before_search(self._experiment, task.spec.seed, fixed)
+                check_before_search(self._experiment, task.spec.seed, fixed, built.train_data)
             self._journal.event(line)
 
         search = Search(

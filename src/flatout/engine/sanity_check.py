@@ -56,20 +56,30 @@ def check_validation(session: Session, journal: Journal) -> None:
             journal.warn(session.position.step, problem)
 
 
-def check_before_search(experiment: Experiment, seed: int, fixed: dict[str, Any]) -> None:
+def check_before_search(
+    experiment: Experiment, seed: int, fixed: dict[str, Any], train_data: Any
+) -> None:
     """The same, where a search for a recipe comes first: it takes longer than to build this once.
 
     Args:
         experiment: what is to be trained.
         seed: of its weights.
         fixed: recipe fields by name.
+        train_data: what its factory has given; it is not called again.
 
     Raises:
         UsageError: see check_validation.
     """
     if experiment.validation_data is None:
         return
-    built = build(experiment, seed, fixed.get("device"))
+    try:
+        built = build(experiment, seed, fixed.get("device"), train_data)
+    except Exception as error:
+        if shortage_of(error) is None:
+            raise
+        # There is no room for a second model: the first validation will show it.
+        release_memory()
+        return
     # What starts processes or records graphs is not worth it for one batch.
     recipe = built.recipe({**fixed, "loader_workers": 0, "capture": "off", "compiled": "off"})
     with randomness.untouched_generators(built.device), process_settings(recipe):

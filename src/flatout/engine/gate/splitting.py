@@ -55,11 +55,12 @@ def why_not_split(training: Training, recipe: Recipe) -> str | None:
     for device in dict.fromkeys((str(training.device), "cpu")):
         for is_double in (True, False):
             try:
+                # On a GPU that is lost even this fails.
+                release_memory()
                 with randomness.untouched_generators(training.device), torch.enable_grad():
                     return _asked(training, recipe, device, is_double=is_double)
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is proved
                 problem = problem or one_line(error)
-            release_memory()
     return f"it could not be checked whether the same would be computed ({problem})"
 
 
