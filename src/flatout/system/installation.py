@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from flatout import __version__
@@ -32,7 +32,9 @@ def find_installation() -> Installation:
         way="script" if is_script else way_of(folder, is_checkout=sources is not None),
         python=sys.executable,
         folder=str(folder),
-        has_pip=find_spec("pip") is not None,
+        # Not `importlib.util.find_spec`: setuptools takes that for pip at work, and stops offering
+        # its distutils, which torch's compiler needs.
+        has_pip=PathFinder.find_spec("pip") is not None,
         checkout=str(sources) if sources else None,
         launcher=told.get("launcher") or None if is_script else None,
         profiles=read_profiles(receipt) if is_script else (),

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from flatout.errors import RunFailed, UsageError
@@ -64,7 +64,7 @@ def package_command(python: str, words: Sequence[str]) -> list[str]:
     uv = shutil.which("uv")
     if uv:
         return [uv, "pip", words[0], "--python", python, *words[1:]]
-    if find_spec("pip"):
+    if PathFinder.find_spec("pip"):
         return [sys.executable, "-I", "-m", "pip", "--python", python, *own, *told]
     raise RunFailed(
         "pip-missing",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 import shutil
 import sys
 import zipfile
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from flatout.errors import RunFailed
@@ -38,7 +38,7 @@ def find_uv() -> str | None:
 
 def has_pip() -> bool:
     """Whether this Python can run pip."""
-    return importlib.util.find_spec("pip") is not None
+    return PathFinder.find_spec("pip") is not None
 
 
 def install_uv(indexes: Indexes) -> str | None:

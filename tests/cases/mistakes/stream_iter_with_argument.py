@@ -17,7 +17,7 @@ def loss(model, batch):
     return nn.functional.cross_entropy(model(inputs), labels)
 
 
-class Stream:
+class WordStream:
     def __iter__(self, worker):  # HERE
         yield torch.randn(6), 1
 
@@ -27,7 +27,7 @@ def experiment():
         model=lambda: nn.Linear(6, 3),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         loss=loss,
-        train_data=Stream,
+        train_data=WordStream,
         batch_size=8,
         epochs=1,
     )
