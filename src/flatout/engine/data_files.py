@@ -7,6 +7,7 @@ import importlib.util
 import shlex
 import shutil
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def install_command(requirement: str) -> str:
     else:
         python = shlex.quote(python)
     # uv makes environments without pip.
-    has_pip = is_installed("pip") or shutil.which("uv") is None
+    # Not `is_installed`: setuptools takes that for pip at work, and stops offering its distutils,
+    # which torch's compiler needs.
+    has_pip = PathFinder.find_spec("pip") is not None or shutil.which("uv") is None
     if has_pip:
         return f"{python} -m pip install {requirement}"
     return f"uv pip install --python {python.removeprefix('& ')} {requirement}"
