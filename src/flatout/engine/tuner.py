@@ -239,7 +239,7 @@ def _held(contest: Contest, known: Known) -> Known | None:
     for _ in range(_PROBES if known.probe is not None else 0):
         seen = _probe(contest, known.decision)
         probe = seen.speedup
-        if probe is None or known.probe is None or probe.high < 1.0:
+        if probe is None or known.probe is None or probe.middle < 1.0:
             continue
         if known.decision.is_busy and not seen.is_busy:
             if probe.low > 1.0:
