@@ -173,6 +173,8 @@ def run(argv: list[str], folder: Path, code: int, place: str, *, has_plots: bool
     environment = {
         **os.environ, "HOME": str(folder), "USERPROFILE": str(folder), "COLUMNS": "100",
         "FLATOUT_STATE": str(folder / "state"), "PYTHONPATH": str(ROOT / "src"),
+        # As in an activated environment: commands are suggested by name, not by path.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         # The same for all pages: which fonts there are, and what torch has compiled.
         "MPLCONFIGDIR": str(folder.parent / "matplotlib"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder.parent / "compiled"),
