@@ -292,6 +292,13 @@ def test_times_of_a_busy_machine_leave_nothing_out() -> None:
     assert "1 CPU thread" in reasons(CPU, little)
 
 
+def test_fewer_threads_are_tried_first_where_other_programs_run() -> None:
+    setting = msgspec.structs.replace(CPU, num_threads=16, num_cores=16)
+    beside = msgspec.structs.replace(BUSY, load=Load(other_cpus=3.2, num_cpus=16))
+    assert names(setting, beside)[:3] == ["1 CPU thread", "8 CPU threads", "13 CPU threads"]
+    assert names(setting)[0] != "1 CPU thread" and "13 CPU threads" not in names(setting)
+
+
 def test_no_more_threads_are_tried_than_the_defaults_have() -> None:
     assert "one thread per core" not in affinities(topology=HYBRID, defaults={"num_threads": 1})
     setting = msgspec.structs.replace(CPU, defaults={"num_threads": 1})

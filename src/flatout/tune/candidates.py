@@ -85,6 +85,9 @@ def candidates(
     data = profile.shares.get("data", 0.0)
     # Where reading takes longer than everything else, nothing else shows before it is mended.
     first: tuple[str, ...] = AXES if data > 0.5 else ()
+    if profile.is_busy:
+        # Nothing costs as much there as threads that wait for one that has lost its CPU.
+        first = (*first, "threads")
     if (profile.host_share or 0.0) >= captures.LAUNCH_BOUND:
         first = (*first, captures.AXIS)
     ordered = sorted(tried, key=lambda candidate: candidate.axis not in first)
@@ -267,6 +270,8 @@ def _threads(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, st
     shared = f"operations take {seconds_text(operation_s)} on average, long enough to be shared"
     current = setting.defaults.get("num_threads", setting.num_threads)
     counts = {1, max(1, setting.num_cores // 2), setting.num_cores, setting.num_threads}
+    if profile.load is not None and profile.is_busy:
+        counts.add(max(1, setting.num_cores - round(profile.load.other_cpus)))
     for count in sorted(counts - {current}):
         candidate = Candidate(
             name=f"{count} CPU thread{'s' if count > 1 else ''}",
