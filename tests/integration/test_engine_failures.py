@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import flatout
 from flatout.engine import Experiment
-from flatout.engine.failures import is_out_of_memory
+from flatout.engine.failures import AT_WORK, is_out_of_memory
 from flatout.engine.randomness import sample_order
+from flatout.engine.shortage import RECORDING, WORKING
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.lines import EpochEnded, Failed, Finished, RecipeSet
 from flatout.system.runs import RunFolder, read_run
@@ -355,3 +358,14 @@ def test_missing_algorithm_is_no_want_of_memory_in_the_end(
     folder = lab.new()
     assert rule_of(lab, plain(loss=loss), folder) == "no-convolution-algorithm"
     assert "engine" in str(tell.failure(folder).because)
+
+
+def test_own_functions_that_tell_where_a_failure_came_from_are_there() -> None:
+    # Named by file and function, which neither imports nor types follow when one is moved.
+    package = Path(flatout.__file__).parent
+    for file in AT_WORK:
+        assert (package / file).is_file(), file
+    for file, name in (*WORKING, RECORDING):
+        tree = ast.parse((package / file).read_text(encoding="utf-8"))
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert name in defined, f"{file}: {name}"

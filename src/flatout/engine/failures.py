@@ -18,6 +18,7 @@ from flatout.engine.person_code import (
     is_own_file,
     is_person_file,
     lines_with,
+    own_file,
     person_places,
     place_of,
 )
@@ -55,11 +56,12 @@ _NO_ATTENTION = ("No available kernel", "No viable backend for scaled_dot_produc
 # A layer of a model that is spread over ranks, used while its weights are not put together.
 _PARTS_USED = "got mixed torch.Tensor and DTensor"
 # Our files that call what the experiment has built: backward, step, a loader's iteration.
-_AT_WORK = (
-    "step.py", "weight_update.py", "optim.py", "activations.py", "learning_rates.py",
-    "loop.py", "loader.py", "stream.py", "inference.py", "plain.py", "caching.py", "cached_feed.py",
-    "part.py", "evaluation.py", "session.py", "feeds.py", "custom_step.py", "feed.py",
-    "rehearsal.py",
+AT_WORK = (
+    "engine/step.py", "engine/weight_update.py", "engine/optim.py", "engine/activations.py",
+    "engine/learning_rates.py", "engine/loop.py", "engine/loader.py", "engine/stream.py",
+    "engine/inference.py", "engine/plain.py", "engine/caching.py", "engine/cached_feed.py",
+    "engine/part.py", "engine/evaluation.py", "engine/session.py", "engine/feeds.py",
+    "engine/custom_step.py", "engine/feed.py", "engine/rehearsal.py",
 )  # fmt: skip
 _SECOND_BACKWARD = "backward through the graph a second time"
 # How methods that torch or flatout call are to be written.
@@ -290,4 +292,4 @@ def _frames_in(lines: list[str]) -> list[traceback.FrameSummary]:
 def _is_raised_by_a_library(trace: list[traceback.FrameSummary]) -> bool:
     """Whether a library raised it at work on the experiment's loss, optimizer, schedule or data."""
     own = [frame for frame in trace if is_own_file(frame.filename)]
-    return bool(own) and own[-1] is not trace[-1] and Path(own[-1].filename).name in _AT_WORK
+    return bool(own) and own[-1] is not trace[-1] and own_file(own[-1].filename) in AT_WORK

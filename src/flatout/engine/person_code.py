@@ -75,6 +75,11 @@ def is_own_file(filename: str) -> bool:
     return _OWN in path.parents and _EXPERIMENTS not in path.parents
 
 
+def own_file(filename: str) -> str | None:
+    """A file of flatout's as it is named from the package: `engine/step.py`; None for others."""
+    return Path(filename).relative_to(_OWN).as_posix() if is_own_file(filename) else None
+
+
 def kind_text(value: Any) -> str:
     """What something is, for people: None, a class, or a thing of some kind."""
     if value is None:

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from flatout.engine.failures import is_out_of_memory, one_line
+from flatout.engine.person_code import own_file
 from flatout.errors import RunFailed
 from flatout.nouns.adaptation import Part
 
-_ENGINE = Path(__file__).parent
-
 # What our functions do, by file and name. The innermost of them counts.
-_PARTS: dict[tuple[str, str], Part] = {
-    ("update_maker.py", "_made"): "data",
-    ("step.py", "run"): "forward",
-    ("step.py", "_forward"): "forward",
-    ("step.py", "_backward"): "backward",
-    ("custom_step.py", "run"): "forward",
-    ("weight_update.py", "backward"): "backward",
-    ("weight_update.py", "backward_to_own"): "backward",
-    ("weight_update.py", "apply"): "optimizer",
-    ("ema.py", "update"): "optimizer",
-    ("loop.py", "_try_to_validate"): "validation",
-    ("loop.py", "_save"): "checkpoint",
-    ("capture.py", "_launch"): "capture",
+WORKING: dict[tuple[str, str], Part] = {
+    ("engine/update_maker.py", "_made"): "data",
+    ("engine/step.py", "run"): "forward",
+    ("engine/step.py", "_forward"): "forward",
+    ("engine/step.py", "_backward"): "backward",
+    ("engine/custom_step.py", "run"): "forward",
+    ("engine/weight_update.py", "backward"): "backward",
+    ("engine/weight_update.py", "backward_to_own"): "backward",
+    ("engine/weight_update.py", "apply"): "optimizer",
+    ("engine/ema.py", "update"): "optimizer",
+    ("engine/loop.py", "_try_to_validate"): "validation",
+    ("engine/loop.py", "_save"): "checkpoint",
+    ("engine/capture.py", "_launch"): "capture",
 }
 # Within it the other functions are called, too, and nothing is done.
-_RECORDING = ("capture.py", "_record")
+RECORDING = ("engine/capture.py", "_record")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +54,11 @@ def shortage_of(error: BaseException) -> Shortage | None:
         return Shortage(part="other", because="another rank's memory ran out", is_heard=True)
     if not is_out_of_memory(error):
         return None
-    frames = [(Path(one.filename), one.name) for one in traceback.extract_tb(error.__traceback__)]
-    if any(path.parent == _ENGINE and (path.name, name) == _RECORDING for path, name in frames):
+    trace = traceback.extract_tb(error.__traceback__)
+    frames = [(own_file(one.filename) or "", one.name) for one in trace]
+    if RECORDING in frames:
         return Shortage(part="capture", because=one_line(error))
-    parts = [
-        _PARTS[path.name, name]
-        for path, name in frames
-        if path.parent == _ENGINE and (path.name, name) in _PARTS
-    ]
+    parts = [WORKING[frame] for frame in frames if frame in WORKING]
     return Shortage(part=parts[-1] if parts else "other", because=one_line(error))
 
 

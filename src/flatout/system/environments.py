@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import flatout
 from flatout.errors import UsageError
 from flatout.system import made_environments, store
 from flatout.system.command import run
@@ -149,6 +150,6 @@ def checkout() -> Path | None:
         if "dir_info" in source:
             return Path(url2pathname(unquote(urlsplit(source["url"]).path)))
     except (metadata.PackageNotFoundError, ValueError, KeyError):
-        pass  # Not installed, or by something that says nothing: where this file lies tells.
-    folder = Path(__file__).parents[3]
+        pass  # Not installed, or by something that says nothing: where the package lies tells.
+    folder = Path(flatout.__file__).parents[2]
     return folder if (folder / "pyproject.toml").is_file() else None

@@ -9,6 +9,7 @@ import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+import flatout
 from flatout import __version__
 from flatout.errors import RunFailed, UsageError
 from flatout.nouns.installation import Installation, Way
@@ -43,7 +44,7 @@ def find_installation() -> Installation:
 
 def own_sources() -> Path | None:
     """The folder of sources that this flatout runs from; None where it was installed as a copy."""
-    package = Path(__file__).parents[1]
+    package = Path(flatout.__file__).parent
     installed = checkout()
     if installed is not None and package.is_relative_to(installed):
         return installed

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+import flatout
 from flatout.errors import UsageError, nearest, nearest_name
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.typed import resume_command
 from flatout.system.runs import RunFolder, find_run
 from flatout.system.store import mapped_os_errors, write_atomically
 
-_BUILT_INS = Path(__file__).parents[1] / "experiments"
+_BUILT_INS = Path(flatout.__file__).parent / "experiments"
 # Modules that are there before an experiment is.
 _LOADED_BY_WORKER = ("flatout", "torch", "numpy", "msgspec", "psutil", "safetensors")
 
