@@ -294,7 +294,7 @@ def test_two_never_train_while_a_node_that_was_cut_off_holds_the_run(
     lines = [line for new in follow(attendance, Interrupts()) for line in new]
     assert starts == []
     (note,) = [line.finding for line in lines if isinstance(line, Warned)]
-    assert "waiting for the ranks of before" in note.problem
+    assert "for the previous ranks" in note.problem
     outcome = conclude(attendance)
     assert outcome.finding is not None and outcome.finding.rule == "run-in-use"
     assert outcome.exit_code == 1
