@@ -68,8 +68,9 @@ class _Progress:
     def go_on(self, done: Advanced) -> None:
         """So many pieces are done."""
         assert self._listed is not None
+        pieces = counted_text(self._listed.num_pieces, "piece")
         text = (
-            f"{count_text(done.num_pieces)} of {counted_text(self._listed.num_pieces, 'piece')}{DOT}"
+            f"{count_text(done.num_pieces)} of {pieces}{DOT}"
             f"{counted_text(done.num_records, 'record')}{DOT}{count_text(done.num_rejected)} "
             f"rejected"
         )

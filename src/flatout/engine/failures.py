@@ -75,9 +75,8 @@ _RIGHT_ARGUMENTS = {
 
 
 def bad_news(error: BaseException, *, is_logged: bool = False) -> FlatoutError | None:
-    """What a person should read about this exception; None if it is our own fault.
-
-    is_logged: its traceback is in the run's worker.log, which is kept.
+    """What a person should read about this exception; None if it is our own fault. is_logged: its
+    traceback is in the run's worker.log, which is kept.
     """
     if isinstance(error, FlatoutError):
         return error

@@ -209,13 +209,7 @@ def load(
     """
     folder = find_run(str(run))
     spec = store.read_json(folder.header, RunHeader).spec
-    if not folder.weights.is_file():
-        raise UsageError(
-            "weights-not-found",
-            f"the run {folder.path.name} has no weights yet.",
-            because=f"{folder.weights} is missing",
-            fix="choose a run that has been validated or finished: flatout runs",
-        )
+    _require_weights(folder)
     tensors, metadata = read_weights(folder.weights)
     step = int(metadata.get("step", 0))
     with fitted_for(folder):
@@ -242,6 +236,16 @@ def load(
         seed=spec.seed,
         folder=folder,
     )
+
+
+def _require_weights(folder: RunFolder) -> None:
+    if not folder.weights.is_file():
+        raise UsageError(
+            "weights-not-found",
+            f"the run {folder.path.name} has no weights yet.",
+            because=f"{folder.weights} is missing",
+            fix="choose a run that has been validated or finished: flatout runs",
+        )
 
 
 def _rebuilt(

@@ -84,7 +84,7 @@ def check_ranks(ranks: Ranks, recipe: Recipe, built: Built) -> None:
         raise UsageError(
             "ranks-do-not-fit",
             f"`capture={recipe.capture.value}` cannot be combined with several ranks.",
-            because="ranks tell each other when their gradients are ready, which a graph cannot record",
+            because="ranks tell each other when gradients are ready, which a graph cannot record",
             fix="use --use capture=off, or train without --on",
         )
     if recipe.compiled.value != "off":
@@ -184,8 +184,8 @@ def of_ranks(session: Session, history: History) -> list[Finding]:
             Finding(
                 rule="other-number-of-ranks",
                 severity="note",
-                problem=f"the run goes on with {counted_text(now, 'rank')} instead of {before}: every "
-                "batch has the same samples in the same order.",
+                problem=f"the run goes on with {counted_text(now, 'rank')} instead of {before}: "
+                "every batch has the same samples in the same order.",
                 because="its sums are made of other parts, and may differ in the last digits; "
                 "dropout draws other numbers",
                 fixes=(Fix(text=f"use as many as before for an exact resume: {before}"),),

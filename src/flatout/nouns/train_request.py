@@ -140,8 +140,9 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
                 yield Finding(
                     rule="length-set-twice",
                     severity="note",
-                    problem=f"`{option} {number}` overrides `-s {given}` as the length of the training.",
-                    because="both set it; the experiment still gets its parameter",
+                    problem=f"`{option} {number}` overrides `-s {given}`.",
+                    because="both set the length of the training; the experiment still gets its "
+                    "parameter",
                     fixes=(Fix(text="leave one of them out"),),
                 )
 
@@ -158,8 +159,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
                 "search-needs-one-rank",
                 f"`--tune full` cannot be combined with `--on {self.on}`.",
                 because="a search measures a single process; ranks would disturb each other",
-                fix="search first: flatout tune EXPERIMENT; then train with --recipe FILE, the file that it "
-                "names",
+                fix="search first: flatout tune EXPERIMENT; then train with --recipe and the file "
+                "that it names",
             )
         if self.resume is None:
             return
@@ -176,8 +177,8 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 "cannot-change-on-resume",
                 f"{' and '.join(refused)} cannot be given with --resume.",
-                because="a run keeps its name, experiment, parameters, seed and initial weights; with "
-                "others it would be a different run",
+                because="a run keeps its name, experiment, parameters, seed and initial weights; "
+                "with others it would be a different run",
                 fix="leave it out (--epochs, --use and --device may change), or start a new run",
             )
 

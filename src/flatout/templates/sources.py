@@ -75,10 +75,8 @@ def names() -> list[str]:
 
 def samples(is_training: bool) -> Any:
     """Nine tenths to train on, cropped and mirrored by chance; a tenth to validate."""
-    crop = 0.35 if is_training else None
-    folder = data.image_folder(
-        IMAGES, size=SIDE, random_crop=crop, flip=is_training, classes=names()
-    )
+    chance = {"random_crop": 0.35, "flip": True} if is_training else {}
+    folder = data.image_folder(IMAGES, size=SIDE, classes=names(), **chance)
     # The split is the same whenever it is made.
     return data.split(folder)[0 if is_training else 1]
 

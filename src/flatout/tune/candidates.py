@@ -297,7 +297,8 @@ def _affinities(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
         if fixed is not None:
             del changes["num_threads"]
             if reason is None and fixed > count:
-                reason = f"you have set num_threads={fixed}, and it would leave {counted_text(count, 'CPU')}"
+                cpus = counted_text(count, "CPU")
+                reason = f"you have set num_threads={fixed}, and it would leave {cpus}"
         candidate = Candidate(
             name=name, axis="affinity", changes=changes, why=why, is_process_wide=True
         )

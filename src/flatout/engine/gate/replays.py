@@ -67,7 +67,8 @@ def replays(material: Material, candidate: Recipe) -> list[Check]:
     band = _BANDS * BANDS[recipe.precision.value].gradient
     allowed = max(band, LARGEST_RATIO * noise)
     measured = _difference(found, first)
-    note = f"relative difference after {counted_text(count, 'update')}; without graphs twice: {noise:.1e}"
+    updates = counted_text(count, "update")
+    note = f"relative difference after {updates}; without graphs twice: {noise:.1e}"
     is_passed = within(measured, allowed)
     return [
         Check(name="replays", is_passed=is_passed, measured=measured, allowed=allowed, note=note)
