@@ -267,7 +267,9 @@ class Course:
         task, epoch = self._task, int(self._state["position"]["epoch"]) if self._state else 0
         limits = limits_of(self._experiment, task.spec, self._history, task.change)
         if self._history.is_finished and limits.are_reached(epoch, self.step):
-            raise run_is_finished(task.folder.path.name, task.change, limits, epoch, self.step)
+            raise run_is_finished(
+                task.folder.path.name, task.spec, task.change, limits, epoch, self.step
+            )
         if self._history.is_finished and self._state is not None:
             # Whoever trains a stopped run longer wants to see whether there is more to come.
             self._state["position"]["num_worse"] = 0

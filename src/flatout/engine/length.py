@@ -14,7 +14,12 @@ from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.typed import resume_command, train_command
+from flatout.nouns.typed import (
+    is_of_notebook,
+    resume_command,
+    resume_in_python,
+    train_command,
+)  # fmt: skip
 from flatout.nouns.units import counted_text
 
 # Of the steps to come: with more of them without a rate, it is not trained.
@@ -35,17 +40,22 @@ def limits_of(
     return Limits(epochs=experiment.epochs, steps=experiment.steps)
 
 
-def run_is_finished(name: str, change: Change, limits: Limits, epoch: int, step: int) -> UsageError:
+def run_is_finished(
+    name: str, spec: ExperimentSpec, change: Change, limits: Limits, epoch: int, step: int
+) -> UsageError:
     """That a run has come to its end already, by the length that is asked for."""
     by_steps = limits.steps is not None
     done = counted_text(step, "step") if by_steps else counted_text(epoch, "epoch")
     longer = msgspec.structs.replace(
         change, epochs=None if by_steps else 2 * epoch, steps=2 * step if by_steps else None
     )
+    command = resume_command(name, longer)
+    if is_of_notebook(spec):
+        command = resume_in_python(name, longer.epochs)
     return UsageError(
         "run-is-finished",
         f"the run {name} has come to its end, after {done}.",
-        fix=f"train it longer, such as: {resume_command(name, longer)}",
+        fix=f"train it longer, such as: {command}",
     )
 
 
