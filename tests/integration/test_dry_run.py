@@ -119,7 +119,9 @@ def test_the_log_is_named_only_where_it_is_kept(tmp_path: Path, is_dry: bool) ->
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     [fix] = json.loads(done.stdout)["finding"]["fixes"]
-    assert fix["text"] == ("correct it" if is_dry else "correct it; worker.log has the whole traceback")
+    assert fix["text"] == (
+        "correct it" if is_dry else "correct it; worker.log has the whole traceback"
+    )
     assert ("worker.log" in done.stderr) != is_dry
 
 

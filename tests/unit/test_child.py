@@ -12,8 +12,8 @@ import pytest
 
 from flatout import __version__
 from flatout.errors import UsageError
-from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
 from flatout.nouns.change import Change
+from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
 from flatout.nouns.placement import RANK_DIED
 from flatout.setup import torch_needed
 from flatout.system import child, environments

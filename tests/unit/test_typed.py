@@ -21,7 +21,6 @@ from flatout.nouns.tuning import Wish
 from flatout.nouns.units import parse_bytes, size_text
 from flatout.undertaking import refuse_if_long_enough
 
-
 AUTO = Wish(mode="auto")
 
 

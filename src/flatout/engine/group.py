@@ -23,6 +23,7 @@ from flatout.engine.shortage import PeerShort
 from flatout.engine.watch import StopRequest
 from flatout.errors import UsageError
 from flatout.nouns.finding import Finding
+from flatout.nouns.units import counted_text
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from flatout.nouns.tuning import (
     Rung,
     Setting,
 )  # fmt: skip
-from flatout.nouns.units import count_text, counted_text, seconds_text
+from flatout.nouns.units import counted_text, seconds_text
 from flatout.tune import captures
 from flatout.tune.data_paths import LEAST_SHARE
 from flatout.tune.statistics import product
