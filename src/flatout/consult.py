@@ -25,8 +25,8 @@ from flatout.nouns.site import Site
 from flatout.probes.examination import examine as examine_machine
 from flatout.system import site_file, texts
 from flatout.system.environments import find_interpreter
+from flatout.system.load import LoadWatch
 from flatout.system.made_environments import asked_python
-from flatout.system.other_load import OtherLoad
 from flatout.system.system import LocalSystem
 
 # Of recordings: what their fields mean.
@@ -56,7 +56,7 @@ def examine(request: DoctorRequest) -> Examined:
         )
         return msgspec.structs.replace(replay(Path(request.replayed)), warnings=warnings)
     interpreter = find_interpreter(asked_python(request.python, request.env))
-    system, load = LocalSystem(), OtherLoad()
+    system, watch = LocalSystem(), LoadWatch()
     examination = examine_machine(system, interpreter, is_deep=request.is_deep)
     examined = judge(examination.machine, examination.said)
     named = map(system.environment.get, ("SUDO_USER", "USER", "LOGNAME"))
@@ -64,7 +64,8 @@ def examine(request: DoctorRequest) -> Examined:
     site = read_site()
     planned = with_plans(examined.diagnosis, examined.machine, user)
     allowed = without_forbidden(planned, site.forbidden.rules, site.refusal)
-    other_cpus = load.used_cpus()
+    load = watch.load()
+    other_cpus = load.other_cpus if load is not None else None
     return msgspec.structs.replace(examined, diagnosis=allowed, other_cpus=other_cpus)
 
 

@@ -21,6 +21,7 @@ from flatout.nouns.run import Run
 from flatout.nouns.sketch import TABLES, Sketch, SketchRequest, check_name
 from flatout.nouns.train_request import TrainRequest
 from flatout.nouns.tuned_recipe import TunedRecipe
+from flatout.nouns.typed import resume_run
 from flatout.system import (
     child,
     clock,
@@ -123,15 +124,17 @@ def begin(request: TrainRequest, interrupts: Interrupts, *, is_attached: bool = 
     environments.remember(python)
     machine = probe(python)
     torch_needed.require_torch(machine, version)
+    other_python = None if python == sys.executable else python
+    change = msgspec.structs.replace(asked.change, python=other_python)
     on = request.placement
     if on is not None:
         on.check(num_gpus_for(machine, variables.visible_gpus()), asked.device)
     start = partial(child.start_worker, python, is_attached=is_attached, on=on)
     with run_for(asked, machine, interrupts) as folder:
         end = tail.Tail(folder, is_from_end=True)
-        worker = start(folder, asked.change)
+        worker = start(folder, change)
     return Attendance(
-        folder=folder, machine=machine, worker=worker, tail=end, change=asked.change,
+        folder=folder, machine=machine, worker=worker, tail=end, change=change,
         start=partial(start, folder), are_ranks=on is not None, is_new=asked.old is None,
     )  # fmt: skip
 
@@ -248,7 +251,7 @@ def next_step() -> tuple[str, str]:
     if run is None:
         return "flatout train digits", "trains on 1,797 small pictures that are part of flatout"
     if run.status in ("stopped", "interrupted", "new"):
-        return f"flatout train --resume {run.id}", f"{run.id} was {run.status} at step {run.step}"
+        return resume_run(run), f"{run.id} was {run.status} at step {run.step}"
     if run.status == "running":
         return f"flatout show {run.id} --follow", f"{run.id} is being trained"
     return f"flatout show {run.id}", f"{run.id} has {run.status}"
@@ -273,6 +276,11 @@ def record_crash(text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     store.write_atomically(path, masked(text).encode(errors="replace"))
     return path
+
+
+def record_log(folder: RunFolder) -> Path:
+    """Keeps what a worker has printed whose folder is not kept, such as a dry run's."""
+    return record_crash(folder.log.read_text(encoding="utf-8", errors="replace"))
 
 
 def interrupts() -> Interrupts:

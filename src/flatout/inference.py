@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 
 from flatout import __version__, flow
-from flatout.experiment_text import parse_changes
-from flatout.nouns.experiment_spec import Value
+from flatout.experiment_text import check_values, parse_changes, parse_parameters
 from flatout.nouns.question import (
     AnyAnswer,
     Broken,
     InferenceRequest,
     Question,
+    Verb,
     check_output,
 )  # fmt: skip
 from flatout.nouns.run import RunHeader
@@ -33,12 +33,13 @@ def predict(request: InferenceRequest) -> Generator[AnyAnswer]:
     """What the kept weights of a run say of inputs: answers as they come.
 
     Raises:
-        UsageError: no-input, unknown-output-format, unknown-run; what choosing an interpreter says.
+        UsageError: no-input, unknown-output-format, unknown-run; what finding the experiment and
+            choosing an interpreter says.
     """
     check_output(request.output)
-    folder = runs.find_run(request.run)
+    runs.find_run(request.run)
     inputs = input_names.expand_inputs(request.inputs)
-    return ask(request, Question.of(request, "predict", str(folder.path), inputs=inputs))
+    return ask(request, _question(request, "predict", inputs))
 
 
 def evaluate(request: InferenceRequest) -> Generator[AnyAnswer]:
@@ -48,16 +49,31 @@ def evaluate(request: InferenceRequest) -> Generator[AnyAnswer]:
         UsageError: unknown-run, unknown-parameter, bad-parameter-value; what choosing an
             interpreter says.
     """
+    return ask(request, _question(request, "evaluate"))
+
+
+def _question(request: InferenceRequest, verb: Verb, inputs: tuple[str, ...] = ()) -> Question:
+    """What a run is asked, once its experiment's text has been looked at.
+
+    Raises:
+        UsageError: unknown-run, unknown-parameter, parameter-missing, bad-parameter-value, and
+            what finding the experiment says.
+    """
     folder = runs.find_run(request.run)
-    given = change_parameters(folder, request.settings) if request.settings else {}
-    return ask(request, Question.of(request, "evaluate", str(folder.path), parameters=given))
-
-
-def change_parameters(folder: RunFolder, settings: Sequence[str]) -> dict[str, Value]:
-    """Parameters that are to be other than the run's, checked against its experiment's text."""
+    if request.experiment is None and not request.settings:
+        return Question.of(request, verb, str(folder.path), inputs=inputs)
     spec = store.read_json(folder.header, RunHeader).spec
-    source = sources.find_source(str(folder.experiment) if spec.file else spec.name)
-    return parse_changes(source.text, source.place, settings)
+    kept = str(folder.experiment) if spec.file else spec.name
+    source = sources.find_source(request.experiment or kept)
+    experiment = None
+    if request.experiment is not None:
+        sources.check_name(source)
+        check_values(parse_parameters(source.text, source.place), spec.parameters)
+        experiment = source.file or source.name
+    given = parse_changes(source.text, source.place, request.settings)
+    return Question.of(
+        request, verb, str(folder.path), inputs=inputs, parameters=given, experiment=experiment
+    )
 
 
 def ask(request: InferenceRequest, question: Question) -> Generator[AnyAnswer]:

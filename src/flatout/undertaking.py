@@ -52,7 +52,8 @@ class Undertaking(msgspec.Struct, frozen=True, kw_only=True):
 def take_up(request: TrainRequest, interrupts: Interrupts) -> Undertaking:
     """What a request wants trained, before any machine is looked at."""
     if request.resume is None:
-        return Undertaking(spec=specify(request), run_id=request.run_id)
+        change = Change(on=request.on, python=request.python)
+        return Undertaking(spec=specify(request), run_id=request.run_id, change=change)
     old = reopen(request, interrupts)
     header = store.read_json(old.header, RunHeader)
     change = request.change
@@ -74,7 +75,7 @@ def changed_file(folder: RunFolder, spec: ExperimentSpec) -> ChangedFile | None:
         raise UsageError(
             "built-in-has-no-file",
             f"`--changed`: {spec.name} is not a file of yours.",
-            fix=f"leave it out: {resume_command(folder.path.name)}",
+            fix="leave out --changed",
         )
     source = sources.find_source(spec.file)
     if source.sha256 == spec.sha256:
@@ -130,7 +131,7 @@ def reopen(request: TrainRequest, interrupts: Interrupts) -> RunFolder:
     refuse_if_long_enough(run, request)
     sources.require_source(run.header.spec.file, folder.experiment)
     if not request.is_changed:
-        sources.refuse_changed(run.header.spec, folder, epochs=request.epochs, steps=request.steps)
+        sources.refuse_changed(run.header.spec, folder, request.change)
     return folder
 
 
@@ -159,8 +160,8 @@ def refuse_if_long_enough(run: Run, request: TrainRequest) -> None:
             done = counted_text(num_epochs, "epoch")
     else:
         return
-    longer = resume_command(
-        run.id,
+    longer = msgspec.structs.replace(
+        request.change,
         epochs=None if is_by_steps or not num_epochs else 2 * num_epochs,
         steps=2 * step if is_by_steps or not num_epochs else None,
     )
@@ -168,7 +169,7 @@ def refuse_if_long_enough(run: Run, request: TrainRequest) -> None:
         "run-is-finished",
         f"the run {run.id} has already trained {done}"
         + (f"; `{asked}` asks for no more." if asked else "."),
-        fix=f"train it longer, such as: {longer}",
+        fix=f"train it longer, such as: {resume_command(run.id, longer)}",
     )
 
 
@@ -188,7 +189,7 @@ def run_for(asked: Undertaking, machine: Machine, interrupts: Interrupts) -> Ite
         KeyboardInterrupt: Ctrl-C was pressed before.
     """
     interrupts.give_way()
-    folder = asked.old or prepare(asked.spec, machine, asked.run_id)
+    folder = asked.old or prepare(asked, machine)
     # Until the worker, which loads torch first, holds the run's lock. Where another command line
     # holds this already, the run is as safe.
     folder.attended.acquire()
@@ -201,8 +202,9 @@ def run_for(asked: Undertaking, machine: Machine, interrupts: Interrupts) -> Ite
         raise
 
 
-def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFolder:
+def prepare(asked: Undertaking, machine: Machine) -> RunFolder:
     """Makes the folder of a new run, or of a search, with a copy of the experiment's file in it."""
+    spec, run_id = asked.spec, asked.run_id
     parent = folders.tunes_folder() if spec.tuning.is_only else folders.runs_folder()
     if spec.is_dry_run:
         # Removed by whoever has asked for it; what a crash leaves is the system's to remove.
@@ -212,6 +214,7 @@ def prepare(spec: ExperimentSpec, machine: Machine, run_id: str | None) -> RunFo
         created_at=clock.now_s(),
         flatout_version=__version__,
         python=machine.python or sys.executable,
+        on=asked.change.on,
         spec=spec,
         machine=machine,
     )

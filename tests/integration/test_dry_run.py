@@ -89,3 +89,46 @@ def test_command_reports_and_leaves_no_run(tmp_path: Path) -> None:
     runs = tmp_path / "state" / "runs"
     assert not runs.exists() or not list(runs.iterdir())
     assert not list(temporary.glob("flatout-dry-run-*"))
+
+
+RAISING = """
+import torch
+import flatout
+
+def loss(model, batch):
+    raise ValueError("mine")
+
+def experiment():
+    return flatout.Experiment(
+        model=lambda: torch.nn.Linear(2, 1), loss=loss, batch_size=2, steps=1,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        train_data=lambda: (torch.zeros(4, 2), torch.zeros(4, 1)),
+    )
+"""
+
+
+@pytest.mark.parametrize("is_dry", [True, False])
+def test_the_log_is_named_only_where_it_is_kept(tmp_path: Path, is_dry: bool) -> None:
+    (tmp_path / "raising.py").write_text(RAISING)
+    done = subprocess.run(
+        [sys.executable, "-m", "flatout", "train", "raising.py", "--tune", "off", "--json",
+         *(["--dry-run"] if is_dry else [])],
+        cwd=tmp_path,
+        env={**os.environ, "FLATOUT_STATE": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    [fix] = json.loads(done.stdout)["finding"]["fixes"]
+    assert fix["text"] == (
+        "correct it" if is_dry else "correct it; worker.log has the whole traceback"
+    )
+    assert ("worker.log" in done.stderr) != is_dry
+
+
+def test_a_notebook_has_no_log(plain: Plain) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        raise ValueError("mine")
+
+    with pytest.raises(FlatoutError) as caught:
+        dry_run(plain(loss=loss))
+    assert caught.value.fix == "correct it"

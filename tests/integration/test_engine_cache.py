@@ -217,7 +217,7 @@ def test_samples_that_are_drawn_anew_are_refused(lab: Lab, plain: Plain, name: s
     with pytest.raises(UsageError) as caught:
         lab.run(plain(train_data=DRAWING[name]), data_path="cached")
     assert caught.value.rule == "data-cannot-be-cached"
-    assert "drawn anew each time" in (caught.value.because or "")
+    assert "its samples are random" in (caught.value.because or "")
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -251,7 +251,7 @@ def test_a_loader_takes_over_where_a_sample_draws_after_all(
     read = lab.run(experiment, data_path="loader", **use)
     assert tell.traces(folder) == tell.traces(read)
     [adaptation] = read_run(folder).adaptations
-    assert adaptation.kind == "uncached" and "drawn anew each time" in (adaptation.because or "")
+    assert adaptation.kind == "uncached" and "its samples are random" in (adaptation.because or "")
     # Going on after a stop, too.
     parts = lab.new(data_path="cached", **use)
     lab.go_on(parts, experiment, stop_after=100)
@@ -304,7 +304,7 @@ def test_generators_around_functions_are_seen() -> None:
         return inputs + (DICE.random() < 0), label
 
     for change in (by_closure, by_global, functools.partial(by_global)):
-        with pytest.raises(UsageError, match="does not go with this data"):
+        with pytest.raises(UsageError, match="does not work with this data"):
             caching_of(Decoded(change), None)
 
 
@@ -322,7 +322,7 @@ def test_one_sample_of_each_class_is_looked_at() -> None:
             return (torch.rand(6) if is_drawn else inputs), label
 
     assert caching_of(Classes(is_augmented=False), None)
-    with pytest.raises(UsageError, match="does not go with this data"):
+    with pytest.raises(UsageError, match="does not work with this data"):
         caching_of(Classes(is_augmented=True), None)
 
 
@@ -348,7 +348,7 @@ def test_samples_that_do_not_fit_the_memory_are_refused() -> None:
     with pytest.raises(UsageError) as caught:
         caching_of(Decoded(), None, reserved_bytes=2**60)
     assert "would take 1.6 KiB; half of the memory" in (caught.value.because or "")
-    with pytest.raises(UsageError, match="does not go") as caught:
+    with pytest.raises(UsageError, match="does not work") as caught:
         caching_of(Decoded(), None, num_sharing=2**40)
     assert "for each of 1099511627776 ranks" in (caught.value.because or "")
 
@@ -434,8 +434,8 @@ def test_what_is_drawn_anew_is_not_offered(plain: Plain) -> None:
     subject = Subject(experiment=plain(train_data=DRAWING["torch"]), device_name="cpu")
     contest = Contest(subject)
     cache = told(contest, None)
-    assert "drawn anew each time" in (cache.problem or "")
-    with pytest.raises(UsageError, match="does not go"):
+    assert "its samples are random" in (cache.problem or "")
+    with pytest.raises(UsageError, match="does not work"):
         Contest(dataclasses.replace(subject, fixed={"data_path": "cached"}))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import flatout
 from flatout.engine import Experiment, load
 from flatout.engine.inference import Predictor
-from flatout.engine.inputs import Batch, Unreadable, batches_of, read_tensors
+from flatout.engine.inputs import InputBatch, Unreadable, batches_of, read_tensors
 from flatout.engine.predictions import rows_of
 from flatout.engine.tensor_file import SEAL
 from flatout.engine.weights import init_weights
@@ -352,7 +352,7 @@ def test_batches_hold_samples_of_several_inputs_in_order() -> None:
     data = {"a": torch.zeros(5, 2), "b": torch.ones(1, 2), "c": torch.ones(1, 3),
             "e": [torch.ones(3), torch.ones(3), torch.ones(4)]}  # fmt: skip
     batches = list(batches_of(["a", "b", "c", "missing", "e"], data.__getitem__, 4, None))
-    rows = [one.rows for one in batches if isinstance(one, Batch)]
+    rows = [one.rows for one in batches if isinstance(one, InputBatch)]
     assert rows == [
         [("a", 0), ("a", 1), ("a", 2), ("a", 3)], [("a", 4), ("b", None)], [("c", None)],
         [("e", 0), ("e", 1)], [("e", 2)],
@@ -371,7 +371,7 @@ def test_an_input_with_bad_news_is_named_and_the_others_are_read() -> None:
 
     found = list(batches_of(["damaged", "good"], read, 4, None))
     assert isinstance(found[0], Unreadable) and found[0].text == "damaged"
-    assert isinstance(found[1], Batch) and len(found) == 2
+    assert isinstance(found[1], InputBatch) and len(found) == 2
     # That is the matter with all of them.
     with pytest.raises(UsageError):
         list(batches_of(["good", "later", "good"], read, 4, None))

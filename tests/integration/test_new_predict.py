@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,9 @@ import torch
 from safetensors.torch import save_file
 
 from flatout import flow
+from flatout.engine import load
 from flatout.engine.answer import Answers, answer
+from flatout.errors import UsageError
 from flatout.nouns.question import AnyAnswer, Counted, Loaded, Predicted, Question, Refused
 from flatout.nouns.sketch import DATA_OF, SketchRequest
 from flatout.system.input_names import expand_inputs
@@ -267,6 +272,73 @@ def test_texts_that_look_like_numbers_stay_texts(trained: Callable[..., RunFolde
     folder = trained(path="table.csv", target="sold")
     Path("new.csv").write_text("zip,size\n01,3\n2,4\n")
     assert {one["label"] for one in values(ask(folder, "new.csv"))} <= {"0", "1"}
+
+
+def forget_module(folder: RunFolder) -> None:
+    """As another process sees it, which has read no data yet."""
+    sys.modules.pop(json.loads(folder.header.read_text())["spec"]["name"])
+
+
+WITHOUT_DATA: list[tuple[dict[str, Any], Sources, str]] = [
+    ({"target": "sold"}, write_csv, "new.csv"),
+    ({"task": "regression", "target": "price"}, write_csv, "new.csv"),
+    ({"task": "regression", "target": "price"}, write_parquet, "new.csv"),
+    ({"target": "sold"}, in_shards(write_csv), "new.csv"),
+    ({}, write_images, "new.png"),
+    ({}, in_shards(write_images), "new.png"),
+    ({}, in_shards(write_idx), "new.png"),
+    ({}, write_tensors, "new.safetensors"),
+    ({"task": "regression"}, write_tensors, "new.safetensors"),
+    ({"task": "language-model"}, write_text, "It was "),
+    ({"task": "classification", "data": "huggingface"}, write_huggingface, "number 7"),
+    ({"task": "regression", "data": "huggingface"}, write_huggingface, "number 7"),
+]
+
+
+@pytest.mark.parametrize(("said", "write", "new"), WITHOUT_DATA)
+def test_predicting_needs_no_training_data(
+    trained: Callable[..., RunFolder], said: dict[str, Any], write: Sources, new: str
+) -> None:
+    data = Path(write())
+    folder = trained(path=str(data), **said)
+    row = {"size": "7", "kind": "y", "age": "1.5", "sold": "no", "price": "250001"}
+    Path("new.csv").write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+    save_file({"inputs": torch.ones(2, 3, 2)}, "new.safetensors")
+    write_image("new.png")
+    before = values(ask(folder, new))
+    shutil.rmtree(data) if data.is_dir() else data.unlink()
+    forget_module(folder)
+    assert values(ask(folder, new)) == before
+
+
+@pytest.mark.parametrize("target", ["sold", "kind"])
+def test_a_changed_table_changes_no_prediction(
+    trained: Callable[..., RunFolder], target: str
+) -> None:
+    folder = trained(task="classification", path=write_csv(), target=target)
+    Path("new.csv").write_text("size,kind,age,sold,price\n7,y,1.5,no,250001\n")
+    before = values(ask(folder, "new.csv"))
+    # As many categories, other codes; other columns first; other numbers.
+    rows = [f"{('no', 'yes')[n % 2]},{9 * n},{'axy'[n % 3]},{n},{n}" for n in range(40)]
+    Path("table.csv").write_text("\n".join(["sold,age,kind,size,price", *rows]))
+    forget_module(folder)
+    assert values(ask(folder, "new.csv")) == before
+    with pytest.raises(UsageError) as refused:
+        load(folder.path).evaluate()
+    assert refused.value.rule == "training-data-changed"
+    assert "table.csv" in refused.value.problem and "its columns" in str(refused.value.because)
+
+
+def test_new_categories_are_not_trained_with_the_codes_of_before(
+    trained: Callable[..., RunFolder],
+) -> None:
+    folder = trained(task="classification", path=write_csv(), target="sold")
+    table = Path("table.csv")
+    table.write_text(table.read_text().replace(",z,", ",a,"))
+    forget_module(folder)
+    with pytest.raises(UsageError) as refused:
+        load(folder.path).evaluate()
+    assert refused.value.because == "the values of `kind` differ in 'a', 'z'"
 
 
 @pytest.mark.parametrize("write", [write_text, in_shards(write_text)], ids=["file", "shards"])

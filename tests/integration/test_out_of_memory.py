@@ -399,7 +399,7 @@ def root_mean(model: nn.Module, batch: Any) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [({"loss": contrasted}, "the loss would be another one"), ({"metrics": root_mean}, "`rmse`")],
+    [({"loss": contrasted}, "the loss would change"), ({"metrics": root_mean}, "`rmse`")],
     ids=["loss", "metric"],
 )
 def test_batch_whose_parts_compute_something_else_is_not_split(
@@ -431,5 +431,5 @@ def test_verdict_on_parts_of_a_batch_is_kept_for_a_resume(lab: Lab, plain: Plain
     assert adaptation.kind == "recomputed"
     assert "another one" in str(adaptation.not_split)
     # What a resume reads, it does not ask again: there is no way left.
-    with pytest.raises(RunFailed, match="the loss would be another one"):
+    with pytest.raises(RunFailed, match="the loss would change"):
         lab.go_on(folder, short(experiment, {5}))

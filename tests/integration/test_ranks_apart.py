@@ -123,7 +123,7 @@ def test_what_only_one_rank_can_do_is_refused_when_several_go_on(
     events.append(structs.replace(line, step=3, recipe=captured))
     events.close()
     task = Task(folder, read_run(folder).header.spec, Change(), StopRequest(), ranks=OfTwo())
-    with pytest.raises(UsageError, match="does not go with several ranks"):
+    with pytest.raises(UsageError, match="cannot be combined with several ranks"):
         train_in(task, lambda: experiment)
     assert len(tell.events(folder, RecipeSet)) == 2
 

@@ -97,7 +97,7 @@ def test_what_a_short_run_left_out_is_asked_anew_for_a_long_one(tmp_path: Path) 
         skipped = {skip.name: skip.reason for skip in lines[-1].decision.skipped}
         return skipped["compiled forward and loss"]
 
-    if "are too few" not in reason(100):
+    if "cannot pay" not in reason(100):
         pytest.skip("nothing can be compiled here")
     assert "larger --budget" in reason(10**7)
 
@@ -266,6 +266,29 @@ def test_the_command_keeps_what_it_has_decided_and_nothing_else(tmp_path: Path) 
     if decision["is_default"]:
         assert document["recipe"]["num_threads"]["value"] == 1
         assert document["recipe"]["optimizer_implementation"]["value"] == "fused"
+
+
+def test_train_takes_the_recipe_that_tune_has_found() -> None:
+    script = Path(__file__).with_name("tune_then_train.py")
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300,
+        env=dict(os.environ), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    tuned, trained, shown, _ = done.stdout.split("\0\n")
+    decision = json.loads(tuned)["decision"]
+    found = decision["rungs"][2:]
+    assert found and not decision["is_default"]
+    recipe = json.loads(trained)["run"]["recipe"]
+    for rung in found:
+        for name, value in rung["changes"].items():
+            choice = recipe[name]
+            assert (choice["value"], choice["origin"]) == (value, "measured")
+            assert choice["why"].startswith(f"{rung['name']}: x1.50")
+            [line] = [line for line in shown.splitlines() if line.split()[:1] == [name]]
+            assert "measured" in line
+    assert "x1.50 [1.45, 1.55] over the defaults" in done.stderr
+    assert "found before, probed in" in done.stderr
 
 
 def test_a_budget_holds_once_the_process_runs() -> None:

@@ -188,11 +188,14 @@ def deserted(tmp_path: Path, code: int, *lines: Any) -> tuple[Attendance, list[C
 
     attendance = Attendance(
         folder=folder, machine=MACHINE, worker=Ended(code), start=start, tail=Tail(folder),
-        change=Change(epochs=7), are_ranks=True,
+        change=RESUMED, are_ranks=True,
     )  # fmt: skip
     return attendance, starts
 
 
+# What was asked for, and what of it the run's folder does not tell.
+RESUMED = Change(epochs=7, on="local:2", leave_free_bytes=5)
+AGAIN = Change(on="local:2", leave_free_bytes=5)
 STARTED = Started(
     at=1.0, step=0, pid=1, num_steps=None, num_epochs=None, steps_per_epoch=None,
     num_parameters=1, num_samples=None, num_ranks=2,
@@ -211,18 +214,18 @@ PORT_TAKEN = Failed(
 @pytest.mark.parametrize(
     ("code", "lines", "changes"),
     [
-        (-9, [STARTED], [Change()]),
-        (1, [STARTED, RANK_LOST], [Change()]),
-        (137, [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)], [Change()]),
+        (-9, [STARTED], [AGAIN]),
+        (1, [STARTED, RANK_LOST], [AGAIN]),
+        (137, [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)], [AGAIN]),
         # The launcher, or the actor, of another rank than the first.
-        (RANK_DIED, [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)], [Change()]),
+        (RANK_DIED, [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)], [AGAIN]),
         (RANK_DIED, [STARTED, FINISHED], []),
         # Who has started them was asked to end, and has asked them.
         (0, [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)], []),
         # Somebody wanted it to stop.
         (-9, [STARTED, Stopped(at=2.0, step=3, reason="asked to stop")], []),
         # What was asked for when it was resumed is asked for again.
-        (1, [PORT_TAKEN], [Change(epochs=7)]),
+        (1, [PORT_TAKEN], [RESUMED]),
     ],
 )
 def test_ranks_are_started_again_where_one_was_lost(
@@ -253,7 +256,7 @@ def test_what_was_lost_in_vain_is_told_even_where_ranks_have_stopped(tmp_path: P
     list(follow(attendance, Interrupts()))
     told = conclude(attendance)
     assert told.exit_code == 1 and told.finding is not None
-    assert "started again 3 times" in str(told.finding.because)
+    assert "restarted 3 times" in str(told.finding.because)
 
 
 def test_starts_are_counted_since_the_run_has_last_got_further(tmp_path: Path) -> None:
@@ -279,7 +282,7 @@ def test_starts_are_counted_since_the_run_has_last_got_further(tmp_path: Path) -
     assert count == 5 + 3
     outcome = conclude(attendance)
     assert outcome.finding is not None and outcome.finding.rule == "rank-lost"
-    assert "started again 3 times" in str(outcome.finding.because)
+    assert "restarted 3 times" in str(outcome.finding.because)
 
 
 def test_two_never_train_while_a_node_that_was_cut_off_holds_the_run(
@@ -294,7 +297,7 @@ def test_two_never_train_while_a_node_that_was_cut_off_holds_the_run(
     lines = [line for new in follow(attendance, Interrupts()) for line in new]
     assert starts == []
     (note,) = [line.finding for line in lines if isinstance(line, Warned)]
-    assert "waiting for the ranks of before" in note.problem
+    assert "for the previous ranks" in note.problem
     outcome = conclude(attendance)
     assert outcome.finding is not None and outcome.finding.rule == "run-in-use"
     assert outcome.exit_code == 1

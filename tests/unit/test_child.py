@@ -12,6 +12,7 @@ import pytest
 
 from flatout import __version__
 from flatout.errors import UsageError
+from flatout.nouns.change import Change
 from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
 from flatout.nouns.placement import RANK_DIED
 from flatout.setup import torch_needed
@@ -103,14 +104,16 @@ def test_worker_died_says_where_to_look_and_how_to_go_on(tmp_path: Path) -> None
     folder = RunFolder(tmp_path / "mine-0001")
     folder.path.mkdir()
     folder.log.write_text("one\n\ntwo\nthree\nfour\n")
-    finding = child.worker_died(folder, -9)
+    finding = child.worker_died(folder, -9, Change(on="local:2"))
     assert finding.evidence == tuple(f"worker.log: {word}" for word in ("two", "three", "four"))
     assert "memory ran out" in str(finding.because)
     fixes = [fix.text for fix in finding.fixes]
     assert str(folder.log) in fixes[0]
-    assert fixes[1].endswith("flatout train --resume mine-0001")
-    assert child.worker_died(folder, RANK_DIED).because == (
-        "one of its ranks was killed, or ended without a word"
+    assert fixes[1].endswith("flatout train --resume mine-0001 --on local:2")
+    # Of a dry run nothing is left to read or to resume.
+    assert child.worker_died(folder, -9, None).fixes == ()
+    assert child.worker_died(folder, RANK_DIED, None).because == (
+        "one of its ranks was killed, or ended without an error message"
     )
 
 

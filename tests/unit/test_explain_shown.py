@@ -13,8 +13,9 @@ from flatout.explaining import explain, explain_text
 from flatout.nouns.diagnosis import Diagnosis
 from flatout.nouns.finding import Evidence, Finding, Fix
 from flatout.nouns.machine import Cpu, Machine
-from flatout.system import other_load
-from flatout.system.other_load import OtherLoad
+from flatout.nouns.tuning import Load
+from flatout.system import load
+from flatout.system.load import LoadWatch
 
 LONG = (
     "a line that says what was wrong in so many words that it is longer than any terminal is wide"
@@ -129,9 +130,9 @@ def test_doctor_says_how_busy_other_programs_are(
 def test_own_work_is_not_that_of_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = iter([100.0, 103.0])
     own = iter([10.0, 12.0])
-    clock = iter([0.0, 1.0, 1.0])
-    monkeypatch.setattr(other_load, "_busy_s", lambda: next(busy))
-    monkeypatch.setattr(other_load, "_own_s", lambda: next(own))
-    monkeypatch.setattr(other_load, "elapsed_s", lambda: next(clock))
-    monkeypatch.setattr(other_load.os, "cpu_count", lambda: 8)
-    assert OtherLoad().used_cpus() == pytest.approx(1.0)
+    clock = iter([0.0, 1.0])
+    monkeypatch.setattr(load, "_busy_s", lambda: next(busy))
+    monkeypatch.setattr(load, "_own_s", lambda: next(own))
+    monkeypatch.setattr(load, "elapsed_s", lambda: next(clock))
+    monkeypatch.setattr(load.psutil, "cpu_count", lambda: 8)
+    assert LoadWatch().load() == Load(other_cpus=1.0, num_cpus=8)

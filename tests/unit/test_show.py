@@ -14,7 +14,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from flatout import flow
 from flatout.cli import show, wording
+from flatout.cli.main import COMMANDS
 from flatout.cli.progress import TrainingState
 from flatout.nouns.comparison import compare_runs
 from flatout.nouns.experiment_spec import ExperimentSpec
@@ -351,3 +353,14 @@ def test_show_begins_with_the_error_and_does_not_repeat_it(monkeypatch: pytest.M
     # Of a run that has gone on since, it is one of what was told.
     told = printed(monkeypatch, run(findings=(error,)))
     assert not told[1].startswith("error") and "error: the loss is nan." in told
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])
+def test_each_command_is_shown_as_it_can_be_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    monkeypatch.setattr(flow, "own_command", lambda: "/elsewhere/bin/flatout")
+    show.print_note(f"try flatout {name} --help; pip install flatout; flatout is {name}")
+    said = capsys.readouterr().err
+    assert f"try /elsewhere/bin/flatout {name} --help" in said
+    assert "pip install flatout; flatout is" in said

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
+
+from flatout.cli.show_tune import print_tuned
 from flatout.cli.wording import decision_text, unused_lines
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import Tuned
-from flatout.nouns.tuning import Candidate, Decision, Result, Rung, Trial
+from flatout.nouns.tuned_recipe import TunedRecipe
+from flatout.nouns.tuning import Candidate, Decision, Result, Rung, Skip, Trial
 
 
 def decision(*problems: str, has_measured: bool = True) -> Decision:
@@ -43,3 +48,39 @@ def test_what_was_not_searched_says_so() -> None:
         at=0.0, step=0, decision=decision(has_measured=False), unit="samples", is_from_cache=False
     )
     assert decision_text(line).startswith("not searched, the defaults train")
+
+
+def skipped(count: int, *, is_for_time: bool = False) -> tuple[Skip, ...]:
+    return tuple(
+        Skip(name=f"candidate {n}", axis="loop", reason=f"reason {n}", is_for_time=is_for_time)
+        for n in range(count)
+    )
+
+
+def shown(capsys: pytest.CaptureFixture[str], skips: tuple[Skip, ...]) -> list[str]:
+    found = msgspec.structs.replace(decision(), skipped=skips)
+    print_tuned(
+        TunedRecipe(folder="", recipe=None, decision=found, unit="samples", is_from_cache=False)
+    )
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(14, "14 candidates do not apply"), (1, "1 candidate does not apply")]
+)
+def test_the_result_comes_last_and_what_does_not_apply_is_counted(
+    capsys: pytest.CaptureFixture[str], count: int, text: str
+) -> None:
+    lines = shown(capsys, (*skipped(count), *skipped(1, is_for_time=True)))
+    [others] = [line for line in lines if line.startswith("not here")]
+    assert others.split(maxsplit=2)[2] == f"{text}; --json lists them with the reasons"
+    [late] = [line for line in lines if line.startswith("not tried")]
+    assert late.endswith("candidate 0: reason 0")
+    order = ("lost", "not tried", "not here", "plain loop", "recipe", "search")
+    places = [[line.startswith(begin) for line in lines].index(True) for begin in order]
+    assert places == sorted(places)
+    assert lines[-1].startswith("search") and len(lines) == 9
+
+
+def test_nothing_is_said_where_all_candidates_apply(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not [line for line in shown(capsys, ()) if line.startswith("not ")]

@@ -6,6 +6,7 @@ import shlex
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
 from flatout.cli import wording
@@ -16,16 +17,26 @@ from flatout.nouns.finding import Finding
 from flatout.nouns.lines import Extended, Finished, Started
 from flatout.nouns.run import Run, RunHeader
 from flatout.nouns.train_request import TrainRequest
+from flatout.nouns.tuning import Wish
+from flatout.nouns.units import parse_bytes, size_text
 from flatout.undertaking import refuse_if_long_enough
+
+AUTO = Wish(mode="auto")
 
 
 def run(**facts: Any) -> Run:
-    spec = facts.pop("spec", ExperimentSpec(name="digits"))
+    spec = facts.pop("spec", ExperimentSpec(name="digits", tuning=AUTO))
+    asked = facts.pop("asked", {})
     length = {"num_steps": 138, "num_epochs": 6, "steps_per_epoch": 23, **facts.pop("length", {})}
     header = RunHeader(
-        id="tour", created_at=0.0, flatout_version="0.1.0", python="/bin/python", spec=spec
+        id="tour",
+        created_at=0.0,
+        flatout_version="0.1.0",
+        python=facts.pop("python", sys.executable),
+        on=facts.pop("on", None),
+        spec=spec,
     )
-    started = Started(at=0.0, step=0, pid=1, num_parameters=5, num_samples=80, **length)
+    started = Started(at=0.0, step=0, pid=1, num_parameters=5, num_samples=80, **length, **asked)
     told: dict[str, Any] = {
         "status": "finished", "step": 138, "recipe": None, "started": started, "finished": None,
         "validations": (), "findings": (), "checkpoint_step": 138,
@@ -41,6 +52,7 @@ def test_another_seed_keeps_everything_else() -> None:
     spec = ExperimentSpec(
         name="digits", parameters={"lr": 0.0012345678, "width": 8, "act": "a b", "bias": None},
         epochs=6, seed=1, fixed={"precision": "bf16"}, init="/weights/of mine.safetensors",
+        tuning=AUTO,
     )  # fmt: skip
     again = commands(run(spec=spec))[-1]
     assert shlex.split(again) == [
@@ -52,7 +64,7 @@ def test_another_seed_keeps_everything_else() -> None:
 
 def test_run_that_was_extended_is_compared_at_its_whole_length() -> None:
     extended = Extended(at=0.0, step=69, epochs=6)
-    spec = ExperimentSpec(name="digits", epochs=3)
+    spec = ExperimentSpec(name="digits", epochs=3, tuning=AUTO)
     again = commands(run(spec=spec, extended=extended))[-1]
     assert again == "flatout train digits --epochs 6 --seed 1"
 
@@ -89,10 +101,95 @@ def test_failed_run_goes_on_by_what_works(
     rule: str, file: str | None, checkpoint: int | None, first: str
 ) -> None:
     failure = Finding(rule=rule, severity="error", problem="it failed")
-    spec = ExperimentSpec(name="own", file=file, sha256="0" if file else None)
+    spec = ExperimentSpec(name="own", file=file, sha256="0" if file else None, tuning=AUTO)
     one = run(status="failed", spec=spec, failure=failure, checkpoint_step=checkpoint)
     expected = shlex.split(first) if sys.platform != "win32" else None
     assert expected is None or shlex.split(commands(one)[0]) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "facts", "words"),
+    [
+        ({"tuning": Wish(mode="full")}, {}, "--tune full"),
+        ({"tuning": Wish(mode="off")}, {}, "--tune off"),
+        ({"tuning": Wish(mode="full", numerics="fast")}, {}, "--tune full --numerics fast"),
+        ({"tuning": Wish(mode="auto", numerics="strict")}, {}, "--numerics strict"),
+        # Without a search nothing may round in another way.
+        ({"tuning": Wish(mode="off", numerics="fast")}, {}, "--tune off"),
+        ({"leave_free_bytes": 3 * 2**29}, {}, "--leave-free 1.5GiB"),
+        ({}, {"asked": {"leave_free_bytes": 0}}, "--leave-free 0B"),
+        # Ranks search nothing unasked.
+        ({"tuning": Wish(mode="off")}, {"asked": {"on": "local:2"}}, "--on local:2"),
+        ({}, {"python": "/other/python"}, "--python /other/python"),
+        ({}, {"asked": {"python": "/other/python"}}, "--python /other/python"),
+    ],
+)
+def test_another_seed_keeps_what_was_typed(
+    spec: dict[str, Any], facts: dict[str, Any], words: str
+) -> None:
+    own = ExperimentSpec(**({"name": "digits", "tuning": AUTO} | spec))
+    again = commands(run(spec=own, **facts))[-1]
+    assert shlex.split(again) == ["flatout", "train", "digits", "--seed", "1", *words.split()]
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, ""),
+        ({"asked": {"on": "local:2"}}, " --on local:2"),
+        # It broke off before it had told how it was started.
+        ({"on": "ray:4", "started": None}, " --on ray:4"),
+        # As it was resumed last: by a single process.
+        ({"on": "ray:4"}, ""),
+        ({"asked": {"leave_free_bytes": 2**30}}, " --leave-free 1GiB"),
+        ({"asked": {"python": "/other/python"}}, " --python /other/python"),
+        # That is the run's own.
+        ({"python": "/other/python", "asked": {"python": "/other/python"}}, ""),
+    ],
+)
+def test_resume_keeps_what_is_not_in_the_run(facts: dict[str, Any], words: str) -> None:
+    assert commands(run(status="stopped", **facts))[0] == f"flatout train --resume tour{words}"
+    failure = Finding(rule="nonfinite-loss", severity="error", problem="it failed")
+    failed = run(status="failed", failure=failure, **facts)
+    spec = msgspec.structs.replace(failed.header.spec, file="/own.py")
+    failed = msgspec.structs.replace(
+        failed, header=msgspec.structs.replace(failed.header, spec=spec)
+    )
+    assert commands(failed)[0] == f"flatout train --resume tour --changed{words}"
+
+
+@pytest.mark.parametrize(
+    ("facts", "first"),
+    [
+        ({"status": "stopped"}, 'flatout.train(experiment, resume="tour")'),
+        ({}, 'flatout.train(experiment, resume="tour", epochs=12)'),
+        ({"length": {"num_epochs": None, "num_steps": 9}}, None),
+    ],
+)
+def test_run_of_a_notebook_goes_on_in_python(facts: dict[str, Any], first: str | None) -> None:
+    told = commands(run(spec=ExperimentSpec(name="notebook"), **facts))
+    others = [one for one in told if not one.startswith("flatout show ")]
+    assert others == ([first] if first else [])
+
+
+def test_refused_resume_keeps_what_was_typed() -> None:
+    request = TrainRequest(
+        resume="tour", epochs=3, uses=("precision=bf16",), leave_free="2GiB", on="local:2",
+        python="/other/python",
+    )  # fmt: skip
+    with pytest.raises(UsageError) as caught:
+        refuse_if_long_enough(run(), request)
+    assert caught.value.fix == (
+        "train it longer, such as: flatout train --resume tour --use precision=bf16 --epochs 12 "
+        "--leave-free 2GiB --on local:2 --python /other/python"
+    )
+
+
+@pytest.mark.parametrize(
+    "num_bytes", [0, 1, 1023, 1024, 3 * 2**29, 10**9, 2**40 + 1, 2**45 - 2**20]
+)
+def test_size_is_read_back(num_bytes: int) -> None:
+    assert parse_bytes(size_text(num_bytes), "--leave-free") == num_bytes
 
 
 def test_recipe_of_a_file_cannot_be_typed() -> None:
@@ -140,9 +237,9 @@ def test_run_that_was_trained_that_long_is_refused(
 @pytest.mark.parametrize(
     ("settings", "asked", "says"),
     [
-        (("epochs=2",), {"epochs": 1}, "`--epochs 1` wins over `-s epochs=2`"),
-        (("steps=300",), {"epochs": 1}, "`--epochs 1` wins over `-s steps=300`"),
-        (("lr=1", "steps = 300"), {"steps": 9}, "`--steps 9` wins over `-s steps = 300`"),
+        (("epochs=2",), {"epochs": 1}, "`--epochs 1` overrides `-s epochs=2`"),
+        (("steps=300",), {"epochs": 1}, "`--epochs 1` overrides `-s steps=300`"),
+        (("lr=1", "steps = 300"), {"steps": 9}, "`--steps 9` overrides `-s steps = 300`"),
         (("lr=1",), {"epochs": 1}, None),
         (("epochs=2",), {}, None),
     ],
@@ -159,8 +256,8 @@ def test_length_that_is_given_twice_is_told(
     "asked",
     [
         {"epochs": 1, "steps": 2},
-        {"is_changed": True},
         {"is_dry_run": True, "run_id": "mine"},
+        {"is_dry_run": True, "experiment": None, "resume": "tour"},
         {"is_dry_run": True, "on": "local:2"},
         {"is_changed": True, "experiment": None, "resume": "tour", "on": "cluster"},
     ],
@@ -169,3 +266,11 @@ def test_options_that_cannot_be_combined_are_refused(asked: dict[str, Any]) -> N
     with pytest.raises(UsageError) as caught:
         TrainRequest(**({"experiment": "digits"} | asked)).check()
     assert caught.value.rule == "cannot-be-combined"
+    assert str(asked.get("resume", "")) not in str(caught.value.because).split()
+
+
+def test_changed_needs_a_run() -> None:
+    with pytest.raises(UsageError) as caught:
+        TrainRequest(experiment="digits", is_changed=True).check()
+    assert caught.value.rule == "wrong-usage"
+    assert caught.value.fix == "name the run: flatout train --resume RUN --changed"

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
-import msgspec
-
 from flatout.cli import failing, show
 from flatout.cli.live import Waiting
 from flatout.cli.predictions import (
@@ -24,7 +22,6 @@ from flatout.nouns.question import (
     Broken,
     Counted,
     Evaluated,
-    InferenceRequest,
     Loaded,
     Noted,
     Predicted,
@@ -34,16 +31,6 @@ from flatout.nouns.question import (
 from flatout.nouns.units import count_text
 
 _LOADING = "loading torch and the weights"
-
-
-def trusting(request: InferenceRequest) -> InferenceRequest:
-    """The request, trusted where a person at the terminal says that its run may be."""
-    from flatout import flow
-
-    folder = None if request.is_trusted else flow.folder_elsewhere(request.run)
-    if folder is None or not show.asked_to_trust(folder):
-        return request
-    return msgspec.structs.replace(request, is_trusted=True)
 
 
 class _Heard:

@@ -11,14 +11,14 @@ from flatout.cli import show
 from flatout.cli.live import Waiting
 from flatout.cli.wording import DOT, metric_text, validated_name
 from flatout.errors import UsageError
-from flatout.nouns.dry_run import Batch, DryRun
+from flatout.nouns.dry_run import BatchSummary, DryRun
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import DryRan, Warned
 from flatout.nouns.train_request import TrainRequest
 from flatout.nouns.units import bytes_text, count_text, counted_text, seconds_text
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class DryRunReport(msgspec.Struct, frozen=True, kw_only=True):
     """A dry run as one JSON document. dry_run: None where it failed; finding says why."""
 
     dry_run: DryRun | None
@@ -49,31 +49,27 @@ def run(request: TrainRequest, *, is_json: bool, is_detached: bool) -> int:
                 warnings += [line.finding for line in lines if isinstance(line, Warned)]
                 result = next((one.result for one in lines if isinstance(one, DryRan)), result)
             outcome = flow.conclude(attendance)
+            log = flow.record_log(attendance.folder) if outcome.exit_code == 3 else None
         finally:
             flow.discard(attendance.folder)
         waiting.stop()
-        finding = _without_folder(outcome.finding) if outcome.finding else None
-        told = Told(
-            dry_run=result, finding=finding, warnings=tuple(warnings), exit_code=outcome.exit_code
+        report = DryRunReport(
+            dry_run=result,
+            finding=outcome.finding,
+            warnings=tuple(warnings),
+            exit_code=outcome.exit_code,
         )
         for warning in warnings:
             show.print_finding(warning)
-        if finding is not None and not interrupts.count:
-            show.print_finding(finding)
+        if outcome.finding is not None and not interrupts.count:
+            show.print_finding(outcome.finding)
+        if log is not None:
+            show.print_note(f"the traceback is in {log}")
         if is_json:
-            show.print_json(told)
+            show.print_json(report)
         elif result is not None:
             show.print_lines(show.make_console(), _lines(result))
         return 130 if interrupts.count else outcome.exit_code
-
-
-def _without_folder(finding: Finding) -> Finding:
-    """Without a word of the folder that is gone."""
-    fixes = tuple(
-        msgspec.structs.replace(one, text=one.text.partition("; the whole traceback")[0])
-        for one in finding.fixes
-    )
-    return msgspec.structs.replace(finding, fixes=fixes)
 
 
 def _lines(found: DryRun) -> Iterator[tuple[str, str]]:
@@ -98,7 +94,7 @@ def _lines(found: DryRun) -> Iterator[tuple[str, str]]:
     yield "result", "one step and one validation batch work; nothing was kept"
 
 
-def _batch_text(batch: Batch, unit: str) -> str:
+def _batch_text(batch: BatchSummary, unit: str) -> str:
     of = f"{count_text(batch.num_samples)} {unit}" if batch.num_samples is not None else unit
     shapes = ", ".join(batch.shapes) or "no tensors"
     return DOT.join([of, f"a batch of {count_text(batch.size)}: {shapes}"])
@@ -106,9 +102,7 @@ def _batch_text(batch: Batch, unit: str) -> str:
 
 def _length_text(found: DryRun) -> str:
     steps = counted_text(found.num_steps, "step") if found.num_steps is not None else None
-    epochs = None
-    if found.num_epochs is not None:
-        epochs = f"{count_text(found.num_epochs)} epoch{'' if found.num_epochs == 1 else 's'}"
+    epochs = counted_text(found.num_epochs, "epoch") if found.num_epochs is not None else None
     return DOT.join(filter(None, [epochs, steps])) or "unknown"
 
 

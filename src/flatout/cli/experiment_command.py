@@ -24,7 +24,7 @@ _OPTIONS, _PLACE = "flatout.options", "flatout.place"
 
 set_parameters = click.option(
     "-s", "settings", multiple=True, metavar="KEY=VALUE", shell_complete=settings,
-    help="Set a parameter of the experiment; `--KEY VALUE` does it too.",
+    help="Set a parameter of the experiment; the same as `--KEY VALUE`.",
 )  # fmt: skip
 
 

@@ -62,14 +62,15 @@ class _Progress:
         self._waiting.stop()
         show.print_note(
             f"{listed.source_kind}{DOT}{bytes_text(listed.size_bytes)} in "
-            f"{_pieces(listed.num_pieces)}{kept}"
+            f"{counted_text(listed.num_pieces, 'piece')}{kept}"
         )
 
     def go_on(self, done: Advanced) -> None:
         """So many pieces are done."""
         assert self._listed is not None
+        pieces = counted_text(self._listed.num_pieces, "piece")
         text = (
-            f"{count_text(done.num_pieces)} of {_pieces(self._listed.num_pieces)}{DOT}"
+            f"{count_text(done.num_pieces)} of {pieces}{DOT}"
             f"{counted_text(done.num_records, 'record')}{DOT}{count_text(done.num_rejected)} "
             f"rejected"
         )
@@ -111,11 +112,7 @@ def _made_text(line: Ingested) -> str:
     removed = (
         f"{DOT}{counted_text(line.num_removed, 'old shard')} removed" if line.num_removed else ""
     )
-    return f"{count_text(line.num_made)} of {_pieces(line.num_pieces)}{removed}"
-
-
-def _pieces(count: int) -> str:
-    return f"{count_text(count)} piece{'' if count == 1 else 's'}"
+    return f"{count_text(line.num_made)} of {counted_text(line.num_pieces, 'piece')}{removed}"
 
 
 def _document(line: Ingested) -> dict[str, object]:

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from flatout.cli import complete
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 json_document = click.option(
@@ -17,6 +19,10 @@ trusts_run = click.option(
     help="Run the code of a run's folder that is not among your runs.",
 )  # fmt: skip
 _ASKING = (
+    click.option(
+        "--experiment", metavar="NAME|FILE", shell_complete=complete.experiments,
+        help="Experiment to build the model with, instead of the one the run keeps.",
+    ),  # fmt: skip
     click.option(
         "--batch-size", type=click.IntRange(1), metavar="N", help="Number of samples per batch.",
     ),  # fmt: skip

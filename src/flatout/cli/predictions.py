@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flatout.cli.wording import DOT, metric_text, metrics_text, plain_value, validated_name
+from flatout.cli.wording import DOT, metric_text, metrics_text, validated_name
 from flatout.nouns.question import Evaluated, Loaded, Predicted
+from flatout.nouns.typed import typed_value
 from flatout.nouns.units import count_text, percent_text
 
 _LONGEST_NAME = 48
@@ -79,7 +80,7 @@ def _cell(name: str, value: Any) -> str:
             return f"{len(value)} x {_cell(name, value[0])}"
         shown = ", ".join(_cell("", one) for one in value[:_NUM_SHOWN])
         return f"{shown}, ... ({len(value)})" if len(value) > _NUM_SHOWN else shown
-    return plain_value(value)
+    return typed_value(value)
 
 
 def evaluation_rows(loaded: Loaded, evaluated: Evaluated) -> list[tuple[str, str, str]]:

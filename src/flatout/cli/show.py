@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -16,17 +16,22 @@ from rich.text import Text
 
 from flatout.cli import show_results, wording
 from flatout.cli.control_characters import VisibleConsole, visible
+from flatout.cli.main import COMMANDS
 from flatout.cli.tables import metrics_table, plain_table, recipe_table, split_table
 from flatout.nouns.addresses import masked
 from flatout.nouns.data_state import DataState
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import EpochEnded, Metric
 from flatout.nouns.machine import Machine
+from flatout.nouns.question import InferenceRequest
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.results import Results
 from flatout.nouns.run import Run
 from flatout.nouns.sketch import Sketch
+from flatout.nouns.train_request import TrainRequest
 from flatout.nouns.units import bytes_text
+
+Asking = TypeVar("Asking", bound=TrainRequest | InferenceRequest)
 
 _STATUS_STYLES = {
     "finished": "green", "running": "green", "stopped": "yellow", "interrupted": "yellow",
@@ -286,8 +291,19 @@ def ask(question: str) -> bool:
     ).strip().lower() in ("y", "yes")
 
 
-def asked_to_trust(folder: Path) -> bool:
-    """Whether a person at the terminal lets the code in a run's folder run."""
+def with_trust(request: Asking, run: str | None) -> Asking:
+    """A request about a run, trusted where a person at the terminal lets its code run."""
+    if run is None or request.is_trusted:
+        return request
+    from flatout import flow
+
+    folder = flow.folder_elsewhere(run)
+    if folder is None or not _asked_to_trust(folder):
+        return request
+    return msgspec.structs.replace(request, is_trusted=True)
+
+
+def _asked_to_trust(folder: Path) -> bool:
     if not sys.stdin.isatty():
         return False
     print_note(f"{folder} is not among your runs. Going on runs its experiment.py,\n"
@@ -307,9 +323,7 @@ def _typeable(text: str) -> str:
 
 # Not the package (`pip install flatout==0.1.0`), not a sentence about it.
 _COMMAND = re.compile(
-    r"(?<![\w./-])flatout(?= "
-    r"(new|train|tune|runs|show|compare|predict|evaluate|data|setup|compat|doctor|undo|explain|docs|disk"
-    r"|self|--help)\b)"
+    rf"(?<![\w./-])flatout(?= (?:{'|'.join(name for name, _, _ in COMMANDS)}|--\w+)\b)"
 )
 
 

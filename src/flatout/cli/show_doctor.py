@@ -18,6 +18,7 @@ from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.plan import edit_text
 from flatout.nouns.repair import repairs
 from flatout.nouns.site import Site
+from flatout.nouns.units import counted_text
 
 _STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 _MARKS = {"error": "x", "warning": "!", "note": "-"}
@@ -117,7 +118,7 @@ def summary(findings: Sequence[Finding], *, is_all_known: bool = True) -> str:
     for severity in ("error", "warning", "note"):
         number = sum(one.severity == severity for one in findings)
         if number:
-            counts.append(f"{number} {severity}{'s' if number > 1 else ''}")
+            counts.append(counted_text(number, severity))
     if counts:
         return f"{', '.join(counts)}."
     if not is_all_known:

@@ -14,6 +14,7 @@ from flatout.cli.tables import plain_table
 from flatout.nouns.comparison import Comparison, Row
 from flatout.nouns.listed_run import ListedRun, Removal
 from flatout.nouns.run import DamagedRun, Run
+from flatout.nouns.typed import typed_value
 from flatout.nouns.units import bytes_text, seconds_text
 
 _GAP = 2
@@ -145,7 +146,7 @@ def _cells(row: ListedRun) -> dict[str, str]:
 
 
 def _settings(row: ListedRun) -> list[str]:
-    return [f"{name}={wording.plain_value(row.parameters[name])}" for name in row.changed]
+    return [f"{name}={typed_value(row.parameters[name])}" for name in row.changed]
 
 
 def _shortened(pairs: Sequence[str], room: int) -> str:

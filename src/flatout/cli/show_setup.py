@@ -26,7 +26,7 @@ def print_chosen(chosen: Chosen) -> None:
 def print_compat(state: CompatState) -> None:
     """What the tables know, and how old that is."""
     console = make_console()
-    age = f"{state.age_days} days old" if state.age_days != 1 else "1 day old"
+    age = f"{counted_text(state.age_days, 'day')} old"
     read = f"read on {state.read}"
     if state.updated:
         read += f"{wording.DOT}indexes asked on {state.updated}, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.live import Live
 from rich.text import Text
@@ -91,13 +91,18 @@ class SearchDisplay:
 
 
 def print_tuned(tuned: TunedRecipe) -> None:
-    """The ladder, what lost, what was refused, what does not apply here, and the price.
+    """What lost, was refused or does not apply here; then the ladder, the recipe and the price.
 
     On stdout; where that carries the recipe's program, on stderr.
     """
     console = show.make_console(is_error=tuned.code is not None)
     decision, unit = tuned.decision, tuned.unit
     console.print()
+    # The result comes last: it is what a terminal still shows when the command has ended.
+    others = list(_lines_of_others(decision))
+    if others:
+        show.print_lines(console, others)
+        console.print()
     total = None
     if decision.speedup is not None:
         total = f"  {interval_text(decision.speedup)} over the defaults"
@@ -112,11 +117,11 @@ def print_tuned(tuned: TunedRecipe) -> None:
         text = f"{'recipe':<{width}}{'the defaults stay':>{_RATE_WIDTH}}"
         console.print(Text(text, "bold"), soft_wrap=True)
         show.print_lines(console, stay_lines(decision))
-    console.print()
     show.print_lines(console, list(_closing_lines(decision, tuned.is_from_cache)))
 
 
-def _closing_lines(decision: Decision, is_from_cache: bool) -> Iterable[tuple[str, str]]:
+def _lines_of_others(decision: Decision) -> Iterator[tuple[str, str]]:
+    """What is not in the recipe, and why."""
     lost = [_lost_text(result) for result in decision.lost if result.problem is None]
     if lost:
         yield "lost", DOT.join(lost)
@@ -124,11 +129,20 @@ def _closing_lines(decision: Decision, is_from_cache: bool) -> Iterable[tuple[st
     for result in decision.refused:
         reasons = ", ".join(_check_text(check) for check in _failed(result))
         yield "refused", f"{result.trial.candidate.name}: {reasons}"
-    reasons_of: dict[tuple[bool, str], list[str]] = {}
+    reasons_of: dict[str, list[str]] = {}
     for skip in decision.skipped:
-        reasons_of.setdefault((skip.is_for_time, skip.reason), []).append(skip.name)
-    for (is_late, reason), names in reasons_of.items():
-        yield "not tried" if is_late else "not here", f"{', '.join(names)}: {reason}"
+        if skip.is_for_time:
+            reasons_of.setdefault(skip.reason, []).append(skip.name)
+    for reason, names in reasons_of.items():
+        yield "not tried", f"{', '.join(names)}: {reason}"
+    num_others = sum(not skip.is_for_time for skip in decision.skipped)
+    if num_others:
+        do = "does" if num_others == 1 else "do"
+        candidates = counted_text(num_others, "candidate")
+        yield "not here", f"{candidates} {do} not apply; --json lists them with the reasons"
+
+
+def _closing_lines(decision: Decision, is_from_cache: bool) -> Iterator[tuple[str, str]]:
     yield from load_lines(decision)
     if decision.uncompiled is not None:
         yield "compiled", "the first step of each run takes longer; what is compiled is kept"

@@ -13,7 +13,7 @@ from flatout.cli.wording import DOT, home_text
 from flatout.nouns.disk_use import FREEABLE, DiskUse, Freed
 from flatout.nouns.installation import Installation, Part, Removal, Update
 from flatout.nouns.shells import typed_here
-from flatout.nouns.units import bytes_text, count_text
+from flatout.nouns.units import bytes_text, count_text, counted_text
 
 _WAYS = {
     "script": "install script", "uv": "uv tool", "pipx": "pipx", "pip": "pip",
@@ -46,7 +46,7 @@ def print_freeing(uses: Sequence[DiskUse]) -> None:
     console = make_console(is_error=True)
     for use in uses:
         size = bytes_text(use.freeable_bytes)
-        text = f"{_items(len(use.freeable))}, {size}, in {home_text(use.folder)}"
+        text = f"{counted_text(len(use.freeable), 'item')}, {size}, in {home_text(use.folder)}"
         told = text if use.freeable else "nothing to free"
         lines: list[tuple[str, str]] = [(use.kind, told)]
         if use.freeable:
@@ -100,7 +100,9 @@ def print_removal(removal: Removal) -> None:
         _print_part(console, part)
     for use in removal.kept:
         size = bytes_text(use.num_bytes)
-        text = f"{use.kind}: {_items(use.num_items)}, {size}, in {home_text(use.folder)}"
+        text = (
+            f"{use.kind}: {counted_text(use.num_items, 'item')}, {size}, in {home_text(use.folder)}"
+        )
         print_lines(console, [("stays", text)])
         if use.kind == "runs":
             print_lines(console, [("", "--runs removes them too")])
@@ -139,7 +141,3 @@ def _print_part(console: Console, part: Part) -> None:
 def _print_command(console: Console, command: Sequence[str]) -> None:
     # Never broken, so that it can be copied.
     console.print(f"    {typed_here(command)}", soft_wrap=True)
-
-
-def _items(number: int) -> str:
-    return f"{count_text(number)} item{'' if number == 1 else 's'}"

@@ -11,6 +11,7 @@ from rich.text import Text
 from flatout.cli import wording
 from flatout.nouns.lines import EpochEnded, Metric, Validated
 from flatout.nouns.recipe import Recipe
+from flatout.nouns.typed import typed_value
 
 _NUM_VALIDATIONS = 12
 
@@ -32,7 +33,7 @@ def recipe_table(recipe: Recipe, *, is_whole: bool = True) -> Table:
     for name, choice in msgspec.structs.asdict(recipe).items():
         if is_whole or choice.origin != "default":
             why = choice.why + (f" ({choice.evidence})" if choice.evidence else "")
-            table.add_row(f"  {name}", wording.plain_value(choice.value), choice.origin, why)
+            table.add_row(f"  {name}", typed_value(choice.value), choice.origin, why)
     return table
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from flatout.nouns.adaptation import Adaptation
 from flatout.nouns.experiment_spec import ExperimentSpec
@@ -16,12 +19,13 @@ from flatout.nouns.made_environment import Proof
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.run import Checkpointing, Run
 from flatout.nouns.tuning import Decision, Interval
-from flatout.nouns.typed import resume_command, train_command
+from flatout.nouns.typed import is_of_notebook, resume_run, train_command, typed_value
 from flatout.nouns.units import (
     bytes_text,
     count_text,
     counted_text,
     is_ratio,
+    noun_text,
     percent_text,
     rate_text,
     seconds_text,
@@ -249,7 +253,8 @@ def recipe_text(recipe: Recipe) -> str:
         parts.append(f"micro-batches of {recipe.micro_batch_size.value}")
     if recipe.capture.value == "step":
         steps = recipe.steps_per_launch.value
-        parts.append("step in one graph" if steps == 1 else f"{steps} steps in one graph")
+        which = "step" if steps == 1 else counted_text(steps, "step")
+        parts.append(f"{which} in one graph")
     share = float(recipe.activation_checkpointing.value)
     if share:
         of = "" if share == 1 else f" in {percent_text(share, 0)} of the blocks"
@@ -275,7 +280,7 @@ def checkpoints_text(steps: Sequence[int]) -> str:
     """Which checkpoints there are."""
     if not steps:
         return "none yet"
-    return f"kept: step{'s' * (len(steps) > 1)} {', '.join(map(count_text, steps))}"
+    return f"kept: {noun_text(len(steps), 'step')} {', '.join(map(count_text, steps))}"
 
 
 def adaptation_line(one: Adaptation) -> tuple[str, str]:
@@ -404,14 +409,14 @@ def _next_steps(run: Run) -> list[tuple[str, str]]:
     if run.status == "failed":
         return [*_after_failure(run), show]
     if run.status != "finished":
-        return [(resume_command(run.id), "go on"), show]
+        return [(resume_run(run), "go on"), show]
     # A schedule that is over would train it longer at a rate of 0.
     is_over = run.finished is not None and run.finished.is_schedule_over
     epochs, steps = _length(run)
-    longer = resume_command(
-        run.id, epochs=2 * epochs if epochs else None, steps=2 * steps if steps else None
-    )
-    is_longer = not is_over and bool(epochs or steps)
+    longer = resume_run(run, epochs=epochs and 2 * epochs, steps=steps and 2 * steps)
+    # In Python a resume takes no `steps`.
+    is_known = bool(epochs or (steps and not is_of_notebook(run.header.spec)))
+    is_longer = not is_over and is_known
     luck = _again(run, seed=run.header.spec.seed + 1)
     return [
         show,
@@ -424,10 +429,10 @@ def _after_failure(run: Run) -> list[tuple[str, str]]:
     """How to go on after a failure: with the file as it is where it is not at fault."""
     rule, spec = run.failure.rule if run.failure else None, run.header.spec
     if rule in _NOT_OF_THE_FILE or spec.file is None:
-        return [(resume_command(run.id), "go on")]
+        return [(resume_run(run), "go on")]
     file = near_text(spec.file)
     if run.checkpoint_step is not None:
-        command = resume_command(run.id, is_changed=True)
+        command = resume_run(run, is_changed=True)
         return [(command, f"go on, once {file} is corrected")]
     again = _again(run)
     return [(again, f"try again, once {file} is corrected")] if again else []
@@ -439,7 +444,14 @@ def _again(run: Run, *, seed: int | None = None) -> str | None:
     file = near_text(spec.file) if spec.file else None
     is_extended = run.extended is not None and run.status == "finished"
     epochs, steps = _length(run) if is_extended else (None, None)
-    return train_command(spec, file=file, seed=seed, epochs=epochs, steps=steps)
+    python = run.last_change.python or run.header.python
+    change = msgspec.structs.replace(
+        run.last_change,
+        epochs=epochs,
+        steps=steps,
+        python=None if python == sys.executable else python,
+    )
+    return train_command(spec, change, file=file, seed=seed)
 
 
 def _length(run: Run) -> tuple[int | None, int | None]:
@@ -460,13 +472,6 @@ _NOT_OF_THE_FILE = frozenset((
     "step-not-captured", "file-not-accessible", "damaged-file", "no-whole-checkpoint",
     "other-checkpoint-format", "image-not-readable", "run-is-finished",
 ))  # fmt: skip
-
-
-def plain_value(value: Any) -> str:
-    """A recipe's value or a parameter, as it is typed."""
-    if isinstance(value, bool) or value is None:
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def plain_name(name: str) -> str:
@@ -497,7 +502,7 @@ def value_text(name: str, value: Any) -> str:
         return seconds_text(value)
     if isinstance(value, float):
         return metric_text(name, value)
-    return value[:12] if name == "sha256" else plain_value(value)
+    return value[:12] if name == "sha256" else typed_value(value)
 
 
 def proof_text(proof: Proof) -> str:

@@ -91,7 +91,8 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
     where = _where(on)
     if where.head is not None:
         ray_jobs.version(where.head)
-    asked = take_up(request, interrupts)
+    # The nodes have an interpreter of their own.
+    asked = take_up(msgspec.structs.replace(request, python=None, env=None), interrupts)
     if asked.spec.init is not None and asked.old is None:
         spec = msgspec.structs.replace(asked.spec, init=where.inside(Path(asked.spec.init)))
         asked = msgspec.structs.replace(asked, spec=spec)

@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from math import isfinite
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
@@ -19,8 +20,9 @@ import msgspec
 from flatout.engine import randomness
 from flatout.engine.evaluation import classified
 from flatout.engine.failures import bad_news, is_out_of_memory, raised_at
+from flatout.engine.fitted import fitted_for
 from flatout.engine.inference import Predictor, load
-from flatout.engine.inputs import Batch, Unreadable, batches_of, read_tensors
+from flatout.engine.inputs import InputBatch, Unreadable, batches_of, read_tensors
 from flatout.engine.outputs import Output, Telling, open_output
 from flatout.errors import FlatoutError, RunFailed
 from flatout.nouns.finding import Finding, Fix, finding_from, option_without_effect
@@ -37,6 +39,7 @@ from flatout.nouns.question import (
     Written,
 )  # fmt: skip
 from flatout.system.clock import elapsed_s
+from flatout.system.runs import RunFolder
 
 _COUNTED_EVERY_S = 0.5
 
@@ -84,7 +87,8 @@ def answer(question: Question, answers: Answers) -> None:
     Raises:
         UsageError, RunFailed: what was asked for cannot be, or could not go on.
     """
-    (_evaluate if question.verb == "evaluate" else _predict)(question, answers)
+    with fitted_for(RunFolder(Path(question.folder))):
+        (_evaluate if question.verb == "evaluate" else _predict)(question, answers)
 
 
 def _end_with_stdin() -> None:
@@ -94,7 +98,12 @@ def _end_with_stdin() -> None:
 
 
 def _load(question: Question, answers: Answers) -> Predictor:
-    found = load(question.folder, use=question.fixed, parameters=question.parameters)
+    found = load(
+        question.folder,
+        use=question.fixed,
+        parameters=question.parameters,
+        experiment=question.experiment,
+    )
     for finding in found.findings:
         answers.tell(Noted(finding=finding))
     answers.tell(
@@ -122,6 +131,8 @@ def _evaluate(question: Question, answers: Answers) -> None:
     ]
     differences = [*predictor.differences]
     differences += [f"{name}={value}" for name, value in question.parameters.items()]
+    if question.experiment is not None:
+        differences.append(f"experiment={question.experiment}")
     if question.batch_size is not None:
         differences.append(f"batch_size={question.batch_size}")
     answers.tell(Evaluated(metrics=told, differences=tuple(differences), classified=tuple(classes)))
@@ -167,7 +178,7 @@ def _predict_all(
             answers.tell(Counted(num_inputs=places[batch.rows[-1][0]], num_samples=num_samples))
 
 
-def _computed(predictor: Predictor, batch: Batch, answers: Answers) -> object:
+def _computed(predictor: Predictor, batch: InputBatch, answers: Answers) -> object:
     """A batch's predictions; None where its samples do not go through the model."""
     try:
         return predictor.compute(batch.content, len(batch.rows))
@@ -183,7 +194,7 @@ def _computed(predictor: Predictor, batch: Batch, answers: Answers) -> object:
         return None
 
 
-def _does_not_fit(text: str, batch: Batch, error: Exception) -> Finding:
+def _does_not_fit(text: str, batch: InputBatch, error: Exception) -> Finding:
     return Finding(
         rule="input-does-not-fit",
         severity="error",

@@ -103,7 +103,7 @@ def not_cacheable(because: str) -> UsageError:
     """Bad news about data whose samples were to be kept."""
     return UsageError(
         "data-cannot-be-cached",
-        "`data_path=cached` does not go with this data.",
+        "`data_path=cached` does not work with this data.",
         because=because,
         fix="use loader, or leave data_path out",
     )
@@ -111,7 +111,7 @@ def not_cacheable(because: str) -> UsageError:
 
 def drawn_anew(index: int) -> UsageError:
     """Bad news about a sample that draws random numbers."""
-    because = f"its samples are drawn anew each time: reading sample {index} moved a generator"
+    because = f"its samples are random: reading sample {index} used a random generator"
     return not_cacheable(because)
 
 
@@ -178,8 +178,7 @@ def changed_since(
 
 def _another(index: int) -> UsageError:
     return not_cacheable(
-        f"its samples are drawn anew each time: sample {index} was another one when it was read "
-        "again"
+        f"its samples are random: sample {index} was different when it was read again"
     )
 
 
@@ -308,7 +307,7 @@ def _size_of(sample: Any) -> int:
     try:
         return len(pickle.dumps(sample))
     except Exception as error:
-        raise not_cacheable(f"a sample's size cannot be told: {error}") from error
+        raise not_cacheable(f"cannot determine the size of a sample: {error}") from error
 
 
 def copied(sample: Any) -> Any:

@@ -29,7 +29,9 @@ from flatout.system.runs import RunFolder
 _TOLD = 4
 
 
-def check_fit(session: Session, state: Mapping[str, Any], folder: RunFolder) -> None:
+def check_fit(
+    session: Session, state: Mapping[str, Any], folder: RunFolder, change: Change
+) -> None:
     """Refuses a state that what the changed file builds cannot take over.
 
     Raises:
@@ -40,10 +42,10 @@ def check_fit(session: Session, state: Mapping[str, Any], folder: RunFolder) -> 
     problems = list(_misfits(state["model"], own))
     if problems:
         because = "; ".join(problems[:_TOLD]) + (" ..." if len(problems) > _TOLD else "")
-        raise _does_not_fit(folder, "model", because, train_command(spec))
+        raise _does_not_fit(folder, "model", because, train_command(spec, change))
     problem = _optimizer_misfit(session, state["optimizer"])
     if problem is not None:
-        begun = train_command(spec, init=folder.path.name)
+        begun = train_command(spec, change, init=folder.path.name)
         raise _does_not_fit(folder, "optimizer", problem, begun)
 
 

@@ -38,7 +38,7 @@ def compiling_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
     if reason is not None:
         raise UsageError(
             "recipe-does-not-fit",
-            f"`compiled={compiled}` does not go here.",
+            f"`compiled={compiled}` is not possible here.",
             because=reason,
             fix=fix,
         )

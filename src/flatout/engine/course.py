@@ -210,7 +210,7 @@ class Course:
         if self._state is not None:
             is_changed = has_other_file(self._state, self._task.spec, self._task.change)
             if is_changed:
-                check_fit(session, self._state, self._task.folder)
+                check_fit(session, self._state, self._task.folder, self._task.change)
             take_over(session, self._state, is_changed=is_changed)
         # Whatever an experiment has drawn where no seed reaches: all begin with the same.
         session.ranks.copy_from_first(session.model)
@@ -240,9 +240,7 @@ class Course:
             self._is_taken_up = True
             self._has_gone_back = False
             self._journal.cut_metrics(self._state["metrics_bytes"] if self._state else 0)
-            begun = started(
-                session, epochs=limits.epochs, steps=limits.steps, resumed=self._state is not None
-            )
+            begun = started(session, limits, self._task.change, resumed=self._state is not None)
             self._journal.event(begun, is_synced=True)
         around = Surroundings(
             folder=self._task.folder,
@@ -269,7 +267,9 @@ class Course:
         task, epoch = self._task, int(self._state["position"]["epoch"]) if self._state else 0
         limits = limits_of(self._experiment, task.spec, self._history, task.change)
         if self._history.is_finished and limits.are_reached(epoch, self.step):
-            raise run_is_finished(task.folder.path.name, limits, epoch, self.step)
+            raise run_is_finished(
+                task.folder.path.name, task.spec, task.change, limits, epoch, self.step
+            )
         if self._history.is_finished and self._state is not None:
             # Whoever trains a stopped run longer wants to see whether there is more to come.
             self._state["position"]["num_worse"] = 0

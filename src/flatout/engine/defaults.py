@@ -212,23 +212,23 @@ def check_recipe(recipe: Recipe, facts: Facts) -> list[Finding]:
     if recipe.micro_batch_size.value < facts.batch_size and facts.has_own_step:
         raise UsageError(
             "recipe-does-not-fit",
-            f"`micro_batch_size={recipe.micro_batch_size.value}` does not go with `step`.",
+            f"`micro_batch_size={recipe.micro_batch_size.value}` cannot be combined with `step`.",
             because="the experiment's own step makes its updates itself, from the whole batch",
             fix=f"leave it out, or use a smaller batch_size than {facts.batch_size}",
         )
     if recipe.memory_format.value == "channels_last" and facts.has_volumes:
         raise UsageError(
             "recipe-does-not-fit",
-            "`memory_format=channels_last` does not go with this model.",
-            because="it has weights of five dimensions, and the format is one of four",
+            "`memory_format=channels_last` does not work with this model.",
+            because="the format is for weights of four dimensions, and it has some of five",
             fix="leave it out",
         )
     if recipe.precision.value == "float8" and not facts.num_float8_layers:
         raise UsageError(
             "recipe-does-not-fit",
-            "`precision=float8` does not go with this model.",
-            because="it has no linear layer with sizes that are multiples of "
-            f"{FLOAT8_MULTIPLE}, and only such layers multiply in 8 bits",
+            "`precision=float8` does not work with this model.",
+            because="only linear layers with sizes that are multiples of "
+            f"{FLOAT8_MULTIPLE} can multiply in 8 bits, and it has none",
             fix="use bf16, or leave it out",
         )
     _check_benchmark(recipe)
@@ -290,7 +290,7 @@ def _affinity_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
     if facts.topology.problem is not None and reason is not None:
         raise UsageError(
             "recipe-does-not-fit",
-            f"`cpu_affinity={value}` does not go on this system.",
+            f"`cpu_affinity={value}` is not supported on this system.",
             because=reason,
             fix="leave it out, or use all",
         )
@@ -318,7 +318,7 @@ def _allocator_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
     if reason is not None:
         raise UsageError(
             "recipe-does-not-fit",
-            "`allocator=retain` does not go on this system.",
+            "`allocator=retain` is not supported on this system.",
             because=reason,
             fix="leave it out, or use system",
         )
@@ -341,7 +341,7 @@ def _check_data_path(path: str, facts: Facts) -> None:
     if path not in paths:
         raise UsageError(
             "recipe-does-not-fit",
-            f"`data_path={path}` does not go with this data.",
+            f"`data_path={path}` does not work with this data.",
             because=because,
             fix=f"use {' or '.join(paths)}, or leave it out",
         )
@@ -398,7 +398,7 @@ def _capture_findings(recipe: Recipe, facts: Facts) -> list[Finding]:
     if reason is not None:
         raise UsageError(
             "recipe-does-not-fit",
-            "`capture=step` does not go here.",
+            "`capture=step` is not possible here.",
             because=reason,
             fix="leave it out",
         )

@@ -131,8 +131,7 @@ def _pinned(value: bool, seen: Seen) -> str | None:
 
 
 def _threads(value: int, seen: Seen) -> str | None:
-    plural = "s" if value > 1 else ""
-    return f"{value} thread{plural}" if torch.get_num_threads() == value else None
+    return counted_text(value, "thread") if torch.get_num_threads() == value else None
 
 
 def _affinity(value: CpuAffinity, seen: Seen) -> str | None:
@@ -178,7 +177,7 @@ def _compiled(value: str, seen: Seen) -> str | None:
     if not found or any(compiler.num_calls == 0 for compiler in found):
         return None
     num_graphs = sum(compiler.num_graphs for compiler in found)
-    return f"{num_graphs} graph{'s' if num_graphs > 1 else ''} compiled and run"
+    return f"{counted_text(num_graphs, 'graph')} compiled and run"
 
 
 _Look = Callable[[Any, Seen], str | None]

@@ -103,9 +103,9 @@ class Validator:
             self._session.told.add(problem.rule)
             error = UsageError(
                 problem.rule,
-                "the validation data is read by a loader from here on.",
+                "from here on a DataLoader reads the validation data.",
                 because=problem.because,
-                fix="leave `data_path` out, or let samples not be drawn anew in a validation",
+                fix="leave `data_path` out, or use validation data without random augmentation",
             )
             self._journal.warn_of(self._session.position.step, error)
 
@@ -180,9 +180,9 @@ class Validator:
             Finding(
                 rule="samples-left-out",
                 severity="warning",
-                problem="there is not enough memory for `generate`: these samples are left out.",
+                problem="not enough memory for `generate`: its samples are skipped.",
                 because=because,
-                fixes=(Fix(text="let it write fewer or shorter texts; training goes on"),),
+                fixes=(Fix(text="generate fewer or shorter texts; training continues"),),
             )
         )
 

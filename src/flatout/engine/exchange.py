@@ -170,11 +170,11 @@ def check_same_shapes(group: Group, shapes: list[list[int]]) -> None:
         number, (one, two) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
         raise UsageError(
             "ranks-do-not-fit",
-            "the model's buffers have other shapes on one rank than on another.",
+            "the model's buffers differ in shape between ranks.",
             because=f"buffer {number + 1} of the state_dict is {_shape_text(one)} on rank 0 and "
-            f"{_shape_text(two)} on rank {rank}: their mean cannot be taken",
-            fix="let its shape not depend on the samples; or, if it is only a cache, register it "
-            "with persistent=False: each rank has its own then",
+            f"{_shape_text(two)} on rank {rank}: they cannot be averaged",
+            fix="make its shape independent of the samples; or, if it is only a cache, register it "
+            "with persistent=False, so that each rank keeps its own",
         )
 
 

@@ -22,6 +22,7 @@ from flatout.engine.person_code import kind_text, place_of
 from flatout.errors import UsageError
 from flatout.nouns.recipe import Choice, OptimizerImplementation, Sharding
 from flatout.nouns.topology import Topology
+from flatout.nouns.units import counted_text
 from flatout.system.processor import num_usable_cores, num_usable_threads
 from flatout.system.topology import read_topology
 
@@ -192,7 +193,7 @@ def chosen_device(text: str | None) -> torch.device:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = torch.device(text or ("cuda" if num_gpus else "cpu"))
     if device.type == "cuda" and (device.index or 0) >= num_gpus:
-        build = f"torch {torch.__version__} sees {num_gpus} GPUs"
+        build = f"torch {torch.__version__} sees {counted_text(num_gpus, 'GPU')}"
         raise UsageError(
             "device-not-here",
             f"`--device {text}`: there is no such device here.",

@@ -76,8 +76,10 @@ _RIGHT_ARGUMENTS = {
 }
 
 
-def bad_news(error: BaseException) -> FlatoutError | None:
-    """What a person should read about this exception; None if it is our own fault."""
+def bad_news(error: BaseException, *, is_logged: bool = False) -> FlatoutError | None:
+    """What a person should read about this exception; None if it is our own fault. is_logged: its
+    traceback is in the run's worker.log, which is kept.
+    """
     if isinstance(error, FlatoutError):
         return error
     if isinstance(error, SystemExit):
@@ -133,7 +135,7 @@ def bad_news(error: BaseException) -> FlatoutError | None:
             fix="define their classes and functions at the top of the file; or read the data in "
             "this process: --use loader_workers=0",
         )
-    return _of_the_experiment(error)
+    return _of_the_experiment(error, is_logged=is_logged)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -195,7 +197,7 @@ def _is_of_compiling(error: BaseException) -> TypeGuard[RunFailed]:
     return isinstance(error, RunFailed) and error.rule == "compiling-failed"
 
 
-def _of_the_experiment(error: BaseException) -> FlatoutError | None:
+def _of_the_experiment(error: BaseException, *, is_logged: bool) -> FlatoutError | None:
     """An exception from the person's own code, or from a library that it has set to work."""
     trace = list(traceback.extract_tb(error.__traceback__))
     # A loader worker's exception carries its own traceback as text, the cause on its last line.
@@ -228,7 +230,8 @@ def _of_the_experiment(error: BaseException) -> FlatoutError | None:
         "experiment-raised",
         f"your experiment raised {message}",
         because=because,
-        fix=advice_on(str(error)) or "correct it; worker.log has the whole traceback",
+        fix=advice_on(str(error))
+        or ("correct it; worker.log has the whole traceback" if is_logged else "correct it"),
     )
 
 

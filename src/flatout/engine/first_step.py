@@ -13,7 +13,6 @@ from torch import Tensor
 from flatout.engine import randomness
 from flatout.engine.batches import tensors_in
 from flatout.engine.defaults import check_recipe
-from flatout.engine.evaluation import labels_problem
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device
 from flatout.engine.failures import bad_news
@@ -22,7 +21,7 @@ from flatout.engine.journal import Journal
 from flatout.engine.layout import Layout
 from flatout.engine.length import check_schedule
 from flatout.engine.meter import Meter, peak_memory_bytes
-from flatout.engine.sanity_check import first_validation
+from flatout.engine.sanity_check import first_validation, warn_of_labels
 from flatout.engine.session import Session, build, process_settings
 from flatout.engine.session_state import own_state_of
 from flatout.engine.state import pack
@@ -30,7 +29,7 @@ from flatout.engine.steps import new_step
 from flatout.engine.weights import init_weights
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
-from flatout.nouns.dry_run import Batch, DryRun
+from flatout.nouns.dry_run import BatchSummary, DryRun
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.recipe import check_field
 from flatout.system.clock import elapsed_s
@@ -119,10 +118,7 @@ def _tried(session: Session, spec: ExperimentSpec, journal: Journal) -> DryRun:
     validation = None
     if session.validation_feed is not None:
         found = first_validation(session)
-        for name, confusion in found.confusions.items():
-            problem = labels_problem(name, confusion, experiment.labels)
-            if problem is not None:
-                journal.warn(0, problem)
+        warn_of_labels(session, found, journal)
         metrics = {name: _finite(value) for name, value in found.metrics.items()}
         shown = next(session.validation_feed.updates(0, 0))
         validation = _batch(shown, session.validation_feed.num_samples)
@@ -157,11 +153,13 @@ def _finite(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def _batch(update: list[MicroBatch], num_samples: int | None) -> Batch:
+def _batch(update: list[MicroBatch], num_samples: int | None) -> BatchSummary:
     """What one update reads: of several micro-batches the shapes of the first."""
     first, _ = update[0]
     shapes = tuple(_shape(tensor) for tensor in tensors_in(first))
-    return Batch(num_samples=num_samples, size=sum(size for _, size in update), shapes=shapes)
+    return BatchSummary(
+        num_samples=num_samples, size=sum(size for _, size in update), shapes=shapes
+    )
 
 
 def _shape(tensor: Tensor) -> str:

@@ -23,6 +23,7 @@ from flatout.engine.shortage import PeerShort
 from flatout.engine.watch import StopRequest
 from flatout.errors import UsageError
 from flatout.nouns.finding import Finding
+from flatout.nouns.units import counted_text
 
 T = TypeVar("T")
 
@@ -94,8 +95,8 @@ class Group:
         if local_rank >= num_gpus:
             raise UsageError(
                 "ranks-share-a-gpu",
-                f"rank {self.rank} would be number {local_rank + 1} on a machine of {num_gpus} "
-                "GPUs.",
+                f"rank {self.rank} would be number {local_rank + 1} on a machine of "
+                f"{counted_text(num_gpus, 'GPU')}.",
                 because="NCCL refuses two ranks on one GPU",
                 fix="start fewer ranks, or train on the CPU: --device cpu",
             )

@@ -27,6 +27,7 @@ from flatout.engine.experiment import Experiment
 from flatout.engine.facts import check_model, chosen_device
 from flatout.engine.feed import Feed
 from flatout.engine.feeds import Reading
+from flatout.engine.fitted import fitted_for
 from flatout.engine.history import read_history
 from flatout.engine.inputs import Unreadable, batches_of
 from flatout.engine.loading import kept_spec, load_experiment
@@ -66,6 +67,7 @@ class Predictor:
         findings: what cannot be had here as in the run, and settings without effect.
         differences: what may make results differ from the run's own, as `name=value`.
         seed: the run's.
+        folder: of the run, which has the preprocessing that was computed from its training data.
     """
 
     model: nn.Module
@@ -77,6 +79,7 @@ class Predictor:
     findings: tuple[Finding, ...] = ()
     differences: tuple[str, ...] = ()
     seed: int = 0
+    folder: RunFolder | None = None
 
     def predict(self, data: Any, *, batch_size: int | None = None) -> Any:
         """What the experiment predicts of data, of any of the kinds of `train_data`.
@@ -96,10 +99,11 @@ class Predictor:
         """
         size = batch_size or self.experiment.batch_size
         found = []
-        for batch in batches_of([""], lambda _: data, size, self.experiment.collate):
-            if isinstance(batch, Unreadable):
-                raise batch.error
-            found.append(self.compute(batch.content, len(batch.rows)))
+        with self._fitted():
+            for batch in batches_of([""], lambda _: data, size, self.experiment.collate):
+                if isinstance(batch, Unreadable):
+                    raise batch.error
+                found.append(self.compute(batch.content, len(batch.rows)))
         return _joined(found)
 
     def compute(self, batch: Any, num_samples: int) -> Any:
@@ -126,7 +130,8 @@ class Predictor:
         experiment = self.experiment
         if batch_size is not None:
             experiment = replace(experiment, batch_size=batch_size)
-        with process_settings(self.recipe), randomness.untouched_generators(self.device):
+        untouched = randomness.untouched_generators(self.device)
+        with self._fitted(), process_settings(self.recipe), untouched:
             reading = Reading(experiment=experiment, recipe=self.recipe, seed=self.seed)
             randomness.seed_generators(randomness.mixed_seed(self.seed, "evaluation"))
             feed = reading.validation_feed(self.device)
@@ -140,6 +145,9 @@ class Predictor:
                 return measure(_Kept(self, experiment, feed))
             finally:
                 feed.close()
+
+    def _fitted(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.folder is None else fitted_for(self.folder)
 
     def _plain(self, model: nn.Module, batch: Any) -> Any:
         """What a model gives whose experiment has no `predict`."""
@@ -177,7 +185,7 @@ def load(
     *,
     use: Mapping[str, Any] | None = None,
     parameters: Mapping[str, Value] | None = None,
-    experiment: Experiment | None = None,
+    experiment: Experiment | str | Path | None = None,
     device: str | None = None,
 ) -> Predictor:
     """Builds a run's experiment again and gives its model the weights that the run has kept.
@@ -191,7 +199,8 @@ def load(
         use: recipe fields that are to be other than the run's, such as
             `{"device": "cpu", "precision": "bf16"}`.
         parameters: arguments of `experiment(...)` that are to be other than the run's.
-        experiment: the experiment itself, where the run knows none: it was made in a notebook.
+        experiment: in place of the one that the run keeps: the experiment itself, as for a run that
+            was made in a notebook; or a built-in's name or a file, which gets the run's parameters.
         device: where to compute; a shorter way to write `use={"device": ...}`.
 
     Raises:
@@ -200,23 +209,18 @@ def load(
     """
     folder = find_run(str(run))
     spec = store.read_json(folder.header, RunHeader).spec
-    if not folder.weights.is_file():
-        raise UsageError(
-            "weights-not-found",
-            f"the run {folder.path.name} has no weights yet.",
-            because=f"{folder.weights} is missing",
-            fix="choose a run that has been validated or finished: flatout runs",
-        )
+    _require_weights(folder)
     tensors, metadata = read_weights(folder.weights)
-    if experiment is None:
-        experiment = _rebuilt(folder, spec, parameters or {})
     step = int(metadata.get("step", 0))
-    trained = _recipe_of(folder, step)
-    recipe, findings = _recipe_here(trained, fixed_fields(use, device))
-    place = chosen_device(recipe.device.value)
-    with randomness.untouched_generators(place):
-        randomness.seed_generators(randomness.mixed_seed(spec.seed, "model"))
-        model = check_model(experiment.model(), experiment).to(place)
+    with fitted_for(folder):
+        if not isinstance(experiment, Experiment):
+            experiment = _rebuilt(folder, spec, parameters or {}, experiment)
+        trained = _recipe_of(folder, step)
+        recipe, findings = _recipe_here(trained, fixed_fields(use, device))
+        place = chosen_device(recipe.device.value)
+        with randomness.untouched_generators(place):
+            randomness.seed_generators(randomness.mixed_seed(spec.seed, "model"))
+            model = check_model(experiment.model(), experiment).to(place)
     if recipe.memory_format.value == "channels_last":
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     load_weights(model, tensors, folder.weights, are_own=True)
@@ -230,24 +234,43 @@ def load(
         findings=tuple(findings),
         differences=tuple(_differences(folder, trained, recipe, place)),
         seed=spec.seed,
+        folder=folder,
     )
 
 
+def _require_weights(folder: RunFolder) -> None:
+    if not folder.weights.is_file():
+        raise UsageError(
+            "weights-not-found",
+            f"the run {folder.path.name} has no weights yet.",
+            because=f"{folder.weights} is missing",
+            fix="choose a run that has been validated or finished: flatout runs",
+        )
+
+
 def _rebuilt(
-    folder: RunFolder, spec: ExperimentSpec, parameters: Mapping[str, Value]
+    folder: RunFolder,
+    spec: ExperimentSpec,
+    parameters: Mapping[str, Value],
+    source: str | Path | None,
 ) -> Experiment:
-    """The experiment as the run was begun with it, but for these parameters."""
+    """The experiment as the run was begun with it, but for these parameters; or that of a source,
+    a built-in's name or a file.
+    """
+    given = spec.parameters | dict(parameters)
+    if source is not None:
+        path = Path(source).expanduser().absolute()
+        file = str(path) if path.suffix == ".py" else None
+        name = str(source) if file is None else path.stem
+        return load_experiment(ExperimentSpec(name=name, file=file, parameters=given))
     if spec.name == "notebook" and spec.file is None:
         raise UsageError(
             "experiment-not-kept",
             f"the run {folder.path.name} was made in a notebook and has no experiment file.",
             fix="load it there: flatout.engine.load(run, experiment=...)",
         )
-    kept = kept_spec(folder, spec)
-    return load_experiment(
-        msgspec.structs.replace(kept, parameters=kept.parameters | dict(parameters)),
-        copy_of=spec.file,
-    )
+    kept = msgspec.structs.replace(kept_spec(folder, spec), parameters=given)
+    return load_experiment(kept, copy_of=spec.file)
 
 
 def _recipe_of(folder: RunFolder, step: int) -> Recipe:

@@ -27,7 +27,7 @@ _MOST_ROWS = 8192
 
 
 @dataclass(frozen=True)
-class Batch:
+class InputBatch:
     """What is computed at once. rows: for each sample its input, and which of its samples it is."""
 
     rows: list[Row]
@@ -53,7 +53,7 @@ def batches_of(
     read: Callable[[str], Any],
     batch_size: int,
     collate: Callable[[list[Any]], Any] | None,
-) -> Iterator[Batch | Unreadable]:
+) -> Iterator[InputBatch | Unreadable]:
     """The samples of all inputs in order, at most batch_size at a time.
 
     Args:
@@ -125,7 +125,9 @@ class _Pool:
         self._parts: list[Any] = []
         self._kind: Any = None
 
-    def take(self, rows: list[Row], content: Any, is_tensors: bool) -> Iterator[Batch | Unreadable]:
+    def take(
+        self, rows: list[Row], content: Any, is_tensors: bool
+    ) -> Iterator[InputBatch | Unreadable]:
         """Adds samples of an input, and gives the batches that became full."""
         # A `collate` of the experiment's own may put together what differs in shape.
         can_differ = not is_tensors and self._collate is not None
@@ -144,22 +146,22 @@ class _Pool:
                 if self.refused == rows[0][0]:
                     return
 
-    def emptied(self) -> Iterator[Batch | Unreadable]:
+    def emptied(self) -> Iterator[InputBatch | Unreadable]:
         """What is there as a batch, if there is anything."""
         rows, parts, self._rows, self._parts = self._rows, self._parts, [], []
         if not rows:
             return
         is_tensors, _ = self._kind
         if is_tensors:
-            yield Batch(rows, _joined(parts))
+            yield InputBatch(rows, _joined(parts))
         else:
             yield from self._collated(rows, parts)
 
-    def _collated(self, rows: list[Row], samples: list[Any]) -> Iterator[Batch | Unreadable]:
+    def _collated(self, rows: list[Row], samples: list[Any]) -> Iterator[InputBatch | Unreadable]:
         """A batch of samples; where that fails, one of each input's, to find whose fault it is."""
         texts = list(dict.fromkeys(text for text, _ in rows))
         try:
-            found: Batch | Unreadable = Batch(rows, (self._collate or _together)(samples))
+            found: InputBatch | Unreadable = InputBatch(rows, (self._collate or _together)(samples))
         except Exception as error:  # noqa: BLE001 - told of the input, with its cause
             _raise_if_of_all(error)
             if len(texts) > 1:
@@ -221,8 +223,8 @@ def read_tensors(text: str) -> Any:
         f"{text} cannot be read: a .npy or a .safetensors file is needed.",
         because="`predict_data` of the experiment says how other inputs are read, and it has none "
         "for this one",
-        fix="write it as .npy or .safetensors; or add `predict_data` and train again, see "
-        "flatout docs predict",
+        fix="write it as .npy or .safetensors; or add `predict_data` to the experiment's file and "
+        "name that: --experiment FILE",
     )
 
 

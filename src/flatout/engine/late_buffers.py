@@ -81,10 +81,10 @@ def check_is_taken_back(model: nn.Module, built: Forms) -> None:
     if problem is not None:
         raise UsageError(
             "state-cannot-be-taken-back",
-            "the model has changed since it was built: no resume could go on with it.",
-            because=f"{problem} when the experiment's `model` returned it; a resume calls that "
-            "again, and the optimizer does not train what came later",
-            fix="make all of its modules and parameters in __init__",
+            "the model has changed since it was built, so the run could not be resumed.",
+            because=f"{problem} when `model` returned it; a resume builds the model again, and the "
+            "optimizer does not train parameters that are added later",
+            fix="create all modules and parameters in __init__",
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from flatout.engine.experiment import Experiment
 from flatout.engine.history import History
 from flatout.engine.journal import Journal
@@ -12,12 +14,18 @@ from flatout.errors import UsageError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.typed import resume_command, train_command
+from flatout.nouns.typed import (
+    is_of_notebook,
+    resume_command,
+    resume_in_python,
+    train_command,
+)  # fmt: skip
 from flatout.nouns.units import counted_text
 
 # Of the steps to come: with more of them without a rate, it is not trained.
 _MOST_IDLE = 0.1
 _HOW_TO = "`schedule=lambda optimizer, total_steps: ...`, see docs/experiments.md"
+_FIX_OF_NEW = f"make the schedule as long as the training: {_HOW_TO}; or train for less time"
 
 
 def limits_of(
@@ -32,17 +40,22 @@ def limits_of(
     return Limits(epochs=experiment.epochs, steps=experiment.steps)
 
 
-def run_is_finished(name: str, limits: Limits, epoch: int, step: int) -> UsageError:
+def run_is_finished(
+    name: str, spec: ExperimentSpec, change: Change, limits: Limits, epoch: int, step: int
+) -> UsageError:
     """That a run has come to its end already, by the length that is asked for."""
     by_steps = limits.steps is not None
     done = counted_text(step, "step") if by_steps else counted_text(epoch, "epoch")
-    longer = resume_command(
-        name, epochs=None if by_steps else 2 * epoch, steps=2 * step if by_steps else None
+    longer = msgspec.structs.replace(
+        change, epochs=None if by_steps else 2 * epoch, steps=2 * step if by_steps else None
     )
+    command = resume_command(name, longer)
+    if is_of_notebook(spec):
+        command = resume_in_python(name, longer.epochs)
     return UsageError(
         "run-is-finished",
         f"the run {name} has come to its end, after {done}.",
-        fix=f"train it longer, such as: {longer}",
+        fix=f"train it longer, such as: {command}",
     )
 
 
@@ -74,7 +87,7 @@ def check_schedule(
         because += f" ({found.because})"
     is_refused = found.because is not None or found.num_idle >= _MOST_IDLE * found.num_to_come
     if is_refused:
-        fix = _fix_of_longer(run, spec, change) if num_made else _fix_of_new(change)
+        fix = _fix_of_longer(run, spec, change) if num_made else _FIX_OF_NEW
         raise UsageError("schedule-is-over", problem, because=because, fix=fix)
     if found.num_idle >= max(2, found.num_to_come // 100):
         journal.warn(
@@ -84,7 +97,7 @@ def check_schedule(
                 severity="warning",
                 problem=problem,
                 because=because,
-                fixes=(Fix(text=f"let it know how long the training is: {_HOW_TO}"),),
+                fixes=(Fix(text=f"make it as long as the training: {_HOW_TO}"),),
             ),
         )
 
@@ -101,17 +114,13 @@ def _problem(found: Outlook, unit: str) -> str:
     return f"the learning rate is 0 for {which}: the weights would not change."
 
 
-def _fix_of_new(change: Change) -> str:
-    return f"let the schedule know how long the training is: {_HOW_TO}; or train for fewer"
-
-
 def _fix_of_longer(run: str, spec: ExperimentSpec, change: Change) -> str:
-    again = resume_command(run, epochs=change.epochs, steps=change.steps, is_changed=True)
-    anew = train_command(spec, epochs=change.epochs, steps=change.steps)
-    if spec.file is None or anew is None:
-        return f"begin a new run of that length, with a schedule that knows it: {_HOW_TO}"
+    resumed = resume_command(run, change, is_changed=True)
+    new = train_command(spec, change)
+    if spec.file is None or new is None:
+        return f"start a new run of that length, with a schedule as long: {_HOW_TO}"
     return (
-        f"begin a new run with a schedule of that length ({_HOW_TO}): {anew}; or go on with "
-        f"another schedule, such as `schedule=None` for a constant rate: change the file, then "
-        f"{again}"
+        f"start a new run with a schedule of that length ({_HOW_TO}): {new}; or continue with "
+        "another schedule, such as `schedule=None` for a constant rate: change the file, then "
+        f"{resumed}"
     )

@@ -49,6 +49,11 @@ def check_validation(session: Session, journal: Journal) -> None:
         # Memory is short: the validation itself knows how to go on with less.
         release_memory()
         return
+    warn_of_labels(session, measured, journal)
+
+
+def warn_of_labels(session: Session, measured: Measured, journal: Journal) -> None:
+    """Warns once of more or fewer labels than classes."""
     for name, confusion in measured.confusions.items():
         problem = labels_problem(name, confusion, session.experiment.labels)
         if problem is not None and problem.rule not in session.told:

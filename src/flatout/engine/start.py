@@ -9,9 +9,11 @@ import torch
 
 from flatout import __version__
 from flatout.engine.history import History
+from flatout.engine.loop import Limits
 from flatout.engine.ranks import Ranks
 from flatout.engine.session import Built, Session
 from flatout.errors import UsageError
+from flatout.nouns.change import Change
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import Started
 from flatout.nouns.recipe import Recipe
@@ -20,24 +22,25 @@ from flatout.nouns.units import counted_text
 from flatout.system.clock import now_s
 
 
-def started(session: Session, *, epochs: int | None, steps: int | None, resumed: bool) -> Started:
+def started(session: Session, limits: Limits, change: Change, *, resumed: bool) -> Started:
     """That training begins, or goes on.
 
     Args:
         session: what is trained, where it begins.
-        epochs, steps: how long; one of them is None.
+        limits: how long.
+        change: what it was taken up with.
         resumed: it goes on from a checkpoint.
     """
     per_epoch = session.feed.updates_per_epoch
-    num_steps = steps
-    if epochs is not None and per_epoch is not None:
-        num_steps = epochs * per_epoch
+    num_steps = limits.steps
+    if limits.epochs is not None and per_epoch is not None:
+        num_steps = limits.epochs * per_epoch
     return Started(
         at=now_s(),
         step=session.position.step,
         pid=os.getpid(),
         num_steps=num_steps,
-        num_epochs=epochs,
+        num_epochs=limits.epochs,
         steps_per_epoch=per_epoch,
         num_parameters=sum(p.numel() for p in session.model.parameters()),
         num_trained=sum(p.numel() for p in session.model.parameters() if p.requires_grad),
@@ -46,6 +49,9 @@ def started(session: Session, *, epochs: int | None, steps: int | None, resumed:
         resumed=resumed,
         versions=versions_here(session.device),
         num_ranks=session.ranks.size,
+        on=change.on,
+        python=change.python,
+        leave_free_bytes=change.leave_free_bytes,
     )
 
 
@@ -77,15 +83,15 @@ def check_ranks(ranks: Ranks, recipe: Recipe, built: Built) -> None:
     if recipe.capture.value != "off":
         raise UsageError(
             "ranks-do-not-fit",
-            f"`capture={recipe.capture.value}` does not go with several ranks.",
-            because="they say to each other that their gradients are there, which no graph records",
+            f"`capture={recipe.capture.value}` cannot be combined with several ranks.",
+            because="ranks tell each other when gradients are ready, which a graph cannot record",
             fix="use --use capture=off, or train without --on",
         )
     if recipe.compiled.value != "off":
         raise UsageError(
             "ranks-do-not-fit",
-            f"`compiled={recipe.compiled.value}` does not go with several ranks.",
-            because="where one of them could not compile, the others would wait for it in vain",
+            f"`compiled={recipe.compiled.value}` cannot be combined with several ranks.",
+            because="if one of them could not compile, the others would wait for it forever",
             fix="use --use compiled=off, or train without --on",
         )
 
@@ -101,7 +107,7 @@ def _check_spread(recipe: Recipe, built: Built) -> None:
         if is_there:
             raise UsageError(
                 "ranks-do-not-fit",
-                f"`sharding=full` does not go with {what}.",
+                f"`sharding=full` cannot be combined with {what}.",
                 because="each rank has a part of every weight, and it needs the whole ones",
                 fix="leave one of them out, or train with --use sharding=none",
             )
@@ -178,8 +184,8 @@ def of_ranks(session: Session, history: History) -> list[Finding]:
             Finding(
                 rule="other-number-of-ranks",
                 severity="note",
-                problem=f"the run goes on with {_ranks_text(now)} instead of {before}: every batch "
-                "has the same samples in the same order.",
+                problem=f"the run goes on with {counted_text(now, 'rank')} instead of {before}: "
+                "every batch has the same samples in the same order.",
                 because="its sums are made of other parts, and may differ in the last digits; "
                 "dropout draws other numbers",
                 fixes=(Fix(text=f"use as many as before for an exact resume: {before}"),),
@@ -225,10 +231,6 @@ def _without_effect(session: Session) -> list[Finding]:
         )
         for name, because in reasons.items()
     ]
-
-
-def _ranks_text(number: int) -> str:
-    return "1 rank" if number == 1 else f"{number} ranks"
 
 
 def inexact(session: Session, before: dict[str, str] | None) -> list[Finding]:

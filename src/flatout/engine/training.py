@@ -21,6 +21,7 @@ from flatout.engine.echo import echo_here
 from flatout.engine.experiment import Experiment, require_experiment
 from flatout.engine.failures import bad_news
 from flatout.engine.first_step import tried
+from flatout.engine.fitted import fitted_for
 from flatout.engine.journal import Journal, SilentJournal
 from flatout.engine.watch import (
     StoppedEarly,
@@ -178,12 +179,13 @@ def train_in(task: Task, load: Callable[[], Experiment]) -> nn.Module | None:
     folder = task.folder
     if not task.ranks.is_first:
         # One writer for all ranks, who holds the lock and hears of requests.
-        return _told(task, load)
+        with fitted_for(folder):
+            return _told(task, load)
     lock = folder.lock()
     if not lock.acquire():
         raise run_in_use(folder)
     try:
-        with watched_file(folder.stop, task.request):
+        with watched_file(folder.stop, task.request), fitted_for(folder, is_written=True):
             return _told(task, load)
     finally:
         lock.release()
@@ -212,7 +214,9 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module | None:
         course = Course(task, experiment, journal, state)
         return course.train()
     except BaseException as error:
-        news = bad_news(error)
+        # A notebook has no log; that of a dry run is removed with its folder.
+        is_logged = task.is_alone and not task.spec.is_dry_run
+        news = bad_news(error, is_logged=is_logged)
         if news is None and isinstance(error, _STOPS):
             reason = error.reason if isinstance(error, StoppedEarly) else "stopped immediately"
             stopped = Stopped(at=now_s(), step=_step(course, step), reason=reason)
@@ -220,7 +224,7 @@ def _told(task: Task, load: Callable[[], Experiment]) -> nn.Module | None:
                 journal.event(stopped)
             raise
         task.ranks.leave(news or error)
-        finding = finding_from(news) if news is not None else _own_fault(error)
+        finding = finding_from(news) if news is not None else _own_fault(error, is_logged=is_logged)
         # A full disk cannot take this line; the failure itself is told by what is raised.
         with contextlib.suppress(FlatoutError):
             failed = Failed(at=now_s(), step=_step(course, step), finding=finding)
@@ -241,10 +245,10 @@ def _step(course: Course | None, before: int) -> int:
     return course.step if course is not None else before
 
 
-def _own_fault(error: BaseException) -> Finding:
+def _own_fault(error: BaseException, *, is_logged: bool) -> Finding:
     return Finding(
         rule="internal-error",
         severity="error",
         problem=f"flatout itself failed: {type(error).__name__}: {error}",
-        because="the traceback is in the run's worker.log",
+        because="the traceback is in the run's worker.log" if is_logged else None,
     )

@@ -23,6 +23,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     file: the run goes on with another text of its experiment file.
     is_after_kill: the kernel ended the process before, because memory had run out.
+    on, python: who starts the ranks, and the interpreter, where it is not flatout's own; both as
+        they were typed, also for a new run. The engine only keeps them, for what it suggests.
     """
 
     fixed: dict[str, Any] = {}
@@ -31,3 +33,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     file: ChangedFile | None = None
     leave_free_bytes: int | None = None
     is_after_kill: bool = False
+    on: str | None = None
+    python: str | None = None
+
+    def again(self, *, is_after_kill: bool = False) -> Change:
+        """What another process is given that goes on: all that is not in the run's history."""
+        return Change(
+            leave_free_bytes=self.leave_free_bytes,
+            is_after_kill=is_after_kill,
+            on=self.on,
+            python=self.python,
+        )

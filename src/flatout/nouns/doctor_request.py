@@ -56,7 +56,7 @@ def check_fixing(request: DoctorRequest, manner: DoctorManner) -> None:
     if named:
         raise UsageError(
             "fix-needs-this-machine",
-            f"--fix does not go with {named[0]}.",
-            because="it mends the machine that it runs on, and tells what it has done",
+            f"`--fix` cannot be combined with `{named[0]}`.",
+            because="it repairs the machine that it runs on, and reports what it did",
             fix="leave one of them out",
         )

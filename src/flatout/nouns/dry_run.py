@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class BatchSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that was tried.
 
     num_samples: of the data set; None where it does not tell. size: samples of the batch.
@@ -31,14 +31,14 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     num_parameters: int
     num_trained: int
-    train: Batch
+    train: BatchSummary
     losses: dict[str, float | None]
     learning_rate: float
     step_s: float
     num_steps: int | None
     num_epochs: int | None
     unit: str = "samples"
-    validation: Batch | None = None
+    validation: BatchSummary | None = None
     metrics: dict[str, float | None] = {}
     best: str | None = None
     peak_memory_bytes: int | None = None

@@ -32,6 +32,7 @@ class Started(Line, frozen=True, kw_only=True):
     num_trained: of the parameters, those that are not frozen; None in runs of an older flatout.
     unit: what a sample is, for rates. num_ranks: processes that train it together.
     versions: what must be equal for a bit-exact repetition (libraries, processor, device).
+    on, python, leave_free_bytes: as they were asked for this time; see nouns/change.py.
     """
 
     pid: int
@@ -45,6 +46,9 @@ class Started(Line, frozen=True, kw_only=True):
     resumed: bool = False
     versions: dict[str, str] = {}
     num_ranks: int = 1
+    on: str | None = None
+    python: str | None = None
+    leave_free_bytes: int | None = None
 
 
 class RecipeSet(Line, frozen=True, kw_only=True):

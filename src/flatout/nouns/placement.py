@@ -9,6 +9,7 @@ import msgspec
 
 from flatout.errors import UsageError, nearest
 from flatout.nouns.machine import Machine
+from flatout.nouns.units import counted_text
 
 # What the process that starts the ranks ends with when one of them died without a word: flatout
 # starts them again.
@@ -71,7 +72,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
             )
         if device == "cpu" or num_gpus == 0 or num_gpus >= self.num_ranks:
             return
-        gpus = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+        gpus = counted_text(num_gpus, "GPU")
         raise UsageError(
             "ranks-share-a-gpu",
             f"`--on {self}`: there are {self.num_ranks} ranks for {gpus}.",
@@ -159,9 +160,10 @@ def take_gpus(nodes: Sequence[Room], num_ranks: int, device: str) -> bool:
     fixes = [f"--on with {room} of them"] if room else []
     if on_gpus and num_cpus >= num_ranks:
         fixes.append("train on the CPUs: --device cpu")
+    ranks = counted_text(num_ranks, "rank") if num_ranks else "any rank"
     raise UsageError(
         "ranks-do-not-fit",
-        f"the cluster has no room for {num_ranks or 'any'} rank{'s' * (num_ranks > 1)}.",
+        f"the cluster has no room for {ranks}.",
         because=f"each takes a {name}, and the nodes have {room}",
         fix="; or ".join(fixes) or "flatout cluster status tells what the nodes have",
     )

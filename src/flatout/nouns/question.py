@@ -27,6 +27,7 @@ Verb = Literal["predict", "evaluate"]
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The command line of `flatout predict` or `flatout evaluate` as data.
 
+    experiment: a built-in's name or a file, in place of the one that the run keeps.
     settings, uses: `key=value` texts for the experiment's parameters and for recipe fields.
     device: `auto`, or a recipe's device. batch_size: None takes the experiment's.
     top: how many classes are told of each sample. output: a file or folder for the predictions.
@@ -36,6 +37,7 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     inputs: tuple[str, ...] = ()
+    experiment: str | None = None
     settings: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
     device: str = "auto"
@@ -62,10 +64,12 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What the process is asked. folder: of the run; its files are only read.
 
     parameters: arguments of `experiment(...)` that are to be other than the run's.
+    experiment: as in the request, a file by its whole path.
     """
 
     verb: Verb
     folder: str
+    experiment: str | None = None
     inputs: tuple[str, ...] = ()
     parameters: dict[str, Value] = {}
     fixed: dict[str, Any] = {}
@@ -82,11 +86,13 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         *,
         inputs: tuple[str, ...] = (),
         parameters: dict[str, Value] | None = None,
+        experiment: str | None = None,
     ) -> Question:
         """A request as it is asked of a run's folder, with what was found out about it."""
         return cls(
             verb=verb,
             folder=folder,
+            experiment=experiment,
             inputs=inputs,
             parameters=parameters or {},
             fixed=request.fixed,

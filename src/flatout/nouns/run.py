@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from flatout.nouns.adaptation import Adaptation
+from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding
 from flatout.nouns.lines import (
@@ -26,13 +27,18 @@ Status = Literal["new", "running", "finished", "stopped", "failed", "interrupted
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
-    """What is fixed when a run is made (`run.json`). python: the interpreter that trains it."""
+    """What is fixed when a run is made (`run.json`).
+
+    python: the interpreter that trains it. on: who starts its ranks, as it was typed; None for a
+    single process.
+    """
 
     id: str
     # What a calendar knows, in every time zone.
     created_at: Annotated[float, msgspec.Meta(ge=0, le=253_402_214_400)]
     flatout_version: str
     python: str
+    on: str | None = None
     spec: ExperimentSpec
     machine: Machine | None = None
 
@@ -106,6 +112,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         """Why it ended before its last epoch, where it did so in good order."""
         ending = {"finished": self.finished, "stopped": self.stopped}.get(self.status)
         return ending.reason if ending else None
+
+    @property
+    def last_change(self) -> Change:
+        """What it was last taken up with that a resume does not take from its folder."""
+        last = self.started
+        if last is None:
+            return Change(on=self.header.on)
+        python = None if last.python == self.header.python else last.python
+        return Change(on=last.on, python=python, leave_free_bytes=last.leave_free_bytes)
 
     @property
     def id(self) -> str:

@@ -74,12 +74,14 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def change(self) -> Change:
-        """What a resume changes, as the worker is told it."""
+        """What a resume changes, as the worker reads it."""
         return Change(
             fixed=self.fixed,
             epochs=self.epochs,
             steps=self.steps,
             leave_free_bytes=self.leave_free_bytes,
+            on=self.on,
+            python=self.python,
         )
 
     @property
@@ -138,10 +140,9 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
                 yield Finding(
                     rule="length-set-twice",
                     severity="note",
-                    problem=f"`{option} {number}` wins over `-s {given}`: "
-                    f"{number} {option.removeprefix('--')} are trained.",
-                    because="both say how long to train; the option is stronger, and the "
-                    "experiment still gets its parameter",
+                    problem=f"`{option} {number}` overrides `-s {given}`.",
+                    because="both set the length of the training; the experiment still gets its "
+                    "parameter",
                     fixes=(Fix(text="leave one of them out"),),
                 )
 
@@ -156,15 +157,14 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.placement is not None and self.tune == "full":
             raise UsageError(
                 "search-needs-one-rank",
-                f"`--tune full` and `--on {self.on}` do not go together.",
-                because="a search measures one process; ranks would disturb each other",
-                fix="search first, then train with what was found: flatout tune EXPERIMENT, and "
-                "--recipe with the file that it names",
+                f"`--tune full` cannot be combined with `--on {self.on}`.",
+                because="a search measures a single process; ranks would disturb each other",
+                fix="search first: flatout tune EXPERIMENT; then train with --recipe and the file "
+                "that it names",
             )
         if self.resume is None:
             return
         given = {
-            "`--dry-run`": self.is_dry_run,
             f"the experiment `{self.experiment}`": self.experiment is not None,
             "`-s`": bool(self.settings),
             "`--seed`": self.seed is not None,
@@ -177,31 +177,35 @@ class TrainRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 "cannot-change-on-resume",
                 f"{' and '.join(refused)} cannot be given with --resume.",
-                because="a run keeps its name, experiment, parameters, seed and first weights: "
-                "with others it would be another run",
-                fix="leave it out (--epochs, --use and --device may change), or begin a new run",
+                because="a run keeps its name, experiment, parameters, seed and initial weights; "
+                "with others it would be a different run",
+                fix="leave it out (--epochs, --use and --device may change), or start a new run",
             )
 
     def _check_pairs(self) -> None:
         is_elsewhere = self.placement is not None and bool(self.placement.place)
         pairs = (
             ("--epochs", "--steps", self.epochs is not None and self.steps is not None,
-             "both say how long to train", "give one of them"),
-            ("--changed", "a new run", self.is_changed and self.resume is None,
-             "it says that a run goes on with its changed file", "name the run: --resume RUN"),
+             "both set the length of the training", "leave one of them out"),
             ("--changed", f"--on {self.on}", self.is_changed and is_elsewhere,
-             "the nodes read the copy in the run's folder",
-             "go on with the changed file here first, without --on; stop the run; then use --on"),
+             "the nodes read the copy of the file in the run's folder",
+             "resume with --changed on this machine first, stop the run, then resume with --on"),
+            ("--dry-run", "--resume", self.is_dry_run and self.resume is not None,
+             "a dry run tries an experiment from its first step",
+             "name the experiment instead of the run, or leave --dry-run out"),
             ("--dry-run", "--name", self.is_dry_run and self.run_id is not None,
-             "a dry run leaves no run", "leave one of them out"),
+             "a dry run does not create a run", "leave one of them out"),
             ("--dry-run", f"--on {self.on}", self.is_dry_run and self.on is not None,
-             "one process tries one batch", "leave --on out"),
+             "a dry run uses one process", "leave --on out"),
         )  # fmt: skip
         for one, other, is_given, because, fix in pairs:
             if is_given:
-                raise UsageError(
-                    "cannot-be-combined",
-                    f"`{one}` cannot be combined with {other if ' ' in other else f'`{other}`'}.",
-                    because=because,
-                    fix=fix,
-                )
+                problem = f"`{one}` cannot be combined with `{other}`."
+                raise UsageError("cannot-be-combined", problem, because=because, fix=fix)
+        if self.is_changed and self.resume is None:
+            raise UsageError(
+                "wrong-usage",
+                "`--changed` needs `--resume RUN`.",
+                because="it continues a run with the experiment's file as it is now",
+                fix="name the run: flatout train --resume RUN --changed",
+            )

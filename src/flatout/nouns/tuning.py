@@ -13,6 +13,7 @@ import msgspec
 from flatout.nouns.finding import Finding
 from flatout.nouns.recipe import OptimizerImplementation
 from flatout.nouns.topology import Topology
+from flatout.nouns.units import counted_text
 
 Numerics = Literal["strict", "default", "fast"]
 Mode = Literal["auto", "off", "full"]
@@ -65,7 +66,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """In words: `1.3 of 2 CPUs`."""
-        return f"{self.other_cpus:.1f} of {self.num_cpus} CPU{'s' if self.num_cpus > 1 else ''}"
+        return f"{self.other_cpus:.1f} of {counted_text(self.num_cpus, 'CPU')}"
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import msgspec
+
+from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec, Value
+from flatout.nouns.run import Run
+from flatout.nouns.units import size_text
 
 # A recipe whose fields are all fixed was read from a file, which a command cannot name.
 _MOST_FIXED = 8
@@ -22,45 +27,76 @@ def command_line(words: Sequence[str]) -> str:
     )
 
 
-def resume_command(
-    run: str, *, epochs: int | None = None, steps: int | None = None, is_changed: bool = False
+def resume_command(run: str, change: Change | None = None, *, is_changed: bool = False) -> str:
+    """What goes on with a run.
+
+    Args:
+        run: its id.
+        change: length, recipe fields, ranks and interpreter to go on with; None keeps the run's.
+        is_changed: with its changed file.
+    """
+    change = change or Change()
+    words = ["flatout", "train", "--resume", run, *_fixed(change.fixed), *_length(change)]
+    words += ["--changed"] if is_changed else []
+    return command_line([*words, *_where(change, change.leave_free_bytes)])
+
+
+def resume_run(
+    run: Run, *, epochs: int | None = None, steps: int | None = None, is_changed: bool = False
 ) -> str:
-    """What goes on with a run; longer, or with its changed file, where that is asked for."""
-    words = ["flatout", "train", "--resume", run, *_length(epochs, steps)]
-    return command_line([*words, "--changed"] if is_changed else words)
+    """What goes on with a run as it was started last; a line of Python for one of a notebook."""
+    if is_of_notebook(run.header.spec):
+        return resume_in_python(run.id, epochs)
+    change = msgspec.structs.replace(run.last_change, epochs=epochs, steps=steps)
+    return resume_command(run.id, change, is_changed=is_changed)
+
+
+def resume_in_python(run: str, epochs: int | None) -> str:
+    """What goes on with a run of a notebook, there."""
+    length = f", epochs={epochs}" if epochs is not None else ""
+    return f'flatout.train(experiment, resume="{run}"{length})'
+
+
+def is_of_notebook(spec: ExperimentSpec) -> bool:
+    """Whether the experiment is known to the notebook alone that trained it."""
+    return spec.file is None and spec.name == "notebook"
 
 
 def train_command(
     spec: ExperimentSpec,
+    change: Change | None = None,
     *,
     file: str | None = None,
     seed: int | None = None,
-    epochs: int | None = None,
-    steps: int | None = None,
     init: str | None = None,
 ) -> str | None:
     """What makes another run of the same experiment; None where that cannot be typed.
 
     Args:
         spec: of the run that it is to be like.
+        change: in place of what the spec says; its ranks and interpreter.
         file: how the experiment's file is written; None takes its whole path.
-        seed, epochs, steps, init: in place of the run's own.
+        seed, init: in place of the run's own.
     """
-    if len(spec.fixed) > _MOST_FIXED or (spec.file is None and spec.name == "notebook"):
+    change = change or Change()
+    if len(spec.fixed) > _MOST_FIXED or is_of_notebook(spec):
         return None
-    if epochs is None and steps is None:
-        epochs, steps = spec.epochs, spec.steps
     seed = spec.seed if seed is None else seed
     init = spec.init if init is None else init
-    words = ["flatout", "train", (file or spec.file) if spec.file else spec.name]
-    for name, value in spec.parameters.items():
-        words += ["-s", f"{name}={typed_value(value)}"]
-    for name, value in spec.fixed.items():
-        words += ["--use", f"{name}={typed_value(value)}"]
-    words += _length(epochs, steps)
+    words = ["flatout", "train", *_experiment(spec, file), *_fixed(spec.fixed | change.fixed)]
+    words += _length(spec if change.epochs is None and change.steps is None else change)
     words += ["--seed", str(seed)] if seed else []
     words += ["--init", init] if init else []
-    return command_line(words)
+    words += _tuning(spec, change)
+    leave_free_bytes = change.leave_free_bytes
+    if leave_free_bytes is None:
+        leave_free_bytes = spec.leave_free_bytes
+    return command_line([*words, *_where(change, leave_free_bytes)])
+
+
+def tune_command(spec: ExperimentSpec) -> str:
+    """What searches for a recipe of the same experiment."""
+    return command_line(["flatout", "tune", *_experiment(spec, None), *_fixed(spec.fixed)])
 
 
 def typed_value(value: Value) -> str:
@@ -70,7 +106,37 @@ def typed_value(value: Value) -> str:
     return repr(value) if isinstance(value, float) else str(value)
 
 
-def _length(epochs: int | None, steps: int | None) -> list[str]:
-    if steps is not None:
-        return ["--steps", str(steps)]
-    return [] if epochs is None else ["--epochs", str(epochs)]
+def _experiment(spec: ExperimentSpec, file: str | None) -> Iterator[str]:
+    yield (file or spec.file or spec.name) if spec.file else spec.name
+    for name, value in spec.parameters.items():
+        yield from ("-s", f"{name}={typed_value(value)}")
+
+
+def _fixed(fields: dict[str, Value]) -> Iterator[str]:
+    for name, value in fields.items():
+        yield from ("--use", f"{name}={typed_value(value)}")
+
+
+def _length(asked: ExperimentSpec | Change) -> list[str]:
+    if asked.steps is not None:
+        return ["--steps", str(asked.steps)]
+    return [] if asked.epochs is None else ["--epochs", str(asked.epochs)]
+
+
+def _tuning(spec: ExperimentSpec, change: Change) -> Iterator[str]:
+    """How far to search, where that is not what a training does unasked."""
+    mode = spec.tuning.mode
+    # Several ranks do not search, whatever is asked.
+    if mode == "full" or (mode == "off" and change.on is None):
+        yield from ("--tune", mode)
+    if mode != "off" and spec.tuning.numerics != "default":
+        yield from ("--numerics", spec.tuning.numerics)
+
+
+def _where(change: Change, leave_free_bytes: int | None) -> Iterator[str]:
+    if leave_free_bytes is not None:
+        yield from ("--leave-free", size_text(leave_free_bytes))
+    if change.on is not None:
+        yield from ("--on", change.on)
+    if change.python is not None:
+        yield from ("--python", change.python)

@@ -37,6 +37,15 @@ def parse_bytes(text: str, option: str) -> int:
     )
 
 
+def size_text(num_bytes: int) -> str:
+    """Bytes as `parse_bytes` reads them, exactly: 1610612736 -> "1.5GiB"."""
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        text = f"{num_bytes / _UNITS[unit.lower()]:.9f}".rstrip("0").rstrip(".")
+        if float(text) >= 1 and round(float(text) * _UNITS[unit.lower()]) == num_bytes:
+            return f"{text}{unit}"
+    return f"{num_bytes}B"
+
+
 def bytes_text(num_bytes: float) -> str:
     """1536 -> "1.5 KiB"; binary multiples, as memory is sold and reported by the drivers."""
     value = float(num_bytes)
@@ -84,7 +93,12 @@ def count_text(count: int) -> str:
 
 def counted_text(count: int, noun: str, plural: str | None = None) -> str:
     """A noun with its number: (1, "epoch") -> "1 epoch", (1200, "epoch") -> "1,200 epochs"."""
-    return f"{count_text(count)} {noun if count == 1 else plural or noun + 's'}"
+    return f"{count_text(count)} {noun_text(count, noun, plural)}"
+
+
+def noun_text(count: int, noun: str, plural: str | None = None) -> str:
+    """A noun for that many: (1, "column") -> "column", (2, "column") -> "columns"."""
+    return noun if count == 1 else plural or f"{noun}s"
 
 
 def percent_text(ratio: float, digits: int = 1) -> str:

@@ -34,8 +34,8 @@ TIMEOUT_S = 10.0
 # What `glance` may take: a person waits for the text that is read meanwhile.
 GLANCE_S = 0.4
 
-Told = tuple[Any, dict[str, str]]
-Tasks = dict[str, Callable[[], Told]]
+Probed = tuple[Any, dict[str, str]]
+Tasks = dict[str, Callable[[], Probed]]
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,11 +119,11 @@ def _machine(
 def _tasks(system: System, host: Host, python: str, *, is_deep: bool) -> Tasks:
     """What is read at once; only where there can be such a thing."""
 
-    def read_gpus() -> Told:
+    def read_gpus() -> Probed:
         found = probe_gpus(system)
         return found, found.unread
 
-    def read_environments() -> Told:
+    def read_environments() -> Probed:
         read = python_environments.probe_environments(system, python, is_wsl=bool(host.wsl))
         return read, python_environments.placed(read)
 
@@ -168,7 +168,7 @@ def _run(
     return values
 
 
-def _read_windows(system: System, *, is_deep: bool) -> Told:
+def _read_windows(system: System, *, is_deep: bool) -> Probed:
     folder = find_system32(system)
     if folder is None:
         return (None, None), {"windows": "Windows' programs are not to be seen from here"}

@@ -26,7 +26,7 @@ EXPECTED = (1.3861366373413433, 1.2267890296683928, 1.124275003662689, 1.0566599
 _PICTURES, _SIDE, _MAPS, _CLASSES = 16, 12, 8, 4
 
 
-class Told(msgspec.Struct, frozen=True):
+class ProofOutput(msgspec.Struct, frozen=True):
     """What a program of `engine/proofs` prints."""
 
     version: str
@@ -72,7 +72,7 @@ def judge(text: str, device: Literal["cpu", "gpu"], at: str) -> Proof:
     lines = text.strip().splitlines()
     try:
         # Python's own reader knows NaN, which msgspec, as the standard has it, does not.
-        told = msgspec.convert(json.loads(lines[-1] if lines else ""), Told)
+        told = msgspec.convert(json.loads(lines[-1] if lines else ""), ProofOutput)
     except (ValueError, msgspec.ValidationError) as error:
         raise RunFailed(
             "training-step-failed",

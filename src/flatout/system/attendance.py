@@ -15,6 +15,7 @@ from flatout.nouns.lines import Failed, Fetched, Finished, Line, Started, Stoppe
 from flatout.nouns.machine import Machine
 from flatout.nouns.outcome import Outcome
 from flatout.nouns.placement import LAUNCHER_LOST
+from flatout.nouns.typed import resume_command
 from flatout.nouns.units import seconds_text
 from flatout.system.child import was_memory_full, worker_died
 from flatout.system.clock import elapsed_s, now_s
@@ -130,13 +131,14 @@ def _change_after(attendance: Attendance) -> Change | None:
         return None
     if ending.rule == "gpu-state-lost":
         # It has told in the run's history what takes less memory.
-        return Change()
+        return attendance.change.again()
     before, kills = attendance.num_kernel_kills, num_kernel_kills()
     if ending.line is None and was_memory_full(ending.code, before, kills):
-        return Change(is_after_kill=True)
+        return attendance.change.again(is_after_kill=True)
     if attendance.are_ranks and ending.is_loss:
         # Which of them the kernel has ended, if it was the kernel, nobody tells.
-        return Change(is_after_kill=was_memory_full(-9, before, kills))
+        is_full = was_memory_full(-9, before, kills)
+        return attendance.change.again(is_after_kill=is_full)
     return None
 
 
@@ -188,7 +190,7 @@ def conclude(attendance: Attendance) -> Outcome:
     run = read_run(folder)
     line, code = ending.line, ending.code
     if attendance.obstacle == "held":
-        return Outcome(run=run, finding=_still_held(folder), exit_code=1)
+        return Outcome(run=run, finding=_still_held(folder, attendance.change), exit_code=1)
     if isinstance(line, Failed):
         # The worker may also have been killed while it ended, after it had told why.
         exit_code = code if code in (1, 2, 3) else 1
@@ -202,10 +204,16 @@ def conclude(attendance: Attendance) -> Outcome:
         # It tells every refusal as Failed, but that somebody else was quicker to take the run.
         return Outcome(run=run, finding=finding_from(run_in_use(folder)), exit_code=2)
     if line is None and code == LAUNCHER_LOST:
-        return Outcome(run=run, finding=_head_lost(folder), exit_code=1)
+        return Outcome(run=run, finding=_head_lost(folder, attendance.change), exit_code=1)
     if (line is None or ending.is_loss) and code is not None:
         full = no_room(folder.path)
-        finding = finding_from(full) if full else worker_died(folder, code)
+        finding = (
+            finding_from(full)
+            if full
+            else worker_died(
+                folder, code, None if run.header.spec.is_dry_run else attendance.change.again()
+            )
+        )
         finding = _judged(attendance, finding)
         return Outcome(run=run, finding=finding, exit_code=3 if code == 3 else 1)
     return Outcome(run=run)
@@ -218,10 +226,10 @@ def _begun_again(ending: Failed) -> Warned:
 
 
 def _judged(attendance: Attendance, finding: Finding) -> Finding:
-    """What is told of an end, with what was tried in vain."""
+    """What is said of an end, with the restarts that did not help."""
     if attendance.obstacle != "in vain":
         return finding
-    told = f"started again {_MOST_STARTS_AGAIN} times, it has not got to another checkpoint"
+    told = f"restarted {_MOST_STARTS_AGAIN} times without reaching another checkpoint"
     because = f"{finding.because}; {told}" if finding.because else told
     return msgspec.structs.replace(finding, because=because)
 
@@ -230,35 +238,35 @@ def _held_for(limit_s: float) -> Finding:
     return Finding(
         rule="run-in-use",
         severity="note",
-        problem="waiting for the ranks of before, which still work in the run's folder, "
-        f"{seconds_text(limit_s)} at most.",
-        because="they write a checkpoint; or were cut off or stopped, and do not know it yet",
+        problem=f"waiting up to {seconds_text(limit_s)} for the previous ranks, which still use "
+        "the run's folder.",
+        because="they are writing a checkpoint, or were disconnected or paused and have not "
+        "noticed yet",
     )
 
 
-def _still_held(folder: RunFolder) -> Finding:
+def _still_held(folder: RunFolder, change: Change) -> Finding:
     name = folder.path.name
     return Finding(
         rule="run-in-use",
         severity="error",
-        problem=f"the run {name} is not gone on with: ranks of before still work in its folder.",
-        because="a node may have been cut off, or paused, and its ranks have not ended",
-        fixes=(Fix(text=f"end them; then go on: flatout train --resume {name}"),),
+        problem=f"run {name} cannot be resumed: previous ranks still use its folder.",
+        because="a node may have been disconnected or paused, and its ranks are still running",
+        fixes=(Fix(text=f"stop them, then resume: {resume_command(name, change.again())}"),),
     )
 
 
-def _head_lost(folder: RunFolder) -> Finding:
+def _head_lost(folder: RunFolder, change: Change) -> Finding:
     name = folder.path.name
     if folder.lock().is_taken():
-        go_on = f"its ranks still work: follow them: flatout show {name} --follow"
+        go_on = f"its ranks are still running; follow them: flatout show {name} --follow"
     else:
-        go_on = f"go on from the last checkpoint: flatout train --resume {name} --on ..."
+        go_on = f"resume from the last checkpoint: {resume_command(name, change.again())}"
     return Finding(
         rule="ray-not-answering",
         severity="error",
-        problem=f"Ray's head does not answer any more, and {name} cannot be followed.",
-        because="its ranks stop with a checkpoint once their nodes have noticed it, in a minute "
-        "or so",
+        problem=f"Ray's head no longer answers, so {name} cannot be followed.",
+        because="its ranks stop with a checkpoint once their nodes notice, within about a minute",
         fixes=(
             Fix(text="start the head again: flatout cluster up"),
             Fix(text=go_on),

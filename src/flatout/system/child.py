@@ -14,6 +14,7 @@ import msgspec
 from flatout.nouns.change import Change
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.placement import NOT_SHARED, RANK_DIED, Placement
+from flatout.nouns.typed import resume_command
 from flatout.system.runs import RunFolder
 from flatout.system.store import mapped_os_errors
 from flatout.system.variables import worker_environment
@@ -122,26 +123,30 @@ def start_drawing(folder: RunFolder) -> None:
         )
 
 
-def worker_died(folder: RunFolder, exit_code: int) -> Finding:
-    """Bad news of a worker that ended without a word in the run's events."""
+def worker_died(folder: RunFolder, exit_code: int, change: Change | None) -> Finding:
+    """Bad news of a worker that ended without a word in the run's events.
+
+    Args:
+        folder: of the run.
+        exit_code: of the worker.
+        change: to go on with; None for a dry run, whose folder is removed.
+    """
     if exit_code == NOT_SHARED:
         return _not_shared(folder)
     name = folder.path.name
     because = f"the worker {ending_text(exit_code)}"
     if exit_code == -9:
-        because += "; if nobody killed it, the kernel did, because memory ran out"
+        because += "; if you did not kill it, the kernel did, because memory ran out"
     elif exit_code == RANK_DIED:
-        because = "one of its ranks was killed, or ended without a word"
+        because = "one of its ranks was killed, or ended without an error message"
+    go_on = f"resume from the last checkpoint: {resume_command(name, change)}"
     return Finding(
         rule="worker-died",
         severity="error",
-        problem=f"the training of {name} broke off without saying why.",
+        problem=f"the training of {name} ended without an error message.",
         because=because,
         evidence=tuple(_last_lines(folder.log)),
-        fixes=(
-            Fix(text=f"read {folder.log}"),
-            Fix(text=f"go on from the last checkpoint: flatout train --resume {name}"),
-        ),
+        fixes=(Fix(text=f"read {folder.log}"), Fix(text=go_on)) if change is not None else (),
     )
 
 

@@ -21,6 +21,7 @@ from flatout.nouns.outline import Outline
 from flatout.nouns.results import Results
 from flatout.nouns.run import DamagedRun, Run
 from flatout.nouns.tuned_recipe import TunedRecipe
+from flatout.nouns.typed import tune_command
 from flatout.system import store
 from flatout.system.runs import RunFolder, read_run, run_paths
 from flatout.system.scan import each_line, last_line
@@ -109,7 +110,7 @@ def tuned_recipe(run: Run) -> TunedRecipe:
         raise RunFailed(
             "search-not-finished",
             f"the search {run.id} was stopped before it had found a recipe.",
-            fix=f"search again: flatout tune {run.header.spec.name}",
+            fix=f"search again: {tune_command(run.header.spec)}",
         )
     return TunedRecipe(
         folder=run.folder,

@@ -7,6 +7,7 @@ checkpoints/000790/ rank0-SHA256.safetensors and, written after it, rank0.json: 
 recipe.json         what `flatout tune` has found
 experiment.py       the experiment's text; experiment-SHA256.py: one that it was begun with
 weights.safetensors the best weights by validation, else the last
+preprocessing.json  what was computed from the training data, and predicting needs
 plots/              pictures drawn by whoever looks
 worker.log          what the worker printed; worker.rank1.log and so on: other ranks, if any
 lock, stop          held while somebody trains; asks them to stop
@@ -43,6 +44,7 @@ from flatout.nouns.lines import (
     Warned,
 )
 from flatout.nouns.run import Run, RunHeader, Status, checkpointing
+from flatout.nouns.typed import resume_command
 from flatout.system import store
 from flatout.system.folders import runs_folder, tunes_folder
 from flatout.system.scan import each_line, last_line
@@ -66,6 +68,7 @@ class RunFolder:
         self.weights = path / "weights.safetensors"
         self.experiment = path / "experiment.py"
         self.recipe = path / "recipe.json"
+        self.preprocessing = path / "preprocessing.json"
         self.log = path / "worker.log"
         self.stop = path / "stop"
         self.writer = path / "writer"
@@ -112,7 +115,7 @@ def create_run(header: RunHeader, parent: Path | None = None) -> RunFolder:
     taken = UsageError(
         "run-exists",
         f"there is a run named `{header.id}` already.",
-        fix=f"choose another --name, or go on with it: flatout train --resume {header.id}",
+        fix=f"choose another --name, or resume it: {resume_command(header.id)}",
     )
     with store.mapped_os_errors(path):
         if path.exists():

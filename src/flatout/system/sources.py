@@ -10,6 +10,7 @@ import msgspec
 
 import flatout
 from flatout.errors import UsageError, nearest, nearest_name
+from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.typed import resume_command
 from flatout.system.runs import RunFolder, find_run
@@ -164,10 +165,13 @@ def kept_text(kept: Path) -> str:
     return _read_file(kept).text if kept.is_file() else ""
 
 
-def refuse_changed(
-    spec: ExperimentSpec, folder: RunFolder, *, epochs: int | None, steps: int | None
-) -> None:
+def refuse_changed(spec: ExperimentSpec, folder: RunFolder, change: Change) -> None:
     """Refuses to go on with a run whose experiment file has another text now.
+
+    Args:
+        spec: of the run.
+        folder: of the run.
+        change: what else the resume changes.
 
     Raises:
         UsageError: experiment-changed.
@@ -182,7 +186,7 @@ def refuse_changed(
             f"{spec.file} is not the file this run was begun with.",
             because="an exact resume needs the same code",
             fix="to continue with the changed file: "
-            + resume_command(name, epochs=epochs, steps=steps, is_changed=True)
+            + resume_command(name, change, is_changed=True)
             + f"; the run keeps the file as it was: {folder.experiment}",
         )
 

@@ -76,10 +76,9 @@ _TENSORS = Piece(
     text='''
 def build_model(width: int, outputs: int) -> nn.Module:
     """Three layers."""
-    num_inputs = samples(is_training=False)[0][0].numel()
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(num_inputs, width),
+        nn.Linear($num_inputs, width),
         nn.GELU(),
         nn.Linear(width, width),
         nn.GELU(),

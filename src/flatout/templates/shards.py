@@ -15,6 +15,12 @@ SHARDS = $path
 SIDE = 64
 
 
+@data.fitted
+def names() -> list[str]:
+    """Of the classes. Kept with the run: predicting works without the shards."""
+    return list(data.shards(SHARDS).classes)
+
+
 def samples(is_training: bool) -> Any:
     """Images to train on, cropped and mirrored by chance; others to validate."""
     crop = 0.35 if is_training else None
@@ -27,11 +33,11 @@ def predict_data(path: str) -> Any:
     """What `flatout predict` reads: an image file of any size and mode."""
     return data.image(path, size=SIDE)
 ''',
-    words={"classes": "list(data.shards(SHARDS).classes)", "num_classes": "len(classes)"},
+    words={"classes": "names()", "num_classes": "len(classes)"},
 )
 
 _IDX = Piece(
-    imports=(*_IMPORTS, "from torch import Tensor"),
+    imports=(*_IMPORTS, "import math", "from torch import Tensor"),
     text='''
 # Made by `flatout ingest`.
 SHARDS = $path
@@ -44,15 +50,29 @@ def samples(is_training: bool) -> tuple[Tensor, Tensor]:
     return images.float() / 255, labels
 
 
+@data.fitted
+def names() -> list[str]:
+    """Of the classes. Kept with the run, like the shape: predicting works without the shards."""
+    return list(data.shards(SHARDS).classes)
+
+
+@data.fitted
+def shape() -> tuple[int, int, int]:
+    """Channels, height and width."""
+    channels, height, width = data.shards(SHARDS).manifest.settings.shape
+    return channels, height, width
+
+
 def predict_data(path: str) -> Tensor:
     """What `flatout predict` reads: an image file, dark and light as in training."""
-    channels, height, width = data.shards(SHARDS).manifest.settings.shape
+    channels, height, width = shape()
     image = data.image(path, size=(height, width), grey=channels == 1)
     return image.float() / 255
 ''',
     words={
-        "classes": "list(data.shards(SHARDS).classes)",
-        "num_classes": "len(data.shards(SHARDS).classes)",
+        "classes": "names()",
+        "num_classes": "len(names())",
+        "num_inputs": "math.prod(shape())",
     },
 )
 
@@ -75,15 +95,21 @@ def table(part: str) -> Any:
     return found.table(part, target=TARGET, vocabularies=words)
 
 
+@data.fitted
+def columns() -> data.Columns:
+    """Names and categories. Kept with the run: predicting works without the shards."""
+    return table(PARTS[0]).columns
+
+
 def samples(is_training: bool) -> Any:
     """Rows to train on, or others to validate."""
-    return table(PARTS[0 if is_training else 1])
+    return table(PARTS[0 if is_training else 1]).like(columns())
 
 
 def shape() -> tuple[int, list[int]]:
     """Columns of numbers, and the number of values of each column of texts."""
-    rows = samples(is_training=True)
-    return len(rows.numbers), [len(rows.vocabularies[name]) for name in rows.categories]
+    sizes = [len(columns().vocabularies[name]) for name in columns().categories]
+    return len(columns().numbers), sizes
 
 
 def targets() -> Tensor:
@@ -94,7 +120,7 @@ def targets() -> Tensor:
 
 def predict_data(path: str) -> tuple[Tensor, ...]:
     """What `flatout predict` reads: rows with these columns, in any order."""
-    return data.rows(path, like=samples(is_training=True))
+    return data.rows(path, like=columns())
 ''',
     words={
         "columns": "*shape()",
@@ -138,7 +164,7 @@ _CLASSES = '''
 
 def classes() -> list[str]:
     """The values of the target in both parts."""
-    return list(samples(is_training=True).vocabularies[TARGET])
+    return list(columns().vocabularies[TARGET])
 '''
 
 

@@ -67,10 +67,16 @@ IMAGES = $path
 SIDE = 64
 
 
+@data.fitted
+def names() -> list[str]:
+    """Of the classes. Kept with the run: predicting works without the images."""
+    return list(data.image_folder(IMAGES).classes)
+
+
 def samples(is_training: bool) -> Any:
     """Nine tenths to train on, cropped and mirrored by chance; a tenth to validate."""
-    crop = 0.35 if is_training else None
-    folder = data.image_folder(IMAGES, size=SIDE, random_crop=crop, flip=is_training)
+    chance = {"random_crop": 0.35, "flip": True} if is_training else {}
+    folder = data.image_folder(IMAGES, size=SIDE, classes=names(), **chance)
     # The split is the same whenever it is made.
     return data.split(folder)[0 if is_training else 1]
 
@@ -79,7 +85,7 @@ def predict_data(path: str) -> Any:
     """What `flatout predict` reads: an image file of any size and mode."""
     return data.image(path, size=SIDE)
 ''',
-        words={"classes": "data.image_folder(IMAGES).classes", "num_classes": "len(classes)"},
+        words={"classes": "names()", "num_classes": "len(classes)"},
     )  # fmt: skip
 
 
@@ -132,15 +138,21 @@ def table() -> Any:
     return data.{sketch.data}(TABLE, target=TARGET{categories})
 
 
+@data.fitted
+def columns() -> data.Columns:
+    """Names and categories. Kept with the run: predicting works without the table."""
+    return table().columns
+
+
 def samples(is_training: bool) -> Any:
     """Nine tenths of the rows to train on, the rest to validate on; always these."""
-    return data.split(table())[0 if is_training else 1]
+    return data.split(table().like(columns()))[0 if is_training else 1]
 
 
 def shape() -> tuple[int, list[int]]:
     """Columns of numbers, and the number of values of each column of texts."""
-    sizes = [len(table().vocabularies[name]) for name in table().categories]
-    return len(table().numbers), sizes
+    sizes = [len(columns().vocabularies[name]) for name in columns().categories]
+    return len(columns().numbers), sizes
 
 
 def targets() -> Tensor:
@@ -151,13 +163,13 @@ def targets() -> Tensor:
 
 def predict_data(path: str) -> tuple[Tensor, ...]:
     """What `flatout predict` reads: rows with these columns, in any order."""
-    return data.rows(path, like=table())
+    return data.rows(path, like=columns())
 ''',
         words={
             "columns": "*shape()",
             "targets": "targets()",
-            "classes": "table().vocabularies[TARGET]",
-            "num_classes": "len(table().vocabularies[TARGET])",
+            "classes": "columns().vocabularies[TARGET]",
+            "num_classes": "len(columns().vocabularies[TARGET])",
             "answer": "TARGET",
         },
     )  # fmt: skip
@@ -185,6 +197,7 @@ def predict_data(path: str) -> Tensor:
                 "targets": "samples(is_training=True)[-1]",
                 "classes": '["inside", "outside"]',
                 "num_classes": "2",
+                "num_inputs": "samples(is_training=False)[0][0].numel()",
             },
         )
     return Piece(
@@ -203,20 +216,28 @@ def samples(is_training: bool) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
+@data.fitted
+def example() -> Tensor:
+    """A sample's shape and type. Kept with the run: predicting works without the file."""
+    return samples(is_training=False)[0][:1]
+
+
 def predict_data(path: str) -> Tensor:
     """What `flatout predict` reads: .npy, or `inputs` of a .safetensors file."""
-    return data.tensors(path, like=samples(is_training=False)[0])
+    return data.tensors(path, like=example())
 ''' + (_NUM_CLASSES if sketch.task == "classification" else ""),
         words={
             "targets": "samples(is_training=True)[-1]",
             "classes": "[str(number) for number in range(num_classes())]",
             "num_classes": "num_classes()",
+            "num_inputs": "example().numel()",
         },
     )  # fmt: skip
 
 
 _NUM_CLASSES = '''
 
+@data.fitted
 def num_classes() -> int:
     """Classes are numbers from 0 on."""
     return int(load_file(TENSORS)["targets"].max()) + 1
@@ -264,8 +285,9 @@ def predict_data(text: str) -> Tensor:
 '''
 
 _HF_CLASSES = '''
+@data.fitted
 def classes() -> list[str]:
-    """The names of the labels, or else their numbers, from 0 on."""
+    """The names of the labels, or else their numbers, from 0 on; kept with the run."""
     label = samples(is_training=True).features["label"]
     names = getattr(label, "names", None)
     return names or [str(number) for number in range(int(targets().max()) + 1)]

@@ -28,17 +28,24 @@ def metrics(model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Any]:
 )
 
 _REGRESSION = Piece(
-    imports=(*_IMPORTS, "from typing import Any"),
+    imports=(*_IMPORTS, "from flatout.engine import data", "from typing import Any"),
     text='''
+@data.fitted
+def scale() -> tuple[float, float]:
+    """Mean and deviation of the target to train on; kept with the run."""
+    found = $targets.float()
+    return float(found.mean()), float(found.std().clamp(min=1e-6))
+
+
 class Scaled(nn.Module):
     """Learns a target of mean 0 and deviation 1, and answers in its own units."""
 
-    def __init__(self, model: nn.Module, targets: Tensor) -> None:
+    def __init__(self, model: nn.Module, mean: float, deviation: float) -> None:
         super().__init__()
         self.model = model
         # Buffers: they go with the weights wherever these are used.
-        self.register_buffer("mean", targets.float().mean())
-        self.register_buffer("deviation", targets.float().std().clamp(min=1e-6))
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("deviation", torch.tensor(deviation))
 
     def forward(self, *inputs: Tensor) -> Tensor:
         answers: Tensor = self.model(*inputs).squeeze(1) * self.deviation + self.mean
@@ -175,7 +182,7 @@ def entry(sketch: Sketch, classes: str) -> Piece:
         words={
             "parameters": "\n".join(f"    {one}," for one in parameters),
             "before": f"    classes = {classes}\n" if is_read else "",
-            "whole_model": "Scaled($model, $targets)" if sketch.task == "regression" else "$model",
+            "whole_model": "Scaled($model, *scale())" if sketch.task == "regression" else "$model",
             "data": data,
             "labels": f"        labels={labels},\n" if has_labels else "",
             # Of classes, the labels and their probabilities are told without it.

@@ -13,7 +13,7 @@ import msgspec
 
 from flatout.nouns.recipe import CpuAffinity
 from flatout.nouns.tuning import Candidate, Numerics, Profile, Setting, Skip
-from flatout.nouns.units import percent_text, seconds_text
+from flatout.nouns.units import counted_text, percent_text, seconds_text
 from flatout.tune import captures
 from flatout.tune.compiling import compiled_candidates
 from flatout.tune.data_paths import AXES, LEAST_SHARE, data_paths
@@ -274,7 +274,7 @@ def _threads(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, st
         counts.add(max(1, setting.num_cores - round(profile.load.other_cpus)))
     for count in sorted(counts - {current}):
         candidate = Candidate(
-            name=f"{count} CPU thread{'s' if count > 1 else ''}",
+            name=counted_text(count, "CPU thread"),
             axis="threads",
             changes={"num_threads": count},
             why="small operations cost more to share out than to do",
@@ -302,7 +302,8 @@ def _affinities(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
         if fixed is not None:
             del changes["num_threads"]
             if reason is None and fixed > count:
-                reason = f"you have set num_threads={fixed}, and it would leave {count} CPUs"
+                cpus = counted_text(count, "CPU")
+                reason = f"you have set num_threads={fixed}, and it would leave {cpus}"
         candidate = Candidate(
             name=name, axis="affinity", changes=changes, why=why, is_process_wide=True
         )

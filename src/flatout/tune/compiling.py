@@ -18,7 +18,7 @@ from flatout.nouns.tuning import (
     Rung,
     Setting,
 )  # fmt: skip
-from flatout.nouns.units import count_text, seconds_text
+from flatout.nouns.units import counted_text, seconds_text
 from flatout.tune import captures
 from flatout.tune.data_paths import LEAST_SHARE
 from flatout.tune.statistics import product
@@ -103,8 +103,8 @@ def _why_not(setting: Setting, profile: Profile) -> str | None:
         return "nobody knows how many steps are to pay for compiling"
     run_s = setting.num_steps * profile.step_s
     if _MOST_SAVED * run_s < 2 * _LEAST_COMPILE_S:
-        steps = count_text(setting.num_steps)
-        return f"{steps} steps of {seconds_text(profile.step_s)} are too few to pay for compiling"
+        steps = counted_text(setting.num_steps, "step")
+        return f"{steps} of {seconds_text(profile.step_s)} cannot pay for compiling"
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flatout.nouns.tuning import Candidate, Profile, Setting
-from flatout.nouns.units import bytes_text, percent_text
+from flatout.nouns.units import bytes_text, counted_text, percent_text
 from flatout.tune.memory import too_large
 
 # What takes less of the step than this cannot win the 3 % that a recipe needs to win.
@@ -59,7 +59,7 @@ def _workers(
     counts = {1, 2, max(1, setting.num_cores // 2), setting.num_cores} | ({0} if current else set())
     for workers in sorted(counts - {current}):
         candidate = Candidate(
-            name=f"{workers or 'no'} loader worker{'' if workers == 1 else 's'}",
+            name=counted_text(workers, "loader worker") if workers else "no loader workers",
             axis="data",
             changes={"loader_workers": workers, "loader_persistent": workers > 0},
             why="samples are read beside the step"
@@ -101,7 +101,7 @@ def _cache(setting: Setting, little: str | None) -> tuple[Candidate, str | None]
     if cache is not None and cache.problem is None:
         why += (
             f": {bytes_text(cache.num_bytes)}; measured with {cache.num_measured:,} of "
-            f"{cache.num_samples:,} samples kept. The first epoch reads as before"
+            f"{counted_text(cache.num_samples, 'sample')} kept. The first epoch reads as before"
         )
     candidate = Candidate(
         name="decoded cache", axis="cache", changes={"data_path": "cached"}, why=why

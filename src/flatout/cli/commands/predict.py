@@ -29,9 +29,10 @@ def command(is_json: bool, **options: Any) -> int:
     standard input. The run is only read.
     """
     from flatout import inference
-    from flatout.cli import asked
+    from flatout.cli import asked, show
     from flatout.nouns.question import InferenceRequest
 
-    request = asked.trusting(InferenceRequest(**options))
+    request = InferenceRequest(**options)
+    request = show.with_trust(request, request.run)
     shown = asked.json_predictions if is_json else asked.print_predictions
     return shown(request.run, inference.predict(request))

@@ -99,9 +99,10 @@ def stop(run: str, is_json: bool) -> None:
     """Stop a run after its step, with a checkpoint."""
     from flatout import flow
     from flatout.cli import show
+    from flatout.nouns.typed import resume_run
 
     show.print_note(f"asking {run} to stop after its step; Ctrl-C ends only the waiting")
     stopped = flow.stop(run)
-    show.print_note(f"{stopped.id}: {stopped.status}; go on: flatout train --resume {stopped.id}")
+    show.print_note(f"{stopped.id}: {stopped.status}; go on: {resume_run(stopped)}")
     if is_json:
         show.print_json(stopped)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from flatout.cli import complete
 from flatout.cli.experiment_command import ExperimentCommand, set_parameters
 from flatout.cli.options import trusts_run
-
-if TYPE_CHECKING:
-    from flatout.nouns.train_request import TrainRequest
 
 
 @click.command("train", cls=ExperimentCommand)
@@ -109,7 +106,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     """Train an experiment, or resume a run.
 
     NAME is a built-in, FILE a Python file with a function `experiment`. Its parameters are options,
-    too; --help behind its name lists them.
+    too: see `flatout train NAME --help`.
     """
     from flatout import flow
     from flatout.cli import dry_run, failing, show
@@ -121,7 +118,8 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     request = TrainRequest(**options)
     for finding in request.warnings():
         show.print_finding(finding)
-    request = _trusting(request)
+    request.check()
+    request = show.with_trust(request, request.resume)
     if request.is_dry_run:
         return dry_run.run(request, is_json=is_json, is_detached=detach)
     screen = Display(is_quiet=is_json, is_still=detach)
@@ -164,19 +162,3 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
         except FlatoutError as error:
             show.print_finding(finding_from(error, "warning"))
     return 130 if interrupts.count else outcome.exit_code
-
-
-def _trusting(request: TrainRequest) -> TrainRequest:
-    """The request, trusted where a person at the terminal says that its run may be."""
-    import msgspec
-
-    from flatout import flow
-    from flatout.cli import show
-
-    if request.resume is None or request.is_trusted:
-        return request
-    request.check()
-    folder = flow.folder_elsewhere(request.resume)
-    if folder is None or not show.asked_to_trust(folder):
-        return request
-    return msgspec.structs.replace(request, is_trusted=True)

@@ -50,7 +50,7 @@ def command(forget: bool, is_json: bool, **options: Any) -> int:
     """Find the fastest correct recipe by measuring: speed settings, not hyperparameters.
 
     NAME is a built-in, FILE a Python file with a function `experiment`. Its parameters are options,
-    too; --help behind its name lists them.
+    too: see `flatout tune NAME --help`.
     """
     from flatout import flow
     from flatout.cli import failing, show

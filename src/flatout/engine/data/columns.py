@@ -78,6 +78,34 @@ class Columns:
         with readable(self.name):
             return self._tensors(table)
 
+    def check_same(self, before: Columns) -> None:
+        """Refuses columns that a model which was trained on those before would take for others.
+
+        Raises:
+            UsageError: training-data-changed.
+        """
+        reason = self._difference(before)
+        if reason is not None:
+            raise UsageError(
+                "training-data-changed",
+                f"{self.name} is not the table that the run was begun with.",
+                because=reason,
+                fix="restore the table; or start a new run on this one",
+            )
+
+    def _difference(self, before: Columns) -> str | None:
+        if self.target != before.target:
+            return f"the target is `{self.target}`; it was `{before.target}`"
+        for now, then in ((self.numbers, before.numbers), (self.categories, before.categories)):
+            if now != then:
+                return f"its columns are {_shortened(now)}; they were {_shortened(then)}"
+        for name, values in before.vocabularies.items():
+            now = self.vocabularies.get(name, ())
+            other = sorted(set(now).symmetric_difference(values)) or now
+            if now != values:
+                return f"the values of `{name}` differ in {_shortened(other)}"
+        return None
+
     def _tensors(self, table: Arrow) -> tuple[Tensor, ...]:
         self._check_missing(table)
         parts = []

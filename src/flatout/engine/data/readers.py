@@ -23,6 +23,7 @@ from flatout.engine.data.values import Field, fields_of
 from flatout.engine.data_files import library
 from flatout.engine.inputs import read_tensors
 from flatout.errors import UsageError
+from flatout.nouns.units import noun_text
 
 _PARQUET = ".parquet"
 # Of grey in red, green and blue. Source: ITU-R BT.601, as Pillow's mode L has it.
@@ -78,7 +79,7 @@ def _fit(file: Path, size: tuple[int, int]) -> Tensor:
     return pixels.view(height, width, 3).permute(2, 0, 1).contiguous()
 
 
-def rows(path: str | Path, *, like: Table | ParquetRows) -> tuple[Tensor, ...]:
+def rows(path: str | Path, *, like: Columns | Table | ParquetRows) -> tuple[Tensor, ...]:
     """The inputs of a CSV or Parquet file's rows, as those of the table that was trained on.
 
     Columns are found by their names, in any order; the target need not be there, and what else
@@ -86,7 +87,7 @@ def rows(path: str | Path, *, like: Table | ParquetRows) -> tuple[Tensor, ...]:
 
     Args:
         path: of the file; `.parquet` is read as Parquet, anything else as CSV.
-        like: the table that was trained on.
+        like: the table that was trained on, or its `columns`.
 
     Returns:
         (numbers, codes), without what the table has none of.
@@ -97,7 +98,8 @@ def rows(path: str | Path, *, like: Table | ParquetRows) -> tuple[Tensor, ...]:
             table-not-readable, no-data, data-package-not-installed.
     """
     file = _existing(path)
-    columns = replace(like.columns, name=str(path), target=None, is_new=True)
+    trained = like if isinstance(like, Columns) else like.columns
+    columns = replace(trained, name=str(path), target=None, is_new=True)
     found = _parquet_rows(file, columns) if file.suffix == _PARQUET else _csv_rows(file, columns)
     if not len(found[0]):
         raise UsageError("no-data", f"{path} has no rows.", fix="give a file that has some")
@@ -139,7 +141,7 @@ def _check_columns(columns: Columns, names: Sequence[str]) -> None:
         told = ", ".join(f"`{name}`" for name in missing)
         raise UsageError(
             "column-not-found",
-            f"{columns.name} has no column{'s' if len(missing) > 1 else ''} {told}.",
+            f"{columns.name} has no {noun_text(len(missing), 'column')} {told}.",
             because=f"`predict_data` reads the columns that the model was trained on; it has "
             f"{', '.join(f'`{name}`' for name in names)}",
             fix="name the columns in the first line as in the training data; their order does not "

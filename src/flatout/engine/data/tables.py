@@ -139,6 +139,15 @@ class Table(TensorData):
         self.vocabularies = columns.vocabularies
         self.columns = columns
 
+    def like(self, columns: Columns) -> Table:
+        """This table, if it has the same columns and categories as one that was read before.
+
+        Raises:
+            UsageError: training-data-changed.
+        """
+        self.columns.check_same(columns)
+        return self
+
     def rows(self, indices: Tensor) -> Table:
         """A table of some of the rows."""
         return Table(self.columns, tuple(tensor[indices] for tensor in tensors_in(self.tensors)))

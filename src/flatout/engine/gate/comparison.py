@@ -15,6 +15,7 @@ from flatout.engine.gate.runs import BagRun, Curve
 from flatout.engine.gate.stand_ins import Bag
 from flatout.nouns.recipe import Precision
 from flatout.nouns.tuning import Check
+from flatout.nouns.units import counted_text
 from flatout.tune.gate import (
     BANDS,
     LARGEST_RATIO,
@@ -343,7 +344,8 @@ def data_check(found: list[Epoch], plain: list[Epoch]) -> Check:
         if -1 in sizes:
             note = "a micro-batch has not as many samples as it says"
         elif len(indices.unique()) < len(indices):
-            note = f"{len(indices) - len(indices.unique())} samples come twice in an epoch"
+            twice = counted_text(len(indices) - len(indices.unique()), "sample")
+            note = f"read more than once in an epoch: {twice}"
         elif len(indices) != len(plain_rows) or sizes != plain_sizes:
             note = f"an epoch has updates of {sizes} samples, the plain one of {plain_sizes}"
         elif not torch.equal(indices, plain_rows[:, 0]):

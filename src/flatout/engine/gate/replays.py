@@ -24,6 +24,7 @@ from flatout.engine.session import Session
 from flatout.engine.step import Step
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.tuning import Check
+from flatout.nouns.units import counted_text
 from flatout.tune.gate import BANDS, LARGEST_RATIO, within
 
 # More in a launch repeat the same.
@@ -66,7 +67,8 @@ def replays(material: Material, candidate: Recipe) -> list[Check]:
     band = _BANDS * BANDS[recipe.precision.value].gradient
     allowed = max(band, LARGEST_RATIO * noise)
     measured = _difference(found, first)
-    note = f"relative difference after {count} updates; without graphs twice: {noise:.1e}"
+    updates = counted_text(count, "update")
+    note = f"relative difference after {updates}; without graphs twice: {noise:.1e}"
     is_passed = within(measured, allowed)
     return [
         Check(name="replays", is_passed=is_passed, measured=measured, allowed=allowed, note=note)

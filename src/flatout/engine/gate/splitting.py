@@ -61,7 +61,7 @@ def why_not_split(training: Training, recipe: Recipe) -> str | None:
                     return _asked(training, recipe, device, is_double=is_double)
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is proved
                 problem = problem or one_line(error)
-    return f"it could not be checked whether the same would be computed ({problem})"
+    return f"it could not be verified that the result would be the same ({problem})"
 
 
 def _asked(training: Training, recipe: Recipe, device: str, *, is_double: bool) -> str | None:
@@ -69,7 +69,7 @@ def _asked(training: Training, recipe: Recipe, device: str, *, is_double: bool) 
     if data_kind(data) == "iterable":
         data = built_data(training.experiment, training.experiment.train_data)
         if data is training.data:
-            return "it could not be checked: `train_data` gives the same iterable each time"
+            return "it could not be verified: `train_data` returns the same iterable each time"
     subject = Subject(
         experiment=training.experiment, seed=training.seed, device=device,
         num_samples=_NUM_SAMPLES, train_data=data,
@@ -93,8 +93,8 @@ def _asked(training: Training, recipe: Recipe, device: str, *, is_double: bool) 
     worst = max((part.error for part in errors.parts), default=0.0)
     if not (errors.error <= allowed and worst <= allowed_of_one):
         return (
-            "the loss would be another one: its samples depend on each other, or it is a mean over "
-            "something else than samples"
+            "the loss would change: its samples depend on each other, or it is a mean over "
+            "something other than samples"
         )
     return _validation_problem(training, material, small)
 
@@ -128,7 +128,7 @@ def _halved(update: list[MicroBatch]) -> Iterator[MicroBatch]:
     """
     for batch, size in update:
         if not is_all_tensors(batch):
-            raise ValueError("its batches are not made of tensors with a row for each sample")
+            raise ValueError("its batches are not tensors with a row for each sample")
         sizes = [size - size // 2, size // 2] if size > 1 else [size]
         rows = [tensor.split(sizes) for tensor in tensors_in(batch)]
         for number, part in enumerate(sizes):
@@ -176,5 +176,5 @@ def _validation_problem(training: Training, material: Material, recipe: Recipe) 
         # What draws from elsewhere is another number each time.
         is_repeated = abs(found[1][name] - value) <= allowed
         if is_repeated and abs(found[2][name] - value) > allowed:
-            return f"the validation's `{name}` would be another number"
+            return f"the validation's `{name}` would change"
     return None

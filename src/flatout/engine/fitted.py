@@ -1,0 +1,216 @@
+"""Preprocessing that is computed from the training data, and kept with the run.
+
+    @data.fitted
+    def mean() -> float:
+        return float(table().tensors[0].mean())
+
+Predicting, evaluating and resuming take the value from the run's folder, so they work alike when
+the training data has changed since, and predicting works without it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import json
+import os
+import threading
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+import torch
+from torch import Tensor
+
+from flatout.errors import UsageError
+from flatout.system import store
+from flatout.system.runs import RunFolder
+
+Arguments = ParamSpec("Arguments")
+Value = TypeVar("Value")
+
+# In JSON, what stands for a tensor: bytes do not lose a digit.
+_TENSOR = "__tensor__"
+
+
+class _Kept:
+    """The values of one run: as they are in its file, and as they are used here."""
+
+    def __init__(self, file: Path, *, is_written: bool) -> None:
+        self.file = file
+        # A loader's worker is a copy of this process, and must not write.
+        self._writer = os.getpid() if is_written else None
+        self._values: dict[str, Any] = store.read_json(file, dict) if file.is_file() else {}
+        self._used: dict[str, Any] = {}
+        self._modules: dict[str, str] = {}
+
+    def value(self, name: str, function: Callable[..., Any], compute: Callable[[], Any]) -> Any:
+        """The run's value; computed, and kept, where it has none yet."""
+        if self._modules.setdefault(name, function.__module__) != function.__module__:
+            raise UsageError(
+                "preprocessing-not-kept",
+                f"two functions named `{name}` are fitted.",
+                because=f"in {self._modules[name]} and in {function.__module__}; a run keeps what "
+                "they return by their names",
+                fix="rename one of them",
+            )
+        if name in self._used:
+            return self._used[name]
+        if name not in self._values:
+            self._values[name] = _plain(name, compute())
+            if self._writer == os.getpid():
+                store.write_json(self.file, self._values)
+        self._used[name] = _used(name, self._values[name], _kind(function))
+        return self._used[name]
+
+
+_here: _Kept | None = None
+# A fitted function may call another one.
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def fitted_for(folder: RunFolder, *, is_written: bool = False) -> Iterator[None]:
+    """Within, fitted functions give the values of this run.
+
+    Args:
+        folder: of the run.
+        is_written: values that it does not have yet are kept in it; else the folder is only read.
+    """
+    global _here
+    before = _here
+    if before is None or before.file != folder.preprocessing:
+        _here = _Kept(folder.preprocessing, is_written=is_written)
+    try:
+        yield
+    finally:
+        _here = before
+
+
+def fitted(function: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
+    """Keeps what a function computes from the training data with the run.
+
+    When a run starts, the function is called, and its result is written to `preprocessing.json` in
+    the run's folder. `flatout predict`, `flatout evaluate` and a resume read it from there.
+
+    Args:
+        function: returns numbers, texts, tensors, or lists, tuples, dicts and dataclasses of them.
+            Annotate what it returns: without that, tuples come back as lists. Its arguments, if
+            any, are such, too.
+
+    Returns:
+        The function, which computes each value only once.
+
+    Raises:
+        UsageError: preprocessing-not-kept, preprocessing-does-not-fit; by the function.
+    """
+    elsewhere: dict[str, Any] = {}
+
+    @functools.wraps(function)
+    def kept(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Value:
+        name = _name(function, args, kwargs)
+        with _lock:
+            if _here is not None:
+                value: Value = _here.value(name, function, lambda: function(*args, **kwargs))
+                return value
+            if name not in elsewhere:
+                plain = _plain(name, function(*args, **kwargs))
+                elsewhere[name] = _used(name, plain, _kind(function))
+            found: Value = elsewhere[name]
+            return found
+
+    return kept
+
+
+def _name(function: Callable[..., Any], args: Any, kwargs: Any) -> str:
+    if not args and not kwargs:
+        return function.__name__
+    given = [json.dumps(_plain(function.__name__, one)) for one in args]
+    given += [f"{key}={json.dumps(_plain(key, one))}" for key, one in sorted(kwargs.items())]
+    return f"{function.__name__}({', '.join(given)})"
+
+
+def _kind(function: Callable[..., Any]) -> Any:
+    try:
+        return typing.get_type_hints(function).get("return", Any)
+    except NameError:  # The annotation names what is known within a function only.
+        return Any
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value as JSON holds it.
+
+    Raises:
+        UsageError: preprocessing-not-kept.
+    """
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_encoded))
+    except (TypeError, NotImplementedError, ValueError, RecursionError) as error:
+        raise UsageError(
+            "preprocessing-not-kept",
+            f"a run cannot keep what `{name}` returned, {_named(value)}.",
+            because=str(error) or type(error).__name__,
+            fix="return numbers, texts, tensors, or lists, dicts and dataclasses of them",
+        ) from error
+
+
+def _named(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}"
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, Tensor):
+        raise NotImplementedError(f"{_named(value)} is neither numbers, texts nor tensors")
+    plain = value.detach().cpu().contiguous()
+    content = bytes(plain.reshape(-1).view(torch.uint8).tolist())
+    return {
+        _TENSOR: str(plain.dtype).removeprefix("torch."),
+        "shape": list(plain.shape),
+        "data": base64.b64encode(content).decode(),
+    }
+
+
+def _used(name: str, plain: Any, kind: Any) -> Any:
+    """A value out of JSON, as what the function says that it returns.
+
+    Raises:
+        UsageError: preprocessing-does-not-fit.
+    """
+    try:
+        value = _with_tensors(plain)
+        return value if kind is Any else msgspec.convert(
+            value, kind, str_keys=True, dec_hook=_checked
+        )  # fmt: skip
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise UsageError(
+            "preprocessing-does-not-fit",
+            f"`{name}` returns something else than what the run has kept of it.",
+            because=str(error),
+            fix="let it return what it returned when the run began, or give it another name",
+        ) from error
+
+
+def _with_tensors(plain: Any) -> Any:
+    if isinstance(plain, list):
+        return [_with_tensors(one) for one in plain]
+    if not isinstance(plain, dict):
+        return plain
+    if _TENSOR not in plain:
+        return {key: _with_tensors(one) for key, one in plain.items()}
+    content = bytearray(base64.b64decode(plain["data"]))
+    kind = getattr(torch, plain[_TENSOR])
+    if not content:
+        return torch.empty(plain["shape"], dtype=kind)
+    return torch.frombuffer(content, dtype=kind).reshape(plain["shape"])
+
+
+def _checked(kind: Any, value: Any) -> Any:
+    if isinstance(value, kind):
+        return value
+    raise TypeError(f"expected {kind.__name__}, found {_named(value)}")
