@@ -94,7 +94,8 @@ def main() -> int:
     print(f"written   {path}")
     if not num_bad:
         shutil.rmtree(place, ignore_errors=True)
-    return 1 if num_bad or not counts else 0
+    # Where nothing was killed, nothing was shown.
+    return 0 if counts and all(counts.values()) and not num_bad else 1
 
 
 def attacks(place: Path, only: str) -> Iterator[Attack]:
