@@ -56,7 +56,7 @@ def evaluate(request: InferenceRequest) -> Generator[AnyAnswer]:
 def change_parameters(folder: RunFolder, settings: Sequence[str]) -> dict[str, Value]:
     """Parameters that are to be other than the run's, checked against its experiment's text."""
     spec = store.read_json(folder.header, RunHeader).spec
-    source = sources.find_source(str(folder.experiment) if spec.file else spec.name)
+    source = sources.find_source(str(folder.experiment_of(spec.sha256)) if spec.file else spec.name)
     return parse_changes(source.text, source.place, settings)
 
 

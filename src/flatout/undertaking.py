@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import msgspec
 from flatout import __version__
 from flatout.errors import FlatoutError, UsageError
 from flatout.experiment_text import check_values, parse_parameters, parse_settings
-from flatout.nouns.change import Change, ChangedFile
+from flatout.nouns.change import Change, ChangedFile, diff_of
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.machine import Machine
 from flatout.nouns.run import Run, RunHeader
@@ -74,18 +73,15 @@ def changed_file(folder: RunFolder, spec: ExperimentSpec) -> ChangedFile | None:
         raise UsageError(
             "built-in-has-no-file",
             f"`--changed`: {spec.name} is not a file of yours.",
-            fix=f"leave it out: {resume_command(folder.path.name)}",
+            fix=f"leave it out: {resume_command(folder.typed)}",
         )
     source = sources.find_source(spec.file)
     if source.sha256 == spec.sha256:
         return None
     check_values(parse_parameters(source.text, source.place), spec.parameters)
-    before = folder.experiment
-    old = sources.kept_text(before)
-    lines = difflib.unified_diff(
-        old.splitlines(), source.text.splitlines(), str(before), spec.file, lineterm=""
-    )
-    return ChangedFile(sha256=source.sha256 or "", diff="\n".join(lines))
+    before = folder.experiment_of(spec.sha256)
+    diff = diff_of(sources.kept_text(before), source.text, (str(before), spec.file))
+    return ChangedFile(sha256=source.sha256 or "", diff=diff)
 
 
 def specify(request: TrainRequest) -> ExperimentSpec:
@@ -128,9 +124,10 @@ def reopen(request: TrainRequest, interrupts: Interrupts) -> RunFolder:
     tail.refuse_if_taken(folder)
     run = runs.read_run(folder)
     refuse_if_long_enough(run, request)
-    sources.require_source(run.header.spec.file, folder.experiment)
+    spec = run.header.spec
+    sources.require_source(spec.file, folder.experiment_of(spec.sha256))
     if not request.is_changed:
-        sources.refuse_changed(run.header.spec, folder, epochs=request.epochs, steps=request.steps)
+        sources.refuse_changed(spec, folder, epochs=request.epochs, steps=request.steps)
     return folder
 
 
@@ -160,7 +157,7 @@ def refuse_if_long_enough(run: Run, request: TrainRequest) -> None:
     else:
         return
     longer = resume_command(
-        run.id,
+        run.typed,
         epochs=None if is_by_steps or not num_epochs else 2 * num_epochs,
         steps=2 * step if is_by_steps or not num_epochs else None,
     )

@@ -16,7 +16,7 @@ from flatout.nouns.made_environment import Proof
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.run import Checkpointing, Run
 from flatout.nouns.tuning import Decision, Interval
-from flatout.nouns.typed import resume_command, train_command
+from flatout.nouns.typed import resume_command, show_command, stop_command, train_command
 from flatout.nouns.units import (
     bytes_text,
     count_text,
@@ -392,24 +392,24 @@ def next_steps(run: Run, *, is_shown: bool = False) -> list[tuple[str, str]]:
 
     is_shown: `flatout show` itself is not to be suggested.
     """
-    show = f"flatout show {run.id}"
+    show = show_command(run.typed)
     return [step for step in _next_steps(run) if not (is_shown and step[0] == show)]
 
 
 def _next_steps(run: Run) -> list[tuple[str, str]]:
-    show = (f"flatout show {run.id}", "recipe and metrics")
+    show = (show_command(run.typed), "recipe and metrics")
     if run.status == "running":
-        return [(f"flatout show {run.id} --follow", "watch it"),
-                (f"flatout runs stop {run.id}", "stop it, with a checkpoint")]  # fmt: skip
+        return [(show_command(run.typed, "--follow"), "watch it"),
+                (stop_command(run.typed), "stop it, with a checkpoint")]  # fmt: skip
     if run.status == "failed":
         return [*_after_failure(run), show]
     if run.status != "finished":
-        return [(resume_command(run.id), "go on"), show]
+        return [(resume_command(run.typed), "go on"), show]
     # A schedule that is over would train it longer at a rate of 0.
     is_over = run.finished is not None and run.finished.is_schedule_over
     epochs, steps = _length(run)
     longer = resume_command(
-        run.id, epochs=2 * epochs if epochs else None, steps=2 * steps if steps else None
+        run.typed, epochs=2 * epochs if epochs else None, steps=2 * steps if steps else None
     )
     is_longer = not is_over and bool(epochs or steps)
     luck = _again(run, seed=run.header.spec.seed + 1)
@@ -424,10 +424,10 @@ def _after_failure(run: Run) -> list[tuple[str, str]]:
     """How to go on after a failure: with the file as it is where it is not at fault."""
     rule, spec = run.failure.rule if run.failure else None, run.header.spec
     if rule in _NOT_OF_THE_FILE or spec.file is None:
-        return [(resume_command(run.id), "go on")]
+        return [(resume_command(run.typed), "go on")]
     file = near_text(spec.file)
     if run.checkpoint_step is not None:
-        command = resume_command(run.id, is_changed=True)
+        command = resume_command(run.typed, is_changed=True)
         return [(command, f"go on, once {file} is corrected")]
     again = _again(run)
     return [(again, f"try again, once {file} is corrected")] if again else []

@@ -25,9 +25,23 @@ def command_line(words: Sequence[str]) -> str:
 def resume_command(
     run: str, *, epochs: int | None = None, steps: int | None = None, is_changed: bool = False
 ) -> str:
-    """What goes on with a run; longer, or with its changed file, where that is asked for."""
+    """What goes on with a run; longer, or with its changed file, where that is asked for.
+
+    run: its name; or its folder, where it is not among flatout's runs, whose code must be trusted.
+    """
     words = ["flatout", "train", "--resume", run, *_length(epochs, steps)]
-    return command_line([*words, "--changed"] if is_changed else words)
+    words += ["--changed"] if is_changed else []
+    return command_line([*words, "--trust"] if set(run) & set("/\\") else words)
+
+
+def show_command(run: str, *more: str) -> str:
+    """What shows a run."""
+    return command_line(["flatout", "show", run, *more])
+
+
+def stop_command(run: str) -> str:
+    """What stops a run."""
+    return command_line(["flatout", "runs", "stop", run])
 
 
 def train_command(

@@ -15,6 +15,7 @@ from flatout.nouns.lines import Failed, Fetched, Finished, Line, Started, Stoppe
 from flatout.nouns.machine import Machine
 from flatout.nouns.outcome import Outcome
 from flatout.nouns.placement import LAUNCHER_LOST
+from flatout.nouns.typed import resume_command, show_command
 from flatout.nouns.units import seconds_text
 from flatout.system.child import was_memory_full, worker_died
 from flatout.system.clock import elapsed_s, now_s
@@ -237,22 +238,22 @@ def _held_for(limit_s: float) -> Finding:
 
 
 def _still_held(folder: RunFolder) -> Finding:
-    name = folder.path.name
     return Finding(
         rule="run-in-use",
         severity="error",
-        problem=f"the run {name} is not gone on with: ranks of before still work in its folder.",
+        problem=f"the run {folder.path.name} is not gone on with: ranks of before still work in "
+        "its folder.",
         because="a node may have been cut off, or paused, and its ranks have not ended",
-        fixes=(Fix(text=f"end them; then go on: flatout train --resume {name}"),),
+        fixes=(Fix(text=f"end them; then go on: {resume_command(folder.typed)}"),),
     )
 
 
 def _head_lost(folder: RunFolder) -> Finding:
     name = folder.path.name
     if folder.lock().is_taken():
-        go_on = f"its ranks still work: follow them: flatout show {name} --follow"
+        go_on = f"its ranks still work: follow them: {show_command(folder.typed, '--follow')}"
     else:
-        go_on = f"go on from the last checkpoint: flatout train --resume {name} --on ..."
+        go_on = f"go on from the last checkpoint: {resume_command(folder.typed)} --on ..."
     return Finding(
         rule="ray-not-answering",
         severity="error",

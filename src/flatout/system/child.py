@@ -9,11 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
-
 from flatout.nouns.change import Change
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.placement import NOT_SHARED, RANK_DIED, Placement
+from flatout.nouns.typed import resume_command
 from flatout.system.runs import RunFolder
 from flatout.system.store import mapped_os_errors
 from flatout.system.variables import worker_environment
@@ -94,7 +93,7 @@ def start_worker(
     if is_attached:
         command.append("--attached")
     if change is not None and change != Change():
-        command += ["--change", msgspec.json.encode(change).decode()]
+        command += ["--change", change.as_option()]
     with mapped_os_errors(folder.log), open(folder.log, "ab") as log:
         process = subprocess.Popen(
             command,
@@ -140,7 +139,7 @@ def worker_died(folder: RunFolder, exit_code: int) -> Finding:
         evidence=tuple(_last_lines(folder.log)),
         fixes=(
             Fix(text=f"read {folder.log}"),
-            Fix(text=f"go on from the last checkpoint: flatout train --resume {name}"),
+            Fix(text=f"go on from the last checkpoint: {resume_command(folder.typed)}"),
         ),
     )
 
