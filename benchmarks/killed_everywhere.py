@@ -1,10 +1,10 @@
 """Kills a process before each of its file operations, one after the other, and tries what is left.
 
-    python benchmarks/killed_everywhere.py [--only NAME] [--every 1 | --kills 100 --seed 0]
+    python benchmarks/killed_everywhere.py [--only NAME] [--limit-s 600 --seed 0]
 
 A run's worker (three experiments), an ingestion, the making of an environment, and a plan of
-changes with its undo are carried out once without a kill. Then again for every N, or for as many
-as are drawn: the process is killed (SIGKILL) before its Nth file operation in the folder concerned,
+changes with its undo are carried out once without a kill. Then again for every N, in an order that
+is drawn by the seed, until all are done or the time is up: the process is killed (SIGKILL) before its Nth file operation in the folder concerned,
 and resumed, begun again, or undone. Programs that it has started go on. Equal means: kept weights,
 the last checkpoint's tensors, shards, an environment's and the machine's files, byte by byte. It
 needs fork, so no Windows.
@@ -16,6 +16,7 @@ import argparse
 import functools
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -67,7 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="those attacks whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="only each Nth operation")
-    parser.add_argument("--kills", type=int, help="so many operations of all, drawn by the seed")
+    parser.add_argument("--limit-s", type=float, help="for each attack; those begun are ended")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
     options = parser.parse_args()
@@ -82,7 +83,7 @@ def main() -> int:
     counts: dict[str, int] = {}
     totals: dict[str, int] = {}
     for attack in attacks(place, options.only or ""):
-        draw = functools.partial(chosen, options.every, options.kills, options.seed)
+        draw = functools.partial(drawn, options.every, options.seed, options.limit_s)
         totals[attack.name], counts[attack.name], problems[attack.name] = carry_out(attack, draw)
         print(f"{attack.name:24}{counts[attack.name]:5d} kills, {totals[attack.name]} operations, "
               f"{len(problems[attack.name])} not identical", flush=True)  # fmt: skip
@@ -97,7 +98,7 @@ def main() -> int:
         Measurement(name="not identical afterwards", value=num_bad, unit="1"),
         Measurement(name="duration", value=time.perf_counter() - began_s, unit="s"),
     ]
-    details = {"every": options.every, "kills": options.kills, "seed": options.seed,
+    details = {"every": options.every, "limit_s": options.limit_s, "seed": options.seed,
                "operations": totals, "problems": problems}  # fmt: skip
     name = re.sub("[^a-z]+", "-", f"killed-everywhere {options.only or ''}".lower()).strip("-")
     path = dated.write_result(name, machine, measurements, details, options.out)
@@ -120,15 +121,17 @@ def attacks(place: Path, only: str) -> Iterator[Attack]:
             yield make(place / name)
 
 
-def chosen(every: int, num_kills: int | None, seed: int, num_operations: int) -> list[int]:
-    """Before which of a process's file operations it is killed, counted from 1."""
+def drawn(every: int, seed: int, limit_s: float | None, num_operations: int) -> Iterator[int]:
+    """Before which of a process's file operations it is killed next, counted from 1."""
     numbers = range(every, num_operations + 1, every)
-    if num_kills is None or num_kills >= len(numbers):
-        return list(numbers)
-    return sorted(random.Random(seed).sample(numbers, num_kills))
+    end_s = time.perf_counter() + limit_s if limit_s else math.inf
+    for number in random.Random(seed).sample(numbers, len(numbers)):
+        if time.perf_counter() > end_s:
+            return
+        yield number
 
 
-def carry_out(attack: Attack, draw: Callable[[int], list[int]]) -> tuple[int, int, list[str]]:
+def carry_out(attack: Attack, draw: Callable[[int], Iterator[int]]) -> tuple[int, int, list[str]]:
     """How many operations and kills there were, and what was not identical after the kills."""
     attack.prepare()
     code, num_operations = in_fork(attack.act, attack.folder)

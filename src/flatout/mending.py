@@ -38,7 +38,7 @@ def wait_for_program() -> Iterator[str]:
     `apply` and `undo` wait for it, too, but say nothing.
 
     Raises:
-        UsageError: changes-under-way, where it runs for longer than a minute.
+        UsageError: changes-under-way, where it runs for longer than half a minute.
     """
     return journal.wait_for_program()
 

@@ -24,7 +24,7 @@ from flatout.system import clock, rewriting, store
 from flatout.system.folders import state_folder
 
 # A program of a killed flatout goes on to its end: `mkdir` takes a moment, an installer minutes.
-_WAIT_S = 60.0
+_WAIT_S = 30.0
 _PAUSE_S = 0.1
 
 
@@ -191,7 +191,7 @@ def wait_for_program() -> Iterator[str]:
     for.
 
     Raises:
-        UsageError: changes-under-way, where the program runs for longer than a minute.
+        UsageError: changes-under-way, where the program runs for longer than half a minute.
     """
     held = store.Lock(changes_folder() / "lock")
     if not (held.is_taken() and held.is_orphaned()):
