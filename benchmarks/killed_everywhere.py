@@ -4,10 +4,10 @@
 
 A run's worker (three experiments), an ingestion, the making of an environment, and a plan of
 changes with its undo are carried out once without a kill. Then again for every N, in an order that
-is drawn by the seed, until all are done or the time is up: the process is killed (SIGKILL) before its Nth file operation in the folder concerned,
-and resumed, begun again, or undone. Programs that it has started go on. Equal means: kept weights,
-the last checkpoint's tensors, shards, an environment's and the machine's files, byte by byte. It
-needs fork, so no Windows.
+is drawn by the seed, until all are done or the time is up: the process is killed (SIGKILL) before
+its Nth file operation in the folder concerned, and resumed, begun again, or undone. Programs that
+it has started go on. Equal means: kept weights, the last checkpoint's tensors, shards, an
+environment's and the machine's files, byte by byte. It needs fork, so no Windows.
 """
 
 from __future__ import annotations

@@ -14,7 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and /proc: Linux")
 
 
-@pytest.mark.parametrize(("attack", "every"), [("apply", 6), ("undo", 3), ("ingest", 3), ("train digits", 20)])
+@pytest.mark.parametrize(
+    ("attack", "every"), [("apply", 6), ("undo", 3), ("ingest", 3), ("train digits", 20)]
+)
 def test_all_is_whole_when_killed_before_a_file_operation(
     attack: str, every: int, tmp_path: Path
 ) -> None:

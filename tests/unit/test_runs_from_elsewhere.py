@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -227,6 +228,8 @@ def test_a_folder_that_may_not_be_read_never_affects_the_others() -> None:
 @contextlib.contextmanager
 def ordinary_user() -> Iterator[Path]:
     """A state folder of somebody for whom permissions count: they do not for root."""
+    # Later it may lie where that user may not read.
+    importlib.import_module("psutil")
     folder = Path(tempfile.mkdtemp())
     names = ("FLATOUT_STATE", "FLATOUT_DATA", "FLATOUT_CACHE", "FLATOUT_ENVIRONMENTS", "HOME",
              "XDG_DATA_HOME")  # fmt: skip
