@@ -1,20 +1,25 @@
 """Kills a process before each of its file operations, one after the other, and tries what is left.
 
-    python benchmarks/killed_everywhere.py [--only NAME] [--every 1]
+    python benchmarks/killed_everywhere.py [--only NAME] [--limit-s 600 --seed 0]
 
-A run's worker (three experiments), an ingestion, and a plan of changes with its undo are carried
-out once without a kill. Then again for every N: the process is killed (SIGKILL) before its Nth file
-operation in the folder concerned, and resumed, begun again, or undone. Equal means: kept weights,
-the last checkpoint's tensors, shards and the machine's files, byte by byte. It needs fork, so no
-Windows.
+A run's worker (three experiments), an ingestion, the making of an environment, and a plan of
+changes with its undo are carried out once without a kill. Then again for every N, in an order that
+is drawn by the seed, until all are done or the time is up: the process is killed (SIGKILL) before
+its Nth file operation in the folder concerned, and resumed, begun again, or undone. Programs that
+it has started go on. Equal means: kept weights, the last checkpoint's tensors, shards, an
+environment's and the machine's files, byte by byte. It needs fork, so no Windows.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import json
+import math
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
@@ -63,6 +68,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="those attacks whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="only each Nth operation")
+    parser.add_argument("--limit-s", type=float, help="for each attack; those begun are ended")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
     options = parser.parse_args()
     began_s = time.perf_counter()
@@ -74,9 +81,11 @@ def main() -> int:
     }
     problems: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
+    totals: dict[str, int] = {}
     for attack in attacks(place, options.only or ""):
-        counts[attack.name], problems[attack.name] = carry_out(attack, options.every)
-        print(f"{attack.name:24}{counts[attack.name]:5d} kills, "
+        draw = functools.partial(drawn, options.every, options.seed, options.limit_s)
+        totals[attack.name], counts[attack.name], problems[attack.name] = carry_out(attack, draw)
+        print(f"{attack.name:24}{counts[attack.name]:5d} kills, {totals[attack.name]} operations, "
               f"{len(problems[attack.name])} not identical", flush=True)  # fmt: skip
         for one in problems[attack.name]:
             print(f"  {one}", flush=True)
@@ -89,12 +98,15 @@ def main() -> int:
         Measurement(name="not identical afterwards", value=num_bad, unit="1"),
         Measurement(name="duration", value=time.perf_counter() - began_s, unit="s"),
     ]
-    details = {"every": options.every, "problems": problems}
-    path = dated.write_result("killed-everywhere", machine, measurements, details, options.out)
+    details = {"every": options.every, "limit_s": options.limit_s, "seed": options.seed,
+               "operations": totals, "problems": problems}  # fmt: skip
+    name = re.sub("[^a-z]+", "-", f"killed-everywhere {options.only or ''}".lower()).strip("-")
+    path = dated.write_result(name, machine, measurements, details, options.out)
     print(f"written   {path}")
     if not num_bad:
         shutil.rmtree(place, ignore_errors=True)
-    return 1 if num_bad or not counts else 0
+    # Where nothing was killed, nothing was shown.
+    return 0 if counts and all(counts.values()) and not num_bad else 1
 
 
 def attacks(place: Path, only: str) -> Iterator[Attack]:
@@ -103,36 +115,52 @@ def attacks(place: Path, only: str) -> Iterator[Attack]:
         name = f"train {Path(words[0]).stem}"
         if only in name:
             yield training(name, words, place)
-    for name, make in (("ingest", ingestion), ("apply", applying), ("undo", undoing)):
+    others = {"ingest": ingestion, "environment": making, "apply": applying, "undo": undoing}
+    for name, make in others.items():
         if only in name:
             yield make(place / name)
 
 
-def carry_out(attack: Attack, every: int) -> tuple[int, list[str]]:
-    """How many kills there were, and what was not identical after them."""
+def drawn(every: int, seed: int, limit_s: float | None, num_operations: int) -> Iterator[int]:
+    """Before which of a process's file operations it is killed next, counted from 1."""
+    numbers = range(every, num_operations + 1, every)
+    end_s = time.perf_counter() + limit_s if limit_s else math.inf
+    for number in random.Random(seed).sample(numbers, len(numbers)):
+        if time.perf_counter() > end_s:
+            return
+        yield number
+
+
+def carry_out(attack: Attack, draw: Callable[[int], Iterator[int]]) -> tuple[int, int, list[str]]:
+    """How many operations and kills there were, and what was not identical after the kills."""
     attack.prepare()
-    code = in_fork(attack.act, attack.folder)
+    code, num_operations = in_fork(attack.act, attack.folder)
     assert code == 0, f"{attack.name} ends with {code} where nothing is killed"
     wanted = (attack.wanted or attack.found)()
     problems: list[str] = []
-    kill_at = num_kills = 0
-    while True:
-        kill_at += every
+    num_kills = 0
+    for kill_at in draw(num_operations):
         attack.prepare()
-        if in_fork(attack.act, attack.folder, kill_at) != -signal.SIGKILL:
-            return num_kills, problems
+        # A few operations depend on time: the last ones may not come.
+        if in_fork(attack.act, attack.folder, kill_at)[0] != -signal.SIGKILL:
+            continue
         num_kills += 1
-        code = in_fork(attack.mend, attack.folder)
+        code, _ = in_fork(attack.mend, attack.folder)
         found = attack.found() if code == 0 else {}
         if found != wanted:
             names = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
             problems.append(
                 f"before operation {kill_at}: then {code}; other {', '.join(names[:4])}"
             )
+    return num_operations, num_kills, problems
 
 
-def in_fork(act: Callable[[], None], folder: Path, kill_at: int = 0) -> int:
-    """Runs this in a process of its own, killed before an operation below the folder."""
+def in_fork(act: Callable[[], None], folder: Path, kill_at: int = 0) -> tuple[int, int]:
+    """Runs this in a process of its own, killed before an operation below the folder.
+
+    Gives its exit code, and how many such operations there were up to its end.
+    """
+    ours, theirs = os.pipe()
     pid = os.fork()
     if not pid:
         code = 99
@@ -140,15 +168,21 @@ def in_fork(act: Callable[[], None], folder: Path, kill_at: int = 0) -> int:
             with open(os.devnull, "r+b") as nothing:
                 for stream in (0, 1, 2):
                     os.dup2(nothing.fileno(), stream)
-            _kill_before(kill_at, str(folder))
+            counted = _kill_before(kill_at, str(folder))
             act()
+            os.write(theirs, str(counted()).encode())
             code = 0
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.close(theirs)
+    with open(ours, "rb") as told:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        # Where it was killed, a process that it has forked may hold the pipe open.
+        return code, int(told.read()) if code == 0 else 0
 
 
-def _kill_before(kill_at: int, folder: str) -> None:
+def _kill_before(kill_at: int, folder: str) -> Callable[[], int]:
+    """Sets the trap; what it gives tells how many operations were seen."""
     num_seen = 0
 
     def count(place: Any) -> None:
@@ -172,8 +206,8 @@ def _kill_before(kill_at: int, folder: str) -> None:
         sync(descriptor)
 
     os.fsync = counted_sync  # type: ignore[assignment]
-    if kill_at:
-        sys.addaudithook(hook)
+    sys.addaudithook(hook)
+    return lambda: num_seen
 
 
 def training(name: str, words: tuple[str, ...], place: Path) -> Attack:
@@ -231,7 +265,7 @@ def ingestion(place: Path) -> Attack:
         table(0)
         table(1)
         # Arrow's threads must not be there when this process forks.
-        assert in_fork(act, dest) == 0
+        assert in_fork(act, dest)[0] == 0
         (dest / "train/own.txt").write_text("a person's own")
         (source / "0.csv").unlink()
         table(2)
@@ -240,6 +274,43 @@ def ingestion(place: Path) -> Attack:
         return {name: one for name, one in tree(dest).items() if not name.startswith(".ingest")}
 
     return Attack("ingest", dest, prepare, act, act, found)
+
+
+def making(place: Path) -> Attack:
+    """`flatout setup`, from an index of small made-up wheels; run again after the kill."""
+    from fake_index import make_index
+
+    from flatout.cli import main as cli
+
+    python = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    typed = ["setup", "jax", "--cpu", "--yes", "--python", python]
+    environments = place / "environments"
+    # Before all else: an installer is not to read a person's settings.
+    os.environ |= {
+        "FLATOUT_ENVIRONMENTS": str(environments), "FLATOUT_CACHE": str(place / "cache"),
+        "UV_CACHE_DIR": str(place.parent / "uv"), "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": make_index(place.parent),
+    }  # fmt: skip
+
+    def prepare() -> None:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+
+    def act() -> None:
+        if cli.run(typed):
+            raise SystemExit(1)
+
+    def found() -> Files:
+        # Its record tells when it was made; Python writes its caches when it likes to.
+        files = {
+            name: one
+            for name, one in tree(environments).items()
+            if not {"__pycache__", "flatout-environment.json", ".lock"} & set(name.split("/"))
+        }
+        is_whole = (environments / "jax/flatout-environment.json").is_file()
+        return files | {"record": "there" if is_whole else "missing"}
+
+    return Attack("environment", place, prepare, act, act, found)
 
 
 def applying(place: Path) -> Attack:

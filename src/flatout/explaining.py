@@ -23,7 +23,7 @@ from flatout.nouns.machine import Machine
 from flatout.nouns.outcome import Outcome
 from flatout.nouns.run import Run
 from flatout.system import environments, error_pages, texts
-from flatout.system.failed_start import last_failed_start
+from flatout.system.failed_start import failed_start_folder, last_failed_start
 from flatout.system.reading import list_runs
 from flatout.system.runs import RunFolder
 from flatout.system.together import begin
@@ -53,7 +53,7 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
             one.
 
     Raises:
-        UsageError: nothing-to-explain.
+        UsageError: nothing-to-explain, log-not-readable.
     """
     if subject is None:
         return _piped_or_last(is_here=is_here)
@@ -61,7 +61,7 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
         pieces = texts.pieces_of_stdin()
         return _explained("standard input", pieces, _look(is_here=bool(is_here)))
     if texts.is_readable(Path(subject)):
-        pieces = texts.pieces_of(Path(subject))
+        pieces = texts.pieces_of_log(Path(subject))
         return _explained(subject, pieces, _look(is_here=bool(is_here)))
     rule = next((one for one in RULES if one.id == subject), None)
     if rule is not None:
@@ -183,7 +183,7 @@ def _piped_or_last(*, is_here: bool | None) -> Diagnosis:
     folder = RunFolder(Path(failed.folder))
     pieces = texts.pieces_of(folder.log) if folder.log.exists() else iter(())
     name = failed.header.spec.name
-    is_run = folder.path.name == failed.id
+    is_run = folder.path != failed_start_folder()
     source = f"the run {failed.id}" if is_run else f"the last start that failed, of {name}"
     pieces = itertools.chain(_told(failed.findings), pieces)
     return _explained(f"{source}: its error and its worker.log", pieces, look)

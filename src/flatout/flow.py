@@ -21,7 +21,7 @@ from flatout.nouns.run import Run
 from flatout.nouns.sketch import TABLES, Sketch, SketchRequest, check_name
 from flatout.nouns.train_request import TrainRequest
 from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.nouns.typed import resume_run
+from flatout.nouns.typed import resume_run, show_command
 from flatout.system import (
     child,
     clock,
@@ -174,12 +174,12 @@ def stop(text: str) -> Run:
         )
     folder.request_stop()
     if not tail.wait_until_free(folder, _STOPPED_LIMIT_S):
-        name = folder.path.name
         raise RunFailed(
             "run-does-not-stop",
-            f"the run {name} has not stopped within {_STOPPED_LIMIT_S:.0f} s.",
+            f"the run {folder.path.name} has not stopped within {_STOPPED_LIMIT_S:.0f} s.",
             because="it finishes its step or validation first, or it is hung",
-            fix=f"see what it does: flatout show {name} --follow; kill it if it is hung",
+            fix=f"see what it does: {show_command(folder.typed, '--follow')}; "
+            "kill it if it is hung",
         )
     return runs.read_run(folder)
 
@@ -253,8 +253,8 @@ def next_step() -> tuple[str, str]:
     if run.status in ("stopped", "interrupted", "new"):
         return resume_run(run), f"{run.id} was {run.status} at step {run.step}"
     if run.status == "running":
-        return f"flatout show {run.id} --follow", f"{run.id} is being trained"
-    return f"flatout show {run.id}", f"{run.id} has {run.status}"
+        return show_command(run.typed, "--follow"), f"{run.id} is being trained"
+    return show_command(run.typed), f"{run.id} has {run.status}"
 
 
 def tuned(run: Run) -> TunedRecipe:

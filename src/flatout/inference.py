@@ -63,7 +63,7 @@ def _question(request: InferenceRequest, verb: Verb, inputs: tuple[str, ...] = (
     if request.experiment is None and not request.settings:
         return Question.of(request, verb, str(folder.path), inputs=inputs)
     spec = store.read_json(folder.header, RunHeader).spec
-    kept = str(folder.experiment) if spec.file else spec.name
+    kept = str(folder.experiment_of(spec.sha256)) if spec.file else spec.name
     source = sources.find_source(request.experiment or kept)
     experiment = None
     if request.experiment is not None:

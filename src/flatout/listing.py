@@ -16,7 +16,7 @@ from flatout.nouns.experiment_spec import ExperimentSpec, Value
 from flatout.nouns.listed_run import ListedRun, ListRequest, Removal, chosen_runs
 from flatout.nouns.run import DamagedRun, Run, RunHeader
 from flatout.system import runs, sources, store
-from flatout.system.reading import list_runs, split_of
+from flatout.system.reading import list_runs, read_or_name, split_of
 from flatout.system.runs import RunFolder
 
 
@@ -53,7 +53,7 @@ def _defaults(run: Run) -> dict[str, Value]:
 
 
 def _kept_parameters(folder: RunFolder, spec: ExperimentSpec) -> tuple[Parameter, ...]:
-    source = sources.find_source(str(folder.experiment) if spec.file else spec.name)
+    source = sources.find_source(str(folder.experiment_of(spec.sha256)) if spec.file else spec.name)
     return parse_parameters(source.text, source.place)
 
 
@@ -103,7 +103,7 @@ def find_removals(texts: Sequence[str]) -> list[Removal]:
 
 
 def failed_runs() -> list[Removal]:
-    """Every run that has failed, with its size."""
+    """Every run that has failed, with its size; also one that is just being resumed."""
     return [_removal(RunFolder(Path(run.folder))) for run in list_runs() if run.status == "failed"]
 
 
@@ -113,7 +113,16 @@ def _removal(folder: RunFolder) -> Removal:
 
     target = os.path.realpath(folder.path) if runs.is_link(folder.path) else None
     num_bytes = usage.size_of(folder.path, set())
-    return Removal(id=folder.path.name, folder=str(folder.path), num_bytes=num_bytes, target=target)
+    run = read_or_name(folder)
+    is_unfinished = isinstance(run, Run) and run.status != "finished"
+    return Removal(
+        id=folder.path.name,
+        folder=str(folder.path),
+        num_bytes=num_bytes,
+        target=target,
+        checkpoint_step=run.checkpoint_step if isinstance(run, Run) and is_unfinished else None,
+        is_in_use=folder.is_in_use(),
+    )
 
 
 def compare(texts: Sequence[str]) -> Comparison:

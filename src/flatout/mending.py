@@ -32,6 +32,17 @@ def changes() -> list[Applied]:
     return journal.entries()[::-1]
 
 
+def wait_for_program() -> Iterator[str]:
+    """Waits while a program that a killed flatout had started still runs; yields for what first.
+
+    `apply` and `undo` wait for it, too, but say nothing.
+
+    Raises:
+        UsageError: changes-under-way, where it runs for longer than half a minute.
+    """
+    return journal.wait_for_program()
+
+
 def change_to_undo(id: str | None) -> Applied:
     """The change of that id, else the newest that is not undone.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import msgspec
 from flatout import __version__
 from flatout.errors import FlatoutError, UsageError
 from flatout.experiment_text import check_values, parse_parameters, parse_settings
-from flatout.nouns.change import Change, ChangedFile
+from flatout.nouns.change import Change, ChangedFile, diff_of
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.machine import Machine
 from flatout.nouns.run import Run, RunHeader
@@ -81,12 +80,9 @@ def changed_file(folder: RunFolder, spec: ExperimentSpec) -> ChangedFile | None:
     if source.sha256 == spec.sha256:
         return None
     check_values(parse_parameters(source.text, source.place), spec.parameters)
-    before = folder.experiment
-    old = sources.kept_text(before)
-    lines = difflib.unified_diff(
-        old.splitlines(), source.text.splitlines(), str(before), spec.file, lineterm=""
-    )
-    return ChangedFile(sha256=source.sha256 or "", diff="\n".join(lines))
+    before = folder.experiment_of(spec.sha256)
+    diff = diff_of(sources.kept_text(before), source.text, (str(before), spec.file))
+    return ChangedFile(sha256=source.sha256 or "", diff=diff)
 
 
 def specify(request: TrainRequest) -> ExperimentSpec:
@@ -129,9 +125,10 @@ def reopen(request: TrainRequest, interrupts: Interrupts) -> RunFolder:
     tail.refuse_if_taken(folder)
     run = runs.read_run(folder)
     refuse_if_long_enough(run, request)
-    sources.require_source(run.header.spec.file, folder.experiment)
+    spec = run.header.spec
+    sources.require_source(spec.file, folder.experiment_of(spec.sha256))
     if not request.is_changed:
-        sources.refuse_changed(run.header.spec, folder, request.change)
+        sources.refuse_changed(spec, folder, request.change)
     return folder
 
 
@@ -169,7 +166,7 @@ def refuse_if_long_enough(run: Run, request: TrainRequest) -> None:
         "run-is-finished",
         f"the run {run.id} has already trained {done}"
         + (f"; `{asked}` asks for no more." if asked else "."),
-        fix=f"train it longer, such as: {resume_command(run.id, longer)}",
+        fix=f"train it longer, such as: {resume_command(run.typed, longer)}",
     )
 
 

@@ -13,6 +13,7 @@ from flatout.errors import FlatoutError, RunFailed, UsageError, nearest
 from flatout.nouns.disk_use import FREEABLE, DiskUse, Freed
 from flatout.nouns.installation import Installation, Part, Removal, Update
 from flatout.nouns.journal import Applied
+from flatout.nouns.typed import stop_command
 from flatout.system import folders, installation, journal, made_environments, usage
 
 __all__ = ["disk_use", "installed"]
@@ -221,5 +222,5 @@ def _refuse_while_training(what: str) -> None:
             "run-in-use",
             f"flatout cannot be {what} now: {running[0]} is being trained.",
             because="it would go on with files that are another version's, or gone",
-            fix=f"wait for it, or stop it: flatout runs stop {running[0]}",
+            fix=f"wait for it, or stop it: {stop_command(running[0])}",
         )

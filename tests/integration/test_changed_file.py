@@ -126,6 +126,31 @@ def test_mended_file_goes_on_and_loses_nothing(bench: Bench) -> None:
     bench.train("--resume", "mended", "--epochs", "4")
 
 
+def test_run_keeps_the_text_it_goes_on_with_when_the_file_is_edited_meanwhile(
+    bench: Bench,
+) -> None:
+    bench.train("my points.py", "--name", "first", "--epochs", "1")
+    # The file is edited as soon as it was imported, before the run takes its text over.
+    edits = "\nimport pathlib\npathlib.Path(__file__).write_text('raise SystemExit')\n"
+    changed = FILE + edits
+    bench.write(changed)
+    bench.train("--resume", "first", "--changed", "--epochs", "2")
+    folder = bench.run("first")
+    assert folder.experiment.read_text(encoding="utf-8") == changed
+    [change] = bench.tell.events(folder, FileChanged)
+    assert "+import pathlib" in change.diff and "raise SystemExit" in change.diff
+
+
+def test_difference_may_be_longer_than_an_argument(bench: Bench) -> None:
+    bench.train("my points.py", "--name", "first", "--epochs", "1")
+    # Linux takes 128 KiB as one argument of a program, Windows 32 KiB as all of them.
+    lines = "".join(f"# line {number} {'x' * 80}\n" for number in range(3000))
+    bench.write(FILE + lines)
+    bench.train("--resume", "first", "--changed", "--epochs", "2")
+    [change] = bench.tell.events(bench.run("first"), FileChanged)
+    assert change.diff.count("\n+# line") == 3000
+
+
 def test_changed_model_or_optimizer_is_refused_in_plain_words(bench: Bench) -> None:
     bench.train("my points.py", "--name", "first", "--epochs", "1")
     kept = bench.run("first").header.read_bytes()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -219,6 +221,16 @@ def test_new_files_that_somebody_changed_are_all_kept(tmp_path: Path) -> None:
     assert not any(place.exists() for place in places)
 
 
+@pytest.mark.parametrize("gone", ["a/b/c", "a/b"])
+def test_undo_removes_folders_of_which_inner_ones_are_not_there(gone: str, tmp_path: Path) -> None:
+    # A kill comes between two of them, as they are made or removed.
+    new = tmp_path / "a/b/c/new"
+    list(apply(plan(Write(file=str(new), text="x"))))
+    shutil.rmtree(tmp_path / gone)
+    undo_newest()
+    assert not (tmp_path / "a").exists()
+
+
 def test_undo_leaves_files_of_steps_that_were_never_begun(tmp_path: Path) -> None:
     first, later = tmp_path / "first", tmp_path / "later"
     later.write_text("as it was\n")
@@ -326,18 +338,25 @@ def test_entry_is_found_by_its_number() -> None:
 
 
 @pytest.mark.skipif(IS_WINDOWS, reason="a lock is not inherited there")
-def test_program_that_outlives_flatout_keeps_others_out(tmp_path: Path) -> None:
-    file = tmp_path / "late"
+def test_program_that_outlives_flatout_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, go = tmp_path / "late", tmp_path / "go"
     file.write_text("before")
     code = f"""
 import sys
 from flatout.apply.applying import apply
 from flatout.nouns.plan import *
-program = "import time; print('x'); time.sleep(3); open({str(file)!r}, 'w').write('after')"
+program = '''
+import os, time
+while not os.path.exists({str(go)!r}):
+    time.sleep(0.05)
+open({str(file)!r}, "w").write("after")
+'''
 action = Run(argv=(sys.executable, "-c", program), files=({str(file)!r},))
 step = Step(text="", action=action, changes="")
 print("begun", flush=True)
-list(apply(Plan(goal="", steps=(step,))))
+list(apply(Plan(goal="a goal", steps=(step,))))
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
@@ -345,15 +364,22 @@ list(apply(Plan(goal="", steps=(step,))))
         time.sleep(0.05)
     # Its program is started right after that line.
     time.sleep(0.5)
-    process.kill()
-    process.wait()
-    with pytest.raises(UsageError, match="right now"):
+    with pytest.raises(UsageError, match="another flatout is changing"):
         undo_newest()
-    while journal.entries()[0].status == "under way":
+    process.kill()
+    # Not waited for: it is a zombie now, which has its number still.
+    while not (told := next(journal.wait_for_program(), "")):
         time.sleep(0.05)
-    assert file.read_text() == "after"
+    assert "a program of change 0001 (a goal) to end: flatout was killed" in told
+    with monkeypatch.context() as impatient:
+        impatient.setattr(journal, "_WAIT_S", 0.2)
+        with pytest.raises(UsageError, match="is still running"):
+            undo_newest()
+    threading.Timer(0.5, go.touch).start()
     undo_newest()
     assert file.read_text() == "before"
+    assert list(journal.wait_for_program()) == []
+    process.wait()
 
 
 @pytest.mark.skipif(IS_WINDOWS, reason="needs a shell of POSIX")

@@ -21,6 +21,7 @@ from flatout.cluster.settings import (
     user_in,
     with_setting,
 )  # fmt: skip
+from flatout.clustering import files
 from flatout.errors import UsageError
 from flatout.nouns.cluster import ClusterRequest, Engine, Layout, Share
 from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
@@ -294,6 +295,42 @@ def test_address_is_one_that_this_machine_reaches() -> None:
 )  # fmt: skip
 def test_project_is_named_like_its_folder(path: str, name: str) -> None:
     assert layout.project_name(Path(path).parts[1:]) == name
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"base_image": "python:3.12\nCLUSTER_UID=0"}, {"base_image": "a\rb"},
+     {"packages": ("numpy\nRUN id",)}, {"packages": ("numpy\x85",)}],
+)  # fmt: skip
+def test_values_of_several_lines_are_refused(asked: dict[str, Any], tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    with pytest.raises(UsageError, match="cannot stand in a cluster's files") as told:
+        files.init(ClusterRequest(**asked), str(folder), is_forced=False, machine=NONE)
+    assert told.value.rule == "bad-cluster-setting" and not folder.exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no sudo")
+@pytest.mark.parametrize(
+    ("uid", "of_sudo", "owner"),
+    [
+        (1001, {}, (1001, 1001)),
+        (1001, {"SUDO_UID": "1002", "SUDO_GID": "1003"}, (1001, 1001)),
+        (0, {"SUDO_UID": "1002", "SUDO_GID": "1003"}, (1002, 1003)),
+        (0, {"SUDO_UID": "0", "SUDO_GID": "0"}, (1000, 1000)),
+        (0, {"SUDO_UID": "1002 "}, (1000, 1000)),
+        (0, {}, (1000, 1000)),
+    ],
+)
+def test_token_is_of_the_user_who_typed_sudo(
+    uid: int, of_sudo: dict[str, str], owner: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SUDO_UID", "SUDO_GID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in of_sudo.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+    monkeypatch.setattr(os, "getgid", lambda: uid)
+    assert cluster_folder.owner() == owner
 
 
 def test_edited_files_are_not_overwritten_silently(

@@ -128,7 +128,7 @@ def test_fault_is_mended_and_put_back(broken: Broken) -> None:
     assert undone.returncode == 0, undone.stderr
     assert json.loads(undone.stdout)["status"] == "undone"
     assert broken.files() == before
-    assert list((broken.root / ".flatout").iterdir()) == []
+    assert not (broken.root / ".flatout").exists()
     nothing = broken.cli.run("undo", "--yes")
     assert nothing.returncode == 2 and "explain nothing-to-undo" in nothing.stderr
 
@@ -213,10 +213,11 @@ list(apply(Plan(goal="", steps=(step,))))
     time.sleep(random.uniform(0, 2))
     process.kill()
     process.wait()
+    # It waits for pip, which goes on; not for ever.
     for _ in range(600):
         done = broken.cli.run("undo", "--yes")
         if "explain changes-under-way" not in done.stderr:
             break
     assert done.returncode == 0, done.stderr
     assert broken.files() == before
-    assert list(kept.iterdir()) == []
+    assert not kept.exists()

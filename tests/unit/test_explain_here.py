@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -15,6 +16,8 @@ import pytest
 
 from flatout import explaining
 from flatout.doctor.same_machine import is_elsewhere, together
+from flatout.errors import UsageError
+from flatout.nouns.diagnosis import Diagnosis
 from flatout.nouns.finding import Finding
 from flatout.nouns.framework import Framework
 from flatout.nouns.lines import Failed
@@ -150,6 +153,29 @@ def test_long_text_is_explained_in_bounded_memory(tmp_path: Path) -> None:
     rule, peak_kib = done.stdout.split()
     assert rule == "gpu-arch-not-in-build"
     assert int(peak_kib) * 1024 < 150 * 2**20
+
+
+def test_log_that_was_rotated_is_decompressed(tmp_path: Path) -> None:
+    text = b"RuntimeError: CUDA error: no kernel image is available for execution\n"
+    packed = tmp_path / "train.log.2.gz"
+    # Two members, as `cat a.gz b.gz` makes them.
+    packed.write_bytes(gzip.compress(b"epoch 1\n") + gzip.compress(text))
+    found = explaining.explain(str(packed))
+    assert isinstance(found, Diagnosis) and found.findings[0].rule == "gpu-arch-not-in-build"
+
+
+@pytest.mark.parametrize("damage", ["cut off", "flipped", "only its magic"])
+def test_compressed_log_that_is_damaged_is_refused_by_name(damage: str, tmp_path: Path) -> None:
+    whole = gzip.compress(os.urandom(4096))
+    packed = tmp_path / "train.log.gz"
+    packed.write_bytes({
+        "cut off": whole[: len(whole) // 2],
+        "flipped": whole[:-6] + bytes([whole[-6] ^ 1]) + whole[-5:],
+        "only its magic": whole[:2],
+    }[damage])  # fmt: skip
+    with pytest.raises(UsageError, match="train.log.gz cannot be decompressed") as told:
+        explaining.explain(str(packed))
+    assert told.value.rule == "log-not-readable"
 
 
 def test_failure_of_a_program_ends_with_its_cause() -> None:

@@ -22,6 +22,7 @@ from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Started, Validated
 from flatout.nouns.listed_run import ListedRun, ListRequest, chosen_runs
 from flatout.nouns.run import DamagedRun, Run, RunHeader
+from flatout.system.runs import RunFolder
 
 SRC = str(Path(show_runs.__file__).parents[2])
 START = f"import sys; sys.path.insert(0, {SRC!r}); import flatout.__main__ as m; m.main()"
@@ -163,6 +164,22 @@ def test_rm_of_all_that_failed(cli: Any) -> None:
     assert none.returncode == 0 and "no run has failed" in none.stderr
     for words in (["runs", "rm"], ["runs", "rm", "--failed", "mine-0001"]):
         assert "explain wrong-usage" in cli.run(*words).stderr
+
+
+def test_rm_of_all_that_failed_keeps_what_is_being_resumed(cli: Any) -> None:
+    for _ in range(2):
+        cli.run(*cli.train(mode="break"))
+    kept = RunFolder(cli.runs / "mine-0002")
+    # As a command line does whose worker is still loading.
+    assert kept.attended.acquire()
+    (cli.runs / "mine-0001/checkpoints/000004").mkdir(parents=True)
+    (cli.runs / "mine-0001/checkpoints/000004/rank0.json").touch()
+    done = cli.run("runs", "rm", "--failed", "--yes", "--json")
+    assert "could be resumed from step 4" in done.stderr
+    assert "kept mine-0002: it is being resumed" in done.stderr
+    assert json.loads(done.stdout) == {"deleted": ["mine-0001"], "in_use": ["mine-0002"]}
+    assert os.listdir(cli.runs) == ["mine-0002"]
+    kept.attended.release()
 
 
 def test_compare_shows_defaults_and_what_was_trained(cli: Any) -> None:

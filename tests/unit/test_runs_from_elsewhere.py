@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -46,6 +47,33 @@ def test_an_id_means_the_run_also_where_a_folder_has_its_name(trained: Any) -> N
         assert shown["run"]["folder"] == str(trained.runs / "mine-0001")
     shown = json.loads(trained.run("show", f".{os.sep}last", "--json").stdout)
     assert shown["run"]["folder"] == str(trained.folder / "last")
+
+
+def test_copy_of_a_run_has_its_own_name(trained: Any) -> None:
+    shutil.copytree(trained.runs / "mine-0001", trained.runs / "my copy")
+    shown = trained.run("show", "my copy").stdout
+    assert shown.startswith("my copy  finished")
+    assert "flatout train --resume 'my copy' --epochs 6" in shown or sys.platform == "win32"
+    assert "mine-0001" not in shown.partition("next")[2]
+    listed = trained.run("runs").stdout
+    assert "my copy " in listed and "mine-0001 " in listed
+    resumed = trained.run("train", "--resume", "my copy", "--epochs", "6")
+    assert resumed.returncode == 0, resumed.stderr
+    steps = {one["run"]["folder"]: one["run"]["step"] for one in (
+        json.loads(trained.run("show", name, "--json").stdout) for name in ("mine-0001", "my copy")
+    )}  # fmt: skip
+    assert steps == {str(trained.runs / "mine-0001"): 6, str(trained.runs / "my copy"): 12}
+
+
+def test_commands_for_a_run_elsewhere_name_its_folder(trained: Any) -> None:
+    elsewhere = trained.folder / "mine-0001"
+    shutil.copytree(trained.runs / "mine-0001", elsewhere)
+    shown = trained.run("show", f".{os.sep}mine-0001").stdout
+    assert f"flatout train --resume {elsewhere} --epochs 6 --trust" in shown
+    typed = ["train", "--resume", str(elsewhere), "--epochs", "6", "--trust"]
+    assert trained.run(*typed).returncode == 0
+    # That of flatout's own with the same name is as it was.
+    assert json.loads(trained.run("show", "mine-0001", "--json").stdout)["run"]["step"] == 6
 
 
 def test_rm_of_two_runs_whose_folders_have_one_name(trained: Any) -> None:
@@ -200,6 +228,8 @@ def test_a_folder_that_may_not_be_read_never_affects_the_others() -> None:
 @contextlib.contextmanager
 def ordinary_user() -> Iterator[Path]:
     """A state folder of somebody for whom permissions count: they do not for root."""
+    # Later it may lie where that user may not read.
+    importlib.import_module("psutil")
     folder = Path(tempfile.mkdtemp())
     names = ("FLATOUT_STATE", "FLATOUT_DATA", "FLATOUT_CACHE", "FLATOUT_ENVIRONMENTS", "HOME",
              "XDG_DATA_HOME")  # fmt: skip

@@ -65,7 +65,7 @@ def run(run_id: str = "digits-0001", **facts: Any) -> Run:
         "status": "finished", "step": 100, "recipe": None, "started": started(), "finished": None,
         "validations": (), "findings": (), "checkpoint_step": None, **facts,
     }  # fmt: skip
-    return Run(folder="/runs/x", header=header, **told)
+    return Run(folder="/runs/digits-0001", header=header, **told)
 
 
 def validated(step: int, accuracy: float, *, is_best: bool = False) -> Validated:

@@ -90,7 +90,7 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
         kept.append(Undone(at=clock.now_s(), left=left))
         for kept_line in applied.lines:
             if isinstance(kept_line, TreeKept):
-                trees.remove_tree(Path(kept_line.copy))
+                trees.forget(Path(kept_line.copy))
     finally:
         kept.close()
         taken.release()

@@ -15,6 +15,7 @@ from flatout.nouns.repair import Repair, by_hand, mended, repairs
 def fix(request: DoctorRequest, manner: DoctorManner) -> int:
     """Mends what can be mended; gives the exit code."""
     check_fixing(request, manner)
+    show_fix.wait_for_program()
     for change in mending.changes():
         if change.status == "broke off":
             told = f"{change.id} ({change.begun.plan.goal}) broke off: flatout undo {change.id}"

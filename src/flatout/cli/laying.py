@@ -79,6 +79,7 @@ def _do(found: Groundwork, *, is_agreed: bool, is_json: bool) -> int:
 
 def _apply(part: Plan) -> list[StepOutcome]:
     outcomes = []
+    show_fix.wait_for_program()
     for outcome in groundwork.apply(part):
         show_fix.print_outcome(outcome)
         outcomes.append(outcome)

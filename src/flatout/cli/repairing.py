@@ -80,6 +80,7 @@ def _carry_out(repair: EnvironmentRepair, how: EnvironmentRequest, manner: Manne
 
     outcomes: list[StepOutcome] = []
     proofs: list[Proof] = []
+    show_fix.wait_for_program()
     with show_environments.Working() as working:
         for step in carry_out(repair, how):
             if isinstance(step, Progress):

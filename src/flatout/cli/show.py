@@ -29,6 +29,7 @@ from flatout.nouns.results import Results
 from flatout.nouns.run import Run
 from flatout.nouns.sketch import Sketch
 from flatout.nouns.train_request import TrainRequest
+from flatout.nouns.typed import show_command
 from flatout.nouns.units import bytes_text
 
 Asking = TypeVar("Asking", bound=TrainRequest | InferenceRequest)
@@ -224,7 +225,7 @@ def _print_recipe(console: Console, run: Run, recipe: Recipe, *, is_whole: bool)
     if not is_whole:
         what = "all fields, with reasons" if table.row_count else "recipe: all defaults; reasons"
         console.print()
-        console.print(f"{what}: {_typeable(f'flatout show {run.id} --recipe')}", soft_wrap=True)
+        console.print(f"{what}: {_typeable(show_command(run.typed, '--recipe'))}", soft_wrap=True)
 
 
 def print_plots_begun(folder: Path | None, *, is_error: bool) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from flatout import mending
 from flatout.cli.plan_rows import PLACES, SAFETY, step_rows, undo_rows
 from flatout.cli.show import make_console, print_finding, print_note
 from flatout.cli.tables import plain_table
@@ -19,6 +20,12 @@ _LABEL_WIDTH = 11
 _ROOM = 80 - len(_INDENT) - _LABEL_WIDTH
 _HOW_STYLES = {"done": "green", "skipped": "", "failed": "bold red", "not begun": "yellow"}
 _HOW_WORDS = {"skipped": "is so already"}
+
+
+def wait_for_program() -> None:
+    """Waits for a program that a killed flatout has left running, and says so."""
+    for text in mending.wait_for_program():
+        print_note(text)
 
 
 def print_repairs(found: Sequence[Repair], left: Sequence[ByHand]) -> None:

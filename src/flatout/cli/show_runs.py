@@ -15,7 +15,7 @@ from flatout.nouns.comparison import Comparison, Row
 from flatout.nouns.listed_run import ListedRun, Removal
 from flatout.nouns.run import DamagedRun, Run
 from flatout.nouns.typed import typed_value
-from flatout.nouns.units import bytes_text, seconds_text
+from flatout.nouns.units import bytes_text, count_text, seconds_text
 
 _GAP = 2
 # A column of parameters that is narrower than this says nothing.
@@ -79,6 +79,9 @@ def print_removals(removals: Sequence[Removal]) -> None:
     for one in removals:
         of = f"link to {one.target}" if one.target else bytes_text(one.num_bytes)
         console.print(f"{one.id:<{width}}  {of:>9}  {one.folder}", soft_wrap=True)
+        if one.checkpoint_step is not None:
+            text = f"could be resumed from step {count_text(one.checkpoint_step)}"
+            console.print(f"{'':<{width}}  {text}", soft_wrap=True)
 
 
 def print_comparison(comparison: Comparison) -> None:

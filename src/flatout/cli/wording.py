@@ -19,7 +19,14 @@ from flatout.nouns.made_environment import Proof
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.run import Checkpointing, Run
 from flatout.nouns.tuning import Decision, Interval
-from flatout.nouns.typed import is_of_notebook, resume_run, train_command, typed_value
+from flatout.nouns.typed import (
+    is_of_notebook,
+    resume_run,
+    show_command,
+    stop_command,
+    train_command,
+    typed_value,
+)
 from flatout.nouns.units import (
     bytes_text,
     count_text,
@@ -397,15 +404,15 @@ def next_steps(run: Run, *, is_shown: bool = False) -> list[tuple[str, str]]:
 
     is_shown: `flatout show` itself is not to be suggested.
     """
-    show = f"flatout show {run.id}"
+    show = show_command(run.typed)
     return [step for step in _next_steps(run) if not (is_shown and step[0] == show)]
 
 
 def _next_steps(run: Run) -> list[tuple[str, str]]:
-    show = (f"flatout show {run.id}", "recipe and metrics")
+    show = (show_command(run.typed), "recipe and metrics")
     if run.status == "running":
-        return [(f"flatout show {run.id} --follow", "watch it"),
-                (f"flatout runs stop {run.id}", "stop it, with a checkpoint")]  # fmt: skip
+        return [(show_command(run.typed, "--follow"), "watch it"),
+                (stop_command(run.typed), "stop it, with a checkpoint")]  # fmt: skip
     if run.status == "failed":
         return [*_after_failure(run), show]
     if run.status != "finished":

@@ -107,7 +107,7 @@ def parts(placed: Sequence[tuple[Node, int]], inside: str, change: Change) -> li
     meet = f"{first.address}:{first.report.free_ports[0]}"
     own = ["python3", "-P", "-X", "faulthandler", "-m", "flatout.engine.launch", inside]
     if change != Change():
-        own += ["--change", msgspec.json.encode(change).decode()]
+        own += ["--change", change.as_option()]
     return [
         NodePart(
             container=node.container.id,

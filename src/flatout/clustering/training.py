@@ -175,5 +175,5 @@ def _submit(
     command += ["python3", "-P", "-m", "flatout.engine.launch", inside, "--on", str(on)]
     command += ["--flatout", __version__]
     if change != Change():
-        command += ["--change", msgspec.json.encode(change).decode()]
+        command += ["--change", change.as_option()]
     return ray_jobs.submit(head, command, f"{inside}/{folder.log.name}", folder.log)

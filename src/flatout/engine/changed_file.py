@@ -4,6 +4,7 @@ file in its folder.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import msgspec
 
 from flatout.engine.history import History
 from flatout.engine.journal import Journal
+from flatout.engine.loading import experiment_changed
 from flatout.engine.optimizers import ONLY
 from flatout.engine.rehearsal import OF_THE_RECIPE
 from flatout.engine.session import Session
 from flatout.errors import UsageError
-from flatout.nouns.change import Change, ChangedFile
+from flatout.nouns.change import Change, ChangedFile, diff_of
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import FileChanged
@@ -25,6 +27,7 @@ from flatout.nouns.typed import train_command
 from flatout.system import store
 from flatout.system.clock import now_s
 from flatout.system.runs import RunFolder
+from flatout.system.source_files import content
 
 _TOLD = 4
 
@@ -45,7 +48,7 @@ def check_fit(
         raise _does_not_fit(folder, "model", because, train_command(spec, change))
     problem = _optimizer_misfit(session, state["optimizer"])
     if problem is not None:
-        begun = train_command(spec, change, init=folder.path.name)
+        begun = train_command(spec, change, init=folder.typed)
         raise _does_not_fit(folder, "optimizer", problem, begun)
 
 
@@ -69,34 +72,51 @@ def fits_of(session: Session) -> tuple[str, ...]:
     return (*told, f"the position: step {position.step:,}, epoch {position.epoch + 1}")
 
 
+def read_text(spec: ExperimentSpec, change: Change) -> bytes | None:
+    """The text that a run goes on with, as it is before the experiment is built from it.
+
+    That may take long, and the file may be edited meanwhile. None where the run keeps its text.
+    """
+    if change.file is None or spec.file is None:
+        return None
+    return content(Path(spec.file))
+
+
 def adopt(
-    folder: RunFolder, journal: Journal, changed: ChangedFile, step: int, fits: tuple[str, ...]
+    folder: RunFolder, journal: Journal, text: bytes, sha256: str, step: int, fits: tuple[str, ...]
 ) -> None:
-    """Makes the changed file the run's own; the text before stays in its folder.
+    """Makes the changed text of its file the run's own; the text before stays in its folder.
 
     Whatever breaks this off: the old text is kept first, and the run's header told last.
+
+    Raises:
+        UsageError: experiment-changed, where the text is not the one of that sha256.
     """
     header = store.read_json(folder.header, RunHeader)
-    before, kept = header.spec.sha256, None
+    assert header.spec.file is not None, "a built-in has no file to change"
+    if hashlib.sha256(text).hexdigest() != sha256:
+        raise experiment_changed(Path(header.spec.file))
+    before, kept, old = header.spec.sha256, None, b""
     if before is not None and folder.experiment.is_file():
         kept = folder.experiment_before(before)
         if not kept.exists():
             store.copy_atomically(folder.experiment, kept)
-    assert header.spec.file is not None, "a built-in has no file to change"
-    store.copy_atomically(Path(header.spec.file), folder.experiment)
+        old = content(kept)
+    store.write_atomically(folder.experiment, text)
+    told, old_told = (one.decode("utf-8-sig", errors="replace") for one in (text, old))
     journal.event(
         FileChanged(
             at=now_s(),
             step=step,
             before=before,
-            after=changed.sha256,
+            after=sha256,
             kept=kept.name if kept is not None else None,
-            diff=changed.diff,
+            diff=diff_of(old_told, told, (str(folder.experiment), header.spec.file)),
             fits=fits,
         ),
         is_synced=True,
     )
-    spec = msgspec.structs.replace(header.spec, sha256=changed.sha256)
+    spec = msgspec.structs.replace(header.spec, sha256=sha256)
     store.write_json(folder.header, msgspec.structs.replace(header, spec=spec))
 
 

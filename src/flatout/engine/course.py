@@ -68,6 +68,7 @@ class Task:
 
     is_alone: the process is the run's own, and may be kept from what others need.
     ranks: those that train it together; this process is one of them.
+    text: of the changed file that the run goes on with.
     """
 
     folder: RunFolder
@@ -77,6 +78,7 @@ class Task:
     echo: Echo | None = None
     is_alone: bool = False
     ranks: Ranks = ALONE
+    text: bytes | None = None
 
 
 class Course:
@@ -268,7 +270,7 @@ class Course:
         limits = limits_of(self._experiment, task.spec, self._history, task.change)
         if self._history.is_finished and limits.are_reached(epoch, self.step):
             raise run_is_finished(
-                task.folder.path.name, task.spec, task.change, limits, epoch, self.step
+                task.folder.typed, task.spec, task.change, limits, epoch, self.step
             )
         if self._history.is_finished and self._state is not None:
             # Whoever trains a stopped run longer wants to see whether there is more to come.
@@ -401,7 +403,7 @@ def _look_ahead(task: Task, session: Session, journal: Journal, *, is_new: bool)
     change = task.change
     is_longer = change.epochs is not None or change.steps is not None
     if is_new or is_longer or change.file is not None:
-        check_schedule(session, journal, task.folder.path.name, task.spec, change)
+        check_schedule(session, journal, task.folder.typed, task.spec, change)
     if is_new or change.file is not None:
         check_validation(session, journal)
 
@@ -413,7 +415,8 @@ def _keep_changes(task: Task, session: Session, journal: Journal, history: Histo
         other = other_data(session, history)
         if other is not None:
             journal.warn(step, other)
-        adopt(task.folder, journal, change.file, step, fits_of(session))
+        assert task.text is not None, "read before the experiment was built"
+        adopt(task.folder, journal, task.text, change.file.sha256, step, fits_of(session))
     if change.epochs is not None or change.steps is not None:
         extended = Extended(at=now_s(), step=step, epochs=change.epochs, steps=change.steps)
         journal.event(extended, is_synced=True)

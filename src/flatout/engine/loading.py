@@ -62,17 +62,18 @@ def kept_spec(folder: RunFolder, spec: ExperimentSpec) -> ExperimentSpec:
     """
     if spec.file is None or _has_sha256(Path(spec.file), spec.sha256):
         return spec
-    if not folder.experiment.is_file():
+    kept = folder.experiment_of(spec.sha256)
+    if not kept.is_file():
         raise UsageError(
             "experiment-not-kept",
             f"the run {folder.path.name} has no copy of its experiment.",
-            because=f"{spec.file} is gone or was changed, and {folder.experiment} is missing",
+            because=f"{spec.file} is gone or was changed, and {kept} is missing",
             fix="put the file back",
         )
     beside = str(Path(spec.file).parent)
     if beside not in sys.path and Path(beside).is_dir():
         sys.path.append(beside)
-    return msgspec.structs.replace(spec, file=str(folder.experiment))
+    return msgspec.structs.replace(spec, file=str(kept))
 
 
 def spec_here(folder: RunFolder, spec: ExperimentSpec) -> ExperimentSpec:
@@ -93,6 +94,17 @@ def _has_sha256(path: Path, sha256: str | None) -> bool:
         return hashlib.sha256(path.read_bytes()).hexdigest() == sha256
 
 
+def experiment_changed(path: Path) -> UsageError:
+    """What is said where a file has another text than the run was begun, or goes on, with."""
+    return UsageError(
+        "experiment-changed",
+        f"{path} is not the file this run was begun with.",
+        because="an exact resume needs the same code",
+        fix="restore it (the run's folder has a copy, experiment.py), or continue with the "
+        "changed file: --resume RUN --changed",
+    )
+
+
 def _load_module(spec: ExperimentSpec, copy_of: str | None) -> ModuleType:
     if spec.file is None:
         return importlib.import_module(f"flatout.experiments.{spec.name.replace('-', '_')}")
@@ -100,13 +112,7 @@ def _load_module(spec: ExperimentSpec, copy_of: str | None) -> ModuleType:
     with mapped_os_errors(path):
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     if spec.sha256 is not None and sha256 != spec.sha256:
-        raise UsageError(
-            "experiment-changed",
-            f"{path} is not the file this run was begun with.",
-            because="an exact resume needs the same code",
-            fix="restore it (the run's folder has a copy, experiment.py), or continue with the "
-            "changed file: --resume RUN --changed",
-        )
+        raise experiment_changed(path)
     if copy_of is not None and copy_of != spec.file:
         return _import_copy(path, copy_of)
     return _import_by_name(path)

@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 import torch
 
-from flatout.engine.changed_file import with_changed_file
+from flatout.engine.changed_file import read_text, with_changed_file
 from flatout.engine.connection import Connection
 from flatout.engine.course import Task
 from flatout.engine.datasets import downloads_told_to
@@ -67,7 +67,8 @@ def main(argv: list[str] | None = None) -> int:
         spec = with_changed_file(spec_here(folder, header.spec), change.file)
         downloads = downloads_told_to(folder) if ranks.is_first else contextlib.nullcontext()
         with signals_as_requests(request), downloads:
-            task = Task(folder, spec, change, request, is_alone=True, ranks=ranks)
+            text = read_text(spec, change)
+            task = Task(folder, spec, change, request, is_alone=True, ranks=ranks, text=text)
             train_in(task, lambda: _loaded(spec))
     except StoppedEarly:
         return 0

@@ -10,6 +10,7 @@ from pathlib import Path
 from flatout.errors import UsageError
 from flatout.nouns.made_environment import MadeEnvironment
 from flatout.nouns.run import Run
+from flatout.nouns.typed import stop_command
 from flatout.system import environment_folder, made_environments
 from flatout.system.reading import list_runs
 
@@ -56,7 +57,7 @@ def require_unused(name: str, folder: str) -> None:
             "environment-in-use",
             f"`{name}` cannot be changed or removed now.",
             because=f"{', '.join(users)} is being trained in it",
-            fix=f"wait for it, or stop it: flatout runs stop {users[0]}",
+            fix=f"wait for it, or stop it: {stop_command(users[0])}",
         )
 
 

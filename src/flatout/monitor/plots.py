@@ -17,6 +17,7 @@ from flatout.monitor.pictures import Curves
 from flatout.nouns.lines import Metric
 from flatout.nouns.results import Results
 from flatout.nouns.run import Run
+from flatout.nouns.typed import show_command
 from flatout.system import store
 
 _PIXELS_PER_INCH = 110
@@ -67,8 +68,8 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
             "plots-not-drawn",
             f"the pictures of {run.id} could not be drawn.",
             because=f"{type(error).__name__}: {error}",
-            fix="the run itself is not touched; update matplotlib and try again: flatout show "
-            f"{run.id} --plots",
+            fix="the run itself is not touched; update matplotlib and try again: "
+            + show_command(run.typed, "--plots"),
         ) from error
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import msgspec
 
 
-class ChangedFile(msgspec.Struct, frozen=True, kw_only=True):
+class ChangedFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """That a run goes on with another text of its experiment file.
 
-    sha256: of the text that it goes on with. diff: from the text before, as `diff -u` gives it.
+    sha256: of the text that it goes on with. diff: from the text before, as `diff -u` gives it;
+    the worker makes it itself.
     """
 
     sha256: str
-    diff: str
+    diff: str = ""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,3 +46,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             on=self.on,
             python=self.python,
         )
+
+    def as_option(self) -> str:
+        """What `--change` takes: without the diff, which may be longer than an argument may be."""
+        file = self.file and ChangedFile(sha256=self.file.sha256)
+        return msgspec.json.encode(msgspec.structs.replace(self, file=file)).decode()
+
+
+def diff_of(before: str, after: str, names: tuple[str, str]) -> str:
+    """The difference of two texts, as `diff -u` gives it. names: of the two files."""
+    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="")
+    return "\n".join(lines)

@@ -24,12 +24,18 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that is about to be deleted. target: where it lies, if the folder is only a link."""
+    """A run that is about to be deleted.
+
+    target: where it lies, if the folder is only a link. checkpoint_step: where it could be resumed,
+    if it is not finished. is_in_use: somebody trains in it, or is just starting to.
+    """
 
     id: str
     folder: str
     num_bytes: int
     target: str | None = None
+    checkpoint_step: int | None = None
+    is_in_use: bool = False
 
 
 class ListedRun(msgspec.Struct, frozen=True, kw_only=True):

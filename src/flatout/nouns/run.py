@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 import msgspec
@@ -88,6 +89,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     adaptations: what it has changed because memory ran out, in the order in which it was told.
     extended: to how long it was made longer last. file_changes: other texts of its experiment.
     failure: what ended it, where that is how it stands.
+    is_elsewhere: it is not among flatout's runs, so that a command takes its folder.
     """
 
     folder: str
@@ -106,6 +108,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     extended: Extended | None = None
     file_changes: tuple[FileChanged, ...] = ()
     failure: Finding | None = None
+    is_elsewhere: bool = False
 
     @property
     def ending_reason(self) -> str | None:
@@ -124,8 +127,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """Name of the run, unique among the runs of its folder."""
-        return self.header.id
+        """Name of the run, unique in its folder; its header has another where it was copied."""
+        return PurePath(self.folder).name
+
+    @property
+    def typed(self) -> str:
+        """What a command takes for it."""
+        return self.folder if self.is_elsewhere else self.id
 
     @property
     def best_validation(self) -> Validated | None:

@@ -31,13 +31,14 @@ def resume_command(run: str, change: Change | None = None, *, is_changed: bool =
     """What goes on with a run.
 
     Args:
-        run: its id.
+        run: its name; or its folder where it is not among flatout's runs, to be trusted then.
         change: length, recipe fields, ranks and interpreter to go on with; None keeps the run's.
         is_changed: with its changed file.
     """
     change = change or Change()
     words = ["flatout", "train", "--resume", run, *_fixed(change.fixed), *_length(change)]
     words += ["--changed"] if is_changed else []
+    words += ["--trust"] if set(run) & set("/\\") else []
     return command_line([*words, *_where(change, change.leave_free_bytes)])
 
 
@@ -48,7 +49,7 @@ def resume_run(
     if is_of_notebook(run.header.spec):
         return resume_in_python(run.id, epochs)
     change = msgspec.structs.replace(run.last_change, epochs=epochs, steps=steps)
-    return resume_command(run.id, change, is_changed=is_changed)
+    return resume_command(run.typed, change, is_changed=is_changed)
 
 
 def resume_in_python(run: str, epochs: int | None) -> str:
@@ -60,6 +61,16 @@ def resume_in_python(run: str, epochs: int | None) -> str:
 def is_of_notebook(spec: ExperimentSpec) -> bool:
     """Whether the experiment is known to the notebook alone that trained it."""
     return spec.file is None and spec.name == "notebook"
+
+
+def show_command(run: str, *more: str) -> str:
+    """What shows a run."""
+    return command_line(["flatout", "show", run, *more])
+
+
+def stop_command(run: str) -> str:
+    """What stops a run."""
+    return command_line(["flatout", "runs", "stop", run])
 
 
 def train_command(

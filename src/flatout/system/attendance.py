@@ -15,7 +15,7 @@ from flatout.nouns.lines import Failed, Fetched, Finished, Line, Started, Stoppe
 from flatout.nouns.machine import Machine
 from flatout.nouns.outcome import Outcome
 from flatout.nouns.placement import LAUNCHER_LOST
-from flatout.nouns.typed import resume_command
+from flatout.nouns.typed import resume_command, show_command
 from flatout.nouns.units import seconds_text
 from flatout.system.child import was_memory_full, worker_died
 from flatout.system.clock import elapsed_s, now_s
@@ -247,21 +247,24 @@ def _held_for(limit_s: float) -> Finding:
 
 def _still_held(folder: RunFolder, change: Change) -> Finding:
     name = folder.path.name
+    again = resume_command(folder.typed, change.again())
     return Finding(
         rule="run-in-use",
         severity="error",
         problem=f"run {name} cannot be resumed: previous ranks still use its folder.",
         because="a node may have been disconnected or paused, and its ranks are still running",
-        fixes=(Fix(text=f"stop them, then resume: {resume_command(name, change.again())}"),),
+        fixes=(Fix(text=f"stop them, then resume: {again}"),),
     )
 
 
 def _head_lost(folder: RunFolder, change: Change) -> Finding:
     name = folder.path.name
     if folder.lock().is_taken():
-        go_on = f"its ranks are still running; follow them: flatout show {name} --follow"
+        go_on = (
+            f"its ranks are still running; follow them: {show_command(folder.typed, '--follow')}"
+        )
     else:
-        go_on = f"resume from the last checkpoint: {resume_command(name, change.again())}"
+        go_on = f"resume from the last checkpoint: {resume_command(folder.typed, change.again())}"
     return Finding(
         rule="ray-not-answering",
         severity="error",

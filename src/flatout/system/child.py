@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
-
 from flatout.nouns.change import Change
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.placement import NOT_SHARED, RANK_DIED, Placement
@@ -95,7 +93,7 @@ def start_worker(
     if is_attached:
         command.append("--attached")
     if change is not None and change != Change():
-        command += ["--change", msgspec.json.encode(change).decode()]
+        command += ["--change", change.as_option()]
     with mapped_os_errors(folder.log), open(folder.log, "ab") as log:
         process = subprocess.Popen(
             command,
@@ -139,7 +137,7 @@ def worker_died(folder: RunFolder, exit_code: int, change: Change | None) -> Fin
         because += "; if you did not kill it, the kernel did, because memory ran out"
     elif exit_code == RANK_DIED:
         because = "one of its ranks was killed, or ended without an error message"
-    go_on = f"resume from the last checkpoint: {resume_command(name, change)}"
+    go_on = f"resume from the last checkpoint: {resume_command(folder.typed, change)}"
     return Finding(
         rule="worker-died",
         severity="error",

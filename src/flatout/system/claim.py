@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 
 from flatout.errors import UsageError
+from flatout.nouns.typed import show_command
 from flatout.system import store
 
 
@@ -39,7 +40,7 @@ class Claim:
                 f"another process has taken over the run {name}.",
                 because="the lock of its folder did not keep it out: the disk does not carry locks "
                 "between the machines that share it",
-                fix=f"let one of them train: flatout show {name} --follow",
+                fix=f"let one of them train: {show_command(name, '--follow')}",
             )
 
 

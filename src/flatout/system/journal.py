@@ -3,7 +3,7 @@
 changes/0007/journal.jsonl  lines of nouns/journal.py, each on the disk before what it announces
 changes/0007/kept/0         files as they were, in the order of the lines that name them
 changes/0007/kept/changed-3 a file that an undo has overwritten: that of the entry's fourth line
-changes/lock                held while a plan is applied or taken back
+changes/lock                held while a plan is applied or taken back; holds the process's number
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,10 @@ from flatout.nouns.journal import Applied, FileKept, JournalLine, PlanBegun, Tre
 from flatout.nouns.plan import Packages, Plan
 from flatout.system import clock, rewriting, store
 from flatout.system.folders import state_folder
+
+# A program of a killed flatout goes on to its end: `mkdir` takes a moment, an installer minutes.
+_WAIT_S = 30.0
+_PAUSE_S = 0.1
 
 
 def changes_folder() -> Path:
@@ -168,13 +172,45 @@ def lock() -> store.Lock:
     with store.mapped_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     taken = store.Lock(folder / "lock")
+    for _ in wait_for_program():
+        continue
     if not taken.acquire():
         raise UsageError(
             "changes-under-way",
             "another flatout is changing this machine right now.",
             fix="wait until it has ended, then try again",
         )
+    taken.sign()
     return taken
+
+
+def wait_for_program() -> Iterator[str]:
+    """Waits while a program that a killed flatout had started holds the journal.
+
+    Yields, before it waits, what it waits for, in words; nothing where there is nothing to wait
+    for.
+
+    Raises:
+        UsageError: changes-under-way, where the program runs for longer than half a minute.
+    """
+    held = store.Lock(changes_folder() / "lock")
+    if not (held.is_taken() and held.is_orphaned()):
+        return
+    newest = next(reversed(entries()), None)
+    if newest is None:
+        return  # Its owner has only just taken it, and has not signed yet.
+    change = f"change {newest.id} ({newest.begun.plan.goal})"
+    yield f"waiting for a program of {change} to end: flatout was killed while it ran"
+    until_s = clock.elapsed_s() + _WAIT_S
+    while held.is_taken() and held.is_orphaned():
+        if clock.elapsed_s() > until_s:
+            raise UsageError(
+                "changes-under-way",
+                f"a program of {change} is still running.",
+                because="flatout was killed while it ran",
+                fix="wait until it has ended, then try again",
+            )
+        clock.sleep_s(_PAUSE_S)
 
 
 def kept_content(applied: Applied, kept: FileKept) -> bytes | None:
@@ -215,6 +251,9 @@ def remove_folders(folders: Sequence[str]) -> None:
     for folder in reversed(folders):
         try:
             os.rmdir(folder)
+        except FileNotFoundError:
+            # A kill came before it was made, or behind its removal: those above may be there.
+            continue
         except OSError:
             # Somebody has put something in, or it needs root: an empty folder does no harm.
             return

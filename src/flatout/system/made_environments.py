@@ -164,13 +164,12 @@ def locked() -> Iterator[int]:
         UsageError: setup-in-progress.
     """
     top = environments_folder()
-    path = top / ".lock"
     with store.mapped_os_errors(top):
         top.mkdir(parents=True, exist_ok=True)
-    lock = store.Lock(path)
+    lock = store.Lock(top / ".lock")
     waited_s = 0.0
     while not lock.acquire():
-        if not _is_orphaned(path) or waited_s > _ORPHAN_S:
+        if not lock.is_orphaned() or waited_s > _ORPHAN_S:
             raise UsageError(
                 "setup-in-progress",
                 "another flatout is making or removing environments.",
@@ -178,9 +177,8 @@ def locked() -> Iterator[int]:
             )
         clock.sleep_s(_PAUSE_S)
         waited_s += _PAUSE_S
+    lock.sign()
     assert lock.descriptor is not None
-    os.ftruncate(lock.descriptor, 0)
-    os.write(lock.descriptor, str(os.getpid()).encode())
     try:
         yield lock.descriptor
     finally:
@@ -197,17 +195,6 @@ def forget_lock() -> None:
 def is_busy() -> bool:
     """Whether somebody makes or removes environments now."""
     return store.Lock(environments_folder() / ".lock").is_taken()
-
-
-def _is_orphaned(path: Path) -> bool:
-    """Whether the lock is held by what a killed flatout has started, not by a living one."""
-    import psutil
-
-    try:
-        text = path.read_text(encoding="ascii")
-    except (OSError, ValueError):
-        return False  # Under Windows a locked file cannot be read; there only its owner holds it.
-    return text.isdigit() and not psutil.pid_exists(int(text))
 
 
 def begin(name: str, folder: Path) -> None:

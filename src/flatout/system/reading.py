@@ -21,7 +21,7 @@ from flatout.nouns.outline import Outline
 from flatout.nouns.results import Results
 from flatout.nouns.run import DamagedRun, Run
 from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.nouns.typed import tune_command
+from flatout.nouns.typed import command_line, tune_command
 from flatout.system import store
 from flatout.system.runs import RunFolder, read_run, run_paths
 from flatout.system.scan import each_line, last_line
@@ -52,7 +52,8 @@ def read_or_name(folder: RunFolder) -> Run | DamagedRun | None:
         because = f"{error.problem} {error.because or ''}".strip()
         name = folder.path.name
         fix = error.fix.replace(
-            "remove the run with `flatout runs rm`", f"remove it: flatout runs rm {name}"
+            "remove the run with `flatout runs rm`",
+            "remove it: " + command_line(["flatout", "runs", "rm", name]),
         )
         return DamagedRun(id=name, folder=str(folder.path), because=because, fix=fix)
 

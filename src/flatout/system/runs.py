@@ -44,7 +44,7 @@ from flatout.nouns.lines import (
     Warned,
 )
 from flatout.nouns.run import Run, RunHeader, Status, checkpointing
-from flatout.nouns.typed import resume_command
+from flatout.nouns.typed import resume_command, show_command, stop_command
 from flatout.system import store
 from flatout.system.folders import runs_folder, tunes_folder
 from flatout.system.scan import each_line, last_line
@@ -74,9 +74,24 @@ class RunFolder:
         self.writer = path / "writer"
         self.attended = store.Lock(path / "attended")
 
+    @property
+    def typed(self) -> str:
+        """What a command takes for this run: its name among flatout's runs, else its folder."""
+        return str(self.path) if self.is_elsewhere else self.path.name
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is not among flatout's runs, where commands look for a name."""
+        return Path(os.path.abspath(self.path)).parent.resolve() != runs_folder().resolve()
+
     def experiment_before(self, sha256: str) -> Path:
         """Where the experiment's text of that sha256 is kept, once the run goes on with another."""
         return self.path / f"experiment-{sha256[:12]}.py"
+
+    def experiment_of(self, sha256: str | None) -> Path:
+        """Where the experiment's text of that sha256 is; a kill may leave the header behind it."""
+        before = self.experiment_before(sha256) if sha256 else None
+        return before if before is not None and before.is_file() else self.experiment
 
     def rank_log(self, rank: int) -> Path:
         """What a rank other than the first has printed."""
@@ -115,7 +130,7 @@ def create_run(header: RunHeader, parent: Path | None = None) -> RunFolder:
     taken = UsageError(
         "run-exists",
         f"there is a run named `{header.id}` already.",
-        fix=f"choose another --name, or resume it: {resume_command(header.id)}",
+        fix=f"choose another --name, or resume it: {resume_command(RunFolder(path).typed)}",
     )
     with store.mapped_os_errors(path):
         if path.exists():
@@ -299,16 +314,17 @@ def read_run(folder: RunFolder) -> Run:
         extended=_last(events, Extended),
         file_changes=tuple(line for line in events if isinstance(line, FileChanged)),
         failure=failure.finding if status == "failed" and failure else None,
+        is_elsewhere=folder.is_elsewhere,
     )
 
 
 def run_in_use(folder: RunFolder) -> UsageError:
     """What is said to whoever wants a run that somebody else trains in."""
-    name = folder.path.name
     return UsageError(
         "run-in-use",
-        f"the run {name} is being trained by another process.",
-        fix=f"watch it: flatout show {name} --follow; stop it: flatout runs stop {name}",
+        f"the run {folder.path.name} is being trained by another process.",
+        fix=f"watch it: {show_command(folder.typed, '--follow')}; "
+        f"stop it: {stop_command(folder.typed)}",
     )
 
 

@@ -180,14 +180,13 @@ def refuse_changed(spec: ExperimentSpec, folder: RunFolder, change: Change) -> N
         return
     source = _read_file(Path(spec.file))
     if spec.sha256 is not None and source.sha256 != spec.sha256:
-        name = folder.path.name
         raise UsageError(
             "experiment-changed",
             f"{spec.file} is not the file this run was begun with.",
             because="an exact resume needs the same code",
             fix="to continue with the changed file: "
-            + resume_command(name, change, is_changed=True)
-            + f"; the run keeps the file as it was: {folder.experiment}",
+            + resume_command(folder.typed, change, is_changed=True)
+            + f"; the run keeps the file as it was: {folder.experiment_of(spec.sha256)}",
         )
 
 

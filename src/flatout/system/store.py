@@ -280,6 +280,29 @@ class Lock:
             os.register_at_fork(after_in_child=self.release)
         return True
 
+    def sign(self) -> None:
+        """Writes this process's number into the file of the lock it holds, for `is_orphaned`."""
+        assert self._descriptor is not None
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, str(os.getpid()).encode())
+
+    def is_orphaned(self) -> bool:
+        """Whether what holds the lock is a program that its owner had started, not the owner.
+
+        Only of an owner that has signed, and was killed.
+        """
+        import psutil
+
+        try:
+            text = self._path.read_text(encoding="ascii")
+        except (OSError, ValueError):
+            return False  # Windows does not let others read it; programs inherit no lock there.
+        try:
+            # A killed process that nobody has waited for still has its number.
+            return text.isdigit() and psutil.Process(int(text)).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
     @property
     def descriptor(self) -> int | None:
         """Of its file while it is held here: a process that inherits it holds the lock, too."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import stat
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
+from flatout.errors import UsageError
 from flatout.system.store import mapped_os_errors
 
 _PIECE_BYTES = 1 << 20
+_GZIP = b"\x1f\x8b"
 
 
 def is_readable(path: Path) -> bool:
@@ -32,6 +37,35 @@ def pieces_of(path: Path) -> Iterator[bytes]:
     with mapped_os_errors(path), open(path, "rb") as file:
         while piece := file.read(_PIECE_BYTES):
             yield piece
+
+
+def pieces_of_log(path: Path) -> Iterator[bytes]:
+    """A log's bytes, decompressed where it was rotated (`syslog.2.gz`).
+
+    Raises:
+        UsageError: log-not-readable; and what the operating system says.
+        RunFailed: as the operating system says it.
+    """
+    with mapped_os_errors(path), open(path, "rb") as file:
+        if file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP:
+            yield from _decompressed(file, path)
+            return
+        while piece := file.read(_PIECE_BYTES):
+            yield piece
+
+
+def _decompressed(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    try:
+        with gzip.GzipFile(fileobj=file) as content:
+            while piece := content.read1(_PIECE_BYTES):
+                yield piece
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(
+            "log-not-readable",
+            f"{path} cannot be decompressed.",
+            because=" ".join(str(error).split()),
+            fix="get a whole copy of it, or decompress what is there: gzip -dc < FILE > TEXT",
+        ) from error
 
 
 def end_of(path: Path, num_bytes: int) -> bytes:

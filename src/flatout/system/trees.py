@@ -116,6 +116,13 @@ def prune(copy: Path, root: Path) -> None:
                 (copy / "files" / name).unlink(missing_ok=True)
 
 
+def forget(copy: Path) -> None:
+    """Removes what was kept, and the folder above it where nothing else is kept there."""
+    remove_tree(copy)
+    with contextlib.suppress(OSError):
+        copy.parent.rmdir()
+
+
 def remove_tree(folder: Path) -> None:
     """Removes a folder with all in it; one that is not there is fine."""
     with mapped_os_errors(folder):

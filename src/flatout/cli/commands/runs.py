@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from flatout.cli import complete
 from flatout.cli.options import json_document
+
+if TYPE_CHECKING:
+    from flatout.nouns.listed_run import Removal
 
 
 class _Runs(click.Group):
@@ -72,24 +77,45 @@ def remove(runs: tuple[str, ...], is_failed: bool, yes: bool, is_json: bool) -> 
 
     Shows their folders and sizes, then asks. Of a link only the link is deleted.
     """
-    from pathlib import Path
-
-    from flatout import flow, listing
+    from flatout import listing
     from flatout.cli import show, show_runs, wording
 
     if bool(runs) == is_failed:
         raise click.UsageError("name the runs, or give --failed")
-    removals = listing.failed_runs() if is_failed else listing.find_removals(runs)
-    show_runs.print_removals(removals)
+    found = listing.failed_runs() if is_failed else listing.find_removals(runs)
+    removals = [one for one in found if not one.is_in_use]
+    for one in found:
+        if one.is_in_use:
+            show.print_note(f"kept {one.id}: it is being resumed")
+    if removals or not found:
+        show_runs.print_removals(removals)
     if removals and not yes and not show.ask(wording.removal_question(removals)):
         show.print_note("nothing was deleted (--yes deletes without asking)")
         return 1
-    for one in removals:
-        flow.remove(Path(one.folder))
-        show.print_note(f"deleted {wording.removed_text(one)}")
+    deleted = [one.id for one in removals if _is_deleted(one, is_failed=is_failed)]
     if is_json:
-        show.print_json({"deleted": [one.id for one in removals]})
+        kept = {"in_use": [one.id for one in found if one.id not in deleted]}
+        show.print_json({"deleted": deleted, **(kept if is_failed else {})})
     return 0
+
+
+def _is_deleted(one: Removal, *, is_failed: bool) -> bool:
+    """Deletes a run; of all that have failed those stay that somebody has resumed meanwhile."""
+    from pathlib import Path
+
+    from flatout import flow
+    from flatout.cli import show, wording
+    from flatout.errors import UsageError
+
+    try:
+        flow.remove(Path(one.folder))
+    except UsageError as error:
+        if not is_failed or error.rule != "run-in-use":
+            raise
+        show.print_note(f"kept {one.id}: it is being resumed")
+        return False
+    show.print_note(f"deleted {wording.removed_text(one)}")
+    return True
 
 
 @command.command("stop")

@@ -61,8 +61,9 @@ def remove(is_with_runs: bool, keep: tuple[str, ...], yes: bool, is_json: bool) 
     Shows everything first, and asks for each part.
     """
     from flatout import upkeep
-    from flatout.cli import show, show_upkeep
+    from flatout.cli import show, show_fix, show_upkeep
 
+    show_fix.wait_for_program()
     removal = upkeep.plan_removal(keep, is_with_runs=is_with_runs)
     show_upkeep.print_removal(removal)
     removed = []

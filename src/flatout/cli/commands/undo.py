@@ -36,6 +36,7 @@ def command(
         else:
             show_fix.print_changes(found)
         return 0
+    show_fix.wait_for_program()
     applied = mending.change_to_undo(change)
     if not is_json:
         show_fix.print_undo(applied)
