@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +12,14 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.experiment_text import parse_changes
 from flatout.nouns.addresses import masked
 from flatout.nouns.data_state import DataState
+from flatout.nouns.experiment_spec import Value
 from flatout.nouns.lines import Line
 from flatout.nouns.machine import Machine
 from flatout.nouns.placement import num_gpus_for
-from flatout.nouns.run import Run
+from flatout.nouns.run import Run, RunHeader
 from flatout.nouns.sketch import TABLES, Sketch, SketchRequest, check_name
 from flatout.nouns.train_request import TrainRequest
 from flatout.nouns.tuned_recipe import TunedRecipe
@@ -30,6 +32,7 @@ from flatout.system import (
     made_environments,
     runs,
     sketches,
+    sources,
     store,
     tail,
     variables,
@@ -61,6 +64,17 @@ __all__ = [
 
 # Of a run that was asked to: a step or a validation ends first, and a checkpoint is written.
 _STOPPED_LIMIT_S = 600.0
+
+
+def changed_parameters(folder: RunFolder, settings: Sequence[str]) -> dict[str, Value]:
+    """Parameters that are to be other than the run's, checked against its experiment's text.
+
+    Raises:
+        UsageError: unknown-parameter, bad-parameter-value.
+    """
+    spec = store.read_json(folder.header, RunHeader).spec
+    source = sources.find_source(str(folder.experiment) if spec.file else spec.name)
+    return parse_changes(source.text, source.place, settings)
 
 
 def recognized(request: SketchRequest) -> SketchRequest:

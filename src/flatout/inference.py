@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 
 from flatout import __version__, flow
-from flatout.experiment_text import parse_changes
-from flatout.nouns.experiment_spec import Value
 from flatout.nouns.question import (
     AnyAnswer,
     Broken,
@@ -23,7 +21,6 @@ from flatout.system import (
     input_names,
     made_environments,
     runs,
-    sources,
     store,
 )  # fmt: skip
 from flatout.system.runs import RunFolder
@@ -49,15 +46,8 @@ def evaluate(request: InferenceRequest) -> Generator[AnyAnswer]:
             interpreter says.
     """
     folder = runs.find_run(request.run)
-    given = change_parameters(folder, request.settings) if request.settings else {}
+    given = flow.changed_parameters(folder, request.settings) if request.settings else {}
     return ask(request, Question.of(request, "evaluate", str(folder.path), parameters=given))
-
-
-def change_parameters(folder: RunFolder, settings: Sequence[str]) -> dict[str, Value]:
-    """Parameters that are to be other than the run's, checked against its experiment's text."""
-    spec = store.read_json(folder.header, RunHeader).spec
-    source = sources.find_source(str(folder.experiment) if spec.file else spec.name)
-    return parse_changes(source.text, source.place, settings)
 
 
 def ask(request: InferenceRequest, question: Question) -> Generator[AnyAnswer]:

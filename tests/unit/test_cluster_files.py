@@ -22,7 +22,7 @@ from flatout.cluster.settings import (
     with_setting,
 )  # fmt: skip
 from flatout.errors import UsageError
-from flatout.nouns.cluster import ClusterRequest, Engine, Layout, Share
+from flatout.nouns.cluster import SHARED_GPU, ClusterRequest, Engine, Layout, Share
 from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
 from flatout.nouns.surroundings import ContainerEngine
 from flatout.system import cluster_folder
@@ -78,6 +78,7 @@ def laid(machine: Machine, engine: Engine = "ray", **asked: Any) -> Layout:
         data="/home/ada/data",
         gpus=gpus,
         gpu_form=form,
+        is_gpu_shared=request.is_gpu_shared and bool(gpus),
         is_by_variable=layout.is_by_variable(machine, form),
     )
 
@@ -205,10 +206,40 @@ def test_cdi_names_the_device_or_all_where_there_is_no_other() -> None:
     assert service["environment"]["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-def test_two_ranks_on_one_gpu_are_refused_with_the_way() -> None:
-    with pytest.raises(UsageError, match="containers have 1 here") as told:
+def test_two_workers_on_one_gpu_are_asked_about() -> None:
+    with pytest.raises(UsageError, match="2 workers would share 1 GPU") as told:
         laid(ONE_GPU, gpus="2")
-    assert "NCCL" in str(told.value) and "--gpus 1" in told.value.fix
+    assert told.value.rule == "gpu-would-be-shared" and "NCCL" in str(told.value)
+    assert "--gpus 1" in told.value.fix and "--share-gpu" in told.value.fix
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("gpus", ["all", "3"])
+def test_workers_and_head_share_a_gpu_where_that_is_asked_for(engine: Engine, gpus: str) -> None:
+    made = laid(ONE_GPU, engine, workers=3, gpus=gpus, is_gpu_shared=True)
+    services = services_of(made)
+    sharing = [HEADS[engine], "gpu-0", "gpu-0-2", "gpu-0-3"]
+    for name in sharing:
+        assert devices_of(services[name])[0]["device_ids"] == ["0"], name
+        assert services[name]["environment"][SHARED_GPU] == "0"
+    assert "worker" not in services and set(sharing) < set(services)
+    # The head's own programs compute on it; Ray places nothing there.
+    assert engine != "ray" or "--num-gpus=0" in services["head"]["command"]
+
+
+def test_shared_gpus_are_given_in_turn_and_the_rest_have_none() -> None:
+    assert laid(TWO_GPUS, workers=4, gpus="3", is_gpu_shared=True).gpus == (0, 1, 0)
+    assert laid(TWO_GPUS, workers=5, is_gpu_shared=True).gpus == (0, 1, 0, 1, 0)
+    assert laid(NONE, is_gpu_shared=True).gpus == ()
+    with pytest.raises(UsageError, match="3 GPUs for 2 workers"):
+        laid(TWO_GPUS, workers=2, gpus="3", is_gpu_shared=True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_being_asked_nothing_is_shared(engine: Engine) -> None:
+    services = services_of(laid(ONE_GPU, engine))
+    assert not [name for name, one in services.items() if SHARED_GPU in one["environment"]]
+    assert "deploy" not in services[HEADS[engine]]
 
 
 def test_gpus_that_containers_cannot_have_are_refused_with_why() -> None:
