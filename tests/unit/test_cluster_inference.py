@@ -13,6 +13,7 @@ import pytest
 from flatout.clustering import inference
 from flatout.clustering.files import Folder
 from flatout.errors import UsageError
+from flatout.system.system import LocalSystem
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the made-up Docker is for sh")
 
@@ -84,11 +85,11 @@ def test_the_same_input_twice_is_answered_twice(lab: Any) -> None:
 
 
 def test_output_is_told_where_it_lies_here(lab: Any) -> None:
-    done = lab.run("predict", "one", "a", "--on", "cluster", "--output", "data/out.csv")
+    words = ("--on", "cluster", "--output", "data/out.csv", "--json")
+    done = lab.run("predict", "one", "a", *words)
     assert done.returncode == 0, done.stderr
-    assert "data/out.csv" in done.stderr and "/data/out.csv" not in done.stderr.replace(
-        str(lab.folder), ""
-    ).replace("~/", "").replace("data/out.csv", "", 1)
+    written = json.loads(done.stdout)["predictions"][-1]
+    assert written == {"written": str(lab.folder / "data/out.csv")}
 
 
 def test_evaluation_in_the_role(lab: Any) -> None:
@@ -139,7 +140,7 @@ def test_image_of_another_version_is_refused(lab: Any, monkeypatch: pytest.Monke
         settings={"COMPOSE_PROJECT_NAME": "flatout-lab", "CLUSTER_ENGINE": "ray"},
     )
     with pytest.raises(UsageError, match="here is 99.0") as told:
-        inference._require_role(folder, inference.LocalSystem())
+        inference._require_role(folder, LocalSystem())
     assert told.value.rule == "cluster-versions-differ"
 
 

@@ -33,6 +33,7 @@ from flatout.nouns.machine import Machine
 from flatout.nouns.plan import Plan, Prints, Run, Step
 from flatout.setup.goals.toolkit import plan_toolkit
 from flatout.setup.tables import shipped_tables
+from flatout.system import rewriting
 from flatout.system.command import Completed
 
 
@@ -139,7 +140,7 @@ class Windows:
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
     made = Windows()
-    monkeypatch.setattr(actions.rewriting, "run_as_root", made.run)
+    monkeypatch.setattr(rewriting, "run_as_root", made.run)
     return made
 
 

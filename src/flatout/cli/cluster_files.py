@@ -73,7 +73,7 @@ def init(folder: str | None, force: bool, is_json: bool, **options: Any) -> None
         if error.rule != "gpu-would-be-shared" or is_json:
             raise
         show.print_note(f"{error.problem} {error.because}")
-        if not show.ask("Share?"):
+        if not show.ask("Share it?"):
             raise
         request = msgspec.structs.replace(request, is_gpu_shared=True)
         written = files.init(request, place, is_forced=force)

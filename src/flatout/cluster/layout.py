@@ -90,32 +90,25 @@ def chosen_gpus(request: ClusterRequest, machine: Machine) -> tuple[tuple[int, .
             fix="use one of these",
         )
     wanted = int(request.gpus)
-    if here and request.is_gpu_shared and wanted <= request.workers:
+    if wanted == 0:
+        return (), "no GPU, as was asked for"
+    if wanted > request.workers or not here:
+        raise UsageError(
+            "no-gpu-in-containers",
+            f"{counted_text(wanted, 'GPU')} for {counted_text(request.workers, 'worker')}."
+            if here
+            else f"{counted_text(wanted, 'worker')} cannot have a GPU: containers have none here.",
+            because="a worker trains on one GPU" if here else why,
+            fix=f"--workers {wanted}" if here else "flatout setup --docker; or --gpus none",
+        )
+    if request.is_gpu_shared:
         return _shared(here, wanted)
-    if len(here) < wanted <= request.workers and here:
+    if wanted > len(here):
         raise UsageError(
             "gpu-would-be-shared",
             f"{counted_text(wanted, 'worker')} would share {counted_text(len(here), 'GPU')}.",
             because="NCCL cannot train over workers that share a GPU; other work can share one",
             fix=f"--gpus {len(here)} for training; --share-gpu for other work",
-        )
-    if wanted > len(here):
-        raise UsageError(
-            "no-gpu-in-containers",
-            f"{counted_text(wanted, 'worker')} cannot have a GPU each: containers have "
-            f"{len(here)} here.",
-            because=why
-            if not here
-            else "two ranks on one GPU are refused by NCCL, so each worker "
-            "that trains on a GPU needs its own",
-            fix=f"--gpus {len(here)}" if here else "flatout setup --docker; or --gpus none",
-        )
-    if wanted > request.workers:
-        raise UsageError(
-            "no-gpu-in-containers",
-            f"{counted_text(wanted, 'GPU')} for {counted_text(request.workers, 'worker')}.",
-            because="a worker trains on one GPU",
-            fix=f"--workers {wanted}",
         )
     return here[:wanted], f"a GPU for {counted_text(wanted, 'worker')}, as asked for"
 

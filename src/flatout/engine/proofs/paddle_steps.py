@@ -57,7 +57,8 @@ def own_check() -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if "works well on" in line]
+    words = ("works well on", "ONLY for single")
+    return [line.strip() for line in text.splitlines() if any(word in line for word in words)]
 
 
 def main() -> None:
