@@ -12,12 +12,14 @@ import msgspec
 
 from flatout import __version__
 from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.experiment_text import check_values, parse_changes, parse_parameters
 from flatout.nouns.addresses import masked
 from flatout.nouns.data_state import DataState
 from flatout.nouns.lines import Line
 from flatout.nouns.machine import Machine
 from flatout.nouns.placement import num_gpus_for
-from flatout.nouns.run import Run
+from flatout.nouns.question import InferenceRequest, Question, Verb
+from flatout.nouns.run import Run, RunHeader
 from flatout.nouns.sketch import TABLES, Sketch, SketchRequest, check_name
 from flatout.nouns.train_request import TrainRequest
 from flatout.nouns.tuned_recipe import TunedRecipe
@@ -31,6 +33,7 @@ from flatout.system import (
     made_environments,
     runs,
     sketches,
+    sources,
     store,
     tail,
     variables,
@@ -62,6 +65,31 @@ __all__ = [
 
 # Of a run that was asked to: a step or a validation ends first, and a checkpoint is written.
 _STOPPED_LIMIT_S = 600.0
+
+
+def question_of(
+    request: InferenceRequest, verb: Verb, folder: RunFolder, inputs: tuple[str, ...] = ()
+) -> Question:
+    """What a run is asked, once its experiment's text has been looked at.
+
+    Raises:
+        UsageError: unknown-parameter, parameter-missing, bad-parameter-value, and what finding
+            the experiment says.
+    """
+    if request.experiment is None and not request.settings:
+        return Question.of(request, verb, str(folder.path), inputs=inputs)
+    spec = store.read_json(folder.header, RunHeader).spec
+    kept = str(folder.experiment_of(spec.sha256)) if spec.file else spec.name
+    source = sources.find_source(request.experiment or kept)
+    experiment = None
+    if request.experiment is not None:
+        sources.check_name(source)
+        check_values(parse_parameters(source.text, source.place), spec.parameters)
+        experiment = source.file or source.name
+    given = parse_changes(source.text, source.place, request.settings)
+    return Question.of(
+        request, verb, str(folder.path), inputs=inputs, parameters=given, experiment=experiment
+    )
 
 
 def recognized(request: SketchRequest) -> SketchRequest:

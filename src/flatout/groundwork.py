@@ -6,6 +6,7 @@ Driver, WSL, CUDA toolkit, containers; and an environment as files for other too
 from __future__ import annotations
 
 import getpass
+import re
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -27,11 +28,14 @@ from flatout.setup.export import NEXT, exported
 from flatout.setup.goals.docker import plan_docker
 from flatout.setup.goals.driver import plan_driver
 from flatout.setup.goals.loader_path import plan_loader_path
+from flatout.setup.goals.local_installer import local_installer
 from flatout.setup.goals.toolkit import plan_toolkit
 from flatout.setup.goals.wsl import plan_wsl
+from flatout.setup.rows import Tables
 from flatout.setup.tables import shipped_tables
 from flatout.setup.windows_script import RUN_LINE, commands, request_text, script_text
 from flatout.system import made_environments, rewriting, store
+from flatout.system.debian_file import package_in
 from flatout.system.host import has_windows_driver
 from flatout.system.installation import installer_text, shell_profile
 from flatout.system.site_file import read_site
@@ -47,7 +51,7 @@ def lay(request: GroundworkRequest, machine: Machine | None = None) -> Groundwor
     Where this machine's `flatout.toml` forbids it, all steps are a person's.
 
     Raises:
-        UsageError: no-plan-here, site-file-wrong.
+        UsageError: no-plan-here, source-not-found, site-file-wrong.
     """
     site, found = read_site(), _laid(request, machine)
     if request.goal not in site.forbidden.goals:
@@ -65,12 +69,33 @@ def _laid(request: GroundworkRequest, machine: Machine | None) -> Groundwork:
         texts = {SCRIPT: script_text(wanted), REQUEST: request_text(wanted)}
         return _groundwork(wanted.plan, texts)
     if request.goal == "toolkit":
-        return _groundwork(plan_toolkit(read, request.cuda, shell_profile(), tables))
+        return _groundwork(_toolkit(request, read, tables))
     if request.goal == "docker":
         return _groundwork(plan_docker(read, tables, getpass.getuser()))
     # Inside WSL there is no driver to install, but one to be found.
     is_inside = read.host.wsl == 2
     return _groundwork(plan_loader_path(read, tables) if is_inside else plan_driver(read, tables))
+
+
+def _toolkit(request: GroundworkRequest, machine: Machine, tables: Tables) -> Plan:
+    wanted = {name for text in request.packages for name in re.split(r"[,\s]+", text.lower())}
+    unknown = sorted(wanted - {"cudnn", ""})
+    if unknown:
+        raise UsageError(
+            "no-plan-here",
+            f"`--with {unknown[0]}` names nothing that flatout installs beside a toolkit.",
+            because="that is cuDNN alone; packages of Python belong into an environment",
+            fix="flatout setup --toolkit --with cudnn; or flatout setup --with PACKAGES",
+        )
+    installer = request.installer
+    return plan_toolkit(
+        machine,
+        request.cuda,
+        shell_profile(),
+        tables,
+        has_cudnn="cudnn" in wanted,
+        installer=local_installer(*package_in(installer)) if installer else None,
+    )
 
 
 def first_part(plan: Plan) -> Plan:

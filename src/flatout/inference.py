@@ -6,13 +6,11 @@ from collections.abc import Generator
 from pathlib import Path
 
 from flatout import __version__, flow
-from flatout.experiment_text import check_values, parse_changes, parse_parameters
 from flatout.nouns.question import (
     AnyAnswer,
     Broken,
     InferenceRequest,
     Question,
-    Verb,
     check_output,
 )  # fmt: skip
 from flatout.nouns.run import RunHeader
@@ -23,7 +21,6 @@ from flatout.system import (
     input_names,
     made_environments,
     runs,
-    sources,
     store,
 )  # fmt: skip
 from flatout.system.runs import RunFolder
@@ -37,9 +34,9 @@ def predict(request: InferenceRequest) -> Generator[AnyAnswer]:
             choosing an interpreter says.
     """
     check_output(request.output)
-    runs.find_run(request.run)
+    folder = runs.find_run(request.run)
     inputs = input_names.expand_inputs(request.inputs)
-    return ask(request, _question(request, "predict", inputs))
+    return ask(request, flow.question_of(request, "predict", folder, inputs))
 
 
 def evaluate(request: InferenceRequest) -> Generator[AnyAnswer]:
@@ -49,31 +46,8 @@ def evaluate(request: InferenceRequest) -> Generator[AnyAnswer]:
         UsageError: unknown-run, unknown-parameter, bad-parameter-value; what choosing an
             interpreter says.
     """
-    return ask(request, _question(request, "evaluate"))
-
-
-def _question(request: InferenceRequest, verb: Verb, inputs: tuple[str, ...] = ()) -> Question:
-    """What a run is asked, once its experiment's text has been looked at.
-
-    Raises:
-        UsageError: unknown-run, unknown-parameter, parameter-missing, bad-parameter-value, and
-            what finding the experiment says.
-    """
     folder = runs.find_run(request.run)
-    if request.experiment is None and not request.settings:
-        return Question.of(request, verb, str(folder.path), inputs=inputs)
-    spec = store.read_json(folder.header, RunHeader).spec
-    kept = str(folder.experiment_of(spec.sha256)) if spec.file else spec.name
-    source = sources.find_source(request.experiment or kept)
-    experiment = None
-    if request.experiment is not None:
-        sources.check_name(source)
-        check_values(parse_parameters(source.text, source.place), spec.parameters)
-        experiment = source.file or source.name
-    given = parse_changes(source.text, source.place, request.settings)
-    return Question.of(
-        request, verb, str(folder.path), inputs=inputs, parameters=given, experiment=experiment
-    )
+    return ask(request, flow.question_of(request, "evaluate", folder))
 
 
 def ask(request: InferenceRequest, question: Question) -> Generator[AnyAnswer]:

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from flatout.cli import show
+from flatout.cli.main import run
 from flatout.cluster import layout
 from flatout.cluster.compose_file import HEADS, TOKEN_FILE, compose_files
 from flatout.cluster.image import image_files
@@ -23,7 +25,14 @@ from flatout.cluster.settings import (
 )  # fmt: skip
 from flatout.clustering import files
 from flatout.errors import UsageError
-from flatout.nouns.cluster import ClusterRequest, Engine, Layout, Share
+from flatout.nouns.cluster import (
+    SHARED_GPU,
+    ClusterRequest,
+    Engine,
+    Layout,
+    Share,
+    Written,
+)  # fmt: skip
 from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
 from flatout.nouns.surroundings import ContainerEngine
 from flatout.system import cluster_folder
@@ -79,6 +88,7 @@ def laid(machine: Machine, engine: Engine = "ray", **asked: Any) -> Layout:
         data="/home/ada/data",
         gpus=gpus,
         gpu_form=form,
+        is_gpu_shared=request.is_gpu_shared and bool(gpus),
         is_by_variable=layout.is_by_variable(machine, form),
     )
 
@@ -206,10 +216,71 @@ def test_cdi_names_the_device_or_all_where_there_is_no_other() -> None:
     assert service["environment"]["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-def test_two_ranks_on_one_gpu_are_refused_with_the_way() -> None:
-    with pytest.raises(UsageError, match="containers have 1 here") as told:
+def test_two_workers_on_one_gpu_are_asked_about() -> None:
+    with pytest.raises(UsageError, match="2 workers would share 1 GPU") as told:
         laid(ONE_GPU, gpus="2")
-    assert "NCCL" in str(told.value) and "--gpus 1" in told.value.fix
+    assert told.value.rule == "gpu-would-be-shared" and "NCCL" in str(told.value)
+    assert "--gpus 1" in told.value.fix and "--share-gpu" in told.value.fix
+
+
+@pytest.mark.parametrize("is_agreed", [True, False])
+def test_a_person_is_asked_before_a_gpu_is_shared(
+    is_agreed: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    init, questions = files.init, []
+
+    def here(request: ClusterRequest, text: str, *, is_forced: bool) -> Written:
+        return init(request, text, is_forced=is_forced, machine=ONE_GPU)
+
+    def answer(question: str) -> bool:
+        questions.append(question)
+        return is_agreed
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "init", here)
+    monkeypatch.setattr(show, "ask", answer)
+    assert run(["cluster", "init", "--gpus", "2"]) == (0 if is_agreed else 2)
+    assert questions == ["Share it?"] and "NCCL" in capsys.readouterr().err
+    written = tmp_path / "cluster" / "compose.yaml"
+    assert written.exists() == is_agreed
+    assert not is_agreed or "gpu-0-2:" in written.read_text()
+    # Programs are not asked; they give the option.
+    questions.clear()
+    assert run(["cluster", "init", "other", "--gpus", "2", "--json"]) == 2 and not questions
+    assert run(["cluster", "init", "other", "--gpus", "2", "--share-gpu", "--json"]) == 0
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("gpus", ["all", "3"])
+def test_workers_and_head_share_a_gpu_where_that_is_asked_for(engine: Engine, gpus: str) -> None:
+    made = laid(ONE_GPU, engine, workers=3, gpus=gpus, is_gpu_shared=True)
+    services = services_of(made)
+    sharing = [HEADS[engine], "gpu-0", "gpu-0-2", "gpu-0-3"]
+    for name in sharing:
+        assert devices_of(services[name])[0]["device_ids"] == ["0"], name
+        assert services[name]["environment"][SHARED_GPU] == "0"
+    assert "worker" not in services and set(sharing) < set(services)
+    # The head's own programs compute on it; Ray places nothing there.
+    assert engine != "ray" or "--num-gpus=0" in services["head"]["command"]
+
+
+def test_shared_gpus_are_given_in_turn_and_the_rest_have_none() -> None:
+    assert laid(TWO_GPUS, workers=4, gpus="3", is_gpu_shared=True).gpus == (0, 1, 0)
+    assert laid(TWO_GPUS, workers=5, is_gpu_shared=True).gpus == (0, 1, 0, 1, 0)
+    assert laid(NONE, is_gpu_shared=True).gpus == ()
+    assert laid(NONE, gpus="0").gpus == () and laid(TWO_GPUS, gpus="0").gpus == ()
+    with pytest.raises(UsageError, match="3 GPUs for 2 workers"):
+        laid(TWO_GPUS, workers=2, gpus="3", is_gpu_shared=True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_without_being_asked_nothing_is_shared(engine: Engine) -> None:
+    services = services_of(laid(ONE_GPU, engine))
+    assert not [name for name, one in services.items() if SHARED_GPU in one["environment"]]
+    assert "deploy" not in services[HEADS[engine]]
 
 
 def test_gpus_that_containers_cannot_have_are_refused_with_why() -> None:

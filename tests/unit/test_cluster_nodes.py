@@ -14,7 +14,7 @@ import pytest
 from flatout.cluster.checks import judge_files
 from flatout.cluster.nodes import judge_nodes
 from flatout.doctor.families import RULES
-from flatout.nouns.cluster import NodeReport, Port, Service
+from flatout.nouns.cluster import SHARED_GPU, NodeReport, Port, Service
 from flatout.nouns.machine import Cpu, Gpu, Machine, Memory
 from flatout.system.node_report import NodeQuestion, answer
 
@@ -24,7 +24,7 @@ VERSIONS = {"flatout": "0.1.0", "torch": "2.13.0+cpu", "ray": "2.60.0"}
 OWN_RULES = {
     "cluster-versions-differ", "cluster-clocks-apart", "cluster-runs-as-root",
     "cluster-folder-not-writable", "cluster-published", "cluster-does-not-fit",
-    "cluster-without-token",
+    "cluster-without-token", "cluster-shares-gpu",
 }  # fmt: skip
 MACHINE = Machine(cpu=Cpu(num_threads=8), memory=Memory(total_bytes=16 * GIB), gpus=(Gpu(index=0),))
 
@@ -181,6 +181,19 @@ def test_files_that_ask_for_too_much_are_told(
     (found,) = judge_files([service(**wrong)], MACHINE, {9000})
     assert (found.rule, found.severity) == (rule, severity)
     assert found.fixes and rule in {one.id for one in RULES} | OWN_RULES
+
+
+def test_shared_gpus_are_noted_and_counted_once() -> None:
+    shared = {"is_with_gpu": True, "variables": {"RAY_AUTH_MODE": "token", SHARED_GPU: "0"}}
+    three = [service(name, **shared) for name in ("head", "gpu-0", "gpu-0-2")]
+    (found,) = judge_files(three, MACHINE, set())
+    assert (found.rule, found.severity) == ("cluster-shares-gpu", "note")
+    assert "3 containers share 1 GPU" in found.problem
+    # One more than there are is still refused, shared or not.
+    for more in (service("gpu-1", is_with_gpu=True), service("gpu-9", is_with_gpu=True,
+                 variables={"RAY_AUTH_MODE": "token", SHARED_GPU: "1"})):  # fmt: skip
+        rules = {one.rule: one.severity for one in judge_files([*three, more], MACHINE, set())}
+        assert rules["nccl-duplicate-gpu"] == "error"
 
 
 def test_files_that_fit_are_quiet() -> None:

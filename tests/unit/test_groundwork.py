@@ -91,9 +91,13 @@ def test_setup_script_replaces_its_earlier_edition_and_nothing_else(tmp_path: Pa
 
 
 def test_option_without_effect_is_named() -> None:
-    options = {"is_dry": True, "cuda": "12.6", "packages": ("a",), "folder": None, "is_cpu": False}
-    assert without_effect("toolkit", options) == ["--packages"]
-    assert without_effect("docker", options) == ["--cuda", "--packages"]
+    options = {"is_dry": True, "cuda": "12.6", "packages": ("a",), "folder": None, "is_cpu": True}
+    assert without_effect("toolkit", options) == ["--cpu"]
+    # As they are typed, not as their values are called.
+    options |= {"mirrors": ("a",), "files": ("b",), "lock": "c", "frameworks": ("jax",)}
+    assert without_effect("docker", options) == [
+        "--cuda", "--with", "--cpu", "--mirror", "-r", "--from", "FRAMEWORK",
+    ]  # fmt: skip
 
 
 def test_export_writes_what_fits_this_machine(cli: Any) -> None:

@@ -20,7 +20,7 @@ from flatout import __version__
 from flatout.clustering import placing
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
-from flatout.nouns.cluster import Container, NodeReport
+from flatout.nouns.cluster import SHARED_GPU, ClusterState, Container, NodeReport
 from flatout.nouns.placement import RANK_DIED
 from flatout.system import clock, grace, node_end
 from flatout.system.node_job import NodeJob, NodePart
@@ -314,6 +314,34 @@ def test_ranks_are_spread_over_nodes() -> None:
         placing.ranks_of(mixed, 2, "auto")
     assert "each takes a GPU, and the nodes have 1" in str(told.value)
     assert "--device cpu" in str(told.value)
+
+
+def test_of_nodes_that_share_a_gpu_one_has_a_rank() -> None:
+    """NCCL refuses two ranks on one GPU."""
+
+    def shared(name: str, gpu: str) -> placing.Node:
+        return node(name, num_gpus=1, variables={SHARED_GPU: gpu})
+
+    nodes = [shared("a", "0"), shared("b", "0"), shared("c", "1"), node("d", num_gpus=1)]
+    assert [one.name for one, _ in placing.ranks_of(nodes, 0, "auto")] == ["a-1", "c-1", "d-1"]
+    with pytest.raises(UsageError, match="no room for 4 ranks"):
+        placing.ranks_of(nodes, 4, "cuda")
+    assert len(placing.ranks_of(nodes, 0, "cpu")) == 4
+
+
+def test_workers_share_a_gpu_and_the_head_does_not_count() -> None:
+    def one(name: str, gpu: str) -> NodeReport:
+        return report(node=name, num_gpus=1, variables={SHARED_GPU: gpu})
+
+    def now(*nodes: NodeReport) -> ClusterState:
+        return ClusterState(name="lab", folder="", engine="ray", containers=(), nodes=nodes)
+
+    assert placing.is_gpu_shared(
+        now(one("head-1", "0"), one("gpu-0-1", "0"), one("gpu-0-2-1", "0"))
+    )
+    assert not placing.is_gpu_shared(
+        now(one("head-1", "0"), one("gpu-0-1", "0"), one("gpu-1-1", "1"))
+    )
 
 
 def test_variables_of_a_node_hold() -> None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import flatout
 from flatout.errors import RunFailed
 from flatout.setup.proving import EXPECTED, STEPS, judge, problem
 
@@ -74,3 +79,56 @@ def test_judge_when_wrong(values: dict[str, object]) -> None:
     with pytest.raises(RunFailed) as caught:
         judge(text, "gpu" if "gpu" in values or len(values) == 1 else "cpu", "now")
     assert caught.value.rule == "wrong-result"
+
+
+SINGLE = "PaddlePaddle works well on 1 GPU."
+
+
+@pytest.mark.parametrize(
+    ("printed", "error", "checks"),
+    [
+        ([SINGLE, "PaddlePaddle works well on 2 GPUs.", "Let's start"], None,
+         [SINGLE, "PaddlePaddle works well on 2 GPUs."]),
+        ([SINGLE, "ONLY for single GPU!"], RuntimeError("ncclInternalError"),
+         [SINGLE, "ONLY for single GPU!", "several devices together: ncclInternalError"]),
+        # Older ones only say so.
+        ([SINGLE, "ONLY for single GPU!"], None, [SINGLE, "ONLY for single GPU!"]),
+        (["Running verify PaddlePaddle program ..."], RuntimeError("no kernel image"), None),
+    ],
+)  # fmt: skip
+def test_paddles_own_check_fails_where_no_device_works(
+    printed: list[str],
+    error: Exception | None,
+    checks: list[str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """How it prints and raises: PaddlePaddle/Paddle, python/paddle/utils/install_check.py."""
+
+    def run_check() -> None:
+        print("\n".join(printed))
+        if error is not None:
+            raise error
+
+    paddle, nn = ModuleType("paddle"), ModuleType("paddle.nn")
+    paddle.utils = SimpleNamespace(run_check=run_check)  # type: ignore[attr-defined]
+    nn.functional = None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "paddle", paddle)
+    monkeypatch.setitem(sys.modules, "paddle.nn", nn)
+    file = Path(flatout.__file__).parent / "engine" / "proofs" / "paddle_steps.py"
+    spec = spec_from_file_location("paddle_steps", file)
+    assert spec and spec.loader
+    steps = module_from_spec(spec)
+    spec.loader.exec_module(steps)
+    if checks is None:
+        with pytest.raises(RuntimeError, match="no kernel image"):
+            steps.own_check()
+    else:
+        assert steps.own_check() == checks
+    # What it prints must not stand where the answer is read.
+    assert capsys.readouterr().out == ""
+
+
+def test_judge_keeps_what_the_framework_says_of_itself() -> None:
+    assert judge(told(cpu=EXPECTED, checks=[SINGLE]), "cpu", "now").checks == (SINGLE,)
+    assert judge(told(cpu=EXPECTED), "cpu", "now").checks == ()

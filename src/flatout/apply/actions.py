@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from flatout.apply.contents import content_after
+from flatout.apply.exit_codes import ended_text
 from flatout.errors import RunFailed
 from flatout.nouns.journal import StepBegun, TreeKept
 from flatout.nouns.plan import (
@@ -119,7 +120,7 @@ def check_ended_well(argv: tuple[str, ...], done: command.Completed) -> None:
     if done.exit_code == 0:
         return
     said = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
-    how = done.reason or f"it ended with exit code {done.exit_code}"
+    how = done.reason or ended_text(argv, done.exit_code)
     raise RunFailed(
         "step-failed",
         f"`{' '.join(argv)}` failed.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from flatout.cli import failing, show
 from flatout.cli.live import Waiting
@@ -22,15 +22,36 @@ from flatout.nouns.question import (
     Broken,
     Counted,
     Evaluated,
+    InferenceRequest,
     Loaded,
     Noted,
     Predicted,
     Refused,
+    Verb,
     Written,
 )  # fmt: skip
 from flatout.nouns.units import count_text
 
 _LOADING = "loading torch and the weights"
+
+
+def answers_of(
+    verb: Verb, request: InferenceRequest, on: Literal["cluster"] | None
+) -> Generator[AnyAnswer]:
+    """What comes of `flatout predict` or `flatout evaluate`, here or in a cluster.
+
+    Raises:
+        UsageError: as the verbs have it.
+    """
+    if on == "cluster":
+        from flatout.clustering import inference as over_cluster
+
+        asking = over_cluster.predict if verb == "predict" else over_cluster.evaluate
+    else:
+        from flatout import inference
+
+        asking = inference.predict if verb == "predict" else inference.evaluate
+    return asking(request)
 
 
 class _Heard:

@@ -45,6 +45,12 @@ def names_folder(command: Command) -> Command:
     "--gpus", default="all", show_default=True, metavar="all|none|N",
     help="Number of workers with their own GPU.",
 )  # fmt: skip
+@click.option(
+    "--share-gpu",
+    "is_gpu_shared",
+    is_flag=True,
+    help="Let workers share GPUs, for work other than training; the head gets one, too.",
+)
 @click.option("--base-image", metavar="IMAGE", help="Base image; Python's official one by default.")
 @click.option(
     "--with", "packages", multiple=True, metavar="PACKAGE", help="Additional package in the image."
@@ -53,11 +59,24 @@ def names_folder(command: Command) -> Command:
 @JSON
 def init(folder: str | None, force: bool, is_json: bool, **options: Any) -> None:
     """Write the files of a cluster into DIR, for you to read and edit."""
+    import msgspec
+
     from flatout.cli import show, show_cluster
     from flatout.clustering import files
+    from flatout.errors import UsageError
     from flatout.nouns.cluster import ClusterRequest
 
-    written = files.init(ClusterRequest(**options), folder or "cluster", is_forced=force)
+    request, place = ClusterRequest(**options), folder or "cluster"
+    try:
+        written = files.init(request, place, is_forced=force)
+    except UsageError as error:
+        if error.rule != "gpu-would-be-shared" or is_json:
+            raise
+        show.print_note(f"{error.problem} {error.because}")
+        if not show.ask("Share it?"):
+            raise
+        request = msgspec.structs.replace(request, is_gpu_shared=True)
+        written = files.init(request, place, is_forced=force)
     (show.print_json if is_json else show_cluster.print_written)(written)
 
 

@@ -17,6 +17,8 @@ def run(goal: str, options: dict[str, Any], *, is_json: bool) -> int:
     request = GroundworkRequest(
         goal=goal,  # type: ignore[arg-type]  # One of the options' names.
         cuda=options.get("cuda"),
+        packages=tuple(options.get("packages") or ()),
+        installer=options.get("lock"),
         frameworks=tuple(options.get("frameworks") or ()) or ("torch",),
     )
     for name in without_effect(goal, options):
@@ -39,13 +41,18 @@ def without_effect(goal: str, options: dict[str, Any]) -> list[str]:
     """Options that were given and do nothing for this goal."""
     used = {"is_dry", "is_agreed", *_USED.get(goal, ())}
     return [
-        f"--{name.removeprefix('is_').replace('_', '-')}"
+        _TYPED.get(name) or f"--{name.removeprefix('is_').replace('_', '-')}"
         for name, value in options.items()
         if value and name not in used
     ]
 
 
-_USED = {"toolkit": ("cuda",), "wsl": ("frameworks", "folder")}
+_USED = {"toolkit": ("cuda", "packages", "lock"), "wsl": ("frameworks", "folder")}
+# Options whose values have another name than what is typed.
+_TYPED = {
+    "cards": "--for", "folder": "--in", "packages": "--with", "files": "-r", "lock": "--from",
+    "mirrors": "--mirror", "frameworks": "FRAMEWORK",
+}  # fmt: skip
 
 
 def _write(found: Groundwork, folder: str | None, *, is_agreed: bool, is_json: bool) -> int:

@@ -40,6 +40,10 @@ _ASKING = (
     click.option(
         "--env", metavar="NAME", help="Environment made by `flatout setup` to compute in."
     ),
+    click.option(
+        "--on", type=click.Choice(["cluster"]),
+        help="Compute in the cluster of this folder, in its `inference` service.",
+    ),
     trusts_run,
     json_document,
 )  # fmt: skip

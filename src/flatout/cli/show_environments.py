@@ -61,6 +61,7 @@ def print_made(made: MadeEnvironment) -> None:
         ("made", f"{made.name}{wording.DOT}{_framework_text(made)}{wording.DOT}"
                  f"Python {made.python_version}{wording.DOT}{bytes_text(made.size_bytes)}"),
         ("proved", wording.proof_text(made.proof)),
+        *(("", check) for check in made.proof.checks),
     ])  # fmt: skip
     use = f"flatout train digits --env {made.name}" if made.wish.framework == "torch" else \
         wording.home_text(made.python)  # fmt: skip

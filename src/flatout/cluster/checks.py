@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from flatout.cluster import doctor_pages
 from flatout.cluster.compose_file import MEETING_PORT, PORTS
-from flatout.nouns.cluster import Port, Service
+from flatout.nouns.cluster import SHARED_GPU, Port, Service
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.machine import Machine
 from flatout.nouns.units import bytes_text, counted_text
@@ -164,8 +164,22 @@ def _room(services: Sequence[Service], machine: Machine) -> Iterator[Finding]:
 
 
 def _gpus(services: Sequence[Service], machine: Machine) -> Iterator[Finding]:
-    sharing = [one for one in services if one.is_with_gpu and one.num_containers > 1]
-    with_gpu = sum(one.num_containers for one in services if one.is_with_gpu)
+    shared = [one for one in services if one.is_with_gpu and SHARED_GPU in one.variables]
+    if shared and machine.gpus:
+        yield Finding(
+            rule="cluster-shares-gpu",
+            severity="note",
+            problem=f"{counted_text(sum(one.num_containers for one in shared), 'container')} "
+            f"share {counted_text(len({one.variables[SHARED_GPU] for one in shared}), 'GPU')}.",
+            because="they share its memory and its time, and NCCL cannot train over them",
+            evidence=tuple(f"{one.name}: GPU {one.variables[SHARED_GPU]}" for one in shared),
+            fixes=(Fix(text="for training on it: flatout cluster init --force, without "
+                            "--share-gpu"),),
+        )  # fmt: skip
+    own = [one for one in services if one.is_with_gpu and one not in shared]
+    sharing = [one for one in own if one.num_containers > 1]
+    with_gpu = sum(one.num_containers for one in own)
+    with_gpu += len({one.variables[SHARED_GPU] for one in shared})
     if not sharing and with_gpu <= len(machine.gpus):
         return
     yield Finding(
@@ -177,6 +191,6 @@ def _gpus(services: Sequence[Service], machine: Machine) -> Iterator[Finding]:
         "same GPU",
         evidence=tuple(f"{one.num_containers} x {one.name}" for one in services if one.is_with_gpu),
         fixes=(Fix(text="a service with one container for each GPU, as flatout cluster init --gpus "
-                        f"{len(machine.gpus) or 'none'} writes it; ingestion and inference may "
-                        "share it"),),
+                        f"{len(machine.gpus) or 'none'} writes it; for work that is no training: "
+                        "--share-gpu"),),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import msgspec
 
 from flatout.cluster.layout import SHARED_FOLDERS
-from flatout.nouns.cluster import Engine, Layout
+from flatout.nouns.cluster import SHARED_GPU, Engine, Layout
 
 # What only its network reaches unless .env publishes it: Ray's Jobs API runs whatever it is sent.
 HEADS: Mapping[Engine, str] = MappingProxyType({
@@ -84,7 +84,7 @@ _KEPT_SECRET = "# What only this machine is to know.\nsecrets/\n"
 # A worker stops by itself when its head is gone, and is told by its exit code.
 _COMMANDS: Mapping[Engine, tuple[str, str]] = MappingProxyType({
     "ray": (
-        "ray start --head --block --port=6379 --num-cpus=0 --disable-usage-stats"
+        "ray start --head --block --port=6379 --num-cpus=0 --num-gpus=0 --disable-usage-stats"
         " --dashboard-host=0.0.0.0 --dashboard-port=8265",
         "ray start --block --address=head:6379 --num-cpus=${CLUSTER_WORKER_CPUS}"
         " --num-gpus={gpus} --disable-usage-stats"
@@ -109,7 +109,7 @@ _HEALTH_URLS: Mapping[Engine, tuple[str, str]] = MappingProxyType({
 _ROLES: Mapping[str, tuple[str, str]] = MappingProxyType({
     "ingestion": ("cleans and splits data into shards below /data", "flatout ingest --help"),
     "training": ("trains by itself, in a container of its own", "flatout train digits"),
-    "inference": ("asks the kept weights of a run", "flatout runs"),
+    "inference": ("asks the kept weights of a run; `--on cluster` does so", "flatout runs"),
 })  # fmt: skip
 
 
@@ -128,7 +128,10 @@ def compose_text(layout: Layout) -> str:
     services = [_head(layout)]
     if layout.num_workers > len(layout.gpus):
         services.append(_service("worker", layout, is_scaled=True))
-    services += [_service(f"gpu-{index}", layout, gpu=index) for index in layout.gpus]
+    services += [
+        _service(_name_of(layout.gpus, number), layout, gpu=gpu)
+        for number, gpu in enumerate(layout.gpus)
+    ]
     services += [_role(name, layout) for name in _ROLES]
     # Some engines may not raise this one, and without a GPU nobody needs it.
     limits = "    stack: 67108864\n" + ("    memlock: -1\n" if layout.gpus else "")
@@ -137,6 +140,12 @@ def compose_text(layout: Layout) -> str:
     text = _HEAD.format(engine=engine, limits=limits, shared=shared, token=token)
     text += "\n".join(services) + "\n" + _TAIL
     return text.replace("{head}", head)
+
+
+def _name_of(gpus: tuple[int, ...], number: int) -> str:
+    """A service's name by its GPU; with a second number where others have the same."""
+    nth = gpus[: number + 1].count(gpus[number])
+    return f"gpu-{gpus[number]}" if nth == 1 else f"gpu-{gpus[number]}-{nth}"
 
 
 def settings_text(layout: Layout) -> str:
@@ -206,7 +215,10 @@ def _head(layout: Layout) -> str:
             for variable, port in ports
         )
     text += "    mem_limit: ${CLUSTER_HEAD_MEMORY}\n"
-    return text + _environment(layout, None) + _health(_HEALTH_URLS[layout.engine][0])
+    gpu = layout.gpus[0] if layout.is_gpu_shared and layout.gpus else None
+    if gpu is not None:
+        text += _gpu(layout, gpu)
+    return text + _environment(layout, gpu) + _health(_HEALTH_URLS[layout.engine][0])
 
 
 def _service(name: str, layout: Layout, *, gpu: int | None = None, is_scaled: bool = False) -> str:
@@ -243,6 +255,8 @@ def _environment(layout: Layout, gpu: int | None) -> str:
     if layout.engine == "dask":
         # What `flatout ingest --on dask` looks for.
         values |= {"DASK_SCHEDULER_ADDRESS": "scheduler:8786"}
+    if gpu is not None and layout.is_gpu_shared:
+        values[SHARED_GPU] = str(gpu)
     if gpu is not None and layout.is_by_variable:
         values["CUDA_VISIBLE_DEVICES"] = str(gpu)
     elif gpu is None and layout.gpus:

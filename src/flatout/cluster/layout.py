@@ -64,15 +64,18 @@ def is_by_variable(machine: Machine, form: GpuForm) -> bool:
 def chosen_gpus(request: ClusterRequest, machine: Machine) -> tuple[tuple[int, ...], str]:
     """The GPU of each worker that gets one, and what is said about it.
 
-    Two ranks on one GPU are refused by NCCL, so no two workers are given the same.
+    Two ranks on one GPU are refused by NCCL, so no two workers are given the same, unless that is
+    asked for.
 
     Raises:
-        UsageError: not-a-number-of-gpus, no-gpu-in-containers.
+        UsageError: not-a-number-of-gpus, no-gpu-in-containers, gpu-would-be-shared.
     """
     form, why = gpu_form(machine)
     here = tuple(gpu.index for gpu in machine.gpus) if form != "none" else ()
     if request.gpus == "none":
         return (), "no GPU, as was asked for"
+    if request.gpus == "all" and request.is_gpu_shared and here:
+        return _shared(here, request.workers)
     if request.gpus == "all":
         given = here[: request.workers]
         if not given:
@@ -87,24 +90,36 @@ def chosen_gpus(request: ClusterRequest, machine: Machine) -> tuple[tuple[int, .
             fix="use one of these",
         )
     wanted = int(request.gpus)
+    if wanted == 0:
+        return (), "no GPU, as was asked for"
+    if wanted > request.workers or not here:
+        raise UsageError(
+            "no-gpu-in-containers",
+            f"{counted_text(wanted, 'GPU')} for {counted_text(request.workers, 'worker')}."
+            if here
+            else f"{counted_text(wanted, 'worker')} cannot have a GPU: containers have none here.",
+            because="a worker trains on one GPU" if here else why,
+            fix=f"--workers {wanted}" if here else "flatout setup --docker; or --gpus none",
+        )
+    if request.is_gpu_shared:
+        return _shared(here, wanted)
     if wanted > len(here):
         raise UsageError(
-            "no-gpu-in-containers",
-            f"{counted_text(wanted, 'worker')} cannot have a GPU each: containers have "
-            f"{len(here)} here.",
-            because=why if not here else "two ranks on one GPU are refused by NCCL, so each worker "
-            "that trains on a GPU needs its own",
-            fix=f"--gpus {len(here) or 'none'}; ingestion and inference may share a GPU with one "
-            "worker" if here else "flatout setup --docker; or --gpus none",
-        )  # fmt: skip
-    if wanted > request.workers:
-        raise UsageError(
-            "no-gpu-in-containers",
-            f"{counted_text(wanted, 'GPU')} for {counted_text(request.workers, 'worker')}.",
-            because="a worker trains on one GPU",
-            fix=f"--workers {wanted}",
+            "gpu-would-be-shared",
+            f"{counted_text(wanted, 'worker')} would share {counted_text(len(here), 'GPU')}.",
+            because="NCCL cannot train over workers that share a GPU; other work can share one",
+            fix=f"--gpus {len(here)} for training; --share-gpu for other work",
         )
     return here[:wanted], f"a GPU for {counted_text(wanted, 'worker')}, as asked for"
+
+
+def _shared(here: tuple[int, ...], num_workers: int) -> tuple[tuple[int, ...], str]:
+    """GPUs in turn, and what is said about it."""
+    given = tuple(here[number % len(here)] for number in range(num_workers))
+    return given, (
+        f"{counted_text(num_workers, 'worker')} and the head share "
+        f"{counted_text(len(set(given)), 'GPU')}, as asked for: not for training with NCCL"
+    )
 
 
 def share_of(machine: Machine, num_workers: int) -> Share:

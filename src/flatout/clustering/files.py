@@ -96,7 +96,7 @@ def init(
 
     Raises:
         UsageError: file-exists, bad-cluster-setting, cluster-does-not-fit,
-            no-gpu-in-containers, not-a-number-of-gpus.
+            no-gpu-in-containers, gpu-would-be-shared, not-a-number-of-gpus.
     """
     path = Path(text).absolute()
     _check_lines(request)
@@ -144,6 +144,7 @@ def _layout(
         data=str(data[0] if data[0].is_dir() else data[-1]),
         gpus=gpus,
         gpu_form=form,
+        is_gpu_shared=request.is_gpu_shared and bool(gpus),
         is_by_variable=is_by_variable(machine, form),
         uid=uid,
         gid=gid,
@@ -153,6 +154,10 @@ def _layout(
     return layout, (
         f"{counted_text(request.workers, 'worker')}, each with {size} of shared memory",
         why,
+        *(
+            ("--share-gpu has no effect: no worker has a GPU",)
+            * (request.is_gpu_shared and not gpus)
+        ),
     )
 
 

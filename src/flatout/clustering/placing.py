@@ -9,7 +9,7 @@ import msgspec
 from flatout.cluster.compose_file import HEADS
 from flatout.errors import UsageError
 from flatout.nouns.change import Change
-from flatout.nouns.cluster import ClusterState, Container, NodeReport
+from flatout.nouns.cluster import SHARED_GPU, ClusterState, Container, NodeReport
 from flatout.nouns.placement import Room, spread, take_gpus
 from flatout.system import variables
 from flatout.system.node_job import NodePart
@@ -74,8 +74,23 @@ def computing_nodes(now: ClusterState) -> list[Node]:
 
 
 def with_gpus(nodes: Sequence[Node]) -> list[Node]:
-    """Those that have a GPU; each has one, which is its own."""
-    return [one for one in nodes if one.report.num_gpus]
+    """Those that have a GPU for a rank: of several that share one, the first."""
+    found: list[Node] = []
+    shared: set[str] = set()
+    for one in nodes:
+        gpu = one.report.variables.get(SHARED_GPU)
+        if one.report.num_gpus and gpu not in shared:
+            found.append(one)
+            shared |= {gpu} if gpu is not None else set()
+    return found
+
+
+def is_gpu_shared(now: ClusterState) -> bool:
+    """Whether workers have the same GPU, over which NCCL does not train; no rank is on the head."""
+    head = f"{HEADS[now.engine]}-1"
+    workers = [one for one in now.nodes if one.num_gpus and one.node != head]
+    gpus = [one.variables.get(SHARED_GPU) for one in workers]
+    return any(gpu is not None and gpus.count(gpu) > 1 for gpu in gpus)
 
 
 def ranks_of(nodes: Sequence[Node], num_ranks: int, device: str) -> list[tuple[Node, int]]:
@@ -89,8 +104,13 @@ def ranks_of(nodes: Sequence[Node], num_ranks: int, device: str) -> list[tuple[N
     Raises:
         UsageError: ranks-do-not-fit.
     """
-    if take_gpus([node.room for node in nodes], num_ranks, device):
-        nodes = with_gpus(nodes)
+    gpus = with_gpus(nodes)
+    rooms = [
+        node.room if node in gpus else msgspec.structs.replace(node.room, num_gpus=0)
+        for node in nodes
+    ]
+    if take_gpus(rooms, num_ranks, device):
+        nodes = gpus
     counts = spread(num_ranks or len(nodes), len(nodes))
     return [(node, count) for node, count in zip(nodes, counts, strict=True) if count]
 

@@ -44,11 +44,13 @@ class Where(msgspec.Struct, frozen=True, kw_only=True):
     """Who trains. head: of a Ray; None where the nodes are given launchers.
 
     folder: of the cluster of containers that it is; None for a Ray of other machines.
+    is_gpu_shared: workers of it compute on the same GPU.
     now: that cluster as it was just looked at, where its nodes are given launchers.
     """
 
     head: RayHead | None = None
     folder: Folder | None = None
+    is_gpu_shared: bool = False
     now: ClusterState | None = None
 
     def inside(self, path: Path) -> str:
@@ -81,9 +83,9 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
         interrupts: Ctrl-C.
 
     Raises:
-        UsageError: no-cluster-here, run-not-shared, ranks-do-not-fit, not-a-ray-address, and, where
-            the cluster's folder is here, what `judge_nodes` refuses; RunFailed: ray-not-answering;
-            KeyboardInterrupt: Ctrl-C was pressed before.
+        UsageError: no-cluster-here, run-not-shared, ranks-do-not-fit, ranks-share-a-gpu,
+            not-a-ray-address, and, where the cluster's folder is here, what `judge_nodes` refuses;
+            RunFailed: ray-not-answering; KeyboardInterrupt: Ctrl-C was pressed before.
     """
     request.check()
     on = request.placement
@@ -96,6 +98,14 @@ def begin(request: TrainRequest, interrupts: Interrupts) -> Attendance:
     if asked.spec.init is not None and asked.old is None:
         spec = msgspec.structs.replace(asked.spec, init=where.inside(Path(asked.spec.init)))
         asked = msgspec.structs.replace(asked, spec=spec)
+    # Where ranks are placed by flatout itself, no two are given the same GPU.
+    if where.is_gpu_shared and on.num_ranks != 1 and asked.device != "cpu":
+        raise UsageError(
+            "ranks-share-a-gpu",
+            "workers of this cluster share a GPU, and Ray could place two ranks on it.",
+            because="NCCL, which carries gradients between GPUs, refuses two ranks on one of them",
+            fix="use --on cluster:1; or train on the CPUs: --device cpu",
+        )
     # Before there is a run, which nobody would train.
     where.inside(asked.old.path if asked.old else folders.runs_folder())
     if where.now is not None:
@@ -127,7 +137,8 @@ def _where(on: Placement) -> Where:
     folder = open_folder(None)
     now = require_well(folder)
     if engine_in(folder.settings) == "ray":
-        return Where(head=ray_head(folder), folder=folder)
+        is_shared = placing.is_gpu_shared(now)
+        return Where(head=ray_head(folder), folder=folder, is_gpu_shared=is_shared)
     return Where(folder=folder, now=now)
 
 

@@ -299,16 +299,26 @@ def _netsh(words: Sequence[str], facts: Facts, is_root: bool) -> tuple[Step, ...
             action=Run(argv=_as_administrator(words[1:])),
             changes=facts.fix.changes or "a forward of Windows",
             where="powershell",
+            done_if=Prints(argv=_is_gone(*place.split("/"))),
             undo=_as_administrator(again),
         ),
     )
 
 
+def _is_gone(address: str, port: str) -> tuple[str, ...]:
+    """Ends well where there is no such forward: netsh ends with 1 where it is to delete none."""
+    line = f"^{re.escape(address)}\\s+{port}\\s"
+    asked = f"netsh.exe interface portproxy show v4tov4 | Select-String '{line}'"
+    return ("powershell.exe", "-NoProfile", "-Command", f"if ({asked}) {{ exit 1 }}")
+
+
 def _as_administrator(words: Sequence[str]) -> tuple[str, ...]:
     """netsh by PowerShell, with which Windows asks for the administrator."""
     line = (
-        f"exit (Start-Process netsh.exe -ArgumentList '{' '.join(words)}' -Verb RunAs -Wait "
-        "-PassThru -WindowStyle Hidden).ExitCode"
+        f"try {{ exit (Start-Process netsh.exe -ArgumentList '{' '.join(words)}' -Verb RunAs -Wait "
+        "-PassThru -WindowStyle Hidden -ErrorAction Stop).ExitCode } "
+        # Whoever says no to Windows' question, or may not say yes.
+        'catch { "$_"; exit 1 }'
     )
     return ("powershell.exe", "-NoProfile", "-Command", line)
 

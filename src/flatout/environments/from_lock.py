@@ -20,7 +20,14 @@ from flatout.nouns.made_environment import EnvironmentWish, Pin, Progress
 from flatout.nouns.prepared_environment import Prepared, ready
 from flatout.nouns.units import counted_text
 from flatout.setup.lock_file import Lock, parse_lock
-from flatout.system import made_environments, pythons, texts, uv_program, wheel_store
+from flatout.system import (
+    made_environments,
+    micromamba,
+    pythons,
+    texts,
+    uv_program,
+    wheel_store,
+)  # fmt: skip
 from flatout.system.installers import Deciding
 
 
@@ -80,6 +87,7 @@ def prepare_from_lock(how: EnvironmentRequest, *, is_dry: bool) -> Iterator[Prog
         free_bytes=made_environments.free_bytes(folder),
         why=(f"as {file} says",),
         machine=machine_text(machine),
+        tool=micromamba.step(ground.micromamba) if ground.micromamba else None,
     )
     require_room(prepared, machine)
     yield prepared

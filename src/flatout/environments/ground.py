@@ -15,7 +15,7 @@ from flatout.nouns.made_environment import Installer
 from flatout.probes import machine as machine_probe
 from flatout.setting_up import tables_in_use
 from flatout.setup.rows import Tables
-from flatout.system import uv_program
+from flatout.system import micromamba, uv_program
 from flatout.system.installers import Conda, Pip, Program, Uv
 from flatout.system.opener import opener_for, without_password
 from flatout.system.pip_settings import read_indexes
@@ -28,6 +28,8 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     """programs: what can decide on packages and install them, the preferred one first.
 
     torch_mirror: in place of PyTorch's own index. notes: what was settled for all of this machine.
+    micromamba: to be downloaded before an environment is made; None where conda is here, or is not
+    asked for.
     """
 
     machine: Machine
@@ -37,6 +39,7 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
     programs: tuple[Program, ...]
     torch_mirror: str | None = None
     notes: tuple[str, ...] = ()
+    micromamba: micromamba.Release | None = None
 
     @property
     def program(self) -> Program:
@@ -91,6 +94,7 @@ def read_ground(
         torch_mirror=found["torch"],
         notes=tuple(notes),
         programs=_programs(manager, indexes, may_get_uv=may_get_uv, held=held),
+        micromamba=_micromamba(is_offline=request.is_offline) if manager == "conda" else None,
     )
 
 
@@ -107,15 +111,26 @@ def _programs(
     if not found:
         raise uv_program.no_installer()
     if wanted == "conda":
-        conda = find_conda()
-        if conda is None:
-            raise _missing("conda", "neither mamba, micromamba nor conda is on the path")
+        conda = find_conda() or str(micromamba.own_path())
         return tuple(Conda(conda, one, indexes, held) for one in found)
     if wanted is not None:
         found.sort(key=lambda one: one.name != wanted)
         if found[0].name != wanted:
             raise _missing(wanted, f"no {wanted} was found that can be used")
     return tuple(found)
+
+
+def _micromamba(*, is_offline: bool) -> micromamba.Release | None:
+    """What is to be downloaded for `--manager conda`; None where conda is here."""
+    if find_conda() is not None:
+        return None
+    none_here = "there is no mamba, micromamba or conda here"
+    if is_offline:
+        raise _missing("conda", f"{none_here}, and --offline was given")
+    release = micromamba.release_here()
+    if release is None:
+        raise _missing("conda", f"{none_here}, and micromamba has no program for this system")
+    return release
 
 
 def _missing(name: str, because: str) -> UsageError:

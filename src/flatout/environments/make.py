@@ -14,7 +14,7 @@ from flatout.environments.decide import decide_on_wheels
 from flatout.environments.existing import require_same
 from flatout.environments.ground import Ground, read_ground, read_machine
 from flatout.environments.keep import require_unused
-from flatout.errors import FlatoutError, UsageError
+from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.environment_request import EnvironmentRequest
 from flatout.nouns.made_environment import MadeEnvironment, Pin, Progress, Proof
 from flatout.nouns.prepared_environment import Prepared
@@ -26,6 +26,7 @@ from flatout.system import (
     clock,
     environment_folder,
     made_environments,
+    micromamba,
     own_wheel,
     proofs,
     pythons,
@@ -33,7 +34,7 @@ from flatout.system import (
     uv_program,
     wheel_store,
 )
-from flatout.system.installers import Deciding, Program, interpreter_in
+from flatout.system.installers import Deciding, Program, interpreter_in, untrusted
 from flatout.system.opener import without_password
 
 
@@ -90,6 +91,7 @@ def _make(
     require_unused(one.name, one.folder)
     # First what may fail without anything being touched.
     pins = (*one.pins, *((own_wheel.build(),) if one.wish.framework == "torch" else ()))
+    yield from _fetch_micromamba(one, ground)
     yield from _fetch(one, pins, ground)
     require_unused(one.name, one.folder)
     made_environments.begin(one.name, folder)
@@ -142,6 +144,22 @@ def _fetch(one: Prepared, pins: Sequence[Pin], ground: Ground) -> Iterator[Progr
     if done:
         text = f"downloaded in {clock.elapsed_s() - began_s:.0f} s"
         yield Progress(name=one.name, text=text, done_bytes=done, is_over=True)
+
+
+def _fetch_micromamba(one: Prepared, ground: Ground) -> Iterator[Progress]:
+    # Of several environments the first has brought it.
+    if ground.micromamba is None or micromamba.find_own() is not None:
+        return
+    done = 0
+    try:
+        for done, total in micromamba.fetch(ground.micromamba, ground.opener):
+            text = "downloading micromamba"
+            yield Progress(name=one.name, text=text, done_bytes=done, total_bytes=total)
+    except RunFailed as error:
+        if "CERTIFICATE_VERIFY_FAILED" in (error.because or ""):
+            raise untrusted(error.because or "") from error
+        raise
+    yield Progress(name=one.name, text="downloaded micromamba", done_bytes=done, is_over=True)
 
 
 def _install(

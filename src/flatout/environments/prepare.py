@@ -24,7 +24,7 @@ from flatout.setup.requirement_files import Requirements
 from flatout.setup.target import target_from
 from flatout.setup.versions import pair
 from flatout.setup.wishes import wishes_from, without_effect
-from flatout.system import made_environments, own_wheel, wheel_store
+from flatout.system import made_environments, micromamba, own_wheel, wheel_store
 
 
 def prepare(
@@ -105,6 +105,7 @@ def settled(
         variables={"CUDA_VISIBLE_DEVICES": ",".join(map(str, usable))} if is_part else {},
         machine=machine_text(ground.machine),
         environment=place.there,
+        tool=micromamba.step(ground.micromamba) if ground.micromamba else None,
     )
     require_room(prepared, ground.machine)
     return prepared

@@ -14,18 +14,22 @@ Engine = Literal["ray", "dask", "torchrun"]
 GpuForm = Literal["desktop", "runtime", "cdi", "none"]
 # The health of a container whose engine has given it up.
 LOST = "lost"
+# The variable of a service by which it knows that others compute on its GPU: the GPU's index.
+SHARED_GPU = "FLATOUT_SHARED_GPU"
 
 
 class ClusterRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What `flatout cluster init` is asked for.
 
-    workers: containers that compute. gpus: "all", "none" or a number. base_image: of the image;
-    None takes Python's own. packages: requirements beside what the engine needs.
+    workers: containers that compute. gpus: "all", "none" or a number. is_gpu_shared: workers may
+    have the same GPU, and the head has one. base_image: of the image; None takes Python's own.
+    packages: requirements beside what the engine needs.
     """
 
     engine: Engine = "ray"
     workers: int = 2
     gpus: str = "all"
+    is_gpu_shared: bool = False
     base_image: str | None = None
     packages: tuple[str, ...] = ()
 
@@ -46,7 +50,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a cluster's files are written from.
 
     name: of the Compose project. gpus: index of the GPU of each worker that has one; the other
-    workers have none. is_by_variable: the engine cannot hand out single GPUs, so a container is
+    workers have none. is_gpu_shared: the same may be in it several times, and the head has the
+    first. is_by_variable: the engine cannot hand out single GPUs, so a container is
     told by CUDA_VISIBLE_DEVICES which one is its own.
     requirements: lines for pip, with index, where the framework's builds are.
     runs, data: folders of this machine that all containers see. uid, gid: whom files belong to.
@@ -63,6 +68,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     index: str | None = None
     gpus: tuple[int, ...] = ()
     gpu_form: GpuForm = "none"
+    is_gpu_shared: bool = False
     is_by_variable: bool = False
     uid: int = 1000
     gid: int = 1000

@@ -12,10 +12,16 @@ Goal = Literal["driver", "wsl", "toolkit", "docker"]
 
 
 class GroundworkRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for. cuda: of the toolkit, like "12.6". frameworks: to be set up inside WSL."""
+    """What is asked for.
+
+    cuda: of the toolkit, like "12.6". packages: texts of --with, which name libraries beside it.
+    installer: a file to take it from. frameworks: to be set up inside WSL.
+    """
 
     goal: Goal
     cuda: str | None = None
+    packages: tuple[str, ...] = ()
+    installer: str | None = None
     frameworks: tuple[str, ...] = ("torch",)
 
 

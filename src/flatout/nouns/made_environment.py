@@ -54,6 +54,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     device: "cpu" or "gpu"; device_name: as the framework tells it.
     losses: before the first step and after each. deviation: the largest, relative, from what was to
     come out; on a GPU from what the CPU computed. tolerance: up to which it was allowed.
+    checks: what the framework's own check of its installation says, where it has one (Paddle).
     """
 
     device: Literal["cpu", "gpu"]
@@ -63,6 +64,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     deviation: float
     tolerance: float
     at: str
+    checks: tuple[str, ...] = ()
 
 
 class MadeEnvironment(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     pins: everything that will be in it; missing_bytes: of them, what is still to be downloaded.
     free_bytes: what the disk has left. notes: what a person should know before saying yes.
     variables: what a process in it is to be given. environment: the one that is there.
+    tool: what brings a program that makes it.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] = {}
     machine: str
     environment: MadeEnvironment | None = None
+    tool: SetupStep | None = None
 
     @property
     def framework(self) -> str:
@@ -107,7 +109,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
                     SetupStep(text=text, changes=self.folder, size_bytes=self.total_bytes),
                 )
             case "new":
-                return (self._download, *self._making)
+                return (*self._tools, self._download, *self._making)
         reasons = {
             "other-machine": "made for another driver or GPU",
             "other-packages": "with other packages than this flatout needs",
@@ -116,7 +118,11 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             text=f"set the environment of that name aside, {reasons[self.state]}",
             changes=f"{self.folder}; if this fails it is put back, else removed",
         )
-        return (self._download, aside, *self._making)
+        return (*self._tools, self._download, aside, *self._making)
+
+    @property
+    def _tools(self) -> tuple[SetupStep, ...]:
+        return (self.tool,) if self.tool else ()
 
     @property
     def _making(self) -> tuple[SetupStep, ...]:

@@ -27,12 +27,13 @@ _PICTURES, _SIDE, _MAPS, _CLASSES = 16, 12, 8, 4
 
 
 class ProofOutput(msgspec.Struct, frozen=True):
-    """What a program of `engine/proofs` prints."""
+    """What a program of `engine/proofs` prints. checks: what the framework's own check says."""
 
     version: str
     cpu: tuple[float, ...]
     gpu: tuple[float, ...] | None = None
     device_name: str | None = None
+    checks: tuple[str, ...] = ()
 
 
 def problem(device: Literal["cpu", "gpu"]) -> dict[str, Any]:
@@ -85,14 +86,14 @@ def judge(text: str, device: Literal["cpu", "gpu"], at: str) -> Proof:
     if device == "cpu":
         return Proof(
             device="cpu", version=told.version, losses=told.cpu,
-            deviation=cpu_deviation, tolerance=CPU_TOLERANCE, at=at,
+            deviation=cpu_deviation, tolerance=CPU_TOLERANCE, at=at, checks=told.checks,
         )  # fmt: skip
     losses = told.gpu or ()
     deviation = _deviation(losses, told.cpu)
     _require(deviation, GPU_TOLERANCE, losses, told.device_name or "the GPU", told.cpu)
     return Proof(
         device="gpu", device_name=told.device_name, version=told.version, losses=losses,
-        deviation=deviation, tolerance=GPU_TOLERANCE, at=at,
+        deviation=deviation, tolerance=GPU_TOLERANCE, at=at, checks=told.checks,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,12 +22,20 @@ from flatout.system.conversing import Conversation
 from flatout.system.store import part_path
 
 
-def ask(python: str, question: Question) -> Iterator[AnyAnswer]:
+def ask(
+    python: str | Sequence[str], question: Question, *, output_here: str | None = None
+) -> Iterator[AnyAnswer]:
     """Asks the engine, in a process of its own, and gives its answers as they come.
 
     The last one is `Broken` if it failed, with what the process has printed. The process ends when
     nobody reads on.
+
+    Args:
+        python: the interpreter; several words where something leads to it, as `docker exec` does.
+        question: as the process understands it.
+        output_here: the question's output as this machine has it, where that is another path.
     """
+    output = output_here or question.output
     with Conversation(python, "flatout.engine.answer") as process:
         is_told = False
         try:
@@ -42,10 +50,10 @@ def ask(python: str, question: Question) -> Iterator[AnyAnswer]:
                 yield _died(code, process.printed())
         finally:
             process.end()
-            if process.has_failed and question.output is not None:
+            if process.has_failed and output is not None:
                 # It had no time to tidy up.
                 with contextlib.suppress(OSError):
-                    part_path(_rows_file(question.output)).unlink(missing_ok=True)
+                    part_path(_rows_file(output)).unlink(missing_ok=True)
 
 
 def _rows_file(output: str) -> Path:

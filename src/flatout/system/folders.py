@@ -63,7 +63,7 @@ def cache_folder() -> Path:
 
 def cached_names() -> tuple[str, ...]:
     """Patterns of what flatout puts into the cache folder, which may hold other files, too."""
-    return ("wheels", "pip", "uv", "repairs", "deciding-*")
+    return ("wheels", "pip", "uv", "micromamba", "repairs", "deciding-*")
 
 
 def compiled_folder() -> Path:

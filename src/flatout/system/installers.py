@@ -18,6 +18,7 @@ from flatout.nouns.indexes import Indexes
 from flatout.nouns.made_environment import Installer
 from flatout.system.command import Completed, run
 from flatout.system.folders import cache_folder
+from flatout.system.micromamba import own_settings
 from flatout.system.store import mapped_os_errors
 from flatout.system.uv_program import own_cache
 from flatout.system.variables import setup_environment
@@ -28,12 +29,15 @@ _INSTALL_S = 3600.0
 
 # What uv, pip and conda print where the reason is not in the packages.
 _FULL = ("No space left on device", "os error 28", "not enough space on the disk", "os error 112")
-_CERTIFICATE = ("CERTIFICATE_VERIFY_FAILED", "UnknownIssuer", "invalid peer certificate")
+_CERTIFICATE = (
+    "CERTIFICATE_VERIFY_FAILED", "UnknownIssuer", "invalid peer certificate",
+    "SSL peer certificate or SSH remote key was not OK",
+)  # fmt: skip
 _UNREACHABLE = (
     "error sending request", "dns error", "Failed to fetch", "Failed to establish a new connection",
     "Max retries exceeded", "name resolution", "ConnectTimeoutError", "Connection refused",
     "Network connectivity is disabled", "CondaHTTPError", "operation timed out", "ProxyError",
-    "Failed to download",
+    "Failed to download", "Could not resolve host", "Could not connect to server",
 )  # fmt: skip
 
 
@@ -180,9 +184,11 @@ class Pip:
 
 
 class Conda:
-    """conda or mamba for the environment itself; wheels are put in by another.
+    """conda, mamba or micromamba for the environment itself; wheels are put in by another.
 
     Its own `base` is never touched: a prefix of its own is made.
+
+    path: of the program; flatout's own micromamba may still have to be downloaded to it.
     """
 
     name: Installer = "conda"
@@ -193,7 +199,10 @@ class Conda:
         self._path = path
         self._held = held
         self._inner = inner
-        self._environment = _reaching(indexes)
+        self._environment = _reaching(indexes, **own_settings(path))
+        if indexes.certificates:
+            # conda and libmamba read this one alone.
+            self._environment.setdefault("REQUESTS_CA_BUNDLE", indexes.certificates[0])
 
     def decide(self, deciding: Deciding) -> str:
         """As the other does."""

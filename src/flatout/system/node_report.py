@@ -15,11 +15,11 @@ from importlib import metadata
 
 import msgspec
 
-from flatout.nouns.cluster import NodeReport
+from flatout.nouns.cluster import SHARED_GPU, NodeReport
 
 _VARIABLES = (
     "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES", "RAY_ADDRESS",
-    "OMP_NUM_THREADS",
+    "OMP_NUM_THREADS", SHARED_GPU,
 )  # fmt: skip
 _CONNECT_LIMIT_S = 2.0
 

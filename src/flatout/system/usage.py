@@ -228,7 +228,7 @@ def _piles() -> Iterator[_Pile]:
     yield from (_environments(), _compiled(running), _caches(state))
     yield _Pile(
         kind="tools",
-        text="flatout itself and uv, where an install script or a setup put them",
+        text="flatout itself, uv and micromamba, where an install script or a setup put them",
         folder=folders.app_folder().parent,
         paths=[path for path in (folders.app_folder(), folders.tools_folder()) if path.is_dir()],
         cost="flatout self remove",

@@ -22,17 +22,16 @@ from flatout.cli.options import asks_weights
     help="Number of most likely classes to print.",
 )
 @asks_weights
-def command(is_json: bool, **options: Any) -> int:
+def command(on: Any, is_json: bool, **options: Any) -> int:
     """Predict with the kept weights of a run.
 
     INPUT is what the experiment reads: a file, a folder of files, a text, or `-` for the lines of
     standard input. The run is only read.
     """
-    from flatout import inference
     from flatout.cli import asked, show
     from flatout.nouns.question import InferenceRequest
 
     request = InferenceRequest(**options)
     request = show.with_trust(request, request.run)
     shown = asked.json_predictions if is_json else asked.print_predictions
-    return shown(request.run, inference.predict(request))
+    return shown(request.run, asked.answers_of("predict", request, on))

@@ -22,7 +22,7 @@ _HOW = (
     ),
     click.option(
         "--with", "packages", multiple=True, metavar="PACKAGES",
-        help="Additional packages, separated by commas.",
+        help="Additional packages, separated by commas; with --toolkit: cudnn.",
     ),
     click.option(
         "-r", "--requirements", "files", multiple=True, metavar="FILE",
@@ -33,8 +33,9 @@ _HOW = (
         help="Tool that creates the environment and installs packages.",
     ),
     click.option(
-        "--from", "lock", metavar="LOCK|DIR",
-        help="Recreate the environment of a lock file or a bundle.",
+        "--from", "lock", metavar="LOCK|DIR|DEB",
+        help="Recreate the environment of a lock file or a bundle; with --toolkit: install from "
+        "NVIDIA's local installer.",
     ),
     click.option(
         "--bundle", metavar="DIR",

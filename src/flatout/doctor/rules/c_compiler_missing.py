@@ -45,7 +45,12 @@ def check(case: Case) -> Finding | None:
                 text="on Windows: Build Tools for Visual Studio with C++, then start from "
                 "its x64 prompt",
                 where="powershell",
-                commands=("winget install Microsoft.VisualStudio.2022.BuildTools",),
+                # Without the workload they have no compiler.
+                commands=(
+                    "winget install --exact --id Microsoft.VisualStudio.2022.BuildTools "
+                    "--source winget --force --override '--wait --passive --norestart "
+                    "--add Microsoft.VisualStudio.Workload.VCTools --includeRecommended'",
+                ),
                 changes="installs several GB",
             ),
         ),

@@ -26,8 +26,9 @@ _TOOLSET = Fix(
     "11.6 on accepts, and compile where it is asked for",
     safety="ask",
     commands=(
-        "winget install --exact --id Microsoft.VisualStudio.2022.BuildTools --force --override "
-        "'--wait --passive --add Microsoft.VisualStudio.Workload.VCTools --includeRecommended "
+        "winget install --exact --id Microsoft.VisualStudio.2022.BuildTools --source winget "
+        "--force --override '--wait --passive --norestart "
+        "--add Microsoft.VisualStudio.Workload.VCTools --includeRecommended "
         "--add Microsoft.VisualStudio.Component.VC.14.38.17.8.x86.x64'",
         "cmd /k '\"C:\\Program Files (x86)\\Microsoft Visual Studio\\2022\\BuildTools\\VC"
         "\\Auxiliary\\Build\\vcvarsall.bat\" x64 -vcvars_ver=14.38'",

@@ -1,5 +1,7 @@
-"""Training steps with Paddle."""
+"""Training steps with Paddle, and Paddle's own check of its installation."""
 
+import contextlib
+import io
 import json
 import sys
 from typing import Any
@@ -35,6 +37,30 @@ def losses(problem: dict[str, Any], device: str) -> list[float]:
     return found
 
 
+def own_check() -> list[str]:
+    """What `paddle.utils.run_check` says: a small network in both of Paddle's modes, then on all
+    devices.
+
+    Raises:
+        Whatever it raises where not even one device works.
+    """
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            paddle.utils.run_check()
+    except Exception as error:
+        # It raises as well where one device works, and several do not work together.
+        if "works well on 1 " not in said.getvalue():
+            raise
+        return [*_lines(said.getvalue()), f"several devices together: {error}"[:300]]
+    return _lines(said.getvalue())
+
+
+def _lines(text: str) -> list[str]:
+    words = ("works well on", "ONLY for single")
+    return [line.strip() for line in text.splitlines() if any(word in line for word in words)]
+
+
 def main() -> None:
     """Reads the problem, prints what came out."""
     problem = json.load(sys.stdin)
@@ -46,6 +72,7 @@ def main() -> None:
             "device_name": paddle.device.cuda.get_device_name(0),
             "gpu": losses(problem, "gpu:0"),
         }
+    told["checks"] = own_check()
     print("\n" + json.dumps(told))
 
 

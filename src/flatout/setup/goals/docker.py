@@ -8,6 +8,7 @@ from flatout.nouns.plan import Edit, Entry, Plan, Prints, Run, Step
 from flatout.nouns.surroundings import ContainerEngine
 from flatout.setup.goals.place import Place, apt_install, apt_update, place_of, refuse_macos
 from flatout.setup.goals.repository import container_repository
+from flatout.setup.goals.winget import winget_uninstall
 from flatout.setup.rows import Tables
 
 # Without CUDA, which would ask for a driver of its own: the toolkit lends nvidia-smi to any image.
@@ -57,13 +58,14 @@ def _engine(machine: Machine) -> ContainerEngine | None:
 def _desktop() -> Step:
     return Step(
         text="install Docker Desktop, with the WSL 2 backend (its default)",
-        action=Run(argv=("winget", "install", "--exact", "--id", "Docker.DockerDesktop")),
+        action=Run(argv=("winget", "install", "--exact", "--id", "Docker.DockerDesktop",
+                         "--source", "winget")),
         changes="Docker Desktop; it needs no container toolkit; large companies pay for it",
         where="powershell",
         needs_root=True,
         safety="manual",
-        undo=("winget", "uninstall", "--id", "Docker.DockerDesktop"),
-    )
+        undo=winget_uninstall("Docker.DockerDesktop"),
+    )  # fmt: skip
 
 
 def _linux(

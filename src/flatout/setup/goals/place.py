@@ -154,12 +154,14 @@ def apt_install(names: tuple[str, ...], changes: str, *, size_bytes: int | None 
         changes=changes,
         needs_root=True,
         done_if=Prints(
-            argv=("dpkg-query", "--show", "--showformat=${db:Status-Abbrev}", names[0]), text="ii "
+            argv=("dpkg-query", "--show", "--showformat=${db:Status-Abbrev}",
+                  names[0].partition("=")[0]),
+            text="ii ",
         ),
         undo=("apt-get", "remove", "--yes", *names) if len(names) == 1 else None,
         shows=(("apt-get", "install", "--simulate", *names),),
         size_bytes=size_bytes,
-    )
+    )  # fmt: skip
 
 
 def apt_update() -> Step:

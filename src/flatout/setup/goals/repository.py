@@ -34,6 +34,11 @@ def cuda_repository(repository: str) -> tuple[Step, ...]:
     )
 
 
+def cuda_line(repository: str) -> str:
+    """A repository of CUDA as a line for apt; its key is there where any of them was added."""
+    return f"deb [signed-by={_CUDA_KEY}] {_CUDA}/{repository}/x86_64/ /\n"
+
+
 def container_repository() -> tuple[Step, ...]:
     """The repository of the container toolkit, the same for all that apt looks after."""
     line = f"deb [signed-by={_CONTAINER_KEY}] {_CONTAINER}/stable/deb/$(ARCH) /\n"

@@ -8,8 +8,15 @@ from flatout.errors import UsageError
 from flatout.nouns.machine import Machine
 from flatout.nouns.plan import Block, Exists, Plan, Run, Step
 from flatout.setup.goals.compilers import VisualStudio, gcc_for, visual_studio_for
+from flatout.setup.goals.cudnn import cudnn_steps, local_cudnn_steps
+from flatout.setup.goals.local_installer import (
+    LocalInstaller,
+    install_local,
+    require_repository,
+)  # fmt: skip
 from flatout.setup.goals.place import Place, apt_install, apt_update, place_of, refuse_macos
 from flatout.setup.goals.repository import cuda_repository
+from flatout.setup.goals.winget import AGREES, winget_install, winget_uninstall
 from flatout.setup.rows import Pair, Tables
 from flatout.setup.versions import pair, pair_text
 
@@ -32,7 +39,9 @@ _FIRST_WITHOUT_TINFO5 = (12, 5)
 _IN_WINGET = {(12, 0): "12.0.1", (12, 2): "12.2.2"}
 _NOT_IN_WINGET = ((11, 0), (11, 1), (11, 2), (11, 4))
 # Compiler, headers and libraries: what torch's own headers include. Without a list the installer
-# brings a display driver before CUDA 13. Source: installation guide for Windows, components.
+# brings a display driver before CUDA 13. Source: installation guides for Windows of 13.2 and 13.4,
+# component names; microsoft/vcpkg, deploy-cuda.ps1 (12.1, 12.8 and 13.3, read from the installers
+# themselves); pytorch/pytorch, .ci/pytorch/windows/internal/cuda_install.bat (11.6 to 12.9).
 _COMPONENTS = (
     "nvcc", "cudart", "cublas", "cublas_dev", "cufft", "cufft_dev", "curand", "curand_dev",
     "cusolver", "cusolver_dev", "cusparse", "cusparse_dev", "nvrtc", "nvrtc_dev", "nvtx", "thrust",
@@ -41,7 +50,15 @@ _COMPONENTS = (
 _SOURCE = "__global__ void kernel() {}"
 
 
-def plan_toolkit(machine: Machine, wish: str | None, profile: str, tables: Tables) -> Plan:
+def plan_toolkit(
+    machine: Machine,
+    wish: str | None,
+    profile: str,
+    tables: Tables,
+    *,
+    has_cudnn: bool = False,
+    installer: LocalInstaller | None = None,
+) -> Plan:
     """The toolkit of that version; without a wish that of the installed torch.
 
     Args:
@@ -49,6 +66,9 @@ def plan_toolkit(machine: Machine, wish: str | None, profile: str, tables: Table
         wish: like "12.6".
         profile: the shell's, which is to find it.
         tables: of this release.
+        has_cudnn: whether cuDNN is wanted as well.
+        installer: NVIDIA's local installer to take it from, not a repository; one of cuDNN adds
+            cuDNN alone.
 
     Raises:
         UsageError: no-plan-here.
@@ -56,7 +76,16 @@ def plan_toolkit(machine: Machine, wish: str | None, profile: str, tables: Table
     # Where things are compiled for a container, it holds the compiler too.
     place = place_of(machine, tables, may_be_container=True)
     refuse_macos(place)
+    if installer is not None:
+        _require_installer(place, installer, wish, has_cudnn=has_cudnn)
     cuda, why = version_for(machine, place, wish, tables)
+    if installer is not None and installer.kind == "cudnn":
+        return Plan(
+            goal=f"cuDNN {installer.version} for CUDA {cuda[0]}",
+            steps=local_cudnn_steps(place, cuda, installer),
+        )
+    if installer is not None and installer.cuda is not None:
+        cuda, why = installer.cuda, "of the local installer"
     if place.cards and not _can_compile(cuda, place.cards):
         usual = pair_text(_usual(place.cards, place.driver))
         raise UsageError(
@@ -65,11 +94,47 @@ def plan_toolkit(machine: Machine, wish: str | None, profile: str, tables: Table
             because=f"its compute capability is {pair_text(max(place.cards))}; {why}",
             fix=f"flatout setup --toolkit --cuda {usual}, and a torch that was built with it",
         )
-    steps = _windows(cuda) if place.os == "windows" else _linux(place, cuda, profile)
-    return Plan(
-        goal=f"CUDA toolkit {pair_text(cuda)}, {why}",
-        steps=steps,
-    )
+    is_windows = place.os == "windows"
+    steps = _windows(cuda) if is_windows else _linux(place, cuda, profile, installer)
+    if has_cudnn:
+        steps += cudnn_steps(place, cuda, f"{_folder(cuda)}/bin/nvcc")
+    name = "CUDA toolkit and cuDNN" if has_cudnn else "CUDA toolkit"
+    return Plan(goal=f"{name} {pair_text(cuda)}, {why}", steps=steps)
+
+
+def _require_installer(
+    place: Place, installer: LocalInstaller, wish: str | None, *, has_cudnn: bool
+) -> None:
+    """Refuses an installer that does not fit the system, or what else was asked for.
+
+    Raises:
+        UsageError: no-plan-here.
+    """
+    if place.family is None:
+        raise UsageError(
+            "no-plan-here",
+            f"{installer.file} is for Ubuntu and Debian.",
+            because=f"this is {place.distribution or place.os}",
+            fix="leave --from out",
+        )
+    if installer.kind == "cudnn":
+        return
+    require_repository(installer, place.repository, place)
+    held = pair_text(installer.cuda or (0, 0))
+    if wish and wish != held:
+        raise UsageError(
+            "no-plan-here",
+            f"{installer.file} holds CUDA {held}, not {wish}.",
+            fix=f"leave --cuda out, or download the local installer of CUDA {wish}",
+        )
+    if has_cudnn:
+        raise UsageError(
+            "no-plan-here",
+            f"there is no cuDNN in {installer.file}.",
+            because="NVIDIA has a local installer of its own for it",
+            fix="leave --with cudnn out; then flatout setup --toolkit --from "
+            "cudnn-local-repo-*.deb, from https://developer.nvidia.com/cudnn-downloads",
+        )
 
 
 def version_for(
@@ -115,7 +180,12 @@ def _can_compile(cuda: Pair, cards: tuple[Pair, ...]) -> bool:
     )
 
 
-def _linux(place: Place, cuda: Pair, profile: str) -> tuple[Step, ...]:
+def _repository(place: Place, cuda: Pair) -> str:
+    """The repository that has this toolkit.
+
+    Raises:
+        UsageError: no-plan-here.
+    """
     repository = place.repository
     if repository is None:
         raise UsageError(
@@ -137,7 +207,19 @@ def _linux(place: Place, cuda: Pair, profile: str) -> tuple[Step, ...]:
             else f"its repository {repository} begins with {pair_text(first)}",
             fix=f"flatout setup --toolkit --cuda {pair_text(first)}, or a container of CUDA",
         )
-    folder = f"/usr/local/cuda-{pair_text(cuda)}"
+    return repository
+
+
+def _folder(cuda: Pair) -> str:
+    return f"/usr/local/cuda-{pair_text(cuda)}"
+
+
+def _linux(
+    place: Place, cuda: Pair, profile: str, installer: LocalInstaller | None
+) -> tuple[Step, ...]:
+    repository = _repository(place, cuda)
+    source = (*cuda_repository(repository), apt_update())
+    folder = _folder(cuda)
     # Never `cuda`, nor `cuda-12-6`: these bring a driver.
     package = f"cuda-toolkit-{cuda[0]}-{cuda[1]}"
     older = gcc_for(cuda, place)
@@ -148,8 +230,7 @@ def _linux(place: Place, cuda: Pair, profile: str) -> tuple[Step, ...]:
         compiler = (apt_install((f"g++-{older}",), said),)
         flags = {"NVCC_PREPEND_FLAGS": f"-ccbin /usr/bin/g++-{older}"}
     return (
-        *cuda_repository(repository),
-        apt_update(),
+        *(install_local(installer) if installer else source),
         apt_install((package,), f"{folder}: compiler, headers and libraries; no driver"),
         *compiler,
         Step(
@@ -195,25 +276,25 @@ def _windows(cuda: Pair) -> tuple[Step, ...]:
     tools = visual_studio_for(cuda)
     root = r"C:\Program Files\NVIDIA GPU Computing Toolkit\CUDA"
     folder = rf"{root}\v{pair_text(cuda)}"
-    # 11.x has no such component yet; 13.0 cut the compiler into three.
+    # 11.x has no such component yet; 13.0 cut the compiler into four.
     more = ("nvjitlink",) if cuda >= (12, 0) else ()
     more = (*more, "crt", "nvvm", "nvptxcompiler") if cuda >= (13, 0) else more
     components = " ".join(f"{one}_{pair_text(cuda)}" for one in (*_COMPONENTS, *more))
+    version = _IN_WINGET.get(cuda, pair_text(cuda))
     return (
         _build_tools(tools),
         Step(
             text=f"install CUDA {pair_text(cuda)}, without a display driver",
             action=Run(
-                argv=("winget", "install", "--exact", "--id", "Nvidia.CUDA", "--version",
-                      _IN_WINGET.get(cuda, pair_text(cuda)), "--override", f"-s -n {components}"),
+                argv=winget_install("Nvidia.CUDA", f"-s -n {components}", version=version),
                 time_limit_s=7200.0,
             ),
             changes=f"{folder}: compiler, headers and libraries; CUDA_PATH, and its bin folder on "
-            "PATH; no driver, and Windows is not restarted",
+            f"PATH; no driver, and Windows is not restarted; {AGREES}",
             where="powershell",
             needs_root=True,
             done_if=Exists(path=rf"{folder}\bin\nvcc.exe"),
-            undo=("winget", "uninstall", "--id", "Nvidia.CUDA"),
+            undo=winget_uninstall("Nvidia.CUDA", version=version),
         ),
         Step(
             text="prove it by compiling a kernel",
@@ -232,24 +313,25 @@ def _windows(cuda: Pair) -> tuple[Step, ...]:
 def _build_tools(tools: VisualStudio) -> Step:
     package = f"Microsoft.VisualStudio.{tools.year}.BuildTools"
     added = f" --add {tools.component}" if tools.component else ""
-    # winget passes over what is installed; with --force the installer adds what is missing.
-    force = ("--force",) if tools.component else ()
     folder = _tools_folder(tools)
     toolset = f", with the older toolset {tools.toolset}, which this CUDA knows"
     return Step(
         text=f"install the build tools of Visual Studio {tools.year}"
         f"{toolset if tools.toolset else ''}",
         action=Run(
-            argv=("winget", "install", "--exact", "--id", package, *force, "--override",
-                  "--wait --passive --add Microsoft.VisualStudio.Workload.VCTools "
-                  f"--includeRecommended{added}"),
+            # Without --norestart it may restart Windows by itself.
+            argv=winget_install(
+                package,
+                "--wait --passive --norestart --add Microsoft.VisualStudio.Workload.VCTools "
+                f"--includeRecommended{added}",
+            ),
             time_limit_s=7200.0,
         ),
-        changes="cl.exe, link.exe and the Windows SDK, some 7 GB",
+        changes=f"cl.exe, link.exe and the Windows SDK, some 7 GB; {AGREES}",
         where="powershell",
         needs_root=True,
         done_if=None if tools.component else Exists(path=folder),
-        undo=("winget", "uninstall", "--id", package),
+        undo=winget_uninstall(package),
     )  # fmt: skip
 
 
