@@ -8,9 +8,9 @@ in a fresh process: flatout's loop under the recipe, the plain eager loop in fp3
 with torch.compile's `max-autotune`, Accelerate, Lightning, and pytorch-autotune where it is
 installed. Speeds are of steady steps: data, forward, backward, optimizer, the device's work
 included; compiling and searching are not. What does not fit or run is told. A part is done within
-`--minutes`, with fewer rounds and a shorter search where these would take longer; a goal that is a multiple of another
-row's speed has that row measured, too. `--quick` takes tiny sizes, also on a CPU, where no goal is
-judged. Accuracy is for gpu_accuracy.py, and bits for tests/gpu.
+`--minutes`, with fewer rounds and a shorter search where these would take longer; a goal that is a
+multiple of another row's speed has that row measured, too. `--quick` takes tiny sizes, also on a
+CPU, where no goal is judged. Accuracy is for gpu_accuracy.py, and bits for tests/gpu.
 """
 
 from __future__ import annotations

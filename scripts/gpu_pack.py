@@ -32,6 +32,8 @@ _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x
 _MORE = ("pytest>=8.3", "hypothesis>=6.112")
 _EXTRAS = ("language",)
 _DATA_SETS = ("mnist", "tinyshakespeare")
+# Of what they depend on, this is only there to download.
+_UNUSED = ("hf_xet",)
 
 _FACTS = """
 import importlib.metadata, json, site, sysconfig
@@ -71,6 +73,9 @@ def pack(python: str) -> Path:
             because=done.last_error(),
             fix="check the network (`pip config list` tells where pip looks), then run this again",
         )
+    for name in _UNUSED:
+        for path in PACK.glob(f"{name}-*.whl"):
+            path.unlink()
     num_bytes = sum(path.stat().st_size for path in PACK.rglob("*") if path.is_file())
     if num_bytes > LIMIT_BYTES:
         raise Problem(
