@@ -1,21 +1,25 @@
 """Whether quicker recipes of `mnist-large` learn as much: the same accuracy, over several seeds.
 
-    python benchmarks/gpu_accuracy.py --device cuda [--seeds 5] [--quick]
+    python benchmarks/gpu_accuracy.py --device cuda [--seeds 5] [--minutes 9] [--quick]
 
 The whole training of 14 epochs, by `flatout train mnist-large`, in fp32 without TF32; in bf16 with
 channels_last; and both again with updates in CUDA graphs, eight at a launch. Accuracy is that on
 the 10,000 test images after the last epoch: the best of 14 would be a draw from the luckier end. A
 recipe learns as much if its mean is at most 0.1 points below that of fp32, or no further than
-chance brings two means of so many seeds apart. `--quick` trains a tiny size for an epoch, also on a
-CPU, without graphs, and judges nothing.
+chance brings two means of so many seeds apart. Each training is kept in `gpu-accuracy.jsonl` as it
+ends: after `--minutes` none is begun, and the next command goes on from there. `--quick` trains a
+tiny size for an epoch, also on a CPU, without graphs, and judges and keeps nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +40,9 @@ RECIPES: dict[str, dict[str, Any]] = {
 # The share of images by which a mean may be lower in any case, and in how many standard errors of a
 # difference of two means chance seldom goes.
 _LEAST, _ERRORS = 0.001, 2.0
+_KEPT = "gpu-accuracy.jsonl"
+# The exit code of one that goes on where it was when it is run again.
+UNFINISHED = 75
 
 
 def main() -> int:
@@ -43,41 +50,119 @@ def main() -> int:
     options = _options()
     is_gpu = options.device.startswith("cuda")
     names = [name for name, use in RECIPES.items() if is_gpu or "capture" not in use]
-    found: dict[str, list[float]] = {name: [] for name in names}
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for seed in range(options.seeds):
-        for name in names:
-            run, seconds = trained(_arguments(RECIPES[name], seed, options))
-            found[name].append(run["validations"][-1]["metrics"]["accuracy"])
-            times[name].append(seconds)
+    kept = Kept(None if options.quick else options.out / _KEPT)
+    failed: set[str] = set()
+    is_complete = _train(names, kept, failed, options)
+    found = {name: kept.values(name, "accuracy") for name in names}
+    times = {name: kept.values(name, "seconds") for name in names}
     lost = []
     for name in names:
+        # A spread, and whether a recipe learns as much, needs two.
+        if min(len(found[name]), len(found["fp32"])) < 2:
+            continue
         mean, spread = statistics.mean(found[name]), statistics.stdev(found[name])
         is_equal = learns_as_much(found[name], found["fp32"])
         lost += [] if is_equal else [name]
         said = "" if options.quick or is_equal else "; LESS than fp32"
         print(
             f"{name:15} {percent_text(mean, 2)} (standard deviation {percent_text(spread, 2)}) in "
-            f"{seconds_text(statistics.median(times[name]))}; {options.seeds} seeds{said}"
+            f"{seconds_text(statistics.median(times[name]))}; {len(found[name])} seeds{said}"
         )
+    if not is_complete:
+        print(f"unfinished: run it again with --out {options.out}")
+        return UNFINISHED
     machine = dated.read_machine()
     print(f"\nmachine   {dated.machine_text(machine)}")
     if options.quick:
-        return 0
+        return int(bool(failed))
     measurements = [
         dated.measurement(f"mnist-large {name}: {what}", unit, tuple(values[name]), RECIPES[name])
         for what, unit, values in (("accuracy", "1", found), ("seconds", "s", times))
         for name in names
+        if values[name]
     ]
-    path = dated.write_result("gpu-accuracy", machine, measurements, {"lost": lost}, options.out)
+    details = {"lost": lost, "failed": sorted(failed)}
+    path = dated.write_result("gpu-accuracy", machine, measurements, details, options.out)
     print(f"written   {path}")
-    return int(bool(lost))
+    kept.clear()
+    return int(bool(lost or failed))
+
+
+class Kept:
+    """Trainings that have come to their end, on the disk as they come.
+
+    path: a file of a line for each; None keeps them in memory alone.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        is_there = path is not None and path.exists()
+        text = path.read_text(encoding="utf-8") if path is not None and is_there else ""
+        # One that was ended while it was written counts as not trained.
+        whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        self._rows: list[dict[str, Any]] = [json.loads(line) for line in whole]
+        if path is not None and "".join(whole) != text:
+            path.write_text("".join(whole), encoding="utf-8")
+
+    def has(self, name: str, seed: int) -> bool:
+        """Whether that training is there."""
+        return any((row["name"], row["seed"]) == (name, seed) for row in self._rows)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keeps one: name, seed, accuracy, seconds."""
+        self._rows.append(row)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def clear(self) -> None:
+        """Forgets them: the next command begins from the start."""
+        self._rows.clear()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def values(self, name: str, field: str) -> list[float]:
+        """One of their numbers, of all seeds of a recipe."""
+        return [row[field] for row in self._rows if row["name"] == name]
+
+
+def _train(names: Sequence[str], kept: Kept, failed: set[str], options: argparse.Namespace) -> bool:
+    """Makes the trainings that are not there yet; False if the time was over before.
+
+    A recipe that fails is noted, and the others go on.
+    """
+    began_s = time.monotonic()
+    longest_s = 0.0
+    for seed in range(options.seeds):
+        for name in names:
+            if kept.has(name, seed) or name in failed:
+                continue
+            if time.monotonic() - began_s + longest_s > 60 * options.minutes:
+                return False
+            try:
+                run, seconds = trained(_arguments(RECIPES[name], seed, options))
+            except SystemExit as error:
+                failed.add(name)
+                print(f"  {name}, seed {seed}: {error}", flush=True)
+                continue
+            longest_s = max(longest_s, seconds)
+            accuracy = run["validations"][-1]["metrics"]["accuracy"]
+            kept.add({"name": name, "seed": seed, "accuracy": accuracy, "seconds": seconds})
+            said = f"{percent_text(accuracy, 2)} in {seconds_text(seconds)}"
+            print(f"  {name}, seed {seed}: {said}", flush=True)
+    return True
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="begin no training after so many"
+    )
     parser.add_argument("--quick", action="store_true", help="a tiny size, and nothing is judged")
     parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What a machine with a GPU may lack, as a folder to carry there: wheels that need no pip.
+"""What a machine with a GPU may lack, as a folder to carry there: wheels that need no pip, data.
 
 Such a machine may have torch and no network. Wheels are zip files: those of which it lacks the
 package are unpacked, and found by a virtual environment that finds all that its Python has, too.
@@ -8,28 +8,40 @@ So they are found by whatever a test or a benchmark starts.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from checkout import CACHE, run
-from environment import project_requirements
+from checkout import CACHE, ROOT, run
+from environment import project_requirements, requirements_of
 from progress import Problem, say
 
+from flatout.setup.versions import numbers
+
 PACK = CACHE / "gpu-pack"
+DATA = PACK / "data"
 LIMIT_BYTES = 60 * 2**20
 # What pip calls the systems that the wheels are for: Linux on x86-64, with glibc 2.28 or newer.
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-# With what the tests of tests/gpu need; torch is there, since it must fit the driver.
+# With what the tests of tests/gpu need, and the models of two goals; torch is there, since it must
+# fit the driver.
 _MORE = ("pytest>=8.3", "hypothesis>=6.112")
+_EXTRAS = ("language",)
+_DATA_SETS = ("mnist", "tinyshakespeare")
+# Of what they depend on, this is only there to download.
+_UNUSED = ("hf_xet",)
 
 _FACTS = """
 import importlib.metadata, json, site, sysconfig
-names = {one.metadata["Name"] for one in importlib.metadata.distributions()}
+held = {one.metadata["Name"]: one.version for one in importlib.metadata.distributions()}
 folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
 folders = list(dict.fromkeys(folders))
-print(json.dumps({"names": sorted(name for name in names if name), "folders": folders}))
+held = {name: version for name, version in held.items() if name}
+print(json.dumps({"held": held, "folders": folders}))
 """
 
 
@@ -39,9 +51,12 @@ def pack(python: str) -> Path:
     Raises:
         Problem: one cannot be had, or they are too many bytes to be carried.
     """
-    PACK.mkdir(parents=True, exist_ok=True)
-    for path in PACK.glob("*.whl"):
-        path.unlink()
+    if PACK.exists():
+        # What was unpacked on this machine is none of the other's.
+        shutil.rmtree(PACK)
+    PACK.mkdir(parents=True)
+    for name in _DATA_SETS:
+        shutil.copytree(_data_set(name, os.environ), DATA / name, copy_function=shutil.copyfile)
     platforms = [f"--platform={name}" for name in _PLATFORMS]
     done = run(
         "download",
@@ -49,7 +64,7 @@ def pack(python: str) -> Path:
         [
             sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:",
             f"--python-version={python}", *platforms, "--dest", PACK,
-            *project_requirements(), *_MORE,
+            *_requirements(),
         ],
     )  # fmt: skip
     if done.exit_code != 0:
@@ -58,14 +73,54 @@ def pack(python: str) -> Path:
             because=done.last_error(),
             fix="check the network (`pip config list` tells where pip looks), then run this again",
         )
-    num_bytes = sum(path.stat().st_size for path in PACK.glob("*.whl"))
+    for name in _UNUSED:
+        for path in PACK.glob(f"{name}-*.whl"):
+            path.unlink()
+    num_bytes = sum(path.stat().st_size for path in PACK.rglob("*") if path.is_file())
     if num_bytes > LIMIT_BYTES:
         raise Problem(
-            f"the wheels take {num_bytes / 2**20:.0f} MiB, more than {LIMIT_BYTES >> 20} MiB.",
-            fix="see which of them is new, and whether the GPU's tests need it",
+            f"the pack takes {num_bytes / 2**20:.0f} MiB, more than {LIMIT_BYTES >> 20} MiB.",
+            fix=f"see in {PACK} which wheel is new, and whether the GPU's tests need it",
         )
-    say("packed", f"{len(list(PACK.glob('*.whl')))} wheels, {num_bytes / 2**20:.1f} MiB: {PACK}")
+    what = f"{len(list(PACK.glob('*.whl')))} wheels, {len(_DATA_SETS)} data sets"
+    say("packed", f"{what}, {num_bytes / 2**20:.1f} MiB: {PACK}")
     return PACK
+
+
+def lacking(wheels: Sequence[Path], held: Mapping[str, str]) -> list[Path]:
+    """The wheels of packages that are not there, or too old for what is asked of them.
+
+    held: names and versions of what is there.
+    """
+    there = {_plain(name): numbers(version) for name, version in held.items()}
+    least = {}
+    for line in _requirements():
+        name, _, version = line.partition(">=")
+        least[_plain(name)] = numbers(version)
+    names = {path: _plain(path.name.partition("-")[0]) for path in wheels}
+    return [
+        path
+        for path, name in names.items()
+        if name not in there or there[name] < least.get(name, ())
+    ]
+
+
+def _requirements() -> list[str]:
+    return [*project_requirements(), *_MORE, *requirements_of(_EXTRAS)]
+
+
+def _data_set(name: str, given: Mapping[str, str]) -> Path:
+    """The folder of a data set, where flatout and the tests look for it."""
+    home = Path(given.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    named = [Path(given["FLATOUT_DATA"])] if given.get("FLATOUT_DATA") else []
+    folders = [*named, ROOT.parent / "shared" / "data", home / "flatout" / "data"]
+    for folder in folders:
+        if (folder / name).is_dir():
+            return folder / name
+    raise Problem(
+        f"the data set {name} is not here, and a machine without a network cannot get it.",
+        fix=f"flatout data get {name}, then run this again",
+    )
 
 
 def prepared(python: str) -> str:
@@ -75,8 +130,7 @@ def prepared(python: str) -> str:
     if not wheels or done.returncode != 0:
         return python
     facts = json.loads(done.stdout)
-    there = {_plain(name) for name in facts["names"]}
-    missing = [path for path in wheels if _plain(path.name.partition("-")[0]) not in there]
+    missing = lacking(wheels, facts["held"])
     if not missing:
         return python
     place = PACK / "unpacked"

@@ -43,11 +43,19 @@ class _NoGpu(FakeTensorMode):
     def dispatch(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """As torch's, except for what C++ takes the device for."""
+        """As torch's, except for what C++ takes the device for, and sums of sparse gradients."""
+        if func is torch.ops.aten.add_.Tensor and all(_is_sparse(one) for one in args[:2]):
+            # Torch has no fake one, and would compute it on the device. What matters here is the
+            # same: it stays where it is, and the host is asked nothing.
+            return args[0]
         given = dict(kwargs or {})
         if given.get("device") == _SEEN_IN_CPP:
             given["device"] = _GPU
         return super().dispatch(func, types, args, given)
+
+
+def _is_sparse(one: object) -> bool:
+    return isinstance(one, Tensor) and one.is_sparse
 
 
 def _device_in_cpp(args: Any) -> torch.device:

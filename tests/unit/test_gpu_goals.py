@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 import gpu_goals
 import pytest
-from gpu_accuracy import learns_as_much
+from gpu_accuracy import Kept, learns_as_much
 from gpu_goals import GOALS, PARTS, Goal, rows_of
 
 
@@ -64,8 +65,27 @@ def test_each_goal_is_a_part() -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="a program that only fails is elsewhere there")
 def test_a_search_that_fails_is_a_problem_of_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    options = argparse.Namespace(quick=True, device="cpu")
+    options = argparse.Namespace(quick=True, device="cpu", minutes=1.0)
     row = gpu_goals._row("mlp", ["plain", "flatout"], options, time.monotonic() + 60)
     assert row["problems"] == {
         "flatout": "flatout tune ended with 1", "plain": "its process ended with 1",
     }  # fmt: skip
+
+
+def test_those_that_decide_are_measured_first() -> None:
+    assert gpu_goals.CONTESTANTS[:2] == ("flatout", "plain")
+
+
+def test_trainings_that_are_kept_are_found_by_the_next_command(tmp_path: Path) -> None:
+    path = tmp_path / "out" / "kept.jsonl"
+    row = {"name": "fp32", "seed": 0, "accuracy": 0.99, "seconds": 40.0}
+    Kept(path).add(row)
+    # The second was ended while it was written.
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"name": "fp32", "se')
+    kept = Kept(path)
+    assert kept.has("fp32", 0) and not kept.has("fp32", 1)
+    kept.add({**row, "seed": 1, "accuracy": 0.98})
+    assert Kept(path).values("fp32", "accuracy") == [0.99, 0.98]
+    kept.clear()
+    assert not Kept(path).has("fp32", 0)

@@ -6,15 +6,19 @@ import ast
 import datetime
 import subprocess
 import sys
+from collections import Counter
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import matrix
 import pytest
 from bare_venv import pip_ways
 from disk import shortages
 from environment import requirements_of, work_left
+from gpu_accuracy import UNFINISHED
 from nvidia import Gpus, parse_gpus
 from progress import Done, Problem, bytes_text, pip_environment
 from torch_install import torch_ways, visible_gpus
@@ -284,6 +288,23 @@ def test_test_variables_when_set_by_the_person() -> None:
     assert variables({}, num_threads=2)["OMP_NUM_THREADS"] == "2"
 
 
+def test_matrix_lines_when_an_end_is_skipped() -> None:
+    test = script("test")
+    here = matrix.End(python="3.12", torch="2.11.0")
+    there = matrix.End(python="3.14", torch="2.15.0")
+    stage = test.Stage(name="", passed=7, failed=1, reasons=Counter({"a GPU": 2}), duration_s=61.4)
+    missing = Problem("there is no Python 3.14.", fix="install it")
+    lines = test.matrix_lines({here: stage, there: missing}, {here: "2.11.0+cu130"})
+    assert lines == [
+        "skipped   2: a GPU",
+        "",
+        "python  torch           passed  failed  skipped  seconds",
+        "3.12    2.11.0+cu130         7       1        2       61",
+        "3.14    2.15.0          skipped: there is no Python 3.14.",
+        "  fix: install it",
+    ]
+
+
 def test_gpu_folder_name_when_the_name_has_spaces() -> None:
     gpus = Gpus(driver="581.42", capabilities=("8.6",), names=("NVIDIA GeForce RTX 3070",))
     name = script("gpu").folder_name(gpus, datetime.date(2026, 11, 21))
@@ -292,9 +313,63 @@ def test_gpu_folder_name_when_the_name_has_spaces() -> None:
 
 def test_gpu_jobs_when_a_benchmark_has_parts() -> None:
     jobs = script("gpu").jobs(Path("out"))
-    assert jobs["gpu_goals-resnet50"][-2:] == ["--part", "resnet50"]
+    assert jobs["gpu_goals-resnet50"].argv[-2:] == ["--part", "resnet50"]
     assert "gpu_goals" not in jobs and {"gpu_accuracy", "unpadding"} <= set(jobs)
     # What decides most comes first.
     names = list(jobs)
-    assert names[:3] == ["tests-step", "tests-out_of_memory", "tests-capture"]
+    assert names[:3] == ["tests-step", "tests-settings", "tests-out_of_memory"]
     assert names.index("gpu_goals-mlp") < names.index("gpu_accuracy") < names.index("unpadding")
+    # The time is short: a test file that nobody has put in its turn would come last.
+    tests = [name for name in names if name.startswith("tests-")]
+    assert names[: len(tests)] == tests
+
+
+def test_gpu_jobs_when_a_benchmark_hands_the_device_on() -> None:
+    jobs = script("gpu").jobs(Path("out"))
+    for name, job in jobs.items():
+        if job.argv[0] != "-m":
+            text = Path(job.argv[0]).read_text(encoding="utf-8")
+            assert 'add_argument("--device"' in text, name
+
+
+def in_folder(folder: Path, minutes: float, source: str) -> tuple[int, dict[str, Any]]:
+    """What scripts/gpu makes of two jobs, of which the first does what is written there."""
+    gpu = script("gpu")
+    wanted = {"first": gpu.Job(argv=["-c", source]), "second": gpu.Job(argv=["-c", "print(2)"])}
+    exit_code = gpu.run_jobs(wanted, folder, sys.executable, 60 * minutes, is_rehearsal=False)
+    return exit_code, gpu.results(folder)
+
+
+def test_gpu_job_that_fails_leaves_the_others(tmp_path: Path) -> None:
+    exit_code, ended = in_folder(tmp_path, 9.5, "print('so far', flush=True); 1 / 0")
+    assert exit_code == 1
+    assert [one.is_fine for one in ended.values()] == [False, True]
+    assert (
+        "so far" in (tmp_path / "first.txt").read_text()
+        and "ZeroDivisionError" in (tmp_path / "first.txt").read_text()
+    )
+
+
+def test_gpu_job_whose_time_is_over_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
+    gpu = script("gpu")
+    child = "import time; time.sleep(600)"
+    source = f"import subprocess, sys; print('begun', flush=True); subprocess.run([sys.executable, '-c', {child!r}])"  # noqa: E501
+    ended = gpu.run_job("slow", ["-c", source], tmp_path, sys.executable, 3.0)
+    assert ended.is_fine is None and not ended.goes_on and ended.took_s < 60
+    assert (tmp_path / "slow.txt").read_text() == "begun\n"
+    # With more time it is tried again, with as much it is not.
+    assert gpu.is_left(ended, 570.0) and not gpu.is_left(ended, 3.0)
+
+
+def test_gpu_job_that_goes_on_is_run_again(tmp_path: Path) -> None:
+    gpu = script("gpu")
+    assert gpu._UNFINISHED == UNFINISHED
+    exit_code, ended = in_folder(tmp_path, 9.5, f"raise SystemExit({UNFINISHED})")
+    assert exit_code == 0
+    assert [gpu.is_left(one, 570.0) for one in ended.values()] == [True, False]
+    assert gpu.is_left(None, 570.0)
+
+
+def test_gpu_job_is_not_begun_without_the_time_for_it(tmp_path: Path) -> None:
+    _, ended = in_folder(tmp_path, 2.0, "print(1)")
+    assert ended == {}
