@@ -308,7 +308,7 @@ def record_crash(text: str) -> Path:
 
 def record_log(folder: RunFolder) -> Path:
     """Keeps what a worker has printed whose folder is not kept, such as a dry run's."""
-    return record_crash(folder.log.read_text(encoding="utf-8", errors="replace"))
+    return record_crash(child.printed_by(folder))
 
 
 def interrupts() -> Interrupts:

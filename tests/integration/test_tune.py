@@ -287,7 +287,7 @@ def test_train_takes_the_recipe_that_tune_has_found() -> None:
             assert choice["why"].startswith(f"{rung['name']}: x1.50")
             [line] = [line for line in shown.splitlines() if line.split()[:1] == [name]]
             assert "measured" in line
-    assert "x1.50 [1.45, 1.55] over the defaults" in done.stderr
+    assert "tuned       x1.50 [" in done.stderr
     assert "found before, probed in" in done.stderr
 
 

@@ -121,6 +121,12 @@ def start_drawing(folder: RunFolder) -> None:
         )
 
 
+def printed_by(folder: RunFolder) -> str:
+    """All that the workers of a run have printed."""
+    with mapped_os_errors(folder.log):
+        return folder.log.read_text(encoding="utf-8", errors="replace")
+
+
 def worker_died(folder: RunFolder, exit_code: int, change: Change | None) -> Finding:
     """Bad news of a worker that ended without a word in the run's events.
 

@@ -17,7 +17,7 @@ SIDE = 64
 
 @data.fitted
 def names() -> list[str]:
-    """Of the classes. Kept with the run: predicting works without the shards."""
+    """Of the classes. Kept with the run: predicting needs no shards."""
     return list(data.shards(SHARDS).classes)
 
 
@@ -52,7 +52,7 @@ def samples(is_training: bool) -> tuple[Tensor, Tensor]:
 
 @data.fitted
 def names() -> list[str]:
-    """Of the classes. Kept with the run, like the shape: predicting works without the shards."""
+    """Of the classes. Kept with the run: predicting needs no shards."""
     return list(data.shards(SHARDS).classes)
 
 
@@ -97,7 +97,7 @@ def table(part: str) -> Any:
 
 @data.fitted
 def columns() -> data.Columns:
-    """Names and categories. Kept with the run: predicting works without the shards."""
+    """Names and categories. Kept with the run: predicting needs no shards."""
     return table(PARTS[0]).columns
 
 
@@ -112,19 +112,13 @@ def shape() -> tuple[int, list[int]]:
     return len(columns().numbers), sizes
 
 
-def targets() -> Tensor:
-    """The target of every row to train on; classes are numbers from 0 on."""
-    found: Tensor = samples(is_training=True).tensors[-1]
-    return found
-
-
 def predict_data(path: str) -> tuple[Tensor, ...]:
     """What `flatout predict` reads: rows with these columns, in any order."""
     return data.rows(path, like=columns())
 ''',
     words={
         "columns": "*shape()",
-        "targets": "targets()",
+        "targets": "samples(is_training=True).tensors[-1]",
         "classes": "classes()",
         "num_classes": "len(classes())",
         "answer": "TARGET",

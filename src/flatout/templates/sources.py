@@ -69,7 +69,7 @@ SIDE = 64
 
 @data.fitted
 def names() -> list[str]:
-    """Of the classes. Kept with the run: predicting works without the images."""
+    """Of the classes. Kept with the run: predicting needs no training images."""
     return list(data.image_folder(IMAGES).classes)
 
 
@@ -140,7 +140,7 @@ def table() -> Any:
 
 @data.fitted
 def columns() -> data.Columns:
-    """Names and categories. Kept with the run: predicting works without the table."""
+    """Names and categories. Kept with the run: predicting needs no table."""
     return table().columns
 
 
@@ -155,19 +155,13 @@ def shape() -> tuple[int, list[int]]:
     return len(columns().numbers), sizes
 
 
-def targets() -> Tensor:
-    """The target of every row; classes are numbers from 0 on."""
-    found: Tensor = table().tensors[-1]
-    return found
-
-
 def predict_data(path: str) -> tuple[Tensor, ...]:
     """What `flatout predict` reads: rows with these columns, in any order."""
     return data.rows(path, like=columns())
 ''',
         words={
             "columns": "*shape()",
-            "targets": "targets()",
+            "targets": "table().tensors[-1]",
             "classes": "columns().vocabularies[TARGET]",
             "num_classes": "len(columns().vocabularies[TARGET])",
             "answer": "TARGET",
@@ -218,7 +212,7 @@ def samples(is_training: bool) -> tuple[Tensor, Tensor]:
 
 @data.fitted
 def example() -> Tensor:
-    """A sample's shape and type. Kept with the run: predicting works without the file."""
+    """A sample, for its shape. Kept with the run: predicting needs no data."""
     return samples(is_training=False)[0][:1]
 
 

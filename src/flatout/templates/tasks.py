@@ -43,7 +43,6 @@ class Scaled(nn.Module):
     def __init__(self, model: nn.Module, mean: float, deviation: float) -> None:
         super().__init__()
         self.model = model
-        # Buffers: they go with the weights wherever these are used.
         self.register_buffer("mean", torch.tensor(mean))
         self.register_buffer("deviation", torch.tensor(deviation))
 
@@ -143,8 +142,7 @@ $before    return flatout.Experiment(
 $data        batch_size=batch_size,
         steps=steps,
         validate_every=max(1, steps // 10),
-        # Of which the best weights are kept.
-        best=$best,
+        best=$best,  # Decides which weights are kept.
 $labels        predict_data=predict_data,
 $predict        unit="$unit",
     )
