@@ -34,6 +34,7 @@ from typing import Any
 import dated
 
 from flatout.nouns.measurement import Measurement
+from flatout.system.runs import RunFolder, read_run
 
 HERE = Path(__file__).parent
 # What changes files, as CPython's audit hooks name it; reading needs no kill.
@@ -235,13 +236,18 @@ def training(name: str, words: tuple[str, ...], place: Path) -> Attack:
         if worker.main([str(run)]):
             raise SystemExit(1)
 
+    def mend() -> None:
+        # Killed behind its last line it has finished: a resume would be refused.
+        if read_run(RunFolder(run)).status != "finished":
+            act()
+
     def found() -> Files:
         # The tensors' file is named by its content.
         last = max(one for one in (run / "checkpoints").iterdir() if one.name.isdigit())
         files = {"weights": digest(run / "weights.safetensors")}
         return files | {f"{last.name}/{one.name}": "" for one in last.glob("*.safetensors")}
 
-    return Attack(name, run, prepare, act, act, found)
+    return Attack(name, run, prepare, act, mend, found)
 
 
 def ingestion(place: Path) -> Attack:

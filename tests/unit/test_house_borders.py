@@ -33,7 +33,6 @@ _TENSOR_FILES = "tensor files are made by safetensors, which needs torch, so not
 _OWN_DATA = "reads its data as a person's own file would"
 _RANKS = "variables say which rank a process is, as torchrun has it"
 WORLD_EXCEPTIONS: dict[str, str] = {
-    "flatout/cli/main.py: open": "the null device, in place of a stream that is closed",
     "flatout/engine/trial.py: import subprocess": "a trial starts copies of its own process",
     "flatout/engine/nodes_on_ray.py: import subprocess": "starts the script where Ray has put it",
     "flatout/engine/beside.py: import subprocess": "a trial starts a copy of its own process",
