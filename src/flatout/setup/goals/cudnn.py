@@ -52,7 +52,7 @@ def cudnn_steps(place: Place, cuda: Pair, nvcc: str) -> tuple[Step, ...]:
     is_old = _is_old(place)
     if place.os == "windows":
         return (_by_hand(cuda, is_old=is_old),)
-    names = (_PACKAGES[cuda[0]],)
+    names: tuple[str, ...] = (_PACKAGES[cuda[0]],)
     if is_old and cuda[0] == 12:
         parts = ("libcudnn9-cuda-12", "libcudnn9-dev-cuda-12", "libcudnn9-headers-cuda-12")
         names = tuple(f"{name}={_LAST_PACKAGE}" for name in parts)
