@@ -12,7 +12,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import flatout
-
 from flatout.errors import RunFailed
 from flatout.setup.proving import EXPECTED, STEPS, judge, problem
 
