@@ -58,7 +58,7 @@ def lab(cli: Any, trained_once: Any) -> Any:
 
 
 def calls(lab: Any) -> list[str]:
-    return (lab.folder / "programs/calls").read_text().splitlines()
+    return str((lab.folder / "programs/calls").read_text()).splitlines()
 
 
 def test_role_answers_with_the_names_that_were_typed(lab: Any) -> None:

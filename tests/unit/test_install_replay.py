@@ -159,7 +159,7 @@ def test_download_that_broke_off_is_gone_on_with(functions: tuple[str, str]) -> 
 
 @pytest.mark.parametrize("served", [{"has_ranges": False}, {}])
 def test_rest_of_something_else_is_fetched_once_more(
-    functions: tuple[str, str], served: dict[str, bool]
+    functions: tuple[str, str], served: dict[str, Any]
 ) -> None:
     """33 where the server cannot go on; 22 where nothing lies behind what is there."""
     disk = Disk(archive="x" * len(WHOLE), **served)

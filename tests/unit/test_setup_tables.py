@@ -176,3 +176,9 @@ def test_python_for_when_the_usual_one_does_not_fit() -> None:
     wish = Wish(framework="torch")
     assert python_for(builds["torch", "2.15.0"], wish) == (3, 12)
     assert python_for(builds["torch", "2.1.2"], wish) == (3, 11)
+
+
+def test_every_paddle_has_the_setuptools_that_it_imports() -> None:
+    # Its metadata ask for it from Python 3.12 on; without it `import paddle` fails before.
+    builds = [one for one in shipped_tables().builds if one.framework == "paddle"]
+    assert builds and all("setuptools" in one.constraints for one in builds)

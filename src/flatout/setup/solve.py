@@ -283,6 +283,8 @@ def _why_rest(
     for constraint in constraints:
         if constraint == _OLD_CUDNN:
             yield f"with {constraint}: from 9.11 on cuDNN has nothing for GPUs before Turing"
+        elif constraint == "setuptools":
+            yield "with setuptools, which it imports, and does not always ask for"
         else:
             yield f"with {constraint}, for which this version was made"
     yield f"source: {build.source}; read {build.read}"
