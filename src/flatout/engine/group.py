@@ -21,7 +21,7 @@ from flatout.engine.rank_gradients import is_spread
 from flatout.engine.ranks import Share, Trouble
 from flatout.engine.shortage import PeerShort
 from flatout.engine.watch import StopRequest
-from flatout.errors import UsageError
+from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.finding import Finding
 
 T = TypeVar("T")
@@ -178,6 +178,10 @@ class Group:
             and len({(one.step, one.place) for one in told}) == 1,
         )
 
+    def loss_in(self, error: Exception) -> FlatoutError | None:
+        """See Ranks."""
+        return self.connection.loss_in(error)
+
     def _laid_down(self, value: bytes | None) -> str:
         """Lays a value down under the name of the meeting that follows; gives the name."""
         name = str(self.connection.num_met)
@@ -209,18 +213,21 @@ def alike_tensors(group: Group, model: nn.Module) -> list[Tensor]:
     """
     stored = {id(one) for one in model.state_dict(keep_vars=True).values()}
     named = dict([*model.named_parameters(), *model.named_buffers()])
+    meta = {id(one) for one in named.values() if one.is_meta}
     own = {
-        name: f"{tuple(one.shape)} {one.dtype}" + ("" if id(one) in stored else _CACHE)
+        # Without memory it has no value of its own to keep.
+        name: f"{tuple(one.shape)} {one.dtype}" + _CACHE * (id(one) not in stored | meta)
         for name, one in named.items()
     }
     told = group.gathered(own, dict[str, str], about="shapes")
     differing = {}
     for name in sorted({name for other in told for name in other}):
         forms = [other.get(name, _CACHE) for other in told]
-        if len(set(forms)) > 1:
+        if len({form.removesuffix(_CACHE) for form in forms}) > 1:
             differing[name] = forms
     for name, forms in differing.items():
-        rank = next(rank for rank, form in enumerate(forms) if form != forms[0])
+        first = forms[0].removesuffix(_CACHE)
+        rank = next(n for n, form in enumerate(forms) if form.removesuffix(_CACHE) != first)
         if not all(form.endswith(_CACHE) for form in forms):
             there = [form.removesuffix(_CACHE) or "not there" for form in forms]
             raise UsageError(

@@ -123,6 +123,9 @@ class Loop:
             shortage = shortage_of(error)
             if shortage is None:
                 self._relief.lost_elsewhere(error, self._session.position.step)
+                lost = self._session.ranks.loss_in(error)
+                if lost is not None:
+                    raise lost from error
                 raise
         # Between two updates: nobody knows how much of what was being done is done.
         await_device(self._session, self._relief, shortage)
