@@ -1,4 +1,4 @@
-"""A model in parts: how ranks build it, and read a checkpoint of it, without memory for all of it."""
+"""A model in parts: ranks build it, and read a checkpoint of it, without memory for all of it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from ranks_runs import run_ranks
 from flatout.engine import shares
 from flatout.engine.gate import splitting
 from flatout.engine.gate.splitting import Training, why_not_split
-from flatout.engine.journal import SilentJournal
 from flatout.engine.relief import Relief
 from flatout.engine.session import build
 from flatout.engine.shares import check_shares
@@ -69,8 +68,8 @@ def test_ranks_warn_once_of_a_loss_that_is_another_one_over_shares(
     assert any("without --on" in one.text for one in finding.fixes)
 
 
-class Told(SilentJournal):
-    """Keeps what is told."""
+class Told:
+    """Keeps what a journal is told."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -136,7 +135,7 @@ def test_relief_goes_by_what_was_found_before(
             relief.less(shortage, 0, is_in_place=True)
 
 
-class Writing(SilentJournal):
+class Writing:
     """Writes events, as a journal does."""
 
     def __init__(self, folder: RunFolder) -> None:

@@ -1,4 +1,4 @@
-"""A search whose trial has broken off the capture of a CUDA graph does not use its process again."""
+"""A search in which the capture of a CUDA graph broke does not use its process again."""
 
 from __future__ import annotations
 
@@ -91,9 +91,7 @@ def contest_of(folder: Path) -> Contest:
 
 def trial_of(changes: dict[str, Any], **fields: Any) -> Trial:
     candidate = Candidate(name="tried", axis="capture", changes=changes, why="")
-    return Trial(
-        stage="screen", candidate=candidate, incumbent=DEFAULTS, changes=changes, **fields
-    )
+    return Trial(stage="screen", candidate=candidate, incumbent=DEFAULTS, changes=changes, **fields)
 
 
 def left_of(contest: Contest, folder: Path | None, lost: list[Any] | None) -> _Left:

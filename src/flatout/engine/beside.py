@@ -127,8 +127,8 @@ def _too_late(trial: Trial, begin_s: float) -> Result:
     assert trial.deadline_s is not None
     return _failed(trial, begin_s, RunFailed(
         "trial-died",
-        f"it was not {'compiled, ' * trial.candidate.is_compiled}measured and judged within {seconds_text(trial.deadline_s)}, all "
-        "that was left of the search.",
+        f"it was not {'compiled, ' * trial.candidate.is_compiled}measured and judged within "
+        f"{seconds_text(trial.deadline_s)}, all that was left of the search.",
         fix="give the search more time: --budget",
     ))  # fmt: skip
 

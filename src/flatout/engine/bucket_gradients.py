@@ -78,9 +78,7 @@ class BucketGradients:
             hook.remove()
         self._trained = trained
         self._buckets = [_Bucket(group) for group in _grouped(trained)]
-        self._bucket_of = {
-            id(one): bucket for bucket in self._buckets for one in bucket.parameters
-        }
+        self._bucket_of = {id(one): bucket for bucket in self._buckets for one in bucket.parameters}
         self._hooks = [self._watched(one) for one in trained]
 
     def _watched(self, parameter: Tensor) -> Any:

@@ -87,7 +87,7 @@ class Contest:
         try:
             comparison, proof = self._compared(trial, limit_s, ends_at_s)
         except Exception as error:
-            news = self._news(error)
+            news = _news(self, error)
             if news is None:
                 raise
             problem = finding_from(news, "note")
@@ -123,22 +123,12 @@ class Contest:
         try:
             return self._gate.judge(contestants.recipe(changes))
         except Exception as error:
-            news = self._news(error)
+            news = _news(self, error)
             if news is None:
                 raise
             # What cannot be judged, for want of memory for one, is not used.
             check = Check(name="gate", is_passed=False, note=f"could not be asked: {news.problem}")
             return Verdict(checks=(check,))
-
-    def _news(self, error: Exception) -> FlatoutError | None:
-        """What a person should read about it, and whether this process has lost its GPU by it."""
-        first: BaseException | None = error
-        while first is not None and not isinstance(first, CaptureBroken):
-            # What is put back on the way out may fail, too.
-            first = first.__cause__ or first.__context__
-        if first is not None:
-            self.lost = bad_news(first)
-        return self.lost if first is not None else bad_news(error)
 
     def contestant(
         self,
@@ -194,7 +184,7 @@ class Contest:
         pieces = accumulated(self.contestants.setting)
         verdict = self.judged(pieces[0]) if pieces else None
         is_right = verdict is not None and verdict.is_passed
-        why_not = self._why_not_split() if is_right else None
+        why_not = _why_not_split(self._subject, self.contestants) if is_right else None
         is_right = is_right and why_not is None
         for baseline in (*(pieces if is_right else ()), *recomputing(self.contestants.setting)):
             measured = self._plain_step(baseline)
@@ -202,18 +192,6 @@ class Contest:
                 return measured
         has_batch_norm = self.contestants.setting.has_batch_norm
         raise _fits_nowhere(verdict, why_not, has_batch_norm=has_batch_norm)
-
-    def _why_not_split(self) -> str | None:
-        """The gate asks nothing about the validation, which sees parts of a batch, too."""
-        contestants = self.contestants
-        training = Training(
-            # With the validation data, which no contestant has.
-            experiment=self._subject.experiment,
-            seed=self._subject.seed,
-            device=contestants.device,
-            data=contestants.train_data,
-        )
-        return why_not_split(training, contestants.plain_recipe())
 
     def take_as_plain(self, baseline: dict[str, Any]) -> None:
         """From now on the plain loop has these recipe fields, which it needs to fit."""
@@ -332,6 +310,30 @@ class Contest:
             candidate, proof = self.contestant(trial.changes, proved, is_of_part=is_of_part)
             stack.callback(candidate.runner.close)
             return compared(incumbent, candidate, limit_s=limit_s, ends_at_s=ends_at_s), proof
+
+
+def _news(contest: Contest, error: Exception) -> FlatoutError | None:
+    """What a person should read about it; notes whether it has taken the GPU from this process."""
+    first: BaseException | None = error
+    while first is not None and not isinstance(first, CaptureBroken):
+        # What is put back on the way out may fail, too.
+        first = first.__cause__ or first.__context__
+    if first is None:
+        return bad_news(error)
+    contest.lost = bad_news(first)
+    return contest.lost
+
+
+def _why_not_split(subject: Subject, contestants: Contestants) -> str | None:
+    """The gate asks nothing about the validation, which sees parts of a batch, too."""
+    training = Training(
+        # With the validation data, which no contestant has.
+        experiment=subject.experiment,
+        seed=subject.seed,
+        device=contestants.device,
+        data=contestants.train_data,
+    )
+    return why_not_split(training, contestants.plain_recipe())
 
 
 def _compile_s(comparison: Comparison | None, proof: Proof, batch_size: int) -> float | None:

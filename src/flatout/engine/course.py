@@ -15,8 +15,8 @@ from flatout.engine import randomness
 from flatout.engine.changed_file import adopt, check_fit, fits_of, has_other_file, other_data
 from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.contestants import Subject
-from flatout.engine.deferred_build import has_no_memory
 from flatout.engine.defaults import changed_recipe, check_recipe, shared_workers, threads
+from flatout.engine.deferred_build import has_no_memory
 from flatout.engine.echo import Echo
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device, device_put_back
@@ -157,9 +157,7 @@ class Course:
                 del built
                 recipe = self._turn(ending)
                 device_name = ranks.device_name(recipe.device.value)
-                layout = replace(
-                    layout, wish=recipe.sharding.value, exchange=recipe.exchange.value
-                )
+                layout = replace(layout, wish=recipe.sharding.value, exchange=recipe.exchange.value)
                 built = self._build(device_name, layout)
 
     def _turn(self, ending: Ending) -> Recipe:

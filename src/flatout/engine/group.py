@@ -18,7 +18,7 @@ from flatout.engine.failures import is_out_of_memory
 from flatout.engine.message import read, written
 from flatout.engine.notices import error_in, word_of
 from flatout.engine.rank_gradients import is_spread
-from flatout.engine.ranks import Share, Trouble
+from flatout.engine.ranks import Ranks, Share, Trouble
 from flatout.engine.shortage import PeerShort
 from flatout.engine.watch import StopRequest
 from flatout.errors import FlatoutError, UsageError
@@ -178,10 +178,6 @@ class Group:
             and len({(one.step, one.place) for one in told}) == 1,
         )
 
-    def loss_in(self, error: Exception) -> FlatoutError | None:
-        """See Ranks."""
-        return self.connection.loss_in(error)
-
     def _laid_down(self, value: bytes | None) -> str:
         """Lays a value down under the name of the meeting that follows; gives the name."""
         name = str(self.connection.num_met)
@@ -202,6 +198,11 @@ class Group:
         elif len(places) > 1:
             raise _unlike()
         return [row[1:] for row in rows]
+
+
+def loss_in(ranks: Ranks, error: Exception) -> FlatoutError | None:
+    """Which rank was lost, where torch has said that of an exchange of its own; else None."""
+    return ranks.connection.loss_in(error) if isinstance(ranks, Group) else None
 
 
 def alike_tensors(group: Group, model: nn.Module) -> list[Tensor]:

@@ -126,7 +126,11 @@ def _sendable(parameter: Tensor, own: set[int]) -> Tensor:
     if gradient is None:
         return torch.zeros_like(parameter)
     is_own = gradient.untyped_storage().data_ptr() in own
-    if is_own and gradient.dtype == parameter.dtype and gradient.stride() == dense_strides(parameter):
+    if (
+        is_own
+        and gradient.dtype == parameter.dtype
+        and gradient.stride() == dense_strides(parameter)
+    ):
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
 

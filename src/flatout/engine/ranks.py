@@ -16,7 +16,6 @@ from torch import nn
 
 from flatout.engine.shortage import Shortage
 from flatout.engine.watch import StopRequest
-from flatout.errors import FlatoutError
 from flatout.nouns.finding import Finding
 
 T = TypeVar("T")
@@ -124,10 +123,6 @@ class Ranks(Protocol):
         """What all ranks do about want of memory, which each of them reports here."""
         ...
 
-    def loss_in(self, error: Exception) -> FlatoutError | None:
-        """Which rank was lost, where torch has said that of an exchange of its own; else None."""
-        ...
-
 
 class Alone:
     """A single rank, which asks nobody."""
@@ -165,10 +160,6 @@ class Alone:
     def settle(self, trouble: Trouble) -> Trouble:
         """See Ranks."""
         return trouble
-
-    def loss_in(self, error: Exception) -> FlatoutError | None:
-        """See Ranks."""
-        return None
 
 
 ALONE = Alone()

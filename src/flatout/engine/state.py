@@ -284,10 +284,7 @@ def _unpacked(tree: Tree, stored: _Stored) -> Any:
     if not isinstance(tree, dict):
         return tree
     if "dict" in tree:
-        return {
-            _unpacked(key, stored): _unpacked(item, stored)
-            for key, item in tree["dict"]
-        }
+        return {_unpacked(key, stored): _unpacked(item, stored) for key, item in tree["dict"]}
     if "counter" in tree:
         return Counter(_unpacked({"dict": tree["counter"]}, stored))
     if "tuple" in tree:

@@ -1,7 +1,8 @@
 """Stands in for `flatout.engine.worker` where only the outside is tried: writes lines, no more.
 
 It runs as a real child process, so that starting, stopping, killing and following are tried as
-they happen. Parameter `mode`: finish, fail, die, lose-gpu, lose-gpu-first (before it trains), warn, stubborn, held (after
+they happen. Parameter `mode`: finish, fail, die, lose-gpu, lose-gpu-first
+(before it trains), warn, stubborn, held (after
 step 3, until there is a file `may-stop`), fetch, classify, slow-start (as if torch was loaded).
 """
 

@@ -114,11 +114,13 @@ def found(name: str) -> dict[str, Any]:
         "differing": differing,
         "same_data": same_data,
         "is_left_empty": has_no_memory(built.model),
-        "ties": len(set(map(id, named(built.model).values()))) == len(set(map(id, expected.values()))),
+        "ties": len(set(map(id, named(built.model).values())))
+        == len(set(map(id, expected.values()))),
     }
     return {"ranks": ranks.gathered(own), "whys": built.sharding.whys_whole}
 
 
+import faulthandler; faulthandler.dump_traceback_later(40, repeat=True)
 folder = Path(sys.argv[1])
 ranks = ranks_here()
 results = {name: found(name) for name in MODELS}

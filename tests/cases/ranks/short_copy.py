@@ -22,7 +22,7 @@ from flatout.errors import FlatoutError
 
 WHOLE = {"checkpoint_every": 2}
 PARTS = {**WHOLE, "sharding": "full"}
-# The recipe, which rank is short of memory, and in which of its copies: the second, or all from there.
+# The recipe, which rank is short of memory, and whether in each copy from the second one on.
 CASES: dict[str, tuple[dict[str, Any], int | None, bool]] = {
     "whole": (WHOLE, None, False),
     "whole-once": (WHOLE, 0, False),

@@ -129,7 +129,7 @@ def _with_fixed_norms(model: nn.Module) -> nn.Module:
     for norm in [one for one in model.modules() if isinstance(one, _BatchNorm)]:
         norm.eval()
         # An attribute of the object hides the method of its class.
-        norm.train = _Staying(norm)  # type: ignore[method-assign]
+        norm.train = _Staying(norm)  # type: ignore[assignment]
     return model
 
 
