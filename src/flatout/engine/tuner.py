@@ -275,7 +275,10 @@ def _probing(contest: Contest, decision: Decision) -> Trial:
 def _last_probe(search: Search, contest: Contest, decision: Decision, profile: Profile) -> Result:
     """The same at the end of a search, in another process where this one has lost its GPU."""
     if contest.lost is None:
-        return _probe(contest, decision)
+        seen = _probe(contest, decision)
+        if contest.lost is None:
+            return seen
+        _tell_loss(search, contest)
     trial = _probing(contest, decision)
     surroundings = _surroundings(search, contest, trial, (profile.start_s, math.inf))
     deadline_s = _PROBE_S + patience_s(profile.start_s)

@@ -120,7 +120,6 @@ def found(name: str) -> dict[str, Any]:
     return {"ranks": ranks.gathered(own), "whys": built.sharding.whys_whole}
 
 
-import faulthandler; faulthandler.dump_traceback_later(40, repeat=True)
 folder = Path(sys.argv[1])
 ranks = ranks_here()
 results = {name: found(name) for name in MODELS}
