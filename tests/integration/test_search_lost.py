@@ -16,7 +16,6 @@ from flatout.engine.beside import judged_beside
 from flatout.engine.contest import Contest
 from flatout.engine.contestants import Subject
 from flatout.engine.graphs import CaptureBroken
-from flatout.engine.loading import load_experiment
 from flatout.engine.trial import Surroundings, Terms
 from flatout.engine.tuner import Search, _carried_out, _last_probe, _Left
 from flatout.engine.watch import StopRequest
@@ -46,7 +45,7 @@ import flatout
 def experiment():
     return flatout.Experiment(
         model=lambda: torch.nn.Linear(8, 4),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
         loss=lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1]),
         train_data=lambda: (torch.ones(64, 8), torch.zeros(64, 4)),
         batch_size=16,
@@ -54,7 +53,7 @@ def experiment():
     )
 """
 DEFAULTS = {"num_threads": 1}
-CAPTURED = {**DEFAULTS, "capture": "step", "optimizer_implementation": "foreach"}
+CAPTURED = {**DEFAULTS, "capture": "step", "optimizer_implementation": "fused"}
 PROFILE = Profile(
     step_s=0.001, start_s=1.0, shares={}, num_operations=10, has_convolutions=False,
     has_products=True, has_attention=False,
@@ -75,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(session, "graphs_on", lambda device: Unended())
     monkeypatch.setattr(defaults, "why_not_captured", lambda *args: None)
-    file = tmp_path / "small.py"
+    file = tmp_path / "lost_search.py"
     file.write_text(EXPERIMENT)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     spec = ExperimentSpec(name="small", file=str(file), sha256=digest)
@@ -84,9 +83,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def contest_of(folder: Path) -> Contest:
-    spec = store.read_json(RunFolder(folder).header, RunHeader).spec
-    return Contest(Subject(experiment=load_experiment(spec), device_name="cpu"))
+def contest_here() -> Contest:
+    """Of the experiment in that file."""
+    names: dict[str, Any] = {}
+    exec(EXPERIMENT, names)
+    return Contest(Subject(experiment=names["experiment"](), device_name="cpu"))
 
 
 def trial_of(changes: dict[str, Any], **fields: Any) -> Trial:
@@ -130,7 +131,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
 def test_after_a_broken_capture_others_are_measured_and_judged_elsewhere(
     folder: Path, beside: list[Trial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contest, lost = contest_of(folder), []
+    contest, lost = contest_here(), []
     left = left_of(contest, folder, lost)
     result = _carried_out(trial_of(CAPTURED), contest, left)
     assert result.problem is not None and result.problem.rule == "gpu-state-lost"
@@ -157,7 +158,7 @@ def test_after_a_broken_capture_others_are_measured_and_judged_elsewhere(
 
 
 def test_a_capture_that_breaks_in_the_gate_is_no_proof(folder: Path, beside: list[Trial]) -> None:
-    contest, lost = contest_of(folder), []
+    contest, lost = contest_here(), []
     result = _carried_out(
         trial_of(CAPTURED, num_processes=1), contest, left_of(contest, folder, lost)
     )
@@ -167,7 +168,7 @@ def test_a_capture_that_breaks_in_the_gate_is_no_proof(folder: Path, beside: lis
 
 
 def test_a_search_in_a_notebook_ends_with_a_broken_capture(folder: Path) -> None:
-    contest = contest_of(folder)
+    contest = contest_here()
     with pytest.raises(RunFailed) as caught:
         _carried_out(trial_of(CAPTURED), contest, left_of(contest, None, None))
     assert caught.value.rule == "gpu-state-lost"

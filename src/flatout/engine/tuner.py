@@ -123,10 +123,7 @@ def _tuned_recipe(search: Search) -> Recipe | None:
         held = _held(contest, known)
         if held is not None:
             return _recipe(contest, _decision_again(search, contest, (key, held), began_s))
-        recipes.drop(key)
-        if contest.lost is not None:
-            # The next process does without what was found before.
-            raise contest.lost
+        _forget(key, contest)
     if is_too_short(search.wish, search.num_steps):
         return None
     watch = LoadWatch()
@@ -164,6 +161,17 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     recipes.keep(key, known)
     _tell_end(search, decision, is_from_cache=False)
     return _recipe(contest, decision)
+
+
+def _forget(key: str, contest: Contest) -> None:
+    """Drops what was found before and does not hold.
+
+    Raises:
+        RunFailed: gpu-state-lost, if finding that out took the GPU; the next process searches.
+    """
+    recipes.drop(key)
+    if contest.lost is not None:
+        raise contest.lost
 
 
 def _is_read_once(contest: Contest, num_steps: int | None) -> bool:

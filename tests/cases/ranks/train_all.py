@@ -2,7 +2,7 @@
 
 train_all.py FOLDER all|spread NAME        all those experiments, and two epochs of that one
 train_all.py FOLDER EPOCHS NAME [OTHER]    the same run, to so many epochs; then a new one
-train_all.py FOLDER new NAME               a new run of that one
+train_all.py FOLDER new NAME ...           new runs of those
 train_all.py FOLDER twice NAME ...         new runs, each of which is taken up for more epochs
 """
 
@@ -28,8 +28,9 @@ if mode in ("all", "spread"):
     short = dataclasses.replace(make(), steps=None, epochs=2)
     train(new_run(folder / "moved", ranks, **fixed), short, ranks)
 elif mode == "new":
-    make, fixed = known[names[0]]
-    train(new_run(folder / names[0], ranks, **fixed), make(), ranks)
+    for name in names:
+        make, fixed = known[name]
+        train(new_run(folder / name, ranks, **fixed), make(), ranks)
 elif mode == "twice":
     for name in names:
         make, fixed = known[name]
