@@ -92,9 +92,9 @@ def _asked(
         data = built_data(training.experiment, training.experiment.train_data)
         if data is training.data:
             return f"{UNCHECKED}: `train_data` gives the same iterable each time"
-    experiment = training.experiment
+    experiment = given = training.experiment
     if training.are_norms_fixed:
-        experiment = replace(experiment, model=lambda: _with_fixed_norms(experiment.model()))
+        experiment = replace(given, model=lambda: _with_fixed_norms(given.model()))
     subject = Subject(
         experiment=experiment, seed=training.seed, device=str(device),
         num_samples=_NUM_SAMPLES, train_data=data,
