@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,7 +22,6 @@ class Injection(TorchDispatchMode):
 
     num_operations: how many there were in that part.
     failed: the name of the one that failed; None as long as none has.
-    is_in_copy: it was of the copy for a checkpoint, which is then written without one.
 
     Args:
         at: the number of the operation that fails, from 1 on; None lets none fail.
@@ -36,7 +33,6 @@ class Injection(TorchDispatchMode):
         self._is_counting = False
         self.num_operations = 0
         self.failed: str | None = None
-        self.is_in_copy = False
 
     def begin(self) -> None:
         """From here on operations count."""
@@ -53,9 +49,6 @@ class Injection(TorchDispatchMode):
             self.num_operations += 1
             if self.num_operations == self._at:
                 self.failed = str(operation)
-                self.is_in_copy = any(
-                    Path(frame.filename).name == "saver.py" for frame in traceback.extract_stack()
-                )
                 raise RuntimeError(SAID)
         return operation(*args, **(kwargs or {}))
 

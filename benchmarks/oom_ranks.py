@@ -41,7 +41,10 @@ from oom_injection import Injection, between
 from flatout.engine import Experiment
 from flatout.engine.ranks import Ranks
 from flatout.errors import FlatoutError
+from flatout.nouns.adaptation import Adaptation
+from flatout.nouns.lines import Checkpointed, Event
 from flatout.nouns.measurement import Measurement
+from flatout.system import store
 from flatout.system.runs import read_run
 
 # Calls of the loss in training: from the third update into the fifth, in micro-batches of a share.
@@ -171,15 +174,20 @@ def _trial(
         digest.update(value.numpy().tobytes())
     digests = ranks.gathered(digest.hexdigest())
     failed = ranks.gathered(injection.failed)
-    is_in_copy = any(ranks.gathered(injection.is_in_copy))
     is_close = all(torch.allclose(value, known[key], **_CLOSE) for key, value in weights.items())
-    adaptations = read_run(ranks_runs.RunFolder(folder)).adaptations if ranks.is_first else ()
+    adaptations: tuple[Adaptation, ...] = ()
+    num_uncopied = 0
     if ranks.is_first:
+        run = ranks_runs.RunFolder(folder)
+        adaptations = read_run(run).adaptations
+        lines = store.read_lines(run.events, Event)
+        num_uncopied = sum(isinstance(one, Checkpointed) and not one.is_copied for one in lines)
         shutil.rmtree(folder)
     return {
         "problem": None,
         "failed": next(filter(None, failed), None),
-        "is_in_copy": is_in_copy,
+        # Checkpoints for whose copy there was no memory: they were written without one.
+        "num_uncopied": num_uncopied,
         "is_same_on_all": len(set(digests)) == 1,
         "is_close": is_close or name == "dropout",
         "is_in_place": all(one.is_in_place for one in adaptations),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -31,14 +31,18 @@ from flatout.nouns.run import RunHeader
 from flatout.system.runs import RunFolder, create_run, read_run
 from flatout.system.variables import loopback_variables
 
+T = TypeVar("T")
+
 
 class Together(Group):
     """Ranks that stay together from run to run.
 
-    settling: called when they report want of memory to each other.
+    settling: called when they report want of memory to each other. saving: called before the state
+        is put together and copied for a checkpoint.
     """
 
     settling: Callable[[], None] = staticmethod(lambda: None)
+    saving: Callable[[], None] = staticmethod(lambda: None)
 
     def join(self, tell: Callable[[Finding], None], request: StopRequest) -> None:
         """They have met already."""
@@ -47,6 +51,13 @@ class Together(Group):
         """They stay, unless one of them fails."""
         if error is not None:
             super().leave(error)
+
+    def gathered(self, value: T, kind: Any = None, *, about: str = "") -> list[T]:
+        """See Ranks."""
+        values = super().gathered(value, kind, about=about)
+        if about == "generators":
+            self.saving()
+        return values
 
     def settle(self, trouble: Trouble) -> Trouble:
         """See Ranks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,12 @@ NAMES = (
     "deep", "accumulated", "sentences", "skipping", "norms", "spread_norms", "own_step",
     # An optimizer each.
     "adam", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop",
+    "whole", "whole_sentences",
 )  # fmt: skip
+# The second rank has no sample of the third batch, and calls the loss for it only with parts.
+LAST_SAVED = {"short_whole": 6, "short_parts": 4, "killed_whole": 6, "killed_parts": 4}
+# Also exchanged without agreement.
+PLAIN = ("deep", "accumulated", "sentences", "norms", "spread_norms", "whole", "whole_sentences")
 
 
 def _set_paths(setenv: Callable[[str, str], None], state: Path) -> None:
@@ -89,6 +95,40 @@ def test_ranks_give_what_one_gives(by_ranks: dict[int, Path], name: str) -> None
     for key, value in known.items():
         assert found[key].shape == value.shape
         assert torch.allclose(found[key].double(), value.double(), rtol=1e-9, atol=1e-9), key
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_exchange_computes_the_same_bit_for_bit(
+    by_ranks: dict[int, Path], name: str
+) -> None:
+    agreed, plain = by_ranks[2] / name, by_ranks[2] / f"plain_{name}"
+    assert curve(plain) == curve(agreed)
+    known, found = weights(agreed), weights(plain)
+    assert found.keys() == known.keys()
+    assert [key for key, value in known.items() if not torch.equal(found[key], value)] == []
+    recipe = read_run(RunFolder(plain)).recipe
+    assert recipe is not None and recipe.exchange.value == "plain"
+
+
+@pytest.mark.parametrize("name", ["short_whole", "short_parts"])
+def test_want_of_memory_ends_a_plain_exchange_in_words(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RuntimeError, match="not enough memory for this step on this rank"):
+        trained(tmp_path, 2, "new", name)
+    run = read_run(RunFolder(tmp_path / name))
+    assert run.failure is not None and run.failure.rule == "out-of-memory"
+    assert run.failure.problem.startswith("rank 1: ")
+    assert run.checkpoint_step == LAST_SAVED[name] and run.adaptations == ()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills as Linux does")
+@pytest.mark.parametrize("name", ["killed_whole", "killed_parts"])
+def test_a_killed_rank_is_named_with_a_plain_exchange(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RuntimeError, match="the ranks ended with"):
+        trained(tmp_path, 2, "new", name)
+    run = read_run(RunFolder(tmp_path / name))
+    assert run.failure is not None and run.failure.rule == "rank-lost"
+    assert "rank 1 of 2" in run.failure.problem
+    assert run.checkpoint_step == LAST_SAVED[name]
 
 
 def test_generate_sees_the_whole_model(by_ranks: dict[int, Path]) -> None:
@@ -155,11 +195,11 @@ def test_memory_that_runs_out_on_a_rank_with_parts(tmp_path: Path) -> None:
     assert all(row["is_same_on_all"] and row["is_close"] for row in rows)
     short = [row for row in rows if row["failed"]]
     assert len(short) > 2
-    # All of them went back to the last checkpoint, and the run's history says so. Only what the
-    # first rank copies for a checkpoint is done without: that is written as it is, and waited for.
-    went_back = [row for row in short if not row["is_in_copy"]]
-    assert went_back and all(row["num_adaptations"] for row in went_back)
-    assert not any(row["is_in_place"] for row in went_back)
+    # All of them went back to the last checkpoint, or wrote one without a copy of it; the run's
+    # history says which.
+    went_back = [row for row in short if row["num_adaptations"]]
+    assert went_back and not any(row["is_in_place"] for row in went_back)
+    assert all(row["num_adaptations"] or row["num_uncopied"] for row in short)
 
 
 class Scaled(nn.Module):

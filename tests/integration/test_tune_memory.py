@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -125,6 +126,35 @@ def test_the_plain_loop_accumulates_where_the_batch_does_not_fit() -> None:
     )  # fmt: skip
     again = flatout.engine.tune(bounded, budget_s=2, is_quiet=True)
     assert again.decision.rungs[0].changes == {"micro_batch_size": 13}
+
+
+def contrasted(model: nn.Module, batch: Any) -> Tensor:
+    """Each sample is compared with all others of its batch, as in CLIP and SimCLR."""
+    scores = nn.functional.normalize(model(batch[0]), dim=1)
+    again = nn.functional.normalize(model(batch[0] + 0.1), dim=1)
+    return nn.functional.cross_entropy(scores @ again.T / 0.1, torch.arange(len(scores)))
+
+
+def root_mean(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    """A metric whose mean over batches depends on their size."""
+    return {"rmse": model(batch[0]).square().mean().sqrt()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"loss": contrasted}, "it was not seen to compute the same"),
+        ({"metrics": root_mean, "best": "rmse"}, "the validation's `rmse` would be another number"),
+    ],
+    ids=["loss", "metric"],
+)
+def test_parts_that_compute_something_else_are_not_taken(fields: dict[str, Any], said: str) -> None:
+    told = experiment(**{"loss": mean_loss, "validation_data": rows, **fields})
+    bounded = dataclasses.replace(told, loss=short_of_memory(told.loss, 16))
+    contest = Contest(Subject(experiment=bounded))
+    with pytest.raises(RunFailed) as caught:
+        contest.plain_step()
+    assert caught.value.rule == "out-of-memory" and said in str(caught.value.because)
 
 
 def test_batch_norm_is_not_shown_parts_of_a_batch() -> None:

@@ -106,6 +106,14 @@ def test_follow_goes_on_when_the_gpu_is_lost(fake_python: str, tmp_path: Path) -
     assert (outcome.run.status, outcome.exit_code, outcome.finding) == ("finished", 0, None)
 
 
+def test_follow_goes_on_when_a_search_has_lost_the_gpu(fake_python: str, tmp_path: Path) -> None:
+    attendance = attend(fake_python, tmp_path, mode="lose-gpu-first")
+    lines = [line for new in follow(attendance, Interrupts()) for line in new]
+    assert [line.resumed for line in lines if isinstance(line, Started)] == [False]
+    outcome = conclude(attendance)
+    assert (outcome.run.status, outcome.exit_code, outcome.finding) == ("finished", 0, None)
+
+
 @pytest.mark.skipif(num_kernel_kills() is None, reason="needs a kernel that counts whom it ends")
 @pytest.mark.parametrize(("kills_before", "status"), [(-1, "finished"), (10**9, "interrupted")])
 def test_follow_goes_on_when_the_kernel_has_ended_the_worker(

@@ -25,7 +25,7 @@ VALUES: dict[str, Any] = {
     "activation_checkpointing": False, "cpu_affinity": "all", "allocator": "system",
     "out_of_memory": "auto", "capture": "step", "steps_per_launch": 8, "compiled": "off",
     "compile_mode": "default", "sharding": "none", "batch_norm": "per-rank",
-    "benchmark": False,
+    "exchange": "agreed", "benchmark": False,
 }  # fmt: skip
 
 

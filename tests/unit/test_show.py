@@ -316,8 +316,8 @@ _VALUES: dict[str, Any] = {
     "device": "cpu", "precision": "fp32", "data_path": "sliced", "loader_workers": 0,
     "optimizer_implementation": "fused", "memory_format": "contiguous", "micro_batch_size": 64,
     "activation_checkpointing": 0.0, "capture": "off", "steps_per_launch": 1, "compiled": "off",
-    "sharding": "none", "batch_norm": "per-rank", "num_threads": 1, "cpu_affinity": "all",
-    "allocator": "system", "deterministic": True,
+    "sharding": "none", "batch_norm": "per-rank", "exchange": "agreed", "num_threads": 1,
+    "cpu_affinity": "all", "allocator": "system", "deterministic": True,
 }  # fmt: skip
 
 

@@ -272,6 +272,8 @@ def recipe_text(recipe: Recipe) -> str:
         parts.append("model in parts")
     if recipe.batch_norm.value == "synchronized":
         parts.append("BatchNorm over all ranks")
+    if recipe.exchange.value == "plain":
+        parts.append("plain exchange between ranks")
     if recipe.cpu_affinity.value != "all":
         parts.append(f"on {recipe.cpu_affinity.value.replace('-', ' ')}")
     if recipe.allocator.value == "retain":

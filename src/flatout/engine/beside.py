@@ -1,4 +1,7 @@
-"""A compiled candidate beside its incumbent: `python -m flatout.engine.beside RUN_DIR`.
+"""A candidate beside its incumbent: `python -m flatout.engine.beside RUN_DIR`.
+
+So are those carried out that are compiled, and all that are left once a broken capture of a CUDA
+graph has taken the GPU from the process that searches.
 
 One fresh process for both: they take turns, and compiling is paid once. The gate is asked there,
 too, so that the process that trains is not the one that finds out what a compiler can do.
@@ -23,7 +26,7 @@ from flatout.engine.quick_import import COMPILER, import_quickly
 from flatout.engine.trial import Surroundings, Terms, subject_of
 from flatout.errors import RunFailed
 from flatout.nouns.finding import finding_from
-from flatout.nouns.tuning import Result, Trial
+from flatout.nouns.tuning import Check, Result, Trial, Verdict
 from flatout.nouns.units import seconds_text
 from flatout.system.clock import elapsed_s
 from flatout.system.runs import RunFolder
@@ -33,11 +36,15 @@ _LOOK_EVERY_S = 0.2
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be measured, for how long, on which terms."""
+    """What is to be measured, for how long, on which terms.
+
+    is_measured: else it is only judged.
+    """
 
     trial: Trial
     limit_s: float
     terms: Terms
+    is_measured: bool = True
 
 
 def measured_beside(trial: Trial, limit_s: float, surroundings: Surroundings) -> Result:
@@ -51,9 +58,24 @@ def measured_beside(trial: Trial, limit_s: float, surroundings: Surroundings) ->
     Raises:
         KeyboardInterrupt: somebody asked to stop.
     """
-    assert trial.deadline_s is not None
-    begin_s = elapsed_s()
     request = Request(trial=trial, limit_s=limit_s, terms=surroundings.terms)
+    return _answered(request, surroundings)
+
+
+def judged_beside(trial: Trial, surroundings: Surroundings) -> Verdict:
+    """What the gate says of a trial's candidate in a fresh process; see `measured_beside`."""
+    request = Request(trial=trial, limit_s=0.0, terms=surroundings.terms, is_measured=False)
+    result = _answered(request, surroundings)
+    if result.verdict is not None:
+        return result.verdict
+    note = result.problem.problem if result.problem is not None else "it did not answer"
+    check = Check(name="gate", is_passed=False, note=f"could not be asked: {note}")
+    return Verdict(checks=(check,))
+
+
+def _answered(request: Request, surroundings: Surroundings) -> Result:
+    trial, begin_s = request.trial, elapsed_s()
+    assert trial.deadline_s is not None
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "flatout.engine.beside", str(surroundings.folder)],
@@ -105,8 +127,8 @@ def _too_late(trial: Trial, begin_s: float) -> Result:
     assert trial.deadline_s is not None
     return _failed(trial, begin_s, RunFailed(
         "trial-died",
-        f"it was not compiled, measured and judged within {seconds_text(trial.deadline_s)}, all "
-        "that was left of the search.",
+        f"it was not {'compiled, ' * trial.candidate.is_compiled}measured and judged within "
+        f"{seconds_text(trial.deadline_s)}, all that was left of the search.",
         fix="give the search more time: --budget",
     ))  # fmt: skip
 
@@ -138,8 +160,10 @@ def main(argv: list[str]) -> int:
     request = msgspec.json.decode(questions.readline(), type=Request)
     threading.Thread(target=_end_with, args=(questions.fileno(),), daemon=True).start()
     contest = Contest(subject_of(RunFolder(Path(argv[0])), request.terms))
-    result = contest.measured(request.trial, request.limit_s)
-    if is_faster(result):
+    result = Result(trial=request.trial, cost_s=0.0)
+    if request.is_measured:
+        result = contest.measured(request.trial, request.limit_s)
+    if is_faster(result) or not request.is_measured:
         begin_s = elapsed_s()
         verdict = contest.judged(request.trial.changes)
         result = msgspec.structs.replace(result, verdict=verdict, gate_s=elapsed_s() - begin_s)

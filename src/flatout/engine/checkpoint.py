@@ -81,8 +81,14 @@ def _remove_others(place: Path, kept: Path) -> None:
                 path.unlink()
 
 
-def read_checkpoint(folder: RunFolder) -> tuple[Checkpoint | None, list[Finding]]:
+def read_checkpoint(
+    folder: RunFolder, *, is_mapped: bool = False
+) -> tuple[Checkpoint | None, list[Finding]]:
     """The newest whole checkpoint, or None; and a finding for each newer one that is damaged.
+
+    Args:
+        folder: the run's folder.
+        is_mapped: the large parts of the state stay in the file; see `unpack`.
 
     Raises:
         RunFailed: no-whole-checkpoint, other-checkpoint-format; what keeps a file from being read.
@@ -92,7 +98,7 @@ def read_checkpoint(folder: RunFolder) -> tuple[Checkpoint | None, list[Finding]
         place = folder.checkpoints / f"{step:06d}"
         try:
             with store.mapped_os_errors(place):
-                state = _read_state(place, step)
+                state = _read_state(place, step, is_mapped=is_mapped)
         except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
             damaged.append((place, str(error)))
             continue
@@ -133,13 +139,15 @@ def newest_state(folder: RunFolder) -> Any:
 def shared_checkpoint(folder: RunFolder, ranks: Ranks) -> tuple[Checkpoint | None, list[Finding]]:
     """The same for all ranks: the first one chooses, and the others read what it has chosen.
 
+    Of several ranks each may need only parts: the large ones of the state stay in the file.
+
     Raises:
         RunFailed: see read_checkpoint.
     """
     own: list[Checkpoint | None] = []
 
     def choose() -> tuple[int | None, list[Finding]]:
-        checkpoint, damaged = read_checkpoint(folder)
+        checkpoint, damaged = read_checkpoint(folder, is_mapped=ranks.size > 1)
         own.append(checkpoint)
         return checkpoint.step if checkpoint is not None else None, damaged
 
@@ -150,10 +158,10 @@ def shared_checkpoint(folder: RunFolder, ranks: Ranks) -> tuple[Checkpoint | Non
         return None, []
     place = folder.checkpoints / f"{step:06d}"
     with store.mapped_os_errors(place):
-        return Checkpoint(step=step, state=_read_state(place, step)), []
+        return Checkpoint(step=step, state=_read_state(place, step, is_mapped=True)), []
 
 
-def _read_state(place: Path, step: int) -> Any:
+def _read_state(place: Path, step: int, *, is_mapped: bool = False) -> Any:
     document = json.loads((place / "rank0.json").read_bytes())
     tree = json.dumps(document["state"], separators=(",", ":"))
     if document["format"] != FORMAT:
@@ -175,7 +183,7 @@ def _read_state(place: Path, step: int) -> Any:
     if sha256 != document["tensors_sha256"]:
         raise ValueError(f"the checksum of {path.name} is wrong")
     try:
-        return unpack(document["state"], safetensors.torch.load_file(path))
+        return unpack(document["state"], safetensors.torch.load_file(path), is_mapped=is_mapped)
     except RunFailed as error:
         raise ValueError(error.because) from error
 

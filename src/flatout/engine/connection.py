@@ -29,6 +29,7 @@ from flatout.engine.rendezvous import (
 )
 from flatout.engine.transfer import Transfer
 from flatout.engine.watch import TERMINATED, StoppedEarly, StopRequest
+from flatout.errors import FlatoutError
 from flatout.nouns.finding import Finding
 from flatout.system.clock import elapsed_s
 from flatout.system.keepalive import CutWatch
@@ -161,6 +162,13 @@ class Connection:
     def drop(self, name: str) -> None:
         """Removes a value of this rank's, once all have taken it."""
         self._call(lambda: self._store.delete_key(f"{name}/{self.place.rank}"))
+
+    def loss_in(self, error: Exception) -> FlatoutError | None:
+        """What to say of an error of torch.distributed that did not come through here."""
+        is_sign = isinstance(error, dist.DistError) or "gloo" in str(error)
+        if self._notices is None or not isinstance(error, RuntimeError) or not is_sign:
+            return None
+        return self._notices.of_loss(error)
 
     def _call(self, call: Callable[[], T]) -> T:
         assert self._notices is not None and self._patience is not None

@@ -19,12 +19,14 @@ from flatout.engine.effects import Seen, seen_effect
 from flatout.engine.failures import bad_news, is_out_of_memory
 from flatout.engine.gate import Gate
 from flatout.engine.gate import Subject as Judged
+from flatout.engine.gate.splitting import Training, why_not_split
+from flatout.engine.graphs import CaptureBroken
 from flatout.engine.measuring import Comparison, Contestant, RecipeLoop, compared
 from flatout.engine.memory import MemoryWatch, release_memory
 from flatout.engine.meter import Meter
 from flatout.engine.session import Session
 from flatout.engine.tracing import Trace, traced
-from flatout.errors import RunFailed, UsageError
+from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.finding import finding_from
 from flatout.nouns.tuning import Check, Profile, Result, Trial, Verdict
 from flatout.system.clock import elapsed_s
@@ -56,13 +58,18 @@ class Proof:
 class Contest:
     """Carries out trials of one subject.
 
+    lost: what has taken the GPU from this process, where a trial did; nothing that is computed
+        here from then on can be trusted.
+
     Args:
         subject: what is tuned.
     """
 
     def __init__(self, subject: Subject) -> None:
         self.contestants = Contestants(subject)
+        self._subject = subject
         self._gate: Gate | None = None
+        self.lost: FlatoutError | None = None
 
     def measured(self, trial: Trial, limit_s: float, ends_at_s: float = math.inf) -> Result:
         """Carries out a trial in this process.
@@ -80,11 +87,11 @@ class Contest:
         try:
             comparison, proof = self._compared(trial, limit_s, ends_at_s)
         except Exception as error:
-            news = bad_news(error)
+            news = _news(self, error)
             if news is None:
                 raise
             problem = finding_from(news, "note")
-        if comparison is None:
+        if comparison is None and self.lost is None:
             release_memory()
         return Result(
             trial=trial,
@@ -116,7 +123,7 @@ class Contest:
         try:
             return self._gate.judge(contestants.recipe(changes))
         except Exception as error:
-            news = bad_news(error)
+            news = _news(self, error)
             if news is None:
                 raise
             # What cannot be judged, for want of memory for one, is not used.
@@ -177,11 +184,14 @@ class Contest:
         pieces = accumulated(self.contestants.setting)
         verdict = self.judged(pieces[0]) if pieces else None
         is_right = verdict is not None and verdict.is_passed
+        why_not = _why_not_split(self._subject, self.contestants) if is_right else None
+        is_right = is_right and why_not is None
         for baseline in (*(pieces if is_right else ()), *recomputing(self.contestants.setting)):
             measured = self._plain_step(baseline)
             if measured is not None:
                 return measured
-        raise _fits_nowhere(verdict, has_batch_norm=self.contestants.setting.has_batch_norm)
+        has_batch_norm = self.contestants.setting.has_batch_norm
+        raise _fits_nowhere(verdict, why_not, has_batch_norm=has_batch_norm)
 
     def take_as_plain(self, baseline: dict[str, Any]) -> None:
         """From now on the plain loop has these recipe fields, which it needs to fit."""
@@ -302,6 +312,30 @@ class Contest:
             return compared(incumbent, candidate, limit_s=limit_s, ends_at_s=ends_at_s), proof
 
 
+def _news(contest: Contest, error: Exception) -> FlatoutError | None:
+    """What a person should read about it; notes whether it has taken the GPU from this process."""
+    first: BaseException | None = error
+    while first is not None and not isinstance(first, CaptureBroken):
+        # What is put back on the way out may fail, too.
+        first = first.__cause__ or first.__context__
+    if first is None:
+        return bad_news(error)
+    contest.lost = bad_news(first)
+    return contest.lost
+
+
+def _why_not_split(subject: Subject, contestants: Contestants) -> str | None:
+    """The gate asks nothing about the validation, which sees parts of a batch, too."""
+    training = Training(
+        # With the validation data, which no contestant has.
+        experiment=subject.experiment,
+        seed=subject.seed,
+        device=contestants.device,
+        data=contestants.train_data,
+    )
+    return why_not_split(training, contestants.plain_recipe())
+
+
 def _compile_s(comparison: Comparison | None, proof: Proof, batch_size: int) -> float | None:
     """What the first updates took longer than those that followed."""
     if comparison is None or proof.first_s is None:
@@ -322,10 +356,14 @@ def _host_share(contestant: Contestant, num_updates: int) -> float | None:
         return host_s / (elapsed_s() - begin_s)
 
 
-def _fits_nowhere(verdict: Verdict | None, *, has_batch_norm: bool) -> RunFailed:
+def _fits_nowhere(
+    verdict: Verdict | None, why_not: str | None, *, has_batch_norm: bool
+) -> RunFailed:
     because = "one sample alone needs more memory than there is"
     if has_batch_norm:
         because = "in parts of the batch, BatchNorm would compute its statistics over those"
+    elif why_not is not None:
+        because = f"in parts of the batch, {why_not}"
     elif verdict is not None and not verdict.is_passed:
         notes = "; ".join(check.note or check.name for check in verdict.failed)
         because = f"in parts of the batch, it was not seen to compute the same: {notes}"

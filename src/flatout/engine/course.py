@@ -16,6 +16,7 @@ from flatout.engine.changed_file import adopt, check_fit, fits_of, has_other_fil
 from flatout.engine.checkpoint import shared_checkpoint
 from flatout.engine.contestants import Subject
 from flatout.engine.defaults import changed_recipe, check_recipe, shared_workers, threads
+from flatout.engine.deferred_build import has_no_memory
 from flatout.engine.echo import Echo
 from flatout.engine.experiment import Experiment
 from flatout.engine.facts import chosen_device, device_put_back
@@ -35,7 +36,8 @@ from flatout.engine.relief import means_of, relieved_after_kill
 from flatout.engine.sanity_check import check_before_search, check_validation
 from flatout.engine.saver import Saver, SilentSaver
 from flatout.engine.session import Built, Session, build, process_settings
-from flatout.engine.session_state import own_state_of, state_of, take_over
+from flatout.engine.session_state import forget_tensors, own_state_of, state_of, take_over
+from flatout.engine.shares import check_shares
 from flatout.engine.start import (
     are_other_ranks,
     beside_others,
@@ -50,10 +52,11 @@ from flatout.engine.state import pack, unpack
 from flatout.engine.tuner import Search, tuned_recipe
 from flatout.engine.watch import StopRequest
 from flatout.engine.weights import init_weights, keep_weights
+from flatout.errors import FlatoutError
 from flatout.nouns.change import Change
 from flatout.nouns.experiment_spec import ExperimentSpec
 from flatout.nouns.lines import Event, Extended, Finished, Outlined, Profiled, RecipeSet, Stopped
-from flatout.nouns.recipe import Recipe, Sharding
+from flatout.nouns.recipe import Recipe
 from flatout.nouns.run import RunHeader
 from flatout.system import store
 from flatout.system.clock import elapsed_s, now_s
@@ -105,6 +108,8 @@ class Course:
         self._session: Session | None = None
         self._room: Room | None = None
         self._cap: MemoryCap | None = None
+        # What has taken the GPU from this process while it searched.
+        self._lost: list[FlatoutError] = []
         # The next stretch begins at a checkpoint, and what was told since is told anew.
         self._has_gone_back = False
         self._is_taken_up = False
@@ -124,16 +129,18 @@ class Course:
         ranks = self._task.ranks
         device_name = named.get("device") or (recipe.device.value if recipe else None)
         device_name = ranks.device_name(device_name)
-        wish = named.get("sharding") or (recipe.sharding.value if recipe else None)
+        held, layout = recipe, _layout(ranks, named, recipe)
         with randomness.untouched_generators(chosen_device(device_name)), device_put_back():
-            built = self._with_room(self._build(device_name, wish))
+            built = self._with_room(self._build(device_name, layout))
             if self._task.spec.tuning.is_outlined and self._experiment.step is None:
                 # Before the search: what no program can be written for is refused at once.
                 found = outline(built, built.recipe(self._task.spec.fixed))
                 self._journal.event(Outlined(at=now_s(), step=0, outline=found))
             ranks.attach(built.device)
-            held = recipe
             recipe = ranks.told(lambda: self._decided(built, held, limits), Recipe)
+            if ranks.size > 1:
+                told = functools.partial(check_shares, built, recipe, self._journal, ranks.size)
+                ranks.told(functools.partial(told, self._task.folder, self.step), about="shares")
             self._history = ranks.told(lambda: read_history(self._task.folder), History)
             if self._task.spec.tuning.is_only:
                 return self._only_tuned(built, recipe)
@@ -152,7 +159,8 @@ class Course:
                 del built
                 recipe = self._turn(ending)
                 device_name = ranks.device_name(recipe.device.value)
-                built = self._build(device_name, recipe.sharding.value)
+                layout = replace(layout, wish=recipe.sharding.value, exchange=recipe.exchange.value)
+                built = self._build(device_name, layout)
 
     def _turn(self, ending: Ending) -> Recipe:
         """The end of one stretch and the beginning of the next: its state, and its recipe."""
@@ -193,10 +201,10 @@ class Course:
         facts = replace(built.facts, free_device_bytes=max(0, free - room.leave_bytes))
         return replace(built, facts=facts)
 
-    def _build(self, device_name: str | None, wish: Sharding | None = None) -> Built:
+    def _build(self, device_name: str | None, layout: Layout) -> Built:
         is_begun_with = self._state is None and self._task.spec.init is not None
         init = functools.partial(_begin_with, self._task) if is_begun_with else None
-        layout = Layout(ranks=self._task.ranks, wish=wish, init=init)
+        layout = replace(layout, init=init)
         built = build(self._experiment, self._task.spec.seed, device_name, layout=layout)
         ranks = self._task.ranks
         facts = replace(built.facts, num_ranks=ranks.size, num_ranks_here=ranks.num_here)
@@ -214,6 +222,8 @@ class Course:
             if is_changed:
                 check_fit(session, self._state, self._task.folder, self._task.change)
             take_over(session, self._state, is_changed=is_changed)
+            # Whoever has read it still holds it: in memory, or the file.
+            forget_tensors(self._state)
         # Whatever an experiment has drawn where no seed reaches: all begin with the same.
         session.ranks.copy_from_first(session.model)
         self._session = session
@@ -299,7 +309,9 @@ class Course:
             if self._task.spec.not_fixed:
                 self._journal.warn(self.step, left_out(self._task.spec.not_fixed))
             recipe = self._tuned(built, fixed, built.num_updates(limits.epochs, limits.steps))
-            recipe = with_pinning_tried(recipe or built.recipe(fixed), built)
+            recipe = recipe or built.recipe(fixed)
+            if not self._lost:
+                recipe = with_pinning_tried(recipe, built)
         else:
             if are_others:
                 held = msgspec.structs.replace(held, num_threads=threads(built.facts))
@@ -320,6 +332,9 @@ class Course:
             self._journal.warn(self.step, finding)
         self._journal.event(RecipeSet(at=now_s(), step=self.step, recipe=recipe), is_synced=True)
         self._history = read_history(folder)
+        if self._lost and not self._task.spec.tuning.is_only:
+            # Another process goes on from here: it has a recipe now.
+            raise self._lost[0]
         return recipe
 
     def _tuned(self, built: Built, fixed: dict[str, Any], num_steps: int | None) -> Recipe | None:
@@ -358,6 +373,7 @@ class Course:
             # A notebook's experiment is nowhere that another process could load it from.
             folder=None if task.echo is not None else task.folder.path,
             load_s=self._load_s,
+            lose=None if task.echo is not None else self._lost.append,
         )
         return tuned_recipe(search)
 
@@ -396,6 +412,15 @@ class Course:
             is_schedule_over=self._session.learning_rates.is_over(),
         )
         self._journal.event(finished, is_synced=True)
+
+
+def _layout(ranks: Ranks, named: dict[str, Any], held: Recipe | None) -> Layout:
+    """How the model is laid out, from what a person has fixed and the recipe before."""
+    return Layout(
+        ranks=ranks,
+        wish=named.get("sharding") or (held.sharding.value if held else None),
+        exchange=named.get("exchange") or (held.exchange.value if held else "agreed"),
+    )
 
 
 def _look_ahead(task: Task, session: Session, journal: Journal, *, is_new: bool) -> None:
@@ -437,7 +462,8 @@ def _begin_with(task: Task, model: nn.Module) -> None:
 
     # The first rank alone writes; the others read what it has written.
     task.ranks.told(keep, about="first weights")
-    if not task.ranks.is_first:
+    # A model without memory is sent the first rank's weights.
+    if not task.ranks.is_first and not has_no_memory(model):
         init_weights(model, kept)
 
 

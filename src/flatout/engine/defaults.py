@@ -102,6 +102,9 @@ def _of_the_step(facts: Facts) -> dict[str, Choice[Any]]:
         "compile_mode": Choice(value="default", why="as torch.compile does it by itself"),
         "sharding": facts.sharding,
         "batch_norm": Choice(value="per-rank", why="as in a micro-batch; nothing waits for it"),
+        "exchange": Choice(
+            value="agreed", why="a rank that fails is noticed and named, and memory is relieved"
+        ),
         "num_threads": threads(facts),
         "cpu_affinity": Choice(value="all", why="the system schedules threads as it likes"),
         "allocator": freed_memory(is_cpu=is_cpu, num_ranks=facts.num_ranks),

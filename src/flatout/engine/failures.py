@@ -12,6 +12,7 @@ from typing import TypeGuard
 import torch
 
 from flatout.engine.advice import advice_on
+from flatout.engine.graphs import CaptureBroken
 from flatout.engine.person_code import (
     Place,
     function_named,
@@ -95,6 +96,8 @@ def bad_news(error: BaseException, *, is_logged: bool = False) -> FlatoutError |
             fix="accumulate smaller pieces of each batch: --use micro_batch_size=N; or keep fewer "
             "activations: --use activation_checkpointing=true",
         )
+    if isinstance(error, CaptureBroken):
+        return lost_in_capture(error)
     failed = compiling_failure(error)
     if failed is not None:
         return failed
@@ -149,6 +152,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     said = (*_OUT_OF_MEMORY, *_NO_ALGORITHM)
     return isinstance(error, RuntimeError) and any(words in text for words in said)
+
+
+def lost_in_capture(error: CaptureBroken) -> RunFailed:
+    """A capture that could not be ended has taken the GPU from this process."""
+    return RunFailed(
+        "gpu-state-lost",
+        "the GPU cannot be used any more by this process.",
+        because=f"the recording of a CUDA graph failed, and could not be ended: {error}",
+        fix="nothing is lost: resume the run; `flatout train` does so by itself",
+    )
 
 
 def no_algorithm(because: str) -> RunFailed | None:

@@ -18,10 +18,10 @@ from flatout.engine.failures import is_out_of_memory
 from flatout.engine.message import read, written
 from flatout.engine.notices import error_in, word_of
 from flatout.engine.rank_gradients import is_spread
-from flatout.engine.ranks import Share, Trouble
+from flatout.engine.ranks import Ranks, Share, Trouble
 from flatout.engine.shortage import PeerShort
 from flatout.engine.watch import StopRequest
-from flatout.errors import UsageError
+from flatout.errors import FlatoutError, UsageError
 from flatout.nouns.finding import Finding
 from flatout.nouns.units import counted_text
 
@@ -201,6 +201,11 @@ class Group:
         return [row[1:] for row in rows]
 
 
+def loss_in(ranks: Ranks, error: Exception) -> FlatoutError | None:
+    """Which rank was lost, where torch has said that of an exchange of its own; else None."""
+    return ranks.connection.loss_in(error) if isinstance(ranks, Group) else None
+
+
 def alike_tensors(group: Group, model: nn.Module) -> list[Tensor]:
     """Weights and buffers, but for caches of what a rank has seen: buffers that are kept out
     of the state_dict and differ in shape.
@@ -210,18 +215,21 @@ def alike_tensors(group: Group, model: nn.Module) -> list[Tensor]:
     """
     stored = {id(one) for one in model.state_dict(keep_vars=True).values()}
     named = dict([*model.named_parameters(), *model.named_buffers()])
+    meta = {id(one) for one in named.values() if one.is_meta}
     own = {
-        name: f"{tuple(one.shape)} {one.dtype}" + ("" if id(one) in stored else _CACHE)
+        # Without memory it has no value of its own to keep.
+        name: f"{tuple(one.shape)} {one.dtype}" + _CACHE * (id(one) not in stored | meta)
         for name, one in named.items()
     }
     told = group.gathered(own, dict[str, str], about="shapes")
     differing = {}
     for name in sorted({name for other in told for name in other}):
         forms = [other.get(name, _CACHE) for other in told]
-        if len(set(forms)) > 1:
+        if len({form.removesuffix(_CACHE) for form in forms}) > 1:
             differing[name] = forms
     for name, forms in differing.items():
-        rank = next(rank for rank, form in enumerate(forms) if form != forms[0])
+        first = forms[0].removesuffix(_CACHE)
+        rank = next(n for n, form in enumerate(forms) if form.removesuffix(_CACHE) != first)
         if not all(form.endswith(_CACHE) for form in forms):
             there = [form.removesuffix(_CACHE) or "not there" for form in forms]
             raise UsageError(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from flatout.nouns.adaptation import Adaptation
-from flatout.nouns.lines import Event, Extended, Finished, RecipeSet, Started
+from flatout.nouns.lines import Event, Extended, Finished, RecipeSet, SharesChecked, Started
 from flatout.nouns.recipe import Choice, Recipe
 from flatout.system import store
 from flatout.system.clock import now_s
@@ -24,6 +24,7 @@ class History:
     decisions: from the step after each one on, its recipe holds.
     epochs, steps: to how many the run was extended; None if it was not.
     num_samples: of the training data, when the run was taken up last.
+    shares: whether shares of a batch compute what the batch does; None where nobody asked.
     versions: of the last worker, None for a new run. num_ranks: that it had.
     is_finished: whether the last worker came to the run's end.
     """
@@ -35,6 +36,7 @@ class History:
     num_ranks: int = 1
     num_samples: int | None = None
     steps: int | None = None
+    shares: SharesChecked | None = None
 
     def recipe_at(self, step: int) -> Recipe | None:
         """The recipe with which the step after `step` is made; None before the first one."""
@@ -96,6 +98,7 @@ def read_history(folder: RunFolder) -> History:
             decisions.append(line)
     extended = [line for line in events if isinstance(line, Extended)]
     started = [line for line in events if isinstance(line, Started)]
+    shares = [line for line in events if isinstance(line, SharesChecked)]
     turns = [line for line in events if isinstance(line, Started | Finished)]
     return History(
         decisions=tuple(decisions),
@@ -104,5 +107,6 @@ def read_history(folder: RunFolder) -> History:
         num_samples=started[-1].num_samples if started else None,
         versions=started[-1].versions if started else None,
         num_ranks=started[-1].num_ranks if started else 1,
+        shares=shares[-1] if shares else None,
         is_finished=bool(turns) and isinstance(turns[-1], Finished),
     )

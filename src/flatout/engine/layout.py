@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from flatout.engine import randomness
+from flatout.engine.deferred_build import without_memory
 from flatout.engine.group import Group
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.ranks import ALONE, Ranks
 from flatout.engine.sharding import Sharding
-from flatout.nouns.recipe import Choice
+from flatout.nouns.recipe import Choice, Exchange
 from flatout.nouns.recipe import Sharding as Wish
 from flatout.tune.sharding import default_sharding, state_bytes
 
@@ -21,18 +23,67 @@ _MOMENTS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
+class BuiltModel:
+    """A model on the CPU, and whether it is to be spread over the ranks.
+
+    why_whole: why this rank could not build it without memory for its weights; None where it could,
+    or had no reason to.
+    """
+
+    model: nn.Module
+    sharding: Choice[Wish]
+    why_whole: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Layout:
     """What is wished of a model's layout.
 
     ranks: those that train it. wish: `sharding` as it was fixed or decided before; None leaves it
-    to the sizes. init: gives the model other weights to begin with.
+    to the sizes. exchange: how parts of it travel. init: gives the model other weights to begin
+    with.
     """
 
     ranks: Ranks = ALONE
     wish: Wish | None = None
+    exchange: Exchange = "agreed"
     init: Callable[[nn.Module], None] | None = None
 
-    def chosen(self, model: nn.Module, device: torch.device) -> Choice[Wish]:
+    def built(
+        self,
+        build: Callable[[], nn.Module],
+        use: Callable[[nn.Module], object],
+        device: torch.device,
+    ) -> BuiltModel:
+        """The model on the CPU, and whether it is to be spread over the ranks.
+
+        Where it may be, ranks other than the first build it without memory for its weights, if they
+        can. Afterwards the random generators are where building all of it has left them.
+
+        Args:
+            build: builds it whole, the same each time.
+            use: what else is built from it before it is spread.
+            device: on which it is trained.
+        """
+        may_be_spread = self.wish == "full" or (self.wish is None and device.type == "cuda")
+        model: nn.Module | str | None = None
+        if may_be_spread and not self.ranks.is_first:
+            model = without_memory(build, use)
+        reason = model if isinstance(model, str) else None
+        is_whole = not isinstance(model, nn.Module)
+        model = model if isinstance(model, nn.Module) else build()
+        chosen = self._chosen(model, device)
+        if chosen.value != "full" and not is_whole:
+            model = build()
+        if self.init is not None:
+            self.init(model)
+        if chosen.value == "full":
+            # What is built next may draw, too.
+            states = self.ranks.told(randomness.host_generator_states, about="what was drawn")
+            randomness.restore_host_generators(states)
+        return BuiltModel(model=model, sharding=chosen, why_whole=reason)
+
+    def _chosen(self, model: nn.Module, device: torch.device) -> Choice[Wish]:
         """Whether a model on the CPU is to be spread; the same on all ranks."""
         if self.ranks.size == 1:
             return Choice(value="none", why="one rank holds the whole model")
@@ -48,16 +99,17 @@ class Layout:
         )
         return default_sharding(needed, min(known, default=None))
 
-    def spread(self, model: nn.Module, optimizers: Optimizers, device: torch.device) -> Sharding:
-        """Spreads a model on the CPU over the ranks; its optimizers are to be built anew.
+    def spread(self, built: BuiltModel, optimizers: Optimizers, device: torch.device) -> Sharding:
+        """Spreads a model on the CPU over the ranks; its optimizers must be built again after it.
 
         Raises:
             UsageError: ranks-do-not-fit.
         """
         assert isinstance(self.ranks, Group)
         self.ranks.attach(device)
-        sharding = Sharding(self.ranks)
-        sharding.spread(model, optimizers)
+        sharding = Sharding(self.ranks, is_agreed=self.exchange == "agreed")
+        sharding.spread(built.model, optimizers)
+        sharding.whys_whole = self.ranks.gathered(built.why_whole, about="built whole")
         return sharding
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flatout.engine.evaluation import Validator
 from flatout.engine.gate.splitting import Training, why_not_split
+from flatout.engine.group import loss_in
 from flatout.engine.journal import Journal
 from flatout.engine.late_buffers import check_is_taken_back
 from flatout.engine.memory import MemoryCap
@@ -123,6 +124,9 @@ class Loop:
             shortage = shortage_of(error)
             if shortage is None:
                 self._relief.lost_elsewhere(error, self._session.position.step)
+                lost = loss_in(self._session.ranks, error)
+                if lost is not None:
+                    raise lost from error
                 raise
         # Between two updates: nobody knows how much of what was being done is done.
         await_device(self._session, self._relief, shortage)

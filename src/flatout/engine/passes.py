@@ -7,7 +7,7 @@ a sample takes some of the first rank's. What is made of these counts for nothin
 
 Every such exchange begins with a meeting (see Group): so a rank whose memory runs out is heard
 wherever the others are, and one that goes another way is told so, where it would wait in vain.
-That costs a few numbers through gloo for each exchange.
+That costs a few numbers through gloo for each exchange, and with `exchange=plain` it is left out.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ _NUM_KINDS = 4
 class Passes:
     """Keeps the ranks together within a pass.
 
+    is_agreed: whether they meet before each exchange.
     is_filler: the pass under way is one for the others' sake alone. size: how many ranks there are.
     are_norms_shared: a pass moves the averages of all ranks' norms alike, one that fills up, too.
 
     Args:
         group: the ranks.
+        is_agreed: see above.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, *, is_agreed: bool = True) -> None:
         self._group = group
+        self.is_agreed = is_agreed
         self.size = group.size
         self.is_filler = False
         self.are_norms_shared = False
@@ -92,7 +95,8 @@ class Passes:
         self._group.connection.tensors.add_up([tensor])
 
     def _meet(self, kind: float, tensor: Tensor) -> None:
-        self._group.vote(Ballot(place=kind - _NUM_KINDS * tensor.numel()))
+        if self.is_agreed:
+            self._group.vote(Ballot(place=kind - _NUM_KINDS * tensor.numel()))
 
 
 def _on_host(batch: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,10 @@ def is_spread(tensor: Tensor) -> bool:
 
 class RankGradients(Protocol):
     """What an exchange asks of gradients."""
+
+    def expect_last_pass(self) -> None:
+        """The backward pass that follows is the last one of the update."""
+        ...
 
     def take(self) -> list[bool]:
         """Takes this rank's gradients; gives which weights have one, where ranks may differ."""
@@ -54,6 +59,9 @@ class WholeGradients:
         # Each weight's part of a flat tensor; None where its gradient is sent alone.
         self._views: list[Tensor | None] = []
 
+    def expect_last_pass(self) -> None:
+        """See RankGradients: they are sent after it."""
+
     @torch.no_grad()
     def take(self) -> list[bool]:
         """See RankGradients.
@@ -62,25 +70,11 @@ class WholeGradients:
             UsageError: ranks-do-not-fit, where one is sparse.
         """
         trained = [one for one in self._parameters if one.requires_grad]
-        if len(trained) != len(self._trained) or any(
-            one is not other for one, other in zip(trained, self._trained, strict=True)
-        ):
+        if not are_same(trained, self._trained):
             self._flat, self._views = _laid_out(trained)
             self._trained = trained
+        copy_gradients(trained, self._views)
         gradients = [one.grad for one in trained]
-        if any(one is not None and one.is_sparse for one in gradients):
-            raise UsageError(
-                "ranks-do-not-fit",
-                "a gradient is sparse: several ranks cannot add it up.",
-                fix="build the embedding with sparse=False, or train without --on",
-            )
-        pairs = list(zip(self._views, gradients, strict=True))
-        there = [(view, one) for view, one in pairs if view is not None and one is not None]
-        if there:
-            torch._foreach_copy_([view for view, _ in there], [one for _, one in there])
-        missing = [view for view, one in pairs if view is not None and one is None]
-        if missing:
-            torch._foreach_zero_(missing)
         alone = self._sent_alone()
         own = _own_memory([one.grad for one in alone])
         for parameter in alone:
@@ -132,14 +126,47 @@ def _sendable(parameter: Tensor, own: set[int]) -> Tensor:
     if gradient is None:
         return torch.zeros_like(parameter)
     is_own = gradient.untyped_storage().data_ptr() in own
-    if is_own and gradient.dtype == parameter.dtype and gradient.stride() == _strides(parameter):
+    if (
+        is_own
+        and gradient.dtype == parameter.dtype
+        and gradient.stride() == dense_strides(parameter)
+    ):
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
 
 
-def _strides(parameter: Tensor) -> tuple[int, ...]:
+def dense_strides(parameter: Tensor) -> tuple[int, ...]:
     """As torch.empty_like lays it out, without gaps: fused kernels take that for granted."""
     return torch.empty_like(parameter, device="meta").stride()
+
+
+def are_same(tensors: list[Tensor], others: list[Tensor]) -> bool:
+    """Whether these are those tensors, one by one."""
+    return len(tensors) == len(others) and all(
+        one is other for one, other in zip(tensors, others, strict=True)
+    )
+
+
+def copy_gradients(parameters: list[Tensor], views: Sequence[Tensor | None]) -> None:
+    """Copies gradients to where they are sent from, where there is such a place; zeros for none.
+
+    Raises:
+        UsageError: ranks-do-not-fit, where one is sparse.
+    """
+    gradients = [one.grad for one in parameters]
+    if any(one is not None and one.is_sparse for one in gradients):
+        raise UsageError(
+            "ranks-do-not-fit",
+            "a gradient is sparse: several ranks cannot add it up.",
+            fix="build the embedding with sparse=False, or train without --on",
+        )
+    pairs = list(zip(views, gradients, strict=True))
+    there = [(view, one) for view, one in pairs if view is not None and one is not None]
+    if there:
+        torch._foreach_copy_([view for view, _ in there], [one for _, one in there])
+    missing = [view for view, one in pairs if view is not None and one is None]
+    if missing:
+        torch._foreach_zero_(missing)
 
 
 def _laid_out(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -159,7 +186,7 @@ def _laid_out(parameters: list[Tensor]) -> tuple[list[Tensor], list[Tensor | Non
         start = 0
         for index in indices:
             one = parameters[index]
-            views[index] = flat.as_strided(one.shape, _strides(one), start)
+            views[index] = flat.as_strided(one.shape, dense_strides(one), start)
             start += one.numel()
     return flats, [views.get(index) for index in range(len(parameters))]
 
@@ -176,6 +203,9 @@ class SpreadGradients:
         # The sum over all of this rank's, then over all ranks'.
         self._squares: Tensor | None = None
         self._factor: Any = 1.0
+
+    def expect_last_pass(self) -> None:
+        """See RankGradients: every pass adds them up."""
 
     def take(self) -> list[bool]:
         """See RankGradients: a weight without a gradient has none on any rank."""

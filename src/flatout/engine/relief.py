@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -20,7 +21,8 @@ from flatout.nouns.recipe import Choice, Recipe
 from flatout.system.runs import RunFolder
 from flatout.tune.relief import Means, relief, samples_in_micro_batch
 
-Ask = Callable[[Recipe], str | None]
+# Why a batch cannot be split further under a recipe, asked on the device or beside it.
+Ask = Callable[..., str | None]
 
 
 class Relief:
@@ -34,7 +36,8 @@ class Relief:
         means: how its step can take less.
         step: the updates made so far.
         ranks: those that decide alike; the first of them tells it.
-        ask: why a batch under a recipe cannot be split further; None where it can.
+        ask: why a batch under a recipe cannot be split further; None where it can. With
+            `has_device=False` the GPU is left alone.
     """
 
     def __init__(
@@ -70,7 +73,9 @@ class Relief:
         self._read(step)
         return _recipe_at(self._history, step)
 
-    def _learn(self, shortage: Shortage, step: int, ranks: Ranks) -> None:
+    def _learn(
+        self, shortage: Shortage, step: int, ranks: Ranks, *, has_device: bool = True
+    ) -> None:
         """Asks, before the batch is split for the first time, whether that computes the same."""
         recipe = _recipe_at(self._history, step)
         changes = relief(recipe, self._means, shortage.part)
@@ -79,13 +84,17 @@ class Relief:
         reasons = [one.not_split for one in told if one.not_split is not None]
         if not is_split or recipe.out_of_memory.value == "shrink" or self._ask is None:
             return
+        shares = self._history.shares
         if reasons:
             reason: str | None = reasons[-1]
+        elif shares is not None and shares.is_checked:
+            reason = shares.reason
         elif any(one.kind == "smaller" for one in told):
             return
         else:
-            ask = self._ask
-            reason = ranks.told(lambda: ask(recipe), str | None, about="parts of a batch")
+            lost = {} if has_device else {"has_device": False}
+            ask = functools.partial(self._ask, recipe, **lost)
+            reason = ranks.told(ask, str | None, about="parts of a batch")
         self._means = msgspec.structs.replace(self._means, not_split=reason)
 
     def lost_here(self, error: RunFailed, shortage: Shortage, step: int) -> None:
@@ -97,7 +106,7 @@ class Relief:
             RunFailed: out-of-memory.
         """
         self._own_loss = error
-        self._learn(shortage, step, ALONE)
+        self._learn(shortage, step, ALONE, has_device=False)
         self._write_less(shortage, step, is_in_place=False)
 
     def lost_elsewhere(self, error: Exception, step: int) -> None:

@@ -111,7 +111,8 @@ class Saver:
         self._last_save_s = began_s
         stall_s = elapsed_s() - began_s
         steps_s = self._meter.steps_s()
-        self._writing = _Writing(self._folder, self._claim, taken, (stall_s, step_s, steps_s))
+        times = stall_s, step_s, steps_s
+        self._writing = _Writing(self._folder, self._claim, taken, times, is_copied=is_copied)
         self._writing.thread.start()
         if not is_copied:
             self.finish()
@@ -170,6 +171,7 @@ class Saver:
                 write_s=done.write_s,
                 slowdown_s=slowdown_s,
                 size_bytes=done.size_bytes,
+                is_copied=done.is_copied,
             )
         )
 
@@ -206,8 +208,11 @@ class _Writing:
         claim: Claim,
         taken: Snapshot,
         times: tuple[float, float | None, float],
+        *,
+        is_copied: bool,
     ) -> None:
         self.taken = taken
+        self.is_copied = is_copied
         # Of the copy, of a step undisturbed, of all steps so far.
         self.stall_s, self.step_s, self.began_steps_s = times
         self._claim = claim

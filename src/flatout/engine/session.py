@@ -6,6 +6,7 @@ A change of recipe ends a stretch: the state is taken out of one session and put
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -141,19 +142,20 @@ def build(
     """
     device = chosen_device(device_name)
     use_device(device)
-    randomness.seed_generators(randomness.mixed_seed(seed, "model"))
-    model = check_model(experiment.model(), experiment)
-    if layout.init is not None:
-        layout.init(model)
-    chosen = layout.chosen(model, device)
-    is_spread = chosen.value == "full"
+
+    def new_model() -> nn.Module:
+        randomness.seed_generators(randomness.mixed_seed(seed, "model"))
+        return check_model(experiment.model(), experiment)
+
+    laid_out = layout.built(new_model, functools.partial(_optimizers, experiment), device)
+    model, is_spread = laid_out.model, laid_out.sharding.value == "full"
     if not is_spread:
         model = model.to(device)
     optimizers = _optimizers(experiment, model)
     if train_data is None:
         train_data = built_data(experiment, experiment.train_data)
     facts = experiment_facts(experiment, model, optimizers, train_data, device)
-    sharding = layout.spread(model, optimizers, device) if is_spread else None
+    sharding = layout.spread(laid_out, optimizers, device) if is_spread else None
     return Built(
         experiment=experiment,
         seed=seed,
@@ -161,7 +163,7 @@ def build(
         model=model,
         optimizers=optimizers if sharding is None else _optimizers(experiment, model),
         train_data=train_data,
-        facts=replace(facts, sharding=chosen),
+        facts=replace(facts, sharding=laid_out.sharding),
         graphs=graphs_on(device),
         sharding=sharding,
     )
@@ -259,6 +261,8 @@ class Session:
         is_float8 = recipe.precision.value == "float8"
         self._float8 = Float8Products(self.model) if is_float8 else None
         self.activations = self._checkpointing()
+        if isinstance(ranks, Group):
+            ranks.connection.tensors.is_awaited = recipe.exchange.value == "agreed"
         self.sharding = built.sharding
         self.passes = self._passes()
         self._norms = None
@@ -311,7 +315,9 @@ class Session:
             return self.sharding.passes
         is_own = self.experiment.step is not None
         is_needed = is_own or self.recipe.batch_norm.value == "synchronized"
-        return Passes(self.ranks) if is_needed and isinstance(self.ranks, Group) else None
+        if not is_needed or not isinstance(self.ranks, Group):
+            return None
+        return Passes(self.ranks, is_agreed=self.recipe.exchange.value == "agreed")
 
     def _checkpointing(self) -> ActivationCheckpointing | None:
         share = float(self.recipe.activation_checkpointing.value)
@@ -373,6 +379,7 @@ class Session:
             ranks=self.ranks,
             passes=self.passes,
             is_spread=self.sharding is not None,
+            is_plain=self.recipe.exchange.value == "plain",
         )
 
     def close(self) -> None:

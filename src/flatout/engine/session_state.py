@@ -16,7 +16,7 @@ from flatout.engine.failures import is_out_of_memory
 from flatout.engine.late_buffers import buffer_forms, make_room
 from flatout.engine.position import Position
 from flatout.engine.session import Session
-from flatout.engine.state import compact, is_expanded
+from flatout.engine.state import LARGE_PARTS, compact, copied, is_expanded
 from flatout.errors import UsageError
 
 
@@ -92,6 +92,12 @@ def take_over(session: Session, state: dict[str, Any], *, is_changed: bool = Fal
         ) from error
 
 
+def forget_tensors(state: dict[str, Any]) -> None:
+    """Leaves out of a state that was taken over what is as large as the model."""
+    for name in (*LARGE_PARTS, "buffers", "attributes"):
+        state.pop(name, None)
+
+
 @contextlib.contextmanager
 def _expanded_buffers_as_dense(model: nn.Module, weights: dict[str, Any]) -> Iterator[None]:
     """Lets the expanded buffers of a state be loaded: nothing can be copied into them, since each
@@ -128,6 +134,9 @@ def _take_over(session: Session, state: dict[str, Any], is_changed: bool) -> Non
     if session.sharding is not None:
         parts = session.sharding.parts_of(state, _state(session), session.optimizers)
         state = state | parts
+    elif session.ranks.size > 1:
+        # An optimizer goes on with the tensors that it is given; these may be those of a file.
+        state = state | {"optimizer": copied(state["optimizer"])}
     with _expanded_buffers_as_dense(session.model, state["model"]):
         session.model.load_state_dict(state["model"])
     buffers = dict(session.model.named_buffers())

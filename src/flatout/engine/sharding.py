@@ -2,7 +2,8 @@
 
 torch's fully_shard does it. The weights of a block are put together when it is called, and again
 for its backward pass, which ends with each rank's part of the summed gradient. What the ranks send
-each other goes through `Passes`, so that no rank waits for one that has given up.
+each other goes through `Passes`, so that no rank waits for one that has given up; with
+`exchange=plain` torch sends it, ahead of the block that needs it.
 
 A checkpoint holds the whole: it is that of a single rank, and any number of them goes on from it.
 
@@ -21,10 +22,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flatout.engine.activations import listed_blocks
-from flatout.engine.group import Group
+from flatout.engine.deferred_build import give_memory
+from flatout.engine.group import Group, alike_tensors
 from flatout.engine.optimizers import Optimizers
 from flatout.engine.passes import Passes
 from flatout.engine.rank_gradients import is_spread, local_part
+from flatout.engine.state import copied
 from flatout.errors import UsageError
 
 # What older versions of torch do not have.
@@ -41,35 +44,43 @@ _ELEMENTWISE = (
 class Sharding:
     """Spreads models over ranks, and puts their states together again.
 
-    passes: through the model, which all ranks make together.
+    passes: through the model, which all ranks make together. whys_whole: for each rank, why it had
+        to build the whole model, if it had to.
 
     Args:
         group: the ranks; they have met.
+        is_agreed: they meet before each exchange within a pass.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, *, is_agreed: bool = True) -> None:
         # Whoever trains on one rank need not wait for these.
         from torch.distributed.device_mesh import DeviceMesh
 
         self._group = group
-        self.passes = Passes(group)
+        self.whys_whole: list[str | None] = []
+        self.passes = Passes(group, is_agreed=is_agreed)
+        # States are put together seldom: ranks always meet for that.
+        self._together = Passes(group)
         self._mesh = DeviceMesh.from_group(
             group.connection.tensors.group, device_type=group.device.type
         )
 
     def spread(self, model: nn.Module, optimizers: Optimizers) -> None:
-        """Spreads a model that lies whole on the CPU. Its weights are others from then on, so
-        optimizers are to be built after it.
+        """Spreads a model on the CPU. Its weights are others from then on, so optimizers are to be
+        built after it.
+
+        All are cut from the first rank's weights, which are sent block by block: others need memory
+        for a block and their parts.
 
         Raises:
             UsageError: ranks-do-not-fit.
         """
         check_can_be_spread(model, optimizers)
-        # Whatever an experiment has drawn where no seed reaches: all cut from the same.
-        self._group.copy_from_first(model)
-        for block in list(_own_blocks(model)):
-            self._shard(block)
-        self._shard(model)
+        alike_tensors(self._group, model)
+        for module in [*_own_blocks(model), model]:
+            give_memory(module)
+            self._group.copy_from_first(module)
+            self._shard(module)
 
     def _shard(self, module: nn.Module) -> None:
         from torch.distributed.fsdp import fully_shard
@@ -80,8 +91,9 @@ class Sharding:
         # Gradients are sums: an exchange divides them by the samples of all ranks.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
-        sharded.set_custom_all_gather(_Gather(self.passes))
-        sharded.set_custom_reduce_scatter(_Scatter(self.passes))
+        if self.passes.is_agreed:
+            sharded.set_custom_all_gather(_Gather(self.passes))
+            sharded.set_custom_reduce_scatter(_Scatter(self.passes))
 
     @torch.no_grad()
     def whole(self, state: Any, *, is_for_all: bool = False) -> Any:
@@ -113,7 +125,7 @@ class Sharding:
         padded = own.new_zeros((self._rows_of_each(num_rows), *part.shape[1:]))
         padded[: len(own)] = own
         gathered = own.new_empty((len(padded) * self._group.size, *part.shape[1:]))
-        self.passes.gather(gathered, padded)
+        self._together.gather(gathered, padded)
         return gathered[:num_rows]
 
     def _rows_of_each(self, num_rows: int) -> int:
@@ -158,7 +170,7 @@ class Sharding:
             index: {
                 name: self._part(one, weights[index])
                 if isinstance(one, Tensor) and one.shape == weights[index].shape
-                else one
+                else copied(one)
                 for name, one in own.items()
             }
             for index, own in state["state"].items()

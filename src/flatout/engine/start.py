@@ -80,6 +80,13 @@ def check_ranks(ranks: Ranks, recipe: Recipe, built: Built) -> None:
         return
     if recipe.sharding.value == "full":
         _check_spread(recipe, built)
+    if recipe.exchange.value == "plain" and built.experiment.step is not None:
+        raise UsageError(
+            "ranks-do-not-fit",
+            "`exchange=plain` cannot be combined with an experiment's own `step`.",
+            because="the step makes its updates itself, and the ranks agree on each of them",
+            fix="use --use exchange=agreed",
+        )
     if recipe.capture.value != "off":
         raise UsageError(
             "ranks-do-not-fit",
@@ -193,6 +200,7 @@ def of_ranks(session: Session, history: History) -> list[Finding]:
         )
     if history.versions is None:
         findings += _without_effect(session)
+        findings += _built_whole(session)
     is_per_rank = session.recipe.batch_norm.value == "per-rank"
     if now > 1 and session.facts.has_batch_norm and is_per_rank:
         findings.append(
@@ -210,6 +218,28 @@ def of_ranks(session: Session, history: History) -> list[Finding]:
     return findings
 
 
+def _built_whole(session: Session) -> list[Finding]:
+    """That ranks had to build the whole model before they kept their parts of it."""
+    whys = session.sharding.whys_whole if session.sharding is not None else []
+    reasons = [f"rank {rank}: {why}" for rank, why in enumerate(whys) if why is not None]
+    if not reasons:
+        return []
+    return [
+        Finding(
+            rule="model-built-whole",
+            severity="note",
+            problem="each rank has built the whole model in the computer's memory.",
+            because="; ".join(reasons),
+            fixes=(
+                Fix(
+                    text="nothing, if there is memory for it; else let `model` read no values of "
+                    "tensors, and keep tensors as parameters or buffers only"
+                ),
+            ),
+        )
+    ]
+
+
 def _without_effect(session: Session) -> list[Finding]:
     """Settings for several ranks that change nothing here."""
     recipe, alone = session.recipe, "one rank has the whole model and the whole batch"
@@ -221,6 +251,8 @@ def _without_effect(session: Session) -> list[Finding]:
         reasons["batch_norm"] = alone
     elif recipe.batch_norm.value == "synchronized" and not session.facts.has_batch_norm:
         reasons["batch_norm"] = "the model has no BatchNorm"
+    if recipe.exchange.value == "plain" and is_alone:
+        reasons["exchange"] = "one rank has no other to exchange anything with"
     return [
         Finding(
             rule="setting-without-effect",

@@ -222,10 +222,27 @@ def _cannot_store(path: str, what: str, instead: str) -> UsageError:
     )
 
 
-def unpack(tree: Tree, tensors: dict[str, Tensor]) -> Any:
-    """Puts a state together again: ties are one tensor, strides are as they were."""
+# Of a training's state: what is as large as the model.
+LARGE_PARTS = ("model", "optimizer", "average")
+
+
+def unpack(tree: Tree, tensors: dict[str, Tensor], *, is_mapped: bool = False) -> Any:
+    """Puts a state together again: ties are one tensor, strides are as they were.
+
+    Args:
+        tree: what `pack` has made of it. tensors: by name.
+        is_mapped: its large parts stay in the file, and are only read where somebody copies from
+            them.
+    """
     try:
-        return _unpacked(tree, tensors, {})
+        own = _Stored(tensors)
+        if not is_mapped:
+            return _unpacked(tree, own)
+        mapped = _Stored(tensors, is_mapped=True)
+        return {
+            key: _unpacked(item, mapped if key in LARGE_PARTS else own)
+            for key, item in tree["dict"]
+        }
     except (KeyError, TypeError, ValueError) as error:
         raise RunFailed(
             "damaged-file",
@@ -235,37 +252,60 @@ def unpack(tree: Tree, tensors: dict[str, Tensor]) -> Any:
         ) from error
 
 
-def _unpacked(tree: Tree, tensors: dict[str, Tensor], known: dict[str, Tensor]) -> Any:
+class _Stored:
+    """Tensors of a file, each of which is taken once, however often it is named.
+
+    Args:
+        tensors: by name; the library gives the file's memory itself.
+        is_mapped: they are left there; else copied, so that the file is free to be deleted.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], *, is_mapped: bool = False) -> None:
+        self._tensors = tensors
+        self._is_mapped = is_mapped
+        self._taken: dict[str, Tensor] = {}
+
+    def take(self, name: str, stride: list[int] | None) -> Tensor:
+        """The tensor of that name, with these strides."""
+        if name not in self._taken:
+            self._taken[name] = self._with_stride(self._tensors[name], stride)
+        return self._taken[name]
+
+    def _with_stride(self, tensor: Tensor, stride: list[int] | None) -> Tensor:
+        if stride is None:
+            return tensor if self._is_mapped else tensor.clone()
+        shaped = torch.empty_strided(tuple(tensor.shape), tuple(stride), dtype=tensor.dtype)
+        return shaped.copy_(tensor)
+
+
+def _unpacked(tree: Tree, stored: _Stored) -> Any:
     if isinstance(tree, list):
-        return [_unpacked(item, tensors, known) for item in tree]
+        return [_unpacked(item, stored) for item in tree]
     if not isinstance(tree, dict):
         return tree
     if "dict" in tree:
-        return {
-            _unpacked(key, tensors, known): _unpacked(item, tensors, known)
-            for key, item in tree["dict"]
-        }
+        return {_unpacked(key, stored): _unpacked(item, stored) for key, item in tree["dict"]}
     if "counter" in tree:
-        return Counter(_unpacked({"dict": tree["counter"]}, tensors, known))
+        return Counter(_unpacked({"dict": tree["counter"]}, stored))
     if "tuple" in tree:
-        return tuple(_unpacked(item, tensors, known) for item in tree["tuple"])
+        return tuple(_unpacked(item, stored) for item in tree["tuple"])
     if "float" in tree:
         return float(tree["float"])
     if "array" in tree:
-        return _unpacked(tree["array"], tensors, known).numpy()
+        return _unpacked(tree["array"], stored).numpy()
     if "expanded" in tree:
-        return _unpacked(tree["expanded"], tensors, known).expand(tree["shape"])
+        return _unpacked(tree["expanded"], stored).expand(tree["shape"])
     if "complex" in tree:
-        return torch.view_as_complex(_unpacked(tree["complex"], tensors, known))
-    name = tree["tensor"]
-    if name not in known:
-        known[name] = _with_stride(tensors[name], tree.get("stride"))
-    return known[name]
+        return torch.view_as_complex(_unpacked(tree["complex"], stored))
+    return stored.take(tree["tensor"], tree.get("stride"))
 
 
-def _with_stride(tensor: Tensor, stride: list[int] | None) -> Tensor:
-    if stride is None:
-        # The library gives the file's memory itself; the file must be free to be deleted.
-        return tensor.clone()
-    shaped = torch.empty_strided(tuple(tensor.shape), tuple(stride), dtype=tensor.dtype)
-    return shaped.copy_(tensor)
+def copied(state: Any) -> Any:
+    """Nested dicts, lists and tuples with a copy of each tensor in them."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if type(state) is dict:
+        return {key: copied(one) for key, one in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(copied(one) for one in state)
+    return state

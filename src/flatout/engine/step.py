@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from flatout.engine.bucket_gradients import BucketGradients
 from flatout.engine.compilation import StepLoss
 from flatout.engine.ema import WeightAverage
 from flatout.engine.exchange import Exchange, Part
@@ -43,7 +44,7 @@ class StepParts:
     position: of the training; followed, not changed. loss: the experiment's; None with a step of
         its own. step_of: makes an optimizer's steps. ranks: those that make the update together.
         passes: keeps them together, where they exchange something in the midst of one. is_spread:
-        each rank has a part of every weight.
+        each rank has a part of every weight. is_plain: gradients travel beside the backward pass.
     """
 
     experiment: Experiment
@@ -61,6 +62,7 @@ class StepParts:
     ranks: Ranks = ALONE
     passes: Passes | None = None
     is_spread: bool = False
+    is_plain: bool = False
 
 
 class Step:
@@ -82,10 +84,11 @@ class Step:
         # The forward pass of a batch that is skipped has moved BatchNorm's averages, too.
         self._buffers = KeptBuffers(parts.model) if parts.skips_nonfinite else None
         self.exchange: Exchange | None = None
+        self._gradients: RankGradients | None = None
         if isinstance(parts.ranks, Group):
-            gradients = _gradients(self._weights, is_spread=parts.is_spread)
+            self._gradients = _gradients(parts, parts.ranks, self._weights)
             batch_size = parts.experiment.batch_size
-            self.exchange = Exchange(parts.ranks, parts.model, gradients, batch_size)
+            self.exchange = Exchange(parts.ranks, parts.model, self._gradients, batch_size)
 
     def run(self, update: list[MicroBatch]) -> Tensor:
         """Makes one update from the micro-batches of one batch.
@@ -162,7 +165,9 @@ class Step:
         """Goes forward and backward over micro-batches that are so many samples together."""
         total: Tensor | None = None
         total_count: Any = None
-        for batch, size in update:
+        for number, (batch, size) in enumerate(update, 1):
+            if number == len(update) and self._gradients is not None:
+                self._gradients.expect_last_pass()
             with self._pass_of(size):
                 value, count = self._forward(batch, size)
                 if size == 0 and count is not None:
@@ -203,8 +208,10 @@ class Step:
         self._meter.mark("backward")
 
 
-def _gradients(weights: WeightUpdate, *, is_spread: bool) -> RankGradients:
-    if not is_spread:
+def _gradients(parts: StepParts, group: Group, weights: WeightUpdate) -> RankGradients:
+    if not parts.is_spread and parts.is_plain:
+        return BucketGradients(weights.parameters, group.connection.tensors)
+    if not parts.is_spread:
         return WholeGradients(weights.parameters)
     gradients = SpreadGradients(weights.parameters)
     weights.norm = gradients.norm

@@ -4,6 +4,8 @@ NCCL's `wait` only has the stream wait, not the host, and torch would end the wh
 transfer takes too long. Here the transfer is given up instead, and whoever sends next looks first
 what became of it: so each rank says in words which one it has lost, and is at most one update ahead
 of what has arrived. What was computed from a transfer that failed is never saved.
+
+With `exchange=plain` the host waits for nothing that it has sent, and may be farther ahead.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ _POLLED_EVERY_S = 0.0005
 class Transfer:
     """Sends tensors. Who does has just met the others, so that all send the same.
 
+    is_awaited: the host waits for what was sent before the ranks meet again; else it only looks
+        whether something was given up by then.
+
     Args:
         calling: calls torch.distributed, and says in plain words what goes wrong.
         limit_s: how long the others are waited for.
@@ -42,6 +47,8 @@ class Transfer:
         self._nccl: Any = None
         # What NCCL was given last.
         self._sent: list[Any] = []
+        # Whether a rank waits until it has arrived before it meets the others again.
+        self.is_awaited = True
 
     def attach(self, device: torch.device) -> None:
         """Tensors go from GPU to GPU where that is where they are."""
@@ -67,6 +74,14 @@ class Transfer:
 
         self._calling(add)
 
+    def begin_adding(self, tensor: Tensor) -> Any:
+        """Begins to replace a tensor by its sum over the ranks; gives what `end_adding` takes."""
+        return self._calling(lambda: dist.all_reduce(tensor, group=self._nccl, async_op=True))
+
+    def end_adding(self, work: Any) -> None:
+        """The sum is there for what follows: on a GPU for what its stream does next."""
+        self._calling(work.wait)
+
     def settle(self) -> None:
         """Waits until what was sent last has arrived; nothing to do on CPUs, where `wait` does.
 
@@ -74,6 +89,10 @@ class Transfer:
             RuntimeError: it has not, within the limit, or what went wrong with it.
         """
         sent, self._sent = self._sent, []
+        if not self.is_awaited:
+            if self._nccl is not None and (error := self._error()) != "SUCCESS":
+                raise RuntimeError(f"NCCL has given up a transfer: {error}")
+            return
         since_s = elapsed_s()
         for work in sent:
             # Also once it was given up: then torch's backend knows of an error.

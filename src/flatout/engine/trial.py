@@ -109,6 +109,11 @@ class Surroundings:
     ends_at_s: float = math.inf
 
 
+def patience_s(usual_s: float) -> float:
+    """How long a process is waited for that usually takes so long."""
+    return max(_LEAST_PATIENCE_S, _PATIENCE * usual_s)
+
+
 def measured_apart(trial: Trial, limit_s: float, surroundings: Surroundings) -> Result:
     """Carries out a trial in as many pairs of fresh processes as it asks for, one after another.
 
@@ -208,10 +213,10 @@ class _Apart(contextlib.AbstractContextManager["_Apart"]):
             )
         except OSError as error:
             raise self._died(f"it could not be started: {error}") from error
-        patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * surroundings.usual_s)
+        longest_s = patience_s(surroundings.usual_s)
         left_s = surroundings.ends_at_s - elapsed_s()
-        self._is_bound = left_s < patience_s
-        self._patience_s = max(0.0, min(patience_s, left_s))
+        self._is_bound = left_s < longest_s
+        self._patience_s = max(0.0, min(longest_s, left_s))
         self._is_given_up = False
         self._patience = threading.Timer(self._patience_s, self._give_up)
         self._patience.start()

@@ -16,15 +16,15 @@ import msgspec
 import psutil
 
 from flatout.engine import randomness
-from flatout.engine.beside import measured_beside
+from flatout.engine.beside import judged_beside, measured_beside
 from flatout.engine.contest import Contest
 from flatout.engine.contestants import Subject
 from flatout.engine.facts import chosen_device
 from flatout.engine.measuring import out_of_time
 from flatout.engine.memory import release_memory
-from flatout.engine.trial import Surroundings, Terms, measured_apart
+from flatout.engine.trial import Surroundings, Terms, measured_apart, patience_s
 from flatout.engine.watch import StopRequest
-from flatout.errors import RunFailed, UsageError
+from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.nouns.finding import finding_from
 from flatout.nouns.lines import Event, Profiled, Tried, Trying, Tuned
 from flatout.nouns.recipe import Choice, Recipe
@@ -69,6 +69,8 @@ class Search:
     load_s: what this process took until it had the experiment's file; another one takes as long.
     tell: takes each line as it comes.
     folder: of the run, from which other processes load the experiment; None in a notebook.
+    lose: is called if a trial has taken the GPU from this process: the search goes on in others,
+        and the training must be in another, too. None ends the search with that error.
     """
 
     subject: Subject
@@ -78,6 +80,7 @@ class Search:
     tell: Callable[[Event], None]
     folder: Path | None
     load_s: float = 0.0
+    lose: Callable[[FlatoutError], None] | None = None
 
 
 def tuned_recipe(search: Search) -> Recipe | None:
@@ -120,7 +123,7 @@ def _tuned_recipe(search: Search) -> Recipe | None:
         held = _held(contest, known)
         if held is not None:
             return _recipe(contest, _decision_again(search, contest, (key, held), began_s))
-        recipes.drop(key)
+        _forget(key, contest)
     if is_too_short(search.wish, search.num_steps):
         return None
     watch = LoadWatch()
@@ -139,7 +142,7 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     decision, seen = _decision(search, contest, profile, (budget_s, began_s))
     probe = None
     if not uncompiled(decision).is_default:
-        probe = seen or _probe(contest, decision).speedup
+        probe = seen or _last_probe(search, contest, decision, profile).speedup
     decision = priced(decision, elapsed_s() - began_s, contest.contestants.setting.batch_size)
     if not decision.is_decided:
         # The next training has the defaults, and the next search begins anew.
@@ -158,6 +161,17 @@ def _tuned_recipe(search: Search) -> Recipe | None:
     recipes.keep(key, known)
     _tell_end(search, decision, is_from_cache=False)
     return _recipe(contest, decision)
+
+
+def _forget(key: str, contest: Contest) -> None:
+    """Drops what was found before and does not hold.
+
+    Raises:
+        RunFailed: gpu-state-lost, if finding that out took the GPU; the next process searches.
+    """
+    recipes.drop(key)
+    if contest.lost is not None:
+        raise contest.lost
 
 
 def _is_read_once(contest: Contest, num_steps: int | None) -> bool:
@@ -255,12 +269,29 @@ def _probe(contest: Contest, decision: Decision) -> Result:
 
     It is not what fresh processes have found: settings of the process are here those of both.
     """
+    return contest.measured(_probing(contest, decision), _PROBE_S)
+
+
+def _probing(contest: Contest, decision: Decision) -> Trial:
     # Compiling would take longer than all else of it.
     changes = uncompiled(decision).changes
     whole = Candidate(name="probe", axis="probe", changes=changes, why="found before")
     defaults = base_candidate(contest.contestants.setting).changes
-    trial = Trial(stage="final", candidate=whole, incumbent=defaults, changes=changes)
-    return contest.measured(trial, _PROBE_S)
+    return Trial(stage="final", candidate=whole, incumbent=defaults, changes=changes)
+
+
+def _last_probe(search: Search, contest: Contest, decision: Decision, profile: Profile) -> Result:
+    """The same at the end of a search, in another process where this one has lost its GPU."""
+    if contest.lost is None:
+        seen = _probe(contest, decision)
+        if contest.lost is None:
+            return seen
+        _tell_loss(search, contest)
+    trial = _probing(contest, decision)
+    surroundings = _surroundings(search, contest, trial, (profile.start_s, math.inf))
+    deadline_s = _PROBE_S + patience_s(profile.start_s)
+    trial = msgspec.structs.replace(trial, deadline_s=deadline_s)
+    return measured_beside(trial, _PROBE_S, surroundings)
 
 
 def _decision(
@@ -365,44 +396,91 @@ class _Left:
 def _carried_out(trial: Trial, contest: Contest, left: _Left) -> Result:
     search, problem = left.search, left.problem
     limit_s = trial.effort * problem.limit_s
-    if search.folder is None or (trial.num_processes == 0 and trial.deadline_s is None):
+    is_here = trial.num_processes == 0 and trial.deadline_s is None
+    if search.folder is None or (is_here and contest.lost is None):
         result = contest.measured(trial, limit_s, left.ends_at_s)
     else:
-        keeping = contest.contestants.keeping
-        terms = Terms(
-            device_name=search.subject.device_name,
-            fixed=search.subject.fixed,
-            baseline=contest.contestants.setting.baseline,
-            room=search.subject.room,
-            part_size=keeping.size if keeping is not None and trial.keeps_samples else None,
-        )
-        surroundings = Surroundings(
-            folder=search.folder,
-            usual_s=trial.effort * problem.process_s,
-            terms=terms,
-            request=search.request,
-            ends_at_s=left.ends_at_s,
-        )
-        # What this process keeps of the GPU's memory for later, the others need now.
-        release_memory()
-        is_beside = trial.deadline_s is not None
-        measure = measured_beside if is_beside else measured_apart
-        result = measure(trial, limit_s, surroundings)
+        times_s = trial.effort * problem.process_s, left.ends_at_s
+        surroundings = _surroundings(search, contest, trial, times_s)
+        if contest.lost is None:
+            # What this process keeps of the GPU's memory for later, the others need now.
+            release_memory()
+        if is_here or trial.deadline_s is not None:
+            result = measured_beside(_bounded(trial, limit_s, left), limit_s, surroundings)
+            result = msgspec.structs.replace(result, trial=trial)
+        else:
+            result = measured_apart(trial, limit_s, surroundings)
+    _tell_loss(search, contest)
     result = unless_moved(result, contest.contestants.setting)
     # What came out on top was judged as the last rung: the same changes. The defaults are what
     # trains without a search.
     is_known = trial.stage == "final" or trial.candidate.axis == "loop"
     if is_known or not is_faster(result) or result.verdict is not None:
         return result
-    begin_s = elapsed_s()
+    return _with_verdict(result, contest, left)
+
+
+def _with_verdict(result: Result, contest: Contest, left: _Left) -> Result:
+    begin_s, trial = elapsed_s(), result.trial
     if begin_s > left.ends_at_s:
         late = finding_from(out_of_time(), "note")
         return msgspec.structs.replace(result, speedup=None, problem=late)
-    verdict = contest.judged(trial.changes)
+    if contest.lost is None:
+        verdict = contest.judged(trial.changes)
+        _tell_loss(left.search, contest)
+    else:
+        times_s = left.problem.process_s, left.ends_at_s
+        surroundings = _surroundings(left.search, contest, trial, times_s)
+        verdict = judged_beside(_bounded(trial, 0.0, left), surroundings)
     gate_s = elapsed_s() - begin_s
     return msgspec.structs.replace(
         result, verdict=verdict, gate_s=gate_s, cost_s=result.cost_s + gate_s
     )
+
+
+def _surroundings(
+    search: Search, contest: Contest, trial: Trial, times_s: tuple[float, float]
+) -> Surroundings:
+    """Where other processes find what a trial needs; times_s: usual for one, and their end."""
+    assert search.folder is not None, "a notebook's experiment cannot be loaded elsewhere"
+    keeping = contest.contestants.keeping
+    terms = Terms(
+        device_name=search.subject.device_name,
+        fixed=search.subject.fixed,
+        baseline=contest.contestants.setting.baseline,
+        room=search.subject.room,
+        part_size=keeping.size if keeping is not None and trial.keeps_samples else None,
+    )
+    usual_s, ends_at_s = times_s
+    return Surroundings(
+        folder=search.folder,
+        usual_s=usual_s,
+        terms=terms,
+        request=search.request,
+        ends_at_s=ends_at_s,
+    )
+
+
+def _bounded(trial: Trial, limit_s: float, left: _Left) -> Trial:
+    """The trial with a deadline, as one in another process has it."""
+    if trial.deadline_s is not None:
+        return trial
+    usual_s = trial.effort * left.problem.process_s
+    deadline_s = min(limit_s + patience_s(usual_s), left.ends_at_s - elapsed_s())
+    return msgspec.structs.replace(trial, deadline_s=max(0.0, deadline_s))
+
+
+def _tell_loss(search: Search, contest: Contest) -> None:
+    """Says that this process has lost its GPU, if it has.
+
+    Raises:
+        RunFailed: gpu-state-lost, where nobody is there to go on without it.
+    """
+    if contest.lost is None:
+        return
+    if search.lose is None:
+        raise contest.lost
+    search.lose(contest.lost)
 
 
 def _recipe(contest: Contest, decision: Decision) -> Recipe:

@@ -15,9 +15,10 @@ import msgspec
 from torch import Tensor
 
 from flatout.engine.cached_feed import problem_of
-from flatout.engine.failures import compiling_failure
+from flatout.engine.failures import compiling_failure, lost_in_capture
 from flatout.engine.feed import MicroBatch
 from flatout.engine.graphs import CaptureBroken
+from flatout.engine.group import Group
 from flatout.engine.kept import Kept
 from flatout.engine.memory import release_memory
 from flatout.engine.meter import Meter
@@ -230,6 +231,13 @@ def agreed(
         RunFailed: out-of-memory.
     """
     step = session.position.step
+    if isinstance(session.ranks, Group) and session.recipe.exchange.value == "plain":
+        raise RunFailed(
+            "out-of-memory",
+            "there is not enough memory for this step on this rank.",
+            because=f"{shortage.because}; with exchange=plain the ranks do not agree to take less",
+            fix="resume with --use exchange=agreed, or with --use micro_batch_size=N",
+        )
     own = Trouble(shortage=shortage, step=step, place=place, can_repeat=can_repeat)
     told = session.ranks.settle(own)
     if not told.can_repeat:
@@ -257,12 +265,7 @@ def _tell_uncaptured(problem: str, session: Session, relief: Relief) -> None:
 
 def _lost_in_capture(error: CaptureBroken, relief: Relief, step: int) -> RunFailed:
     """Has the process that goes on do without graphs, from the last checkpoint."""
-    lost = RunFailed(
-        "gpu-state-lost",
-        "the GPU cannot be used any more by this process.",
-        because=f"the recording of a CUDA graph failed, and could not be ended: {error}",
-        fix="nothing is lost: resume the run; `flatout train` does so by itself",
-    )
+    lost = lost_in_capture(error)
     relief.without("uncaptured", lost, step)
     return lost
 

@@ -68,6 +68,17 @@ class Extended(Line, frozen=True, kw_only=True):
     steps: int | None = None
 
 
+class SharesChecked(Line, frozen=True, kw_only=True):
+    """Whether the shares of a batch that ranks take compute what the whole batch does.
+
+    reason: why they do not, or why it could not be checked; None where they do.
+    is_checked: False where it could not be.
+    """
+
+    reason: str | None = None
+    is_checked: bool = True
+
+
 class FileChanged(Line, frozen=True, kw_only=True):
     """From here on the run goes on with another text of its experiment file.
 
@@ -143,12 +154,15 @@ class Outlined(Line, frozen=True, kw_only=True):
 class Checkpointed(Line, frozen=True, kw_only=True):
     """A checkpoint is on the disk: how long training stood still for its copy, how long writing
     took beside the training, and how much time the training lost by it.
+
+    is_copied: False where there was no memory for a copy: training has waited while it was written.
     """
 
     stall_s: float
     write_s: float
     slowdown_s: float
     size_bytes: int
+    is_copied: bool = True
 
 
 # Why ranks and workers stop whose starter has gone.
@@ -197,6 +211,7 @@ Event = (
     | Started
     | RecipeSet
     | Extended
+    | SharesChecked
     | FileChanged
     | DryRan
     | Fetched

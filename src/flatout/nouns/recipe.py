@@ -32,6 +32,7 @@ OutOfMemory = Literal["auto", "shrink", "stop"]
 Capture = Literal["off", "step"]
 Sharding = Literal["none", "full"]
 BatchNorm = Literal["per-rank", "synchronized"]
+Exchange = Literal["agreed", "plain"]
 
 
 # Sides of matrices that tensor cores multiply in 8 bits are multiples of this.
@@ -69,6 +70,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     compile_mode: how; `dynamic` makes one code for all shapes.
     sharding: of several ranks: `full` spreads weights, gradients and moments over them.
     batch_norm: of several ranks: statistics of each `per-rank` share, or `synchronized` ones.
+    exchange: of several ranks: each exchange is `agreed` on by all of them first, or `plain`.
     clip_norm: largest gradient norm (2-norm over all parameters), None for no clipping.
     num_threads: intra-op threads of the CPU.
     cpu_affinity: the CPUs that threads run on: `all` that the process may use, one of each core,
@@ -109,6 +111,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     )
     batch_norm: Choice[BatchNorm] = Choice(
         value="per-rank", why="no such field when this recipe was chosen"
+    )
+    exchange: Choice[Exchange] = Choice(
+        value="agreed", why="no such field when this recipe was chosen"
     )
     clip_norm: Choice[float | None]
     num_threads: Choice[int]

@@ -126,12 +126,15 @@ def _change_after(attendance: Attendance) -> Change | None:
     if ending.rule == "rendezvous-port-taken":
         # Nothing was begun, and another port is found.
         return attendance.change
-    if not attendance.is_trained or no_room(attendance.folder.path):
+    if no_room(attendance.folder.path):
         # On a full disk nobody could go on.
         return None
     if ending.rule == "gpu-state-lost":
-        # It has told in the run's history what takes less memory.
-        return attendance.change.again()
+        # The run's history says what takes less memory, or what a search has found until then.
+        change = attendance.change
+        return change.again() if attendance.is_trained else change
+    if not attendance.is_trained:
+        return None
     before, kills = attendance.num_kernel_kills, num_kernel_kills()
     if ending.line is None and was_memory_full(ending.code, before, kills):
         return attendance.change.again(is_after_kill=True)

@@ -1,7 +1,8 @@
 """Stands in for `flatout.engine.worker` where only the outside is tried: writes lines, no more.
 
 It runs as a real child process, so that starting, stopping, killing and following are tried as
-they happen. Parameter `mode`: finish, fail, die, lose-gpu, warn, stubborn, held (after
+they happen. Parameter `mode`: finish, fail, die, lose-gpu, lose-gpu-first
+(before it trains), warn, stubborn, held (after
 step 3, until there is a file `may-stop`), fetch, classify, slow-start (as if torch was loaded).
 """
 
@@ -102,6 +103,11 @@ write(
     step=step,
     recipe={name: choice(value) for name, value in recipe.items()},
 )
+if told["mode"] == "lose-gpu-first":
+    with open(os.path.join(folder, "events.jsonl")) as file:
+        is_first = file.read().count('"recipeset"') == 1
+    if is_first:
+        end(kind="failed", finding=dict(finding, rule="gpu-state-lost"))
 if told["mode"] == "fetch":
     for part in (1, 2):
         write(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
@@ -182,4 +184,69 @@ SPREAD |= {
     name: (partial(with_optimizer, make), {**FULL, "optimizer_implementation": form})
     for (name, make), form in zip(OPTIMIZERS.items(), cycle(["own", "foreach"]), strict=False)
 }
+# Those of whole models, each beside the same with gradients that travel beside the backward pass.
+PLAIN = {"exchange": "plain"}
+SPREAD |= {
+    "whole": (deep, {"micro_batch_size": 3, "nonfinite_loss": "skip"}),
+    "whole_sentences": (deep_sentences, {"micro_batch_size": 2, "loader_workers": 0}),
+}
+SPREAD |= {
+    f"plain_{name}": (make, {**fixed, **PLAIN})
+    for name, (make, fixed) in SPREAD.items()
+    if name in ("deep", "accumulated", "sentences", "spread_norms", "norms") or "whole" in name
+}
 UNLIKE = {"unlike": (unlike, FULL)}
+
+
+def _failing(fail: Callable[[], None]) -> Experiment:
+    """Something happens on the second rank in the fifth of its calls of the loss."""
+    experiment = dataclasses.replace(deep(), generate=None)
+    known, calls = experiment.loss, 0
+    assert known is not None
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        nonlocal calls
+        calls += model.training
+        if calls == 5 and os.environ.get("RANK") == "1":
+            fail()
+        return known(model, batch)
+
+    return dataclasses.replace(experiment, loss=loss)
+
+
+def _short() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def _killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[attr-defined]
+
+
+def _contrasted(model: nn.Module, batch: Any) -> Tensor:
+    """Each sample is compared with all others of its batch, as in CLIP and SimCLR."""
+    found, given = model(batch[0]), batch[1]
+    alike = -(found - given.t()).square()
+    return nn.functional.cross_entropy(alike, torch.arange(len(found)))
+
+
+def _root_mean(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    return {"loss": nn.functional.mse_loss(model(batch[0]), batch[1]).sqrt()}
+
+
+def coupled(**fields: Any) -> Experiment:
+    """A loss or a metric of a share that is not that of the batch."""
+    return dataclasses.replace(normed(), steps=3, **fields)
+
+
+COUPLED = {
+    "contrasted": (partial(coupled, loss=_contrasted), {}),
+    "contrasted_parts": (partial(coupled, loss=_contrasted), FULL),
+    "root_mean": (partial(coupled, metrics=_root_mean), {}),
+}
+SAVED = {"checkpoint_every": 2, **PLAIN}
+FAILING = {
+    "short_whole": (partial(_failing, _short), SAVED),
+    "short_parts": (partial(_failing, _short), {**SAVED, **FULL}),
+    "killed_whole": (partial(_failing, _killed), SAVED),
+    "killed_parts": (partial(_failing, _killed), {**SAVED, **FULL}),
+}

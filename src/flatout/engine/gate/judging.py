@@ -16,6 +16,7 @@ from flatout.engine.failures import is_out_of_memory
 from flatout.engine.gate.compiled import as_written, compiled_checks
 from flatout.engine.gate.material import Material, PlainStepFailed, Subject
 from flatout.engine.gate.questions import QUESTIONS
+from flatout.engine.graphs import CaptureBroken
 from flatout.errors import FlatoutError
 from flatout.nouns.recipe import Recipe
 from flatout.nouns.tuning import Check, Verdict
@@ -83,7 +84,7 @@ class Gate:
         except FlatoutError:
             raise
         except Exception as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or isinstance(error, CaptureBroken):
                 raise
             # Whatever it is, the candidate cannot be used.
             note = f"could not be computed: {type(error).__name__}: {error}"

@@ -6,12 +6,14 @@ over something else than samples. A few are used, twice: as the training makes t
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatout.engine import randomness
 from flatout.engine.batches import is_all_tensors, tensors_in, with_tensors
@@ -37,48 +39,71 @@ _METRIC_ALLOWED = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What is trained. data: what `train_data` has given; an iterable is not touched."""
+    """What is trained. data: what `train_data` has given; an iterable is not touched.
+
+    are_norms_fixed: BatchNorm computes with its averages, so that only the rest is asked about.
+    """
 
     experiment: Experiment
     seed: int
     device: torch.device
     data: Any
+    are_norms_fixed: bool = False
 
 
-def why_not_split(training: Training, recipe: Recipe) -> str | None:
+# What a reason begins with that says nothing about the loss.
+UNCHECKED = "it could not be verified"
+
+
+def why_not_split(training: Training, recipe: Recipe, *, has_device: bool = True) -> str | None:
     """Why smaller parts of a batch would compute something else; None where they do not.
 
     Where it cannot be computed, that is a reason as well: nothing is changed without a proof.
+
+    Args:
+        training: what is trained.
+        recipe: of its step.
+        has_device: False where the GPU was lost: then the CPU alone is asked, and nothing on the
+            GPU is touched, not even its memory or its generator.
     """
     problem = ""
+    cpu = torch.device("cpu")
     # Memory is short on the device: the computer's is the second try.
-    for device in dict.fromkeys((str(training.device), "cpu")):
+    for device in dict.fromkeys((training.device, cpu) if has_device else (cpu,)):
         for is_double in (True, False):
             try:
-                # On a GPU that is lost even this fails.
-                release_memory()
-                with randomness.untouched_generators(training.device), torch.enable_grad():
+                if has_device:
+                    release_memory()
+                else:
+                    gc.collect()
+                drawn = training.device if has_device else cpu
+                with randomness.untouched_generators(drawn), torch.enable_grad():
                     return _asked(training, recipe, device, is_double=is_double)
             except Exception as error:  # noqa: BLE001 - whatever it is, nothing is proved
                 problem = problem or one_line(error)
-    return f"it could not be verified that the result would be the same ({problem})"
+    return f"{UNCHECKED} that the result would be the same ({problem})"
 
 
-def _asked(training: Training, recipe: Recipe, device: str, *, is_double: bool) -> str | None:
+def _asked(
+    training: Training, recipe: Recipe, device: torch.device, *, is_double: bool
+) -> str | None:
     data = training.data
     if data_kind(data) == "iterable":
         data = built_data(training.experiment, training.experiment.train_data)
         if data is training.data:
-            return "it could not be verified: `train_data` returns the same iterable each time"
+            return f"{UNCHECKED}: `train_data` returns the same iterable each time"
+    experiment = given = training.experiment
+    if training.are_norms_fixed:
+        experiment = replace(given, model=lambda: _with_fixed_norms(given.model()))
     subject = Subject(
-        experiment=training.experiment, seed=training.seed, device=device,
+        experiment=experiment, seed=training.seed, device=str(device),
         num_samples=_NUM_SAMPLES, train_data=data,
     )  # fmt: skip
     material = Material(subject, recipe)
     if material.size < 2:
         return None
     own = recipe.precision.value
-    is_own = not is_double and device == str(training.device) and own != "float8"
+    is_own = not is_double and device == training.device and own != "float8"
     small = material.small(
         recipe, clip_norm=None, precision=own if is_own else "fp32", compiled="off",
         activation_checkpointing=False,
@@ -97,6 +122,25 @@ def _asked(training: Training, recipe: Recipe, device: str, *, is_double: bool) 
             "something other than samples"
         )
     return _validation_problem(training, material, small)
+
+
+def _with_fixed_norms(model: nn.Module) -> nn.Module:
+    """The model with BatchNorms that stay in evaluation mode, whatever is asked of them."""
+    for norm in [one for one in model.modules() if isinstance(one, _BatchNorm)]:
+        norm.eval()
+        # An attribute of the object hides the method of its class.
+        norm.train = _Staying(norm)  # type: ignore[assignment]
+    return model
+
+
+class _Staying:
+    """A norm's `train`, which changes nothing."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        self._norm = norm
+
+    def __call__(self, mode: bool = True) -> nn.Module:
+        return self._norm
 
 
 def _gradients(
