@@ -164,7 +164,7 @@ def test_on_a_lost_gpu_the_question_is_asked_on_the_cpu_alone(
     monkeypatch.setattr(torch.cuda, "set_rng_state", refuse)
     monkeypatch.setattr(torch.cuda, "empty_cache", refuse)
     recipe = built.recipe({})
-    assert "could not be checked" in str(why_not_split(lost, recipe))
+    assert "could not be verified" in str(why_not_split(lost, recipe))
     assert why_not_split(lost, recipe, has_device=False) is None
     root = replace(lost, experiment=replace(experiment, loss=coupled_loss))
     assert COUPLED in str(why_not_split(root, recipe, has_device=False))
