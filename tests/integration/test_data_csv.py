@@ -179,5 +179,5 @@ def test_compressed_file_that_ends_too_early_is_refused_by_name(
     if not has_arrow:
         monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(FlatoutError, match="cut.csv.gz cannot be read as a table") as told:
-        tables.csv_file(str(file), target="t")
+        tables.csv(file, target="t")
     assert told.value.rule == "table-not-readable"
