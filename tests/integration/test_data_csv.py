@@ -166,3 +166,18 @@ def test_a_csv_file_needs_nothing_that_is_not_installed(tmp_path: Path) -> None:
     ], done.stderr
     # Works in a checkout and in an environment of one's own, with pip and with uv's.
     assert f"{sys.executable} -m pip install pyarrow" in done.stderr
+
+
+@pytest.mark.parametrize("has_arrow", [True, False])
+@pytest.mark.parametrize("kept", [5, 300, -4])
+def test_compressed_file_that_ends_too_early_is_refused_by_name(
+    has_arrow: bool, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = gzip.compress(("n,t\n" + "".join(f"{n},{n % 3}\n" for n in range(2000))).encode())
+    file = tmp_path / "cut.csv.gz"
+    file.write_bytes(whole[:kept])
+    if not has_arrow:
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(FlatoutError, match="cut.csv.gz cannot be read as a table") as told:
+        tables.csv(file, target="t")
+    assert told.value.rule == "table-not-readable"
