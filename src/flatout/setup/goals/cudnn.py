@@ -35,7 +35,7 @@ Package: cuda-drivers* nvidia-driver* nvidia-open* nvidia-dkms* nvidia-kernel* l
 Pin: release l=NVIDIA CUDA
 Pin-Priority: -1
 """
-_SOURCE = "#include <cudnn.h>\nint main() { return cudnnGetVersion() == 0; }\n"
+_SOURCE = "'#include <cudnn.h>' 'int main() { return cudnnGetVersion() == 0; }'"
 
 
 def cudnn_steps(place: Place, cuda: Pair, nvcc: str) -> tuple[Step, ...]:
@@ -152,7 +152,7 @@ def _repository(place: Place) -> tuple[Step, ...]:
 def _compile(nvcc: str) -> str:
     """A line for sh."""
     return (
-        f"d=$(mktemp -d) && printf %s '{_SOURCE}' >$d/version.cu && "
+        f"d=$(mktemp -d) && printf '%s\\n' {_SOURCE} >$d/version.cu && "
         f"{nvcc} $d/version.cu -o $d/version -lcudnn; code=$?; rm -rf $d; exit $code"
     )
 

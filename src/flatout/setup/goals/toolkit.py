@@ -98,8 +98,8 @@ def plan_toolkit(
     steps = _windows(cuda) if is_windows else _linux(place, cuda, profile, installer)
     if has_cudnn:
         steps += cudnn_steps(place, cuda, f"{_folder(cuda)}/bin/nvcc")
-    name = "CUDA toolkit and cuDNN" if has_cudnn else "CUDA toolkit"
-    return Plan(goal=f"{name} {pair_text(cuda)}, {why}", steps=steps)
+    added = " with cuDNN" if has_cudnn else ""
+    return Plan(goal=f"CUDA toolkit {pair_text(cuda)}{added}, {why}", steps=steps)
 
 
 def _require_installer(
