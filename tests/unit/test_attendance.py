@@ -317,7 +317,7 @@ def test_a_head_that_is_lost_is_told(tmp_path: Path) -> None:
     list(follow(attendance, Interrupts()))
     outcome = conclude(attendance)
     assert outcome.finding is not None and outcome.finding.rule == "ray-not-answering"
-    assert "--resume mine-0001" in outcome.finding.fixes[-1].text
+    assert f"--resume {attendance.folder.path} --trust" in outcome.finding.fixes[-1].text
     lock = attendance.folder.lock()
     assert lock.acquire()
     held = conclude(attendance).finding

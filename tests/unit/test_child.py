@@ -109,7 +109,7 @@ def test_worker_died_says_where_to_look_and_how_to_go_on(tmp_path: Path) -> None
     assert "memory ran out" in str(finding.because)
     fixes = [fix.text for fix in finding.fixes]
     assert str(folder.log) in fixes[0]
-    assert fixes[1].endswith("flatout train --resume mine-0001 --on local:2")
+    assert fixes[1].endswith(f"flatout train --resume {folder.path} --trust --on local:2")
     # Of a dry run nothing is left to read or to resume.
     assert child.worker_died(folder, -9, None).fixes == ()
     assert child.worker_died(folder, RANK_DIED, None).because == (

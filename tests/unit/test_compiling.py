@@ -82,7 +82,7 @@ def test_where_nothing_need_repeat_any_shape_may_be_compiled() -> None:
         ({"not_compiled": "there is no C++ compiler"}, "there is no C++ compiler"),
         ({"has_processes": False}, "process of its own"),
         ({"num_steps": None}, "nobody knows how many steps"),
-        ({"num_steps": 790}, "790 steps of 10 ms are too few"),
+        ({"num_steps": 790}, "790 steps of 10 ms cannot pay for compiling"),
         ({"fixed": {"compiled": "loss"}}, "you have set compiled"),
     ],
 )

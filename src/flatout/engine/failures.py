@@ -87,7 +87,6 @@ def bad_news(error: BaseException, *, is_logged: bool = False) -> FlatoutError |
         return ended_by_person(error)
     if not isinstance(error, Exception) or isinstance(error, StoppedEarly):
         return None
-    text = str(error)
     if is_out_of_memory(error):
         return no_algorithm(one_line(error)) or RunFailed(
             "out-of-memory",
@@ -98,9 +97,16 @@ def bad_news(error: BaseException, *, is_logged: bool = False) -> FlatoutError |
         )
     if isinstance(error, CaptureBroken):
         return lost_in_capture(error)
-    failed = compiling_failure(error)
-    if failed is not None:
-        return failed
+    return (
+        compiling_failure(error)
+        or _refused_by_torch(error)
+        or _of_the_experiment(error, is_logged=is_logged)
+    )
+
+
+def _refused_by_torch(error: Exception) -> FlatoutError | None:
+    """What torch says in words of its own; None for any other exception."""
+    text = str(error)
     if "does not have a deterministic implementation" in text:
         return RunFailed(
             "nondeterministic-operation",
@@ -134,11 +140,11 @@ def bad_news(error: BaseException, *, is_logged: bool = False) -> FlatoutError |
         return RunFailed(
             "data-cannot-be-sent",
             f"the data cannot be sent to the processes that read it: {one_line(error)}",
-            because="they are started anew here, and are given the data set and `collate`",
+            because="they are new processes here, and are sent the data set and `collate`",
             fix="define their classes and functions at the top of the file; or read the data in "
             "this process: --use loader_workers=0",
         )
-    return _of_the_experiment(error, is_logged=is_logged)
+    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

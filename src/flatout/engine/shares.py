@@ -16,7 +16,7 @@ from flatout.engine.session import Built
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import SharesChecked
 from flatout.nouns.recipe import Recipe
-from flatout.nouns.units import bytes_text
+from flatout.nouns.units import bytes_text, counted_text
 from flatout.system.clock import now_s
 from flatout.system.runs import RunFolder
 
@@ -69,11 +69,12 @@ def _why_not(built: Built, recipe: Recipe) -> str | None:
 
 
 def _finding(reason: str, num_ranks: int, *, is_checked: bool) -> Finding:
+    ranks = counted_text(num_ranks, "rank")
     if not is_checked:
         return Finding(
             rule="loss-over-shares",
             severity="note",
-            problem=f"whether {num_ranks} ranks compute the loss of the whole batch is not known.",
+            problem=f"whether {ranks} compute the loss of the whole batch is not known.",
             because=reason,
             fixes=(
                 Fix(text="nothing, if `loss` is a mean over samples, or a sum and its count"),
@@ -83,7 +84,7 @@ def _finding(reason: str, num_ranks: int, *, is_checked: bool) -> Finding:
     return Finding(
         rule="loss-over-shares",
         severity="warning",
-        problem=f"each of {num_ranks} ranks computes the loss over its share of a batch, and that "
+        problem=f"each of {ranks} computes the loss over its share of a batch, and that "
         "is not the loss of the whole batch.",
         because=reason,
         fixes=(
