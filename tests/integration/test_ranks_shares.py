@@ -90,7 +90,7 @@ def new_folder(tmp_path: Path) -> RunFolder:
 
 def told(experiment: Any, tmp_path: Path) -> Told:
     built, journal = build(experiment, 0, "cpu"), Told()
-    check_shares(built, built.recipe({}), journal, 2, new_folder(tmp_path), 0)  # type: ignore[arg-type]
+    check_shares(built, built.recipe({}), journal, new_folder(tmp_path), 0)  # type: ignore[arg-type]
     return journal
 
 

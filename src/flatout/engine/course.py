@@ -139,8 +139,10 @@ class Course:
             ranks.attach(built.device)
             recipe = ranks.told(lambda: self._decided(built, held, limits), Recipe)
             if ranks.size > 1:
-                told = functools.partial(check_shares, built, recipe, self._journal, ranks.size)
-                ranks.told(functools.partial(told, self._task.folder, self.step), about="shares")
+                ask = functools.partial(
+                    check_shares, built, recipe, self._journal, self._task.folder, self.step
+                )
+                ranks.told(ask, about="shares")
             self._history = ranks.told(lambda: read_history(self._task.folder), History)
             if self._task.spec.tuning.is_only:
                 return self._only_tuned(built, recipe)

@@ -16,7 +16,7 @@ from flatout.engine.session import Built
 from flatout.nouns.finding import Finding, Fix
 from flatout.nouns.lines import SharesChecked
 from flatout.nouns.recipe import Recipe
-from flatout.nouns.units import bytes_text, counted_text
+from flatout.nouns.units import bytes_text
 from flatout.system.clock import now_s
 from flatout.system.runs import RunFolder
 
@@ -28,14 +28,14 @@ _CPU = torch.device("cpu")
 
 
 def check_shares(
-    built: Built, recipe: Recipe, journal: Journal, num_ranks: int, folder: RunFolder, step: int
+    built: Built, recipe: Recipe, journal: Journal, folder: RunFolder, step: int
 ) -> None:
     """Looks whether shares compute the same, unless the run has it in its history; tells it there.
 
     Args:
         built: the experiment. recipe: with which it is trained.
-        journal: of the run. num_ranks: that share each batch.
-        folder: of the run. step: the newest one.
+        journal: of the run. folder: of the run.
+        step: the newest one.
     """
     experiment, history = built.experiment, read_history(folder)
     # A step of its own says itself what is a mean over the samples of a share.
@@ -46,7 +46,7 @@ def check_shares(
     line = SharesChecked(at=now_s(), step=step, reason=reason, is_checked=is_checked)
     journal.event(line, is_synced=True)
     if reason is not None:
-        journal.warn(step, _finding(reason, num_ranks, is_checked=is_checked))
+        journal.warn(step, _finding(reason, is_checked=is_checked))
 
 
 def _why_not(built: Built, recipe: Recipe) -> str | None:
@@ -68,13 +68,12 @@ def _why_not(built: Built, recipe: Recipe) -> str | None:
     return why_not_split(training, recipe)
 
 
-def _finding(reason: str, num_ranks: int, *, is_checked: bool) -> Finding:
-    ranks = counted_text(num_ranks, "rank")
+def _finding(reason: str, *, is_checked: bool) -> Finding:
     if not is_checked:
         return Finding(
             rule="loss-over-shares",
             severity="note",
-            problem=f"whether {ranks} compute the loss of the whole batch is not known.",
+            problem="whether the ranks together compute the loss of the whole batch is not known.",
             because=reason,
             fixes=(
                 Fix(text="nothing, if `loss` is a mean over samples, or a sum and its count"),
@@ -84,8 +83,8 @@ def _finding(reason: str, num_ranks: int, *, is_checked: bool) -> Finding:
     return Finding(
         rule="loss-over-shares",
         severity="warning",
-        problem=f"each of {ranks} computes the loss over its share of a batch, and that "
-        "is not the loss of the whole batch.",
+        problem="each rank computes the loss over its share of a batch, and that is not the loss "
+        "of the whole batch.",
         because=reason,
         fixes=(
             Fix(text="train on one rank, without --on, to compare all samples of a batch"),
