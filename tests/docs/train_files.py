@@ -17,7 +17,7 @@ from flatout.cli import show, wording
 from flatout.cli.live import Display
 from flatout.engine import worker
 from flatout.nouns.train_request import TrainRequest
-from flatout.undertaking import prepare, specify
+from flatout.undertaking import Undertaking, prepare, specify
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def train(request: TrainRequest) -> int:
     """Trains one file; gives its worker's exit code."""
     request.check()
     machine = flow.probe(sys.executable)
-    folder = prepare(specify(request), machine, request.run_id)
+    folder = prepare(Undertaking(spec=specify(request), run_id=request.run_id), machine)
     name = str(folder.path)
     with Display() as display:
         display.open(flow.read(name), machine)

@@ -21,6 +21,7 @@ from flatout.engine.exchange import agreed, stop_number
 from flatout.engine.feed import Slicing
 from flatout.engine.group import Ballot
 from flatout.engine.journal import Journal
+from flatout.engine.layout import Layout
 from flatout.engine.listening import SOCKET_NAME, listening_socket
 from flatout.engine.loader import Loading
 from flatout.engine.moving_buffers import MovingBuffers
@@ -141,7 +142,7 @@ def test_first_weights_are_written_by_the_first_rank_alone(
         journal = Journal(folder)
         course = Course(task, plain(), journal, None)
         journal.close()
-        return next(course._build("cpu").model.parameters())
+        return next(course._build("cpu", Layout(ranks=ranks)).model.parameters())
 
     # It reads what is not there before the first one has written it, and writes nothing itself.
     second = OfTwo(lambda: kept.exists() or store.copy_atomically(given, kept))

@@ -31,7 +31,7 @@ CASES = Path(__file__).parents[1] / "cases" / "ranks"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LIMIT_S = 300.0
 NAMES = ("contrasted", "contrasted_parts", "root_mean")
-COUPLED = "the loss would be another one: its samples depend on each other"
+COUPLED = "the loss would change: its samples depend on each other"
 Once = Callable[[str, Callable[[Path], None]], Path]
 Plain = Callable[..., Any]
 

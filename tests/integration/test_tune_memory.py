@@ -144,7 +144,7 @@ def root_mean(model: nn.Module, batch: Any) -> dict[str, Tensor]:
     ("fields", "said"),
     [
         ({"loss": contrasted}, "it was not seen to compute the same"),
-        ({"metrics": root_mean, "best": "rmse"}, "the validation's `rmse` would be another number"),
+        ({"metrics": root_mean, "best": "rmse"}, "the validation's `rmse` would change"),
     ],
     ids=["loss", "metric"],
 )

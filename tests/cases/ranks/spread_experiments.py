@@ -235,7 +235,8 @@ def _root_mean(model: nn.Module, batch: Any) -> dict[str, Tensor]:
 
 def coupled(**fields: Any) -> Experiment:
     """A loss or a metric of a share that is not that of the batch."""
-    return dataclasses.replace(normed(), steps=3, **fields)
+    # Without the sum of ranks' statistics, a share of one sample has none.
+    return dataclasses.replace(normed(), train_data=rows().train_data, steps=3, **fields)
 
 
 COUPLED = {
