@@ -42,7 +42,7 @@ from flatout.engine import Experiment
 from flatout.engine.ranks import Ranks
 from flatout.errors import FlatoutError
 from flatout.nouns.adaptation import Adaptation
-from flatout.nouns.lines import Checkpointed, Event
+from flatout.nouns.lines import Checkpointed, Event, SharesChecked
 from flatout.nouns.measurement import Measurement
 from flatout.system import store
 from flatout.system.runs import read_run
@@ -176,18 +176,21 @@ def _trial(
     failed = ranks.gathered(injection.failed)
     is_close = all(torch.allclose(value, known[key], **_CLOSE) for key, value in weights.items())
     adaptations: tuple[Adaptation, ...] = ()
-    num_uncopied = 0
+    num_uncopied, is_unchecked = 0, False
     if ranks.is_first:
         run = ranks_runs.RunFolder(folder)
         adaptations = read_run(run).adaptations
         lines = store.read_lines(run.events, Event)
         num_uncopied = sum(isinstance(one, Checkpointed) and not one.is_copied for one in lines)
+        is_unchecked = any(isinstance(one, SharesChecked) and not one.is_checked for one in lines)
         shutil.rmtree(folder)
     return {
         "problem": None,
         "failed": next(filter(None, failed), None),
         # Checkpoints for whose copy there was no memory: they were written without one.
         "num_uncopied": num_uncopied,
+        # The question about shares, asked before the first step, found none.
+        "is_unchecked": is_unchecked,
         "is_same_on_all": len(set(digests)) == 1,
         "is_close": is_close or name == "dropout",
         "is_in_place": all(one.is_in_place for one in adaptations),

@@ -1,10 +1,9 @@
-"""A model in parts: ranks build it, and read a checkpoint of it, without memory for all of it."""
+"""A model in parts: ranks that build it without its weights begin with those of one rank."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,6 @@ from ranks_runs import run_ranks
 CASES = Path(__file__).parents[1] / "cases" / "ranks"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LIMIT_S = 300.0
-MIB = 2**20
-# Of parts_memory.py: 8 blocks of 8 MiB, and two moments as large.
-WEIGHTS, BLOCK, STATE = 64 * MIB, 8 * MIB, 192 * MIB
 # Why the second rank had to build it whole.
 WHYS = {
     "deep": None,
@@ -56,19 +52,3 @@ def test_models_in_parts_begin_with_the_weights_of_one_rank(
     assert first is None
     assert (second is None) == (WHYS[name] is None)
     assert WHYS[name] is None or WHYS[name] in second
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_ranks_need_memory_for_their_parts(tmp_path: Path) -> None:
-    found = {}
-    for mode in ("new", "again"):
-        on_two_ranks(tmp_path, "parts_memory.py", mode)
-        for rank in (0, 1):
-            found[mode, rank] = json.loads((tmp_path / f"{mode}.{rank}.json").read_text())
-    # Half of the weights, and a block that is on its way.
-    assert found["new", 1]["most"] < WEIGHTS / 2 + 2 * BLOCK
-    assert found["new", 0]["now"] < WEIGHTS / 2 + 2 * BLOCK
-    # Half of weights and moments; while they are taken over, half of the weights once more.
-    for rank in (0, 1):
-        assert found["again", rank]["now"] < STATE / 2 + 2 * BLOCK
-        assert found["again", rank]["most"] < STATE / 2 + WEIGHTS / 2 + 2 * BLOCK

@@ -30,7 +30,7 @@ from flatout.tune.relief import Means
 CASES = Path(__file__).parents[1] / "cases" / "ranks"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LIMIT_S = 300.0
-NAMES = ("contrasted", "contrasted_parts", "root_mean")
+NAMES = ("contrasted", "contrasted_parts", "largest_error")
 COUPLED = "the loss would change: its samples depend on each other"
 Once = Callable[[str, Callable[[Path], None]], Path]
 Plain = Callable[..., Any]
@@ -62,7 +62,7 @@ def test_ranks_warn_once_of_a_loss_that_is_another_one_over_shares(
     [checked] = [one for one in lines if isinstance(one, SharesChecked)]
     found = [one.finding for one in lines if isinstance(one, Warned)]
     [finding] = [one for one in found if one.rule == "loss-over-shares"]
-    said = "the validation's `loss` would be another number" if name == "root_mean" else COUPLED
+    said = "the validation's `loss` would change" if name == "largest_error" else COUPLED
     assert checked.is_checked and said in str(checked.reason)
     assert finding.severity == "warning" and finding.because == checked.reason
     assert any("without --on" in one.text for one in finding.fixes)

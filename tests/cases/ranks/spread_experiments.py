@@ -229,8 +229,8 @@ def _contrasted(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(alike, torch.arange(len(found)))
 
 
-def _root_mean(model: nn.Module, batch: Any) -> dict[str, Tensor]:
-    return {"loss": nn.functional.mse_loss(model(batch[0]), batch[1]).sqrt()}
+def _largest_error(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+    return {"loss": (model(batch[0]) - batch[1]).abs().amax()}
 
 
 def coupled(**fields: Any) -> Experiment:
@@ -242,7 +242,7 @@ def coupled(**fields: Any) -> Experiment:
 COUPLED = {
     "contrasted": (partial(coupled, loss=_contrasted), {}),
     "contrasted_parts": (partial(coupled, loss=_contrasted), FULL),
-    "root_mean": (partial(coupled, metrics=_root_mean), {}),
+    "largest_error": (partial(coupled, metrics=_largest_error), {}),
 }
 SAVED = {"checkpoint_every": 2, **PLAIN}
 FAILING = {
