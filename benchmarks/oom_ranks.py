@@ -42,7 +42,7 @@ from flatout.engine import Experiment
 from flatout.engine.ranks import Ranks
 from flatout.errors import FlatoutError
 from flatout.nouns.adaptation import Adaptation
-from flatout.nouns.lines import Checkpointed, Event, SharesChecked
+from flatout.nouns.lines import Checkpointed, Event
 from flatout.nouns.measurement import Measurement
 from flatout.system import store
 from flatout.system.runs import read_run
@@ -120,9 +120,19 @@ def run_trials(options: argparse.Namespace) -> None:
                 file.write(json.dumps(row) + "\n")
 
 
-def _experiment(name: str, injection: Injection | None) -> Experiment:
+def _experiment(name: str, injection: Injection | None, ranks: Ranks) -> Experiment:
     def watched(loss: Any) -> Any:
-        return loss if injection is None else between(loss, injection, _FIRST, _LAST)
+        if injection is None:
+            return loss
+        counted = between(loss, injection, _FIRST, _LAST)
+
+        def outside(model: Any, batch: Any) -> Any:
+            # The first rank's question before the training is no part of it: what fails in it is
+            # tried in another way.
+            is_asking = isinstance(ranks, ranks_runs.Together) and ranks.is_asking
+            return (loss if is_asking else counted)(model, batch)
+
+        return outside
 
     experiment = oom_models.experiment(name, watched)
     # So that a share of the last batch has two samples: BatchNorm takes no single one.
@@ -147,7 +157,7 @@ def _trained(
         # ranks as on one. Both may be short at once, though.
         ranks.settling = injection.end
     with injection:
-        model = ranks_runs.train(run, _experiment(name, injection), ranks)
+        model = ranks_runs.train(run, _experiment(name, injection, ranks), ranks)
     return {key: _whole(value).clone() for key, value in model.state_dict().items()}
 
 
@@ -176,21 +186,18 @@ def _trial(
     failed = ranks.gathered(injection.failed)
     is_close = all(torch.allclose(value, known[key], **_CLOSE) for key, value in weights.items())
     adaptations: tuple[Adaptation, ...] = ()
-    num_uncopied, is_unchecked = 0, False
+    num_uncopied = 0
     if ranks.is_first:
         run = ranks_runs.RunFolder(folder)
         adaptations = read_run(run).adaptations
         lines = store.read_lines(run.events, Event)
         num_uncopied = sum(isinstance(one, Checkpointed) and not one.is_copied for one in lines)
-        is_unchecked = any(isinstance(one, SharesChecked) and not one.is_checked for one in lines)
         shutil.rmtree(folder)
     return {
         "problem": None,
         "failed": next(filter(None, failed), None),
         # Checkpoints for whose copy there was no memory: they were written without one.
         "num_uncopied": num_uncopied,
-        # The question about shares, asked before the first step, found none.
-        "is_unchecked": is_unchecked,
         "is_same_on_all": len(set(digests)) == 1,
         "is_close": is_close or name == "dropout",
         "is_in_place": all(one.is_in_place for one in adaptations),

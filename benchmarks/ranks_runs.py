@@ -38,11 +38,13 @@ class Together(Group):
     """Ranks that stay together from run to run.
 
     settling: called when they report want of memory to each other. saving: called before the state
-        is put together and copied for a checkpoint.
+        is put together and copied for a checkpoint. is_asking: the first rank looks at whole models,
+        before the first step, whether shares of a batch compute the same.
     """
 
     settling: Callable[[], None] = staticmethod(lambda: None)
     saving: Callable[[], None] = staticmethod(lambda: None)
+    is_asking = False
 
     def join(self, tell: Callable[[Finding], None], request: StopRequest) -> None:
         """They have met already."""
@@ -51,6 +53,14 @@ class Together(Group):
         """They stay, unless one of them fails."""
         if error is not None:
             super().leave(error)
+
+    def told(self, make: Callable[[], T], kind: Any = None, *, about: str = "") -> T:
+        """See Ranks."""
+        self.is_asking = about == "shares"
+        try:
+            return super().told(make, kind, about=about)
+        finally:
+            self.is_asking = False
 
     def gathered(self, value: T, kind: Any = None, *, about: str = "") -> list[T]:
         """See Ranks."""

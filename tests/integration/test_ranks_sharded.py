@@ -195,12 +195,11 @@ def test_memory_that_runs_out_on_a_rank_with_parts(tmp_path: Path) -> None:
     assert all(row["is_same_on_all"] and row["is_close"] for row in rows)
     short = [row for row in rows if row["failed"]]
     assert len(short) > 2
-    # All of them went back to the last checkpoint, or wrote one without a copy of it, or had no
-    # memory for the question asked before the first step; the run's history says which.
+    # All of them went back to the last checkpoint, or wrote one without a copy of it; the run's
+    # history says which.
     went_back = [row for row in short if row["num_adaptations"]]
     assert went_back and not any(row["is_in_place"] for row in went_back)
-    known = ("num_adaptations", "num_uncopied", "is_unchecked")
-    assert all(any(row[name] for name in known) for row in short)
+    assert all(row["num_adaptations"] or row["num_uncopied"] for row in short)
 
 
 class Scaled(nn.Module):
