@@ -38,8 +38,8 @@ class Together(Group):
     """Ranks that stay together from run to run.
 
     settling: called when they report want of memory to each other. saving: called before the state
-        is put together and copied for a checkpoint. is_asking: the first rank looks at whole models,
-        before the first step, whether shares of a batch compute the same.
+        is put together and copied for a checkpoint. is_asking: the first rank finds out on whole
+        models, before the first step, whether shares of a batch compute the same.
     """
 
     settling: Callable[[], None] = staticmethod(lambda: None)
