@@ -139,18 +139,18 @@ def tests() -> list[str]:
 
 
 def find_interpreters(wanted: Sequence[End], asked: Path) -> dict[End, str | Problem]:
-    """For each end a Python to make its environment with, or why there is none.
+    """For each end a Python to make its environment with, or why there is none; its own, once made.
 
     asked: the Python in which flatout is installed: it knows where interpreters are.
     """
     found: dict[str, str | Problem] = {}
     for end in wanted:
-        if end.python not in found:
+        if end.python not in found and not _is_made(end):
             try:
                 found[end.python] = _find_interpreter(end.python, asked)
             except Problem as problem:
                 found[end.python] = problem
-    return {end: found[end.python] for end in wanted}
+    return {end: str(end.interpreter) if _is_made(end) else found[end.python] for end in wanted}
 
 
 def show_sizes(wanted: Sequence[End]) -> None:

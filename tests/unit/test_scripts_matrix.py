@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import matrix
 import pytest
-from progress import Problem
+from progress import Done, Problem
 
 INTEGRATION = Path(__file__).resolve().parents[1] / "integration"
 
@@ -25,6 +26,20 @@ def test_ends_chosen_when_named() -> None:
     assert matrix.chosen("py314-torch2.13") == (matrix.End(python="3.14", torch="2.13"),)
     with pytest.raises(Problem, match="`2.11` does not name"):
         matrix.chosen("2.11")
+
+
+def test_an_environment_that_is_made_needs_no_other_python(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(matrix, "PLACE", tmp_path)
+    found_none = Done(exit_code=0, output="{}", duration_s=0.0)
+    monkeypatch.setattr(matrix, "run", lambda *words: found_none)
+    end = matrix.End(python="3.12", torch="2.11.0")
+    assert isinstance(matrix.find_interpreters([end], tmp_path)[end], Problem)
+    end.interpreter.parent.mkdir(parents=True)
+    end.interpreter.touch()
+    matrix._stamp(end).write_text(json.dumps(matrix._wanted(end)), encoding="utf-8")
+    assert matrix.find_interpreters([end], tmp_path) == {end: str(end.interpreter)}
 
 
 def test_tests_when_files_import_torch_or_the_engine() -> None:

@@ -31,7 +31,7 @@ _OF_WINGET: Mapping[int, str] = MappingProxyType({
     0x8A15010F: "a policy of your company forbids it",
 })  # fmt: skip
 _OF_INSTALLERS: Mapping[int, str] = MappingProxyType({
-    1223: "Windows asked for the administrator, and was told no",
+    1223: "the administrator prompt of Windows was declined",
     1602: "it was cancelled",
     1618: "another installation is running: wait for it",
     1641: "Windows restarts to finish it",

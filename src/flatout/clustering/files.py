@@ -82,6 +82,26 @@ class Folder(msgspec.Struct, frozen=True, kw_only=True):
                 return str(PurePosixPath(place, whole.relative_to(shared).as_posix()))
         return None
 
+    def data_inside(self, text: str, otherwise: str) -> str:
+        """A path of this machine, given as text, as the nodes see it.
+
+        otherwise: what else can be done about a path that they do not see.
+
+        Raises:
+            UsageError: data-not-shared, bad-cluster-setting.
+        """
+        path = Path(text).expanduser()
+        inside = self.inside(path)
+        if inside is None:
+            shared = self.shared("CLUSTER_DATA")
+            raise UsageError(
+                "data-not-shared",
+                f"{path.resolve()} is not seen by the nodes of the cluster.",
+                because=f"they see {shared}, as CLUSTER_DATA in .env says",
+                fix=f"put it below {shared}; or {otherwise}",
+            )
+        return inside
+
     @property
     def token_file(self) -> Path | None:
         """Where the token is that its Ray asks for; None where nobody is asked for one."""
@@ -233,7 +253,7 @@ def services_in(program: Compose, folder: Folder, system: System) -> tuple[Servi
         raise UsageError(
             "compose-file-refused",
             f"{folder.path / 'compose.yaml'} describes no services.",
-            fix="flatout cluster init writes it anew into another folder to compare with",
+            fix="flatout cluster init writes a new one into another folder, to compare with",
         ) from error
 
 

@@ -176,17 +176,7 @@ def _inside(folder: Folder, text: str) -> str:
 
 
 def _shared(folder: Folder, text: str) -> str:
-    path = Path(text).expanduser()
-    inside = folder.inside(path)
-    if inside is None:
-        shared = folder.shared("CLUSTER_DATA")
-        raise UsageError(
-            "data-not-shared",
-            f"{path.resolve()} is not seen by the nodes of the cluster.",
-            because=f"they see {shared}, as CLUSTER_DATA in .env says",
-            fix=f"put it below {shared}; or leave --on out: this machine predicts",
-        )
-    return inside
+    return folder.data_inside(text, "leave --on out: this machine predicts")
 
 
 def _without_effect(request: InferenceRequest) -> Iterator[Noted]:

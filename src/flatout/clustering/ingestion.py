@@ -95,22 +95,7 @@ def _source_inside(folder: Folder, text: str) -> str:
 
 
 def _inside(folder: Folder, text: str) -> str:
-    """A path of this machine as the nodes see it.
-
-    Raises:
-        UsageError: data-not-shared, bad-cluster-setting.
-    """
-    path = Path(text).expanduser()
-    inside = folder.inside(path)
-    if inside is None:
-        shared = folder.shared("CLUSTER_DATA")
-        raise UsageError(
-            "data-not-shared",
-            f"{path.resolve()} is not seen by the nodes of the cluster.",
-            because=f"they see {shared}, as CLUSTER_DATA in .env says",
-            fix=f"use folders below {shared}, or name another in .env; then: flatout cluster up",
-        )
-    return inside
+    return folder.data_inside(text, "name another folder in .env, then: flatout cluster up")
 
 
 def _without_effect(request: IngestRequest) -> Iterator[Noted]:

@@ -168,7 +168,7 @@ def _encoded(value: Any) -> Any:
     if not isinstance(value, Tensor):
         raise NotImplementedError(f"{_named(value)} is neither numbers, texts nor tensors")
     plain = value.detach().cpu().contiguous()
-    content = bytes(plain.reshape(-1).view(torch.uint8).tolist())
+    content = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
     return {
         _TENSOR: str(plain.dtype).removeprefix("torch."),
         "shape": list(plain.shape),
