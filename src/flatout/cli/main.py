@@ -63,17 +63,17 @@ _SIGPIPE_CODE = 141
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
-class _NobodyReads(Exception):
-    """Whoever read our output, `head` perhaps, has seen enough."""
+class _PipeClosed(Exception):
+    """The reader of standard output, such as `head`, has closed it."""
 
 
 @contextlib.contextmanager
-def _unlike_click() -> Iterator[None]:
-    """Where nobody reads, click would end with 1, as if something had failed."""
+def _report_closed_pipe() -> Iterator[None]:
+    """Click exits with 1 when the pipe is closed, as if something had failed."""
     try:
         yield
     except BrokenPipeError:
-        raise _NobodyReads from None
+        raise _PipeClosed from None
 
 
 class Commands(click.Group):
@@ -116,7 +116,7 @@ class Commands(click.Group):
                 because="it was deleted or moved after this shell had gone into it",
                 fix='change to one that is there: cd "$HOME"',
             ) from None
-        with _unlike_click():
+        with _report_closed_pipe():
             return super().invoke(context)
 
     def make_context(
@@ -127,7 +127,7 @@ class Commands(click.Group):
         **extra: Any,
     ) -> click.Context:
         """Reads the arguments; `--help` is printed here."""
-        with _unlike_click():
+        with _report_closed_pipe():
             return super().make_context(info_name, args, parent, **extra)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -181,7 +181,7 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         print("interrupted", file=sys.stderr)
         return 130
-    except (BrokenPipeError, _NobodyReads):
+    except (BrokenPipeError, _PipeClosed):
         _drop_output()
         return _SIGPIPE_CODE
     except OSError as error:

@@ -418,7 +418,7 @@ def _next_steps(run: Run) -> list[tuple[str, str]]:
     if run.status == "failed":
         return [*_after_failure(run), show]
     if run.status != "finished":
-        return [(resume_run(run), "go on"), show]
+        return [(resume_run(run), "resume it"), show]
     # A schedule that is over would train it longer at a rate of 0.
     is_over = run.finished is not None and run.finished.is_schedule_over
     epochs, steps = _length(run)
@@ -438,11 +438,11 @@ def _after_failure(run: Run) -> list[tuple[str, str]]:
     """How to go on after a failure: with the file as it is where it is not at fault."""
     rule, spec = run.failure.rule if run.failure else None, run.header.spec
     if rule in _NOT_OF_THE_FILE or spec.file is None:
-        return [(resume_run(run), "go on")]
+        return [(resume_run(run), "resume it")]
     file = near_text(spec.file)
     if run.checkpoint_step is not None:
         command = resume_run(run, is_changed=True)
-        return [(command, f"go on, once {file} is corrected")]
+        return [(command, f"resume it, once {file} is corrected")]
     again = _again(run)
     return [(again, f"try again, once {file} is corrected")] if again else []
 

@@ -100,7 +100,7 @@ def remove(runs: tuple[str, ...], is_failed: bool, yes: bool, is_json: bool) -> 
 
 
 def _is_deleted(one: Removal, *, is_failed: bool) -> bool:
-    """Deletes a run; of all that have failed those stay that somebody has resumed meanwhile."""
+    """Deletes a run; one that failed stays if it has been resumed meanwhile."""
     from pathlib import Path
 
     from flatout import flow
@@ -129,6 +129,6 @@ def stop(run: str, is_json: bool) -> None:
 
     show.print_note(f"asking {run} to stop after its step; Ctrl-C ends only the waiting")
     stopped = flow.stop(run)
-    show.print_note(f"{stopped.id}: {stopped.status}; go on: {resume_run(stopped)}")
+    show.print_note(f"{stopped.id}: {stopped.status}; resume it: {resume_run(stopped)}")
     if is_json:
         show.print_json(stopped)

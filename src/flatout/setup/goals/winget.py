@@ -1,4 +1,4 @@
-"""Commands of winget that ask nothing: whoever reads the plan has agreed before they run."""
+"""Commands of winget that ask nothing: the person has agreed to the plan before they run."""
 
 from __future__ import annotations
 
