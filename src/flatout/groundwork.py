@@ -83,8 +83,8 @@ def _toolkit(request: GroundworkRequest, machine: Machine, tables: Tables) -> Pl
     if unknown:
         raise UsageError(
             "no-plan-here",
-            f"`--with {unknown[0]}` names nothing that flatout installs beside a toolkit.",
-            because="that is cuDNN alone; packages of Python belong into an environment",
+            f"`--with {unknown[0]}` cannot be installed with a toolkit.",
+            because="only cudnn can; Python packages belong in an environment",
             fix="flatout setup --toolkit --with cudnn; or flatout setup --with PACKAGES",
         )
     installer = request.installer

@@ -149,7 +149,7 @@ def version_for(
     if wish:
         if not re.fullmatch(r"\d{2}\.\d", wish) or pair(wish) > known[-1] or pair(wish) < known[0]:
             near = ", ".join(pair_text(one) for one in known[-6:])
-            raise UsageError("no-plan-here", f"`--cuda {wish}` is no CUDA that is known here.",
+            raise UsageError("no-plan-here", f"`--cuda {wish}` is not a known CUDA version.",
                              fix=f"use one of: {near}")  # fmt: skip
         return pair(wish), "as asked for"
     torch = machine.framework("torch")
