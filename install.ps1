@@ -1,30 +1,30 @@
 <#
 .SYNOPSIS
-Installs flatout for one person. It needs neither Python nor an administrator.
+Installs flatout for the current user. It needs neither Python nor administrator rights.
 
 .DESCRIPTION
-Run it, under the default policy too, with
+Run it (also under the default policy) with
 
     powershell -ExecutionPolicy Bypass -File install.ps1
 
-What it makes, and nothing else:
-  %LOCALAPPDATA%\flatout\app   flatout in an environment of its own; uv and Python, if missing
+It creates only:
+  %LOCALAPPDATA%\flatout\app   flatout in its own environment; uv and Python, if missing
   %LOCALAPPDATA%\flatout\bin   flatout.exe
-  an entry in the user's Path  shown and asked first
-Running it again changes nothing; one that was broken off is gone on with. `flatout self update`
-brings a newer version, `flatout self remove` takes all of it out again.
+  an entry in the user's Path  shown first, with a prompt
+Running it again changes nothing; an interrupted install is resumed. `flatout self update` installs
+a newer version, `flatout self remove` removes everything.
 
-It honours pip.ini, PIP_*, UV_*, HTTPS_PROXY and SSL_CERT_FILE. FLATOUT_UV_MIRROR is an address that
-stands for https://github.com/astral-sh/uv/releases/download.
+It honours pip.ini, PIP_*, UV_*, HTTPS_PROXY and SSL_CERT_FILE. FLATOUT_UV_MIRROR replaces
+https://github.com/astral-sh/uv/releases/download.
 
 .PARAMETER Yes
-Do not ask.
+Answer yes to all prompts.
 .PARAMETER Version
-This version of flatout; without it the newest, or what is installed already.
+Version to install (default: the installed one, else the newest).
 .PARAMETER From
-A wheel, a source archive or a folder of sources, not the package index.
+Install from a wheel, a source archive or a source folder, not from the package index.
 .PARAMETER Offline
-Use no network: what flatout needs lies beside From as wheels.
+Do not use the network: take dependencies from wheels next to From.
 #>
 # Written for the PowerShell 5.1 that comes with Windows 10 and 11.
 [CmdletBinding()]
@@ -46,7 +46,7 @@ $UvSums = @{
     'x86_64'  = '477bd99a84e34891f2bd4c9152ddeb74e971accccbc59c0f0301f11f08a32d46'
     'aarch64' = 'a37c8e96cb1260488c8510b64c848533a3a82a2fdf9e905de7c2700ceebf6437'
 }
-# Of the Pythons that uv offers, the one that most frameworks have builds for.
+# The Python that most frameworks have builds for.
 $PythonVersion = '3.12'
 
 function Say([string]$Label, [string]$Text) {
@@ -57,11 +57,11 @@ function Fail([string]$Problem, [string]$Because, [string]$Fix) {
     [Console]::Error.WriteLine("error: $Problem")
     if ($Because) { [Console]::Error.WriteLine("  because: $Because") }
     [Console]::Error.WriteLine("  fix: $Fix")
-    # An exception and not `exit`, which would close the window of whoever pasted this.
+    # An exception, because `exit` would close the window if this script was pasted into it.
     throw 'flatout was not installed'
 }
 
-# Runs a program; what it prints goes to the screen. A native program's failure is no exception.
+# Runs a program with its output on the screen. Returns the exit code; failure does not throw.
 function Invoke-Program([string]$Program, [string[]]$Arguments) {
     $before = $ErrorActionPreference
     $ErrorActionPreference = 'Continue'
@@ -69,7 +69,7 @@ function Invoke-Program([string]$Program, [string[]]$Arguments) {
     return $LASTEXITCODE
 }
 
-# Runs a program and gives what it prints; nothing where it fails.
+# Runs a program and returns its output; empty if it fails.
 function Read-Program([string]$Program, [string[]]$Arguments) {
     $before = $ErrorActionPreference
     $ErrorActionPreference = 'Continue'
@@ -86,23 +86,23 @@ function Read-Program([string]$Program, [string[]]$Arguments) {
 
 function Test-Arguments {
     if ($Version -and $Version -notmatch '^[0-9A-Za-z.+!]+$') {
-        Fail "-Version $Version is no version." '' 'write it as in -Version 0.1.0'
+        Fail "-Version $Version is not a version." '' 'write it as in -Version 0.1.0'
     }
     if ($Version -and $From) {
-        Fail '-Version and -From exclude each other.' 'a file has its version' 'leave one out'
+        Fail '-Version cannot be combined with -From.' 'a file has its own version' 'remove one of them'
     }
     if ($Offline -and -not $From) {
-        Fail '-Offline needs -From.' 'without a network flatout must lie here' `
-            'pip download flatout on another machine, then -From that wheel'
+        Fail '-Offline needs -From.' 'without a network flatout must be on this machine' `
+            'run pip download flatout on another machine, then use -From with that wheel'
     }
     if ($From) {
         if (-not (Test-Path -LiteralPath $From)) {
-            Fail "-From $From is not there." '' 'name a wheel, an archive or a folder'
+            Fail "-From $From does not exist." '' 'name a wheel, an archive or a folder'
         }
         $script:From = (Resolve-Path -LiteralPath $From).ProviderPath
         $isFolder = Test-Path -LiteralPath $script:From -PathType Container
         if ($isFolder -and -not (Test-Path -LiteralPath (Join-Path $script:From 'pyproject.toml'))) {
-            Fail "-From $From holds no sources." 'it has no pyproject.toml' 'name another folder'
+            Fail "-From $From is not a source folder." 'it has no pyproject.toml' 'name another folder'
         }
         if (-not $isFolder -and $script:From -notmatch '\.(whl|tar\.gz)$') {
             Fail "-From $From is neither wheel nor source archive." '' 'name a .whl or .tar.gz'
@@ -115,13 +115,13 @@ function Get-Sum([string]$File) {
     return (Get-FileHash -LiteralPath $File -Algorithm SHA256).Hash.ToLowerInvariant()
 }
 
-# One install at a time; the file is given free when this process ends, however it ends.
+# One install at a time; the system releases the file when this process ends.
 function Open-Lock {
     try {
         return [IO.File]::Open((Join-Path $App 'lock'), 'OpenOrCreate', 'ReadWrite', 'None')
     } catch {
-        Fail 'flatout is being installed by another process, or its folder cannot be written.' `
-            "$_" "wait for it, or look at $App"
+        Fail 'another process is installing flatout, or its folder is not writable.' `
+            "$_" "wait for it, or check $App"
     }
 }
 
@@ -138,7 +138,7 @@ function Write-Receipt([hashtable]$Values) {
     $lines = foreach ($key in @('environment', 'installer', 'source', 'sha256', 'launcher', 'profile')) {
         "${key}: $($Values[$key])"
     }
-    # Without a byte order mark, which Windows PowerShell would put there.
+    # Without the byte order mark that Windows PowerShell would write.
     [IO.File]::WriteAllLines((Join-Path $App 'receipt.part'), $lines)
     Move-Item -Force -LiteralPath (Join-Path $App 'receipt.part') (Join-Path $App 'receipt')
 }
@@ -162,7 +162,7 @@ function Test-Installed {
     return (-not $Version) -or ($Version -eq $found)
 }
 
-# The version that a folder of sources has; nothing where it is none.
+# The version of a source folder; empty if it is not one.
 function Get-SourceVersion([string]$Folder) {
     $file = Join-Path $Folder 'src\flatout\__init__.py'
     if (-not (Test-Path -LiteralPath $file -PathType Leaf)) { return '' }
@@ -172,14 +172,14 @@ function Get-SourceVersion([string]$Folder) {
     return ''
 }
 
-# A script that lies in a checkout installs that one, where nothing else is asked for.
+# A script in a checkout installs that checkout by default.
 function Use-Checkout {
-    # Nothing where the script was pasted and lies nowhere.
+    # A pasted script has no folder.
     if ($Version -or $From -or -not $PSScriptRoot) { return }
     if (Get-SourceVersion $PSScriptRoot) { $script:From = $PSScriptRoot }
 }
 
-# A Python of python.org or its like. What lies in WindowsApps may be a stub that opens the Store.
+# A regular Python. One in WindowsApps may be a stub that opens the Store.
 function Find-Python {
     $ask = 'import sys; print(sys.executable if sys.version_info >= (3, 11) else "")'
     $candidates = @()
@@ -204,10 +204,10 @@ function Find-Uv {
     return ''
 }
 
-# Adds to a file what it lacks; gives whether something of it was there.
+# Downloads the missing rest of a file; returns whether part of it existed.
 function Receive-File([string]$Url, [string]$File) {
     $isContinued = (Test-Path -LiteralPath $File) -and (Get-Item -LiteralPath $File).Length -gt 0
-    # Windows PowerShell offers what servers have long refused.
+    # By default Windows PowerShell offers only TLS versions that servers refuse.
     [Net.ServicePointManager]::SecurityProtocol =
         [Net.ServicePointManager]::SecurityProtocol -bor [Net.SecurityProtocolType]::Tls12
     $curl = Join-Path $env:SystemRoot 'System32\curl.exe'
@@ -218,17 +218,22 @@ function Receive-File([string]$Url, [string]$File) {
     $code = Invoke-Program $curl @(
         '-fsSL', '--retry', '3', '--connect-timeout', '20', '-C', '-', '-o', $File, $Url
     )
-    # 33: the server gives no ranges. 22: nothing lies behind what is there; the checksum decides.
+    # 33: the server has no ranges. 22: the file is already complete; the checksum decides.
     if ($code -ne 0 -and -not ($isContinued -and @(22, 33) -contains $code)) {
         throw "curl ended with $code"
     }
     return $isContinued
 }
 
+# A URL without its password.
+function Hide-Password([string]$Text) {
+    return $Text -replace '://[^/]*@', '://****@'
+}
+
 function Get-Uv {
     if ($Offline) {
-        Fail 'there is no Python 3.11 or later that can make an environment.' `
-            '-Offline forbids to fetch one' 'install Python from python.org, then run this again'
+        Fail 'no Python 3.11 or later here can create an environment.' `
+            '-Offline forbids downloading one' 'install Python from python.org, then run this again'
     }
     $machine = 'x86_64'
     if ($env:PROCESSOR_ARCHITECTURE -eq 'ARM64' -or $env:PROCESSOR_ARCHITEW6432 -eq 'ARM64') {
@@ -238,18 +243,19 @@ function Get-Uv {
     if ($env:FLATOUT_UV_MIRROR) { $base = $env:FLATOUT_UV_MIRROR }
     $url = "$base/$UvVersion/uv-$machine-pc-windows-msvc.zip"
     $archive = Join-Path $App "uv-$UvVersion-$machine.zip"
-    Say 'uv' "fetching $url (18 MB)"
+    $shown = Hide-Password $url
+    Say 'uv' "fetching $shown (18 MB)"
     if ((Get-Sum $archive) -ne $UvSums[$machine]) {
         try {
-            # What a broken download left is gone on with; if it was of something else, once more.
+            # An interrupted download is resumed; if the partial file was wrong, it is downloaded again.
             $isContinued = Receive-File $url $archive
             if ($isContinued -and (Get-Sum $archive) -ne $UvSums[$machine]) {
                 Remove-Item -Force -LiteralPath $archive
                 $null = Receive-File $url $archive
             }
         } catch {
-            Fail "could not download $url." "$_" `
-                'check the network (HTTPS_PROXY, if you need one), then run this again: it goes on'
+            Fail "could not download $shown." (Hide-Password "$_") `
+                'check the network (HTTPS_PROXY, if you need one), then run this again to resume'
         }
     }
     $got = Get-Sum $archive
@@ -257,7 +263,7 @@ function Get-Uv {
         Remove-Item -Force -LiteralPath $archive
         Fail 'the download of uv is damaged or was changed.' `
             "SHA-256: expected $($UvSums[$machine]), got $got" `
-            'run this again; if it repeats, ask who runs your network'
+            'run this again; if it happens again, ask your network administrator'
     }
     $new = Join-Path $App 'uv.new'
     if (Test-Path -LiteralPath $new) { Remove-Item -Recurse -Force -LiteralPath $new }
@@ -269,7 +275,7 @@ function Get-Uv {
     return (Join-Path $folder 'uv.exe')
 }
 
-# Of pip's settings that one; what its variable says comes first.
+# One of pip's settings; its environment variable takes precedence.
 function Get-PipSetting([string]$Name, [string]$Value) {
     if ($Value) { return $Value }
     $files = @($env:PIP_CONFIG_FILE)
@@ -285,7 +291,7 @@ function Get-PipSetting([string]$Name, [string]$Value) {
     return ''
 }
 
-# uv reads none of pip's settings. Whoever has set an index for pip means it for both.
+# uv ignores pip's settings, but an index configured for pip is meant for both.
 function Copy-PipSettings {
     if (-not ($env:UV_DEFAULT_INDEX -or $env:UV_INDEX_URL)) {
         $index = Get-PipSetting 'index-url' $env:PIP_INDEX_URL
@@ -308,12 +314,12 @@ function Copy-PipSettings {
             $env:SSL_CERT_FILE = $certificate
         }
     }
-    # Companies' certificates lie in the system's store, where uv does not look by itself.
+    # Company certificates are in the system's store, which uv does not read by default.
     if (-not $env:UV_SYSTEM_CERTS) { $env:UV_SYSTEM_CERTS = '1' }
 }
 
-# Makes an environment under a name that no receipt bears yet: until one does, it is nobody's, and
-# the next run removes it.
+# Creates an environment under a new name: until the receipt names it, it is unused, and the next run
+# removes it.
 function New-Environment {
     foreach ($name in @('PYTHONPATH', 'PYTHONHOME', 'PIP_TARGET', 'PIP_PREFIX', 'VIRTUAL_ENV')) {
         if (Test-Path "env:$name") { Remove-Item "env:$name" }
@@ -321,7 +327,7 @@ function New-Environment {
     $env:PIP_USER = '0'
     $env:PIP_DISABLE_PIP_VERSION_CHECK = '1'
     $env:PIP_NO_INPUT = '1'
-    # Of no use to anybody afterwards; what is broken off goes on with them.
+    # Not needed afterwards, but an interrupted install resumes with these caches.
     if (-not $env:PIP_CACHE_DIR) { $env:PIP_CACHE_DIR = Join-Path $App 'cache' }
     if (-not $env:UV_CACHE_DIR) { $env:UV_CACHE_DIR = Join-Path $App 'cache' }
     $stamp = [DateTime]::UtcNow.ToString('yyyyMMddTHHmmss')
@@ -332,23 +338,23 @@ function New-Environment {
         if ((Invoke-Program $python @('-m', 'venv', $environment)) -eq 0) {
             return @{ Folder = $environment; Uv = '' }
         }
-        Say 'python' 'it cannot make an environment, so uv does'
+        Say 'python' 'it cannot create an environment, so uv does'
         if (Test-Path -LiteralPath $environment) {
             Remove-Item -Recurse -Force -LiteralPath $environment
         }
     } else {
         $python = $PythonVersion
-        Say 'python' "none here that is 3.11 or later: uv fetches $python (30 MB)"
+        Say 'python' "no Python 3.11 or later here: uv fetches $python (30 MB)"
     }
     $uv = Find-Uv
     if (-not $uv) { $uv = Get-Uv }
     Copy-PipSettings
-    # Beside flatout, so that it goes when flatout goes.
+    # In flatout's folder, so that it is removed with flatout.
     $env:UV_PYTHON_INSTALL_DIR = Join-Path $App 'python'
     $arguments = @('venv', '--no-project', '--python', $python, $environment)
     if ($Offline) { $arguments += '--offline' }
     if ((Invoke-Program $uv $arguments) -ne 0) {
-        Fail 'uv could not make an environment.' 'see the lines above' `
+        Fail 'uv cannot create an environment.' 'see the lines above' `
             'check the network (HTTPS_PROXY, UV_PYTHON_INSTALL_MIRROR), then run this again'
     }
     return @{ Folder = $environment; Uv = $uv }
@@ -373,19 +379,19 @@ function Install-Flatout([hashtable]$Made) {
     if ($code -eq 0) { $found = Get-FlatoutVersion $Made.Folder }
     if (-not $found) {
         Remove-Item -Recurse -Force -LiteralPath $Made.Folder
-        Fail 'flatout could not be installed.' 'see the lines above' `
+        Fail 'cannot install flatout.' 'see the lines above' `
             'check the network (HTTPS_PROXY, pip.ini), then run this again'
     }
     return $found
 }
 
-# The program holds the path of its Python, so that a copy starts the same.
+# The program contains the path of its Python, so a copy works too.
 function Copy-Launcher([string]$Environment) {
     $source = Join-Path $Environment 'Scripts\flatout.exe'
     $target = Join-Path $Bin 'flatout.exe'
     if ((Get-Sum $source) -eq (Get-Sum $target)) { return }
     if (Test-Path -LiteralPath $target) {
-        # One that runs can be renamed, though not overwritten.
+        # A running program can be renamed but not overwritten.
         Get-ChildItem -LiteralPath $Bin -Filter 'flatout.old-*' |
             Remove-Item -Force -ErrorAction SilentlyContinue
         Move-Item -LiteralPath $target (Join-Path $Bin "flatout.old-$PID")
@@ -415,10 +421,10 @@ function Add-ToPath {
     }
     Set-ItemProperty 'HKCU:\Environment' -Name Path -Type ExpandString `
         -Value ((@($entries) + $Bin) -join ';')
-    # Setting any variable tells the programs that run; this one is never there.
+    # Setting any variable notifies running programs; this variable does not exist.
     [Environment]::SetEnvironmentVariable('FLATOUT_NOTHING', $null, 'User')
     $env:Path = "$env:Path;$Bin"
-    Say 'path' 'added; other windows see it when they are opened anew'
+    Say 'path' 'added; reopen other windows to use it'
 }
 
 function Install {
@@ -441,7 +447,7 @@ function Install {
             $source = 'index'
             $sum = ''
             if ($From) { $source = $From; $sum = Get-Sum $From }
-            # The receipt comes first: a break between the two is mended by the next run.
+            # The receipt comes first: after an interruption between the two, the next run repairs it.
             Write-Receipt @{
                 environment = $environment; installer = $installer; source = $source
                 sha256 = $sum; launcher = (Join-Path $Bin 'flatout.exe'); profile = 'HKCU:\Environment'
@@ -463,7 +469,7 @@ function Install {
 }
 
 if (-not $env:LOCALAPPDATA) {
-    Fail 'this is not Windows, or it has no LOCALAPPDATA.' '' 'sh install.sh, under Linux and macOS'
+    Fail 'this is not Windows, or LOCALAPPDATA is not set.' '' 'on Linux and macOS, run sh install.sh'
 }
 $App = Join-Path $env:LOCALAPPDATA 'flatout\app'
 $Bin = Join-Path $env:LOCALAPPDATA 'flatout\bin'

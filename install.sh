@@ -1,33 +1,33 @@
 #!/bin/sh
-# Installs flatout for one person. It needs neither Python nor root.
+# Installs flatout for the current user. It needs neither Python nor root.
 #
 #   sh install.sh [--yes] [--version VERSION] [--from FILE] [--offline]
 #
-# What it makes, and nothing else:
-#   ~/.local/share/flatout/app   flatout in an environment of its own; uv and Python, if missing
+# It creates only:
+#   ~/.local/share/flatout/app   flatout in its own environment; uv and Python, if missing
 #   ~/.local/bin/flatout         a link to it
-#   a marked block in the shell's profile, if that folder is not on PATH; shown and asked first
-# Running it again changes nothing; one that was broken off is gone on with. `flatout self update`
-# brings a newer version, `flatout self remove` takes all of it out again.
+#   a marked block in the shell's profile, if that folder is not on PATH; shown first, with a prompt
+# Running it again changes nothing; an interrupted install is resumed. `flatout self update` installs
+# a newer version, `flatout self remove` removes everything.
 
 set -eu
 
 # Checksums: https://github.com/astral-sh/uv/releases/tag/0.12.15
 uv_version=0.12.15
-# Of the Pythons that uv offers, the one that most frameworks have builds for.
+# The Python that most frameworks have builds for.
 python_version=3.12
 
 usage() {
     cat <<'TEXT'
 usage: sh install.sh [--yes] [--version VERSION] [--from FILE] [--offline]
 
-  --yes              do not ask
-  --version VERSION  this version of flatout; without it the newest, or what is installed already
-  --from FILE        a wheel, a source archive or a folder of sources, not the package index
-  --offline          use no network: what flatout needs lies beside FILE as wheels
+  --yes              answer yes to all prompts
+  --version VERSION  version to install (default: the installed one, else the newest)
+  --from FILE        install from a wheel, a source archive or a source folder, not from the index
+  --offline          do not use the network: take dependencies from wheels next to FILE
 
-It honours pip.conf, PIP_*, UV_*, HTTPS_PROXY and SSL_CERT_FILE. FLATOUT_UV_MIRROR is an address that
-stands for https://github.com/astral-sh/uv/releases/download.
+It honours pip.conf, PIP_*, UV_*, HTTPS_PROXY and SSL_CERT_FILE. FLATOUT_UV_MIRROR replaces
+https://github.com/astral-sh/uv/releases/download.
 TEXT
 }
 
@@ -35,7 +35,7 @@ say() {
     printf '%-10s%s\n' "$1" "$2"
 }
 
-# An address without its password.
+# A URL without its password.
 masked() {
     printf '%s' "$1" | sed 's,://[^/]*@,://****@,'
 }
@@ -68,22 +68,22 @@ parse() {
         shift
     done
     case $version in
-        *[!0-9A-Za-z.+!]*) fail "--version $version is no version." '' "write it as in --version 0.1.0" ;;
+        *[!0-9A-Za-z.+!]*) fail "--version $version is not a version." '' "write it as in --version 0.1.0" ;;
     esac
     [ -z "$version" ] || [ -z "$from" ] ||
-        fail "--version and --from exclude each other." "a file has its version" "leave one out"
+        fail "--version cannot be combined with --from." "a file has its own version" "remove one of them"
     [ $offline = no ] || [ -n "$from" ] ||
-        fail "--offline needs --from." "without a network flatout must lie here" \
-            "pip download flatout on another machine, then --from that wheel"
+        fail "--offline needs --from." "without a network flatout must be on this machine" \
+            "run pip download flatout on another machine, then use --from with that wheel"
     [ -z "$from" ] || check_source
 }
 
-# Makes the path absolute, and takes its checksum: another file of that name is another flatout.
+# Makes the path absolute.
 check_source() {
-    [ -e "$from" ] || fail "--from $from is not there." '' "name a wheel, an archive or a folder"
+    [ -e "$from" ] || fail "--from $from does not exist." '' "name a wheel, an archive or a folder"
     if [ -d "$from" ]; then
         [ -f "$from/pyproject.toml" ] ||
-            fail "--from $from holds no sources." "it has no pyproject.toml" "name another folder"
+            fail "--from $from is not a source folder." "it has no pyproject.toml" "name another folder"
         from=$(cd "$from" && pwd -P)
     else
         case $from in
@@ -94,10 +94,10 @@ check_source() {
     fi
 }
 
-# The folders. A relative XDG path is to be ignored, as its specification says.
+# The folders. The XDG specification says to ignore relative paths.
 find_folders() {
     [ -n "${HOME:-}" ] && [ -d "$HOME" ] ||
-        fail "there is no home folder." "HOME is ${HOME:-not set}" "set HOME to a folder of yours"
+        fail "no home folder." "HOME is ${HOME:-not set}" "set HOME to your home folder"
     case ${XDG_DATA_HOME:-} in
         /*) app=$XDG_DATA_HOME/flatout/app ;;
         *) app=$HOME/.local/share/flatout/app ;;
@@ -108,30 +108,30 @@ find_folders() {
     esac
     mkdir -p "$app" "$bin" 2>/dev/null ||
         fail "cannot write $app or $bin." "no permission, or no space" \
-            "make them writable, or name others: XDG_DATA_HOME, XDG_BIN_HOME"
+            "make them writable, or choose others: XDG_DATA_HOME, XDG_BIN_HOME"
 }
 
-# When a process began. Numbers are given anew, after a power cut to a like process most of all.
+# A process's start time: ids are reused, especially after a power cut.
 began() {
     cut -d ' ' -f 22 "/proc/$1/stat" 2>/dev/null || ps -o lstart= -p "$1" 2>/dev/null || true
 }
 
-# One install at a time. A folder is made by one process alone, and dies with no process: so whose it
-# is stands in it.
+# One install at a time. Only one process can create the folder, but it outlives that process, so it
+# records its owner.
 lock() {
     if ! mkdir "$app/lock" 2>/dev/null; then
-        # Whoever has just made it is about to say who it is.
+        # The process that has just created it is about to write its id.
         [ -e "$app/lock/pid" ] || sleep 1
         owner=$(head -n 1 "$app/lock/pid" 2>/dev/null || echo 0)
         if [ "$owner" -gt 0 ] 2>/dev/null && kill -0 "$owner" 2>/dev/null &&
             [ "$(sed -n 2p "$app/lock/pid")" = "$(began "$owner")" ]; then
-            fail "flatout is being installed by another process." "its number is $owner" \
+            fail "another process is installing flatout." "its process id is $owner" \
                 "wait for it, or end it"
         fi
     fi
-    # By another name first: nobody reads half of it.
+    # Written under another name first, so that no process reads half of it.
     { echo $$ && began $$; } >"$app/lock/pid.$$" && mv -f "$app/lock/pid.$$" "$app/lock/pid" ||
-        fail "cannot write $app." "no permission, or no space" "free some"
+        fail "cannot write $app." "no permission, or no space" "free some space"
     trap 'rm -rf "$app/lock"' EXIT
     trap 'exit 130' INT TERM HUP
 }
@@ -144,7 +144,7 @@ receipt() {
 refuse_odd_paths() {
     case "$app$bin$from" in
         *'
-'*) fail "a path holds the end of a line." "$app, $bin" "choose another" ;;
+'*) fail "a path contains a newline." "$app, $bin" "choose another one" ;;
     esac
 }
 
@@ -152,13 +152,13 @@ refuse_other_launcher() {
     if [ -e "$bin/flatout" ] || [ -L "$bin/flatout" ]; then
         case $(readlink "$bin/flatout" 2>/dev/null || true) in
             "$app"/*) ;;
-            *) fail "there is another flatout in $bin." "it was not put there by install.sh" \
+            *) fail "$bin contains another flatout." "it was not installed by install.sh" \
                 "remove it first: uv tool uninstall flatout, pipx uninstall flatout, or rm" ;;
         esac
     fi
 }
 
-# Whether what was asked for is installed and works.
+# Whether the requested version is installed and works.
 is_installed() {
     environment=$(receipt environment)
     [ -n "$environment" ] && [ -x "$environment/bin/flatout" ] || return 1
@@ -173,13 +173,13 @@ is_installed() {
     fi
 }
 
-# The version that a folder of sources has.
+# The version of a source folder.
 version_of() {
     sed -n 's/^__version__ = "\(.*\)"/\1/p' "$1/src/flatout/__init__.py" 2>/dev/null
 }
 
-# A script that lies in a checkout installs that one, where nothing else is asked for. One that comes
-# through a pipe lies nowhere: $0 is then the shell's name, and the current folder anybody's.
+# A script in a checkout installs that checkout by default. A script from a pipe has no file: $0 is
+# then the shell's name, and the current folder must not be trusted.
 take_checkout() {
     [ -z "$version$from" ] || return 0
     case $0 in
@@ -202,7 +202,7 @@ sha256_of() {
     fi
 }
 
-# A Python of this system that is new enough. One of Windows, seen from WSL, is another system's.
+# A Python that is new enough. Seen from WSL, a Python of Windows is another system's.
 find_python() {
     for name in python3.14 python3.13 python3.12 python3.11 python3 python; do
         path=$(command -v "$name" 2>/dev/null) || continue
@@ -241,21 +241,21 @@ uv_target() {
             target=aarch64-apple-darwin
             sha256=dc304b9ed1b24174572290fba60ac3f6fe63c73a671f0439e62a91375841964d
             ;;
-        *) fail "there is no uv for $(uname -s) on $(uname -m)." "it would bring a Python" \
+        *) fail "uv is not available for $(uname -s) on $(uname -m)." "it would provide Python" \
             "install Python 3.11 or later, then run this again" ;;
     esac
 }
 
 fetch_uv() {
-    [ $offline = no ] || fail "there is no Python 3.11 or later that can make an environment." \
-        "--offline forbids to fetch one" "install $instead, then run this again"
+    [ $offline = no ] || fail "no Python 3.11 or later here can create an environment." \
+        "--offline forbids downloading one" "install $instead, then run this again"
     uv_target
     base=${FLATOUT_UV_MIRROR:-https://github.com/astral-sh/uv/releases/download}
     url=$base/$uv_version/uv-$target.tar.gz
     part=$app/uv-$uv_version-$target.tar.gz.part
     say uv "fetching $(masked "$url") (22 MB)"
     if [ "$(sha256_of "$part" 2>/dev/null)" != "$sha256" ]; then
-        # What a broken download left is gone on with; if it was of something else, once more anew.
+        # An interrupted download is resumed; if the partial file was wrong, it is downloaded again.
         download "$url" "$part"
         if [ "$(sha256_of "$part")" != "$sha256" ] && [ "$is_continued" = yes ]; then
             rm -f "$part"
@@ -264,28 +264,28 @@ fetch_uv() {
     fi
     got=$(sha256_of "$part")
     if [ "$got" = unknown ]; then
-        fail "the download cannot be checked." "there is no sha256sum, shasum or openssl" \
+        fail "cannot verify the download." "there is no sha256sum, shasum or openssl" \
             "install one of them, or Python 3.11 or later"
     elif [ "$got" != "$sha256" ]; then
         rm -f "$part"
         fail "the download of uv is damaged or was changed." "SHA-256: expected $sha256, got $got" \
-            "run this again; if it repeats, ask who runs your network"
+            "run this again; if it happens again, ask your network administrator"
     fi
     rm -rf "$app/uv.new"
     mkdir "$app/uv.new"
     tar -xzf "$part" -C "$app/uv.new" --strip-components=1 ||
-        fail "$part cannot be unpacked." '' "install tar and gzip, and see that there is space"
+        fail "cannot unpack $part." '' "install tar and gzip, and check the free disk space"
     rm -rf "$app/uv" "$app"/uv-*.part
     mv "$app/uv.new" "$app/uv"
     uv=$app/uv/uv
 }
 
-# download URL FILE: adds to the file what it lacks.
+# download URL FILE: downloads the missing rest of the file.
 download() {
     is_continued=no
     [ ! -s "$2" ] || is_continued=yes
     if command -v curl >/dev/null 2>&1; then
-        # 33: the server gives no ranges. 22: nothing lies behind what is there; the checksum decides.
+        # 33: the server has no ranges. 22: the file is already complete; the checksum decides.
         curl -fsSL --retry 3 --connect-timeout 20 -C - -o "$2" "$1" && return 0
         code=$?
         [ $is_continued = yes ] && { [ $code = 33 ] || [ $code = 22 ]; } && return 0
@@ -294,14 +294,14 @@ download() {
     elif command -v python3 >/dev/null 2>&1; then
         python3 -c "$downloader" "$1" "$2" && return 0
     else
-        fail "nothing here can download." "there is neither curl nor wget nor Python" \
+        fail "cannot download anything." "there is neither curl nor wget nor Python" \
             "install one of them, or $instead"
     fi
     fail "could not download $(masked "$1")." "see the lines above" \
-        "check the network (HTTPS_PROXY, if you need one), then run this again: it goes on. Or install $instead"
+        "check the network (HTTPS_PROXY, if you need one), then run this again to resume; or install $instead"
 }
 
-# What curl does, for a system that has nothing else: Debian at its smallest, with Python.
+# A replacement for curl on systems without it, such as a minimal Debian with Python.
 downloader='
 import os, shutil, sys, urllib.error, urllib.request
 url, path = sys.argv[1:]
@@ -321,13 +321,13 @@ except OSError as error:
     sys.exit(str(error))
 '
 
-# Makes an environment under a name that no receipt bears yet. One that cannot be moved is made in
-# its place; until the receipt names it, it is nobody's, and the next run removes it.
+# Creates an environment under a new name, in its final place because it cannot be moved. Until the
+# receipt names it, it is unused, and the next run removes it.
 make_environment() {
     environment=$app/environment-$(date -u +%Y%m%dT%H%M%S)-$$
     unset PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX VIRTUAL_ENV
     export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
-    # Of no use to anybody afterwards; what is broken off goes on with them.
+    # Not needed afterwards, but an interrupted install resumes with these caches.
     export PIP_CACHE_DIR="${PIP_CACHE_DIR:-$app/cache}" UV_CACHE_DIR="${UV_CACHE_DIR:-$app/cache}"
     instead="Python 3.11 or later"
     if find_python; then
@@ -337,29 +337,29 @@ make_environment() {
             return
         fi
         if grep -q ensurepip "$app/log"; then
-            instead="what it lacks: apt install python3-venv"
-            say python "it has no ensurepip, so uv makes the environment (or: apt install python3-venv)"
+            instead="the missing package: apt install python3-venv"
+            say python "it has no ensurepip, so uv creates the environment (or: apt install python3-venv)"
         else
-            instead="a Python that can make an environment"
-            say python "it cannot make an environment, so uv does: $(grep . "$app/log" | tail -n 1)"
+            instead="a Python that can create an environment"
+            say python "it cannot create an environment, so uv does: $(grep . "$app/log" | tail -n 1)"
         fi
         rm -rf "$environment"
     else
         python=$python_version
-        say python "none here that is 3.11 or later: uv fetches $python (30 MB)"
+        say python "no Python 3.11 or later here: uv fetches $python (30 MB)"
     fi
     find_uv || fetch_uv
     follow_pip
-    # Beside flatout, so that it goes when flatout goes.
+    # In flatout's folder, so that it is removed with flatout.
     export UV_PYTHON_INSTALL_DIR="$app/python"
     set -- venv --no-project --python "$python" "$environment"
     [ $offline = no ] || set -- "$@" --offline
-    "$uv" "$@" || fail "uv could not make an environment." "see the lines above" \
+    "$uv" "$@" || fail "uv cannot create an environment." "see the lines above" \
         "check the network (HTTPS_PROXY, UV_PYTHON_INSTALL_MIRROR), then run this again"
     installer=uv
 }
 
-# pip_setting NAME VALUE: of pip's settings that one; VALUE is what its variable says.
+# pip_setting NAME VALUE: one of pip's settings; VALUE is that of its environment variable.
 pip_setting() {
     if [ -n "$2" ]; then
         echo "$2"
@@ -371,7 +371,7 @@ pip_setting() {
     done | head -n 1
 }
 
-# uv reads none of pip's settings. Whoever has set an index for pip means it for both.
+# uv ignores pip's settings, but an index configured for pip is meant for both.
 follow_pip() {
     if [ -z "${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}" ]; then
         UV_DEFAULT_INDEX=$(pip_setting index-url "${PIP_INDEX_URL:-}")
@@ -389,7 +389,7 @@ follow_pip() {
         SSL_CERT_FILE=$(pip_setting cert "${PIP_CERT:-}")
         [ ! -f "$SSL_CERT_FILE" ] || export SSL_CERT_FILE
     fi
-    # Companies' certificates lie in the system's store, where uv does not look by itself.
+    # Company certificates are in the system's store, which uv does not read by default.
     export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
 }
 
@@ -406,17 +406,17 @@ install_flatout() {
     [ $offline = no ] || set -- "$@" --no-index --find-links "$(dirname "$from")"
     if ! "$@"; then
         rm -rf "$environment"
-        fail "flatout could not be installed." "see the lines above" \
+        fail "cannot install flatout." "see the lines above" \
             "check the network (HTTPS_PROXY, pip.conf), then run this again"
     fi
     found=$("$environment/bin/flatout" --version) || {
         rm -rf "$environment"
-        fail "the flatout that was installed does not start." "see the lines above" "report it, please"
+        fail "the installed flatout does not start." "see the lines above" "please report it"
     }
     found=${found#flatout }
 }
 
-# The receipt comes first: a break between the two is mended by the next run.
+# The receipt comes first: after an interruption between the two, the next run repairs it.
 keep() {
     source=${from:-index}
     sum=''
@@ -457,7 +457,7 @@ find_profile() {
         *) profile=$HOME/.profile ;;
     esac
     quoted="'$(printf '%s' "$bin" | sed "s/'/'\\\\''/g")'"
-    # shellcheck disable=SC2016  # The shell that reads the profile is to expand it.
+    # shellcheck disable=SC2016  # The shell that reads the profile expands it.
     case $profile in
         *.fish) line="contains -- $quoted \$PATH; or set -gx PATH $quoted \$PATH" ;;
         *) line='case ":$PATH:" in *:'$quoted':*) ;; *) export PATH='$quoted':"$PATH" ;; esac' ;;
@@ -489,12 +489,12 @@ offer_path() {
     printf '    %s\n' "$line"
     if ask "Add it?"; then
         mkdir -p "$(dirname "$profile")"
-        # The receipt comes first: what it names and is not there, nobody misses.
+        # The receipt comes first: it may name a block that does not exist, but not the reverse.
         echo "profile: $profile" >>"$app/receipt"
         printf '\n# >>> flatout >>>\n%s\n# <<< flatout <<<\n' "$line" >>"$profile"
-        say path "added; open a new shell, or type the line here"
+        say path "added; open a new shell, or run the line here"
     else
-        say path "not added; type the line, or call $bin/flatout"
+        say path "not added; run the line yourself, or use $bin/flatout"
     fi
 }
 

@@ -2,9 +2,9 @@
 
     python benchmarks/accuracy.py [--only digits,mnist] [--seeds 3] [--device cpu]
 
-Trains them as a person does, by `flatout train NAME --json`, and holds what the weights that are
-kept reach on the validation data, and the time, against the goals. `mnist` and `charlm` want their
-data in $FLATOUT_DATA or download it.
+Trains them as a user does, with `flatout train NAME --json`, and compares the validation metric of
+the kept weights, and the time, with the goals. `mnist` and `charlm` need their data in
+$FLATOUT_DATA or download it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dated
+from flatout.schema.units import percent_text, seconds_text
 
-from flatout.nouns.measurement import Measurement
-from flatout.nouns.units import percent_text, seconds_text
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support import dated
+from support.dated import Measurement
+
+RESULTS = Path(__file__).with_name("results")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What an experiment must reach: an accuracy of at least, a loss below, in so many seconds.
+    """What an experiment must reach: a minimum accuracy or a maximum loss, in so many seconds.
 
-    settings: what is given with `-s`.
+    settings: the values of `-s`.
     """
 
     metric: str
@@ -47,7 +51,7 @@ class Goal:
         return is_in_time and min(values) >= self.value
 
     def text(self, value: float) -> str:
-        """A value of the metric as people read it."""
+        """A value of the metric, formatted for reading."""
         return f"{value:.3f}" if self.metric == "loss" else percent_text(value, 2)
 
     def __str__(self) -> str:
@@ -104,15 +108,17 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default=",".join(GOALS), help="with commas between")
-    parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, 2 ...")
+    parser.add_argument("--only", default=",".join(GOALS), help="comma-separated")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds: 0, 1, 2 ...")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="output folder (default: results)"
+    )
     return parser.parse_args()
 
 
 def train(name: str, seed: int, device: str) -> tuple[float, float]:
-    """The metric of the weights that are kept, and the seconds from command to its end."""
+    """The metric of the kept weights, and the seconds from the command to its end."""
     goal = GOALS[name]
     settings = [part for setting in goal.settings for part in ("-s", setting)]
     arguments = [name, *settings, f"--seed={seed}", f"--device={device}"]
@@ -122,7 +128,7 @@ def train(name: str, seed: int, device: str) -> tuple[float, float]:
 
 
 def trained(arguments: list[str]) -> tuple[dict[str, Any], float]:
-    """A run as `flatout train ... --json` tells it, and the seconds from command to its end."""
+    """A run as `flatout train ... --json` reports it, and the seconds it took."""
     command = [sys.executable, "-m", "flatout", "train", *arguments, "--json"]
     with tempfile.TemporaryDirectory() as folder:
         began_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Samples kept in memory after they were decoded, beside the best setting of a loader.
+"""Decoded samples kept in memory, compared with the best loader setting.
 
     python benchmarks/decoded_cache.py [--images 400] [--rounds 5] [--cpu]
 
@@ -6,9 +6,9 @@
 of 64, with a linear model; `packed` are the 512 packed pictures of
 benchmarks/zoo/decoded_pictures.py without their augmentation, in batches of 16, with that model.
 Only steps are timed. Loaders with 0, 1 and 2 workers read two epochs each; then the best of them
-and the cache take turns, an epoch at a time. The cache is timed for its first epoch, which fills
-it, and for the ones after it. With `--cpu` the processor's time is measured instead of the clock's,
-on one thread and without workers: where other programs are running, it says more.
+and the cache take turns, an epoch at a time. The cache's first epoch, which fills it, and the later
+ones are timed separately. `--cpu` measures CPU time instead of wall time, on one thread and without
+workers: use it if other programs are running.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from torch import nn
 
 import flatout
 from flatout.engine import data
-from flatout.engine.measuring import RecipeLoop
-from flatout.engine.meter import Meter
-from flatout.engine.session import Session, build, process_settings
-from flatout.engine.step import Step
-from flatout.nouns.units import bytes_text
+from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.session.session import Session, build, process_settings
+from flatout.engine.step.step import EagerStep
+from flatout.engine.tuner.ab_timing import RecipeLoop
+from flatout.schema.units import bytes_text
 
 sys.path.insert(0, str(Path(__file__).parent / "zoo"))
 
@@ -44,7 +44,7 @@ BYTES_PER_IMAGE = 61_000
 
 
 class Packed(decoded_pictures.PackedPictures):
-    """The packed pictures as they are, the same in each epoch."""
+    """The packed pictures without augmentation, the same in each epoch."""
 
     def __getitem__(self, index: int) -> decoded_pictures.Sample:
         pixels = bytearray(zlib.decompress(self.packed[index]))
@@ -54,7 +54,7 @@ class Packed(decoded_pictures.PackedPictures):
 
 
 class Epochs:
-    """An experiment under some recipe fields, an epoch at a time."""
+    """An experiment with some recipe fields, one epoch at a time."""
 
     def __init__(
         self, experiment: flatout.Experiment, clock: Callable[[], float], **use: Any
@@ -63,8 +63,8 @@ class Epochs:
         built = build(experiment, 0, "cpu")
         self.recipe = built.recipe(use)
         self.session = Session(built, self.recipe)
-        meter = Meter(self.session.device)
-        self.loop = RecipeLoop(self.session, Step(self.session.step_parts(), meter), meter)
+        timer = StepTimer(self.session.device)
+        self.loop = RecipeLoop(self.session, EagerStep(self.session.step_parts(), timer), timer)
 
     def rate(self) -> float:
         """Samples per second of a whole epoch."""
@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def experiments(folder: Path) -> Iterator[tuple[str, flatout.Experiment]]:
-    """What is read, with a model that takes little time beside it."""
+    """What is read, with a model that takes little time."""
     plain = decoded_pictures.experiment()
     yield "packed", replace(plain, train_data=Packed)
     photos: Callable[[], Any] = lambda: data.image_folder(folder)  # noqa: E731

@@ -1,4 +1,4 @@
-"""How much others had of the processors while something was measured."""
+"""How much CPU time other programs used during a measurement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psutil
 
 
 def others_busy_s() -> float:
-    """Seconds that processors have worked for others than this process and its children.
+    """CPU seconds used by others than this process and its children.
 
     Children that have ended and were waited for count as own.
     """
@@ -21,7 +21,7 @@ def others_busy_s() -> float:
 
 
 class Disturbance:
-    """Opened around a measurement; share: of one core, that others had meanwhile."""
+    """Wraps a measurement; share: of one core, used by other programs."""
 
     def __enter__(self) -> Disturbance:
         self.share = 0.0

@@ -1,10 +1,11 @@
-"""How long the doctor takes, beside tools that do something like it, and what a long text costs.
+"""How long the doctor takes, compared with similar tools, and what a long text costs.
 
     python3 benchmarks/doctor_times.py [--rounds 7] [--megabytes 200] [--rivals FOLDER]
 
-Whole processes are timed, from start to end, in turns: each round runs every command once, in an
-order drawn anew. The rivals are installed from the package index into environments of their own, in
-FOLDER (else a temporary one, which is removed); without a network they are left out, and named.
+Whole processes are timed, from start to end, in turns: each round runs every command once, in a new
+random order. The rivals are installed from the package index into environments of their own, in
+FOLDER (default: a temporary one, which is removed); without a network they are left out, and
+named.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dated import RESULTS, measurement, read_machine, write_result
-from diagnose import NOISE
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from flatout.nouns.measurement import Measurement
+from support.dated import Measurement, measurement, read_machine, write_result
+from support.log_noise import noise_line
 
+RESULTS = Path(__file__).with_name("results")
 SEED = 20261121
-# Beside each: the package that brings it, and what it needs to say anything.
+# Each with its package and the command that is timed.
 RIVALS = {
     "env-doctor": ("env-doctor", ("env-doctor", "check")),
     "cuda-doctor": ("cuda-doctor", ("cuda-doctor", "diagnose")),
@@ -37,7 +39,7 @@ _CAUSE = "RuntimeError: CUDA error: no kernel image is available for execution o
 
 
 def own_commands(log: Path) -> dict[str, list[str]]:
-    """flatout's commands, by the name they have in the table."""
+    """flatout's commands, by their names in the table."""
     flatout = [sys.executable, "-m", "flatout"]
     return {
         "flatout --help": [*flatout, "--help"],
@@ -48,7 +50,7 @@ def own_commands(log: Path) -> dict[str, list[str]]:
 
 
 def rival_commands(folder: Path) -> dict[str, list[str]]:
-    """Those of the rivals that could be installed."""
+    """The commands of those rivals that could be installed."""
     found = {}
     for name, (package, command) in RIVALS.items():
         place = folder / name
@@ -69,9 +71,9 @@ def rival_commands(folder: Path) -> dict[str, list[str]]:
 
 
 def timed(argv: Sequence[str]) -> tuple[float, float]:
-    """Seconds of a whole process, and of processors that it and its children took.
+    """Wall seconds of a whole process, and CPU seconds of it and its children.
 
-    What it finds is not judged. The second says the same on a machine that others use, too.
+    Its findings are not judged. CPU time is comparable on a busy machine, too.
     """
     began, before = time.perf_counter(), os.times()
     subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -83,7 +85,7 @@ def timed(argv: Sequence[str]) -> tuple[float, float]:
 
 
 def peak_of(argv: Sequence[str]) -> tuple[float, float, int]:
-    """Seconds of a process, seconds of a processor, and peak bytes of memory."""
+    """Wall seconds, CPU seconds and peak bytes of memory of a process."""
     import psutil
 
     began, cpu_s = time.perf_counter(), 0.0
@@ -102,16 +104,9 @@ def peak_of(argv: Sequence[str]) -> tuple[float, float, int]:
 
 
 def write_text(path: Path, num_bytes: int) -> None:
-    """A log of that size, of what trainings print, with a cause near its end."""
+    """Writes a log of that size, of ordinary output, with a cause near its end."""
     draw = random.Random(SEED)
-    lines = [
-        draw.choice(NOISE).format(
-            a=draw.randrange(10, 99), b=draw.randrange(10, 99), c=draw.randrange(100, 999),
-            d=draw.randrange(1000, 9999), e=draw.randrange(10, 59), f=draw.randrange(10, 59),
-            g=draw.randrange(1, 9), h=draw.randrange(1, 9),
-        )
-        for _ in range(20_000)
-    ]  # fmt: skip
+    lines = [noise_line(draw) for _ in range(20_000)]
     block = "\n".join(lines).encode() + b"\n"
     with open(path, "wb") as file:
         for _ in range(num_bytes // len(block) + 1):
@@ -133,7 +128,7 @@ def explain_long(folder: Path, megabytes: int) -> list[Measurement]:
 
 
 def rounds(commands: dict[str, list[str]], num_rounds: int) -> list[Measurement]:
-    """Each command's seconds, in turns; one round before is not counted."""
+    """Seconds of each command, in turns, after one round that is not counted."""
     draw = random.Random(SEED)
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
     for number in range(num_rounds + 1):
@@ -149,12 +144,14 @@ def rounds(commands: dict[str, list[str]], num_rounds: int) -> list[Measurement]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Prints the times and writes them; 1 where the long text cost too much."""
+    """Prints and writes the times; 1 if the long text cost too much."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--megabytes", type=int, default=200)
-    parser.add_argument("--rivals", type=Path, help="folder of their environments")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
+    parser.add_argument("--rivals", type=Path, help="folder for the environments of rivals")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="output folder (default: results)"
+    )
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -169,7 +166,7 @@ def main(arguments: Sequence[str]) -> int:
         spread = f"({low:.2f} to {high:.2f})"
         print(f"{one.name:<26}{one.conditions['time']:<5}{one.value:8.2f} s  {spread}")
     wall_s, cpu_s, peak = (one.value for one in long)
-    long_text = f"{wall_s:8.2f} s  {cpu_s:.2f} s of a processor, {peak / 2**20:.0f} MiB at most"
+    long_text = f"{wall_s:8.2f} s  {cpu_s:.2f} s of CPU time, {peak / 2**20:.0f} MiB at peak"
     print(f"explain, {asked.megabytes} MB{'':<12}{long_text}")
     details = {"load_before": load, "left_out": sorted(set(RIVALS) - set(rivals))}
     print(write_result("doctor-times", read_machine(), [*found, *long], details, asked.out))

@@ -2,14 +2,14 @@
 
     python3 benchmarks/first_hour.py [--neighbours 0,1] [--only tour,kinds,times] [--before SRC]
 
-- tour: every command of README's tour, in its order;
-- kinds: `flatout new` for each kind of data, then train, then predict on what was not in the data;
-- times: `flatout train digits` from start to end, and commands that should answer at once; with
-  `--before`, the `src` folder of another flatout, both in turns, in an order drawn anew.
+- tour: every command of README's tour, in order;
+- kinds: `flatout new` for each kind of data, then train, then predict on unseen data;
+- times: `flatout train digits` from start to end, and commands that should answer immediately; with
+  `--before`, the `src` folder of another flatout, both in turns, in a random order.
 
-With a neighbour, a process that computes without a pause runs beside. Looked at: exit codes, lines
-longer than 80 columns, words broken in two, seconds. Commands, addresses and paths are never
-broken, so that they can be copied. Writes a result file, and prints what is wrong. POSIX only.
+A neighbour is a process that uses the CPU without a pause. Checked: exit codes, lines longer than
+80 columns, words broken in two, seconds. Commands, addresses and paths must not be broken, so that
+they can be copied. Writes a result file, and prints what is wrong. POSIX only.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dated import RESULTS, measurement, read_machine, write_result
-from terminal import Played, broken_words, clean_environment, known_words, play, too_long
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from support.dated import measurement, read_machine, write_result
+from support.terminal import Played, broken_words, clean_environment, known_words, play, too_long
+
+RESULTS = Path(__file__).with_name("results")
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 20261123
 QUICK = (["--help"], [], ["runs"], ["show", "last"])
@@ -41,7 +44,7 @@ _SENTENCES = ("the cat sat on the mat", "a dog lay on the rug", "one bird flew o
 
 
 class Hour:
-    """Plays commands in a folder of its own, and keeps what they gave.
+    """Plays commands in a folder of its own, and keeps their output.
 
     Args:
         place: an empty folder.
@@ -78,7 +81,7 @@ def tour_of(readme: str) -> Iterator[tuple[str, str]]:
 
 
 def play_tour(hour: Hour) -> None:
-    """README's tour, in its order."""
+    """Plays README's tour, in order."""
     for name, text in tour_of((ROOT / "README.md").read_text(encoding="utf-8")):
         if name == "command":
             hour.run(*shlex.split(text))
@@ -87,7 +90,7 @@ def play_tour(hour: Hour) -> None:
 
 
 def play_kinds(hour: Hour) -> dict[str, str]:
-    """`new`, `train` and `predict` for each kind of data; gives those left out, with the reason."""
+    """`new`, `train` and `predict` for each kind of data; returns skipped ones, with reasons."""
     left_out = {}
     makers = {"images": "PIL", "csv": None, "parquet": "pyarrow", "text": None, "synthetic": None}
     for kind, package in makers.items():
@@ -107,7 +110,7 @@ def play_kinds(hour: Hour) -> dict[str, str]:
 
 
 def _made(kind: str, folder: Path) -> tuple[list[str], str | None]:
-    """Options of `new` for data that is made here, and what to ask the weights about."""
+    """Options of `new` for data that is created here, and an input to predict."""
     if kind == "synthetic":
         return [], None
     if kind == "text":
@@ -145,7 +148,7 @@ def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def play_times(hour: Hour, rounds: int, before: Path | None) -> dict[str, dict[str, list[float]]]:
-    """Seconds of commands, for this flatout and for the one before, in turns."""
+    """Seconds of commands, for this flatout and the previous one, in turns."""
     sources = {"now": ROOT / "src", **({"before": before} if before else {})}
     seconds: dict[str, dict[str, list[float]]] = {}
     dice = random.Random(SEED)
@@ -160,7 +163,7 @@ def play_times(hour: Hour, rounds: int, before: Path | None) -> dict[str, dict[s
 
 
 def faults(played: list[Played], words: set[str]) -> list[str]:
-    """What is wrong with what was printed, each with its command."""
+    """What is wrong with the output of each command."""
     found = []
     for one in played:
         if one.exit_code:
@@ -172,7 +175,7 @@ def faults(played: list[Played], words: set[str]) -> list[str]:
 
 @contextlib.contextmanager
 def neighbours(count: int) -> Iterator[None]:
-    """That many processes that compute without a pause."""
+    """Runs that many processes that use the CPU without a pause."""
     started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -183,13 +186,19 @@ def neighbours(count: int) -> Iterator[None]:
 
 
 def main() -> int:
-    """Plays the hour, with and without neighbours; writes what was found."""
+    """Plays the hour, with and without neighbours; writes the results."""
     parser = argparse.ArgumentParser(description="The first hour of a new user, on a terminal.")
-    parser.add_argument("--neighbours", default="0,1", help="how many, one pass each")
-    parser.add_argument("--only", default="tour,kinds,times", help="parts of the hour")
-    parser.add_argument("--rounds", type=int, default=5, help="of the times")
-    parser.add_argument("--before", type=Path, help="src folder of another flatout, for the times")
-    parser.add_argument("--suffix", default="", help="of the result file's name")
+    parser.add_argument(
+        "--neighbours", default="0,1", help="comma-separated numbers of neighbours, one pass each"
+    )
+    parser.add_argument(
+        "--only", default="tour,kinds,times", help="comma-separated parts of the hour"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the times")
+    parser.add_argument(
+        "--before", type=Path, help="src folder of another flatout to compare times with"
+    )
+    parser.add_argument("--suffix", default="", help="suffix of the result file's name")
     options = parser.parse_args()
     parts = options.only.split(",")
     words = known_words([*(ROOT / "src/flatout").rglob("*.py"), ROOT / "README.md"])
@@ -220,7 +229,7 @@ def main() -> int:
     for one in measured:
         print(f"{one.name} {one.conditions}: {one.value:.2f} {one.unit} "
               f"({min(one.samples):.2f} to {max(one.samples):.2f})")  # fmt: skip
-    print("\n".join(wrong) or "nothing is wrong")
+    print("\n".join(wrong) or "no problems found")
     path = write_result(
         f"first-hour{options.suffix}", read_machine(), measured,
         {"commands": commands, "faults": wrong, "left out": left_out}, RESULTS,

@@ -1,14 +1,14 @@
-"""Whether quicker recipes of `mnist-large` learn as much: the same accuracy, over several seeds.
+"""Whether faster recipes of `mnist-large` learn as much: the same accuracy, over several seeds.
 
     python benchmarks/gpu_accuracy.py --device cuda [--seeds 5] [--minutes 9] [--quick]
 
 The whole training of 14 epochs, by `flatout train mnist-large`, in fp32 without TF32; in bf16 with
-channels_last; and both again with updates in CUDA graphs, eight at a launch. Accuracy is that on
-the 10,000 test images after the last epoch: the best of 14 would be a draw from the luckier end. A
-recipe learns as much if its mean is at most 0.1 points below that of fp32, or no further than
-chance brings two means of so many seeds apart. Each training is kept in `gpu-accuracy.jsonl` as it
-ends: after `--minutes` none is begun, and the next command goes on from there. `--quick` trains a
-tiny size for an epoch, also on a CPU, without graphs, and judges and keeps nothing.
+channels_last; and both again with updates in CUDA graphs, eight per launch. Accuracy is that on
+the 10,000 test images after the last epoch: the best of 14 would reward luck. A recipe learns as
+much if its mean is at most 0.1 points below that of fp32, or within the difference that chance
+explains for so many seeds. Each training is stored in `gpu-accuracy.jsonl` when it ends: after
+`--minutes` no training is started, and the next command continues from there. `--quick` trains a
+tiny size for one epoch, also on a CPU, without graphs, and neither judges nor stores anything.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import dated
+from flatout.schema.units import percent_text, seconds_text
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from accuracy import trained
+from support import dated
 
-from flatout.nouns.units import percent_text, seconds_text
-
+RESULTS = Path(__file__).with_name("results")
 _GRAPH = {"capture": "step", "steps_per_launch": 8}
 _BF16 = {"precision": "bf16", "memory_format": "channels_last"}
 RECIPES: dict[str, dict[str, Any]] = {
@@ -41,7 +44,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 # difference of two means chance seldom goes.
 _LEAST, _ERRORS = 0.001, 2.0
 _KEPT = "gpu-accuracy.jsonl"
-# The exit code of one that goes on where it was when it is run again.
+# The exit code if another run would continue from here.
 UNFINISHED = 75
 
 
@@ -69,7 +72,7 @@ def main() -> int:
             f"{seconds_text(statistics.median(times[name]))}; {len(found[name])} seeds{said}"
         )
     if not is_complete:
-        print(f"unfinished: run it again with --out {options.out}")
+        print(f"not finished: run it again with --out {options.out}")
         return UNFINISHED
     machine = dated.read_machine()
     print(f"\nmachine   {dated.machine_text(machine)}")
@@ -89,9 +92,9 @@ def main() -> int:
 
 
 class Kept:
-    """Trainings that have come to their end, on the disk as they come.
+    """Finished trainings, stored on disk one by one.
 
-    path: a file of a line for each; None keeps them in memory alone.
+    path: a file with one line for each; None keeps them in memory only.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -105,11 +108,11 @@ class Kept:
             path.write_text("".join(whole), encoding="utf-8")
 
     def has(self, name: str, seed: int) -> bool:
-        """Whether that training is there."""
+        """Whether that training is stored."""
         return any((row["name"], row["seed"]) == (name, seed) for row in self._rows)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keeps one: name, seed, accuracy, seconds."""
+        """Stores one: name, seed, accuracy, seconds."""
         self._rows.append(row)
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,20 +122,20 @@ class Kept:
                 os.fsync(file.fileno())
 
     def clear(self) -> None:
-        """Forgets them: the next command begins from the start."""
+        """Deletes them: the next command starts from the beginning."""
         self._rows.clear()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
     def values(self, name: str, field: str) -> list[float]:
-        """One of their numbers, of all seeds of a recipe."""
+        """One of their numbers, for all seeds of a recipe."""
         return [row[field] for row in self._rows if row["name"] == name]
 
 
 def _train(names: Sequence[str], kept: Kept, failed: set[str], options: argparse.Namespace) -> bool:
-    """Makes the trainings that are not there yet; False if the time was over before.
+    """Runs the missing trainings; False if time ran out first.
 
-    A recipe that fails is noted, and the others go on.
+    A recipe that fails is noted, and the others continue.
     """
     began_s = time.monotonic()
     longest_s = 0.0
@@ -159,12 +162,14 @@ def _train(names: Sequence[str], kept: Kept, failed: set[str], options: argparse
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--seeds", type=int, default=5, help="how many: 0, 1, 2 ...")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds: 0, 1, 2 ...")
     parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="begin no training after so many"
+        "--minutes", type=float, default=math.inf, help="start no training after this many minutes"
     )
-    parser.add_argument("--quick", action="store_true", help="a tiny size, and nothing is judged")
-    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument("--quick", action="store_true", help="train a tiny size, and judge nothing")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="output folder (default: results)"
+    )
     options = parser.parse_args()
     if options.seeds < 2:
         parser.error("--seeds: a spread needs at least 2")
@@ -181,7 +186,7 @@ def _arguments(use: dict[str, Any], seed: int, options: argparse.Namespace) -> l
 
 
 def learns_as_much(values: Sequence[float], plain: Sequence[float]) -> bool:
-    """Whether the mean of some accuracies is not below that of others beyond what is allowed."""
+    """Whether one mean accuracy is not further below another than allowed."""
     variances = [statistics.variance(found) / len(found) for found in (values, plain)]
     allowed = max(_LEAST, _ERRORS * math.sqrt(sum(variances)))
     return statistics.mean(values) >= statistics.mean(plain) - allowed

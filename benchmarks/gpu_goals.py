@@ -1,16 +1,16 @@
-"""The goals that need a GPU: flatout's recipe beside what people use, in the same run.
+"""The goals that need a GPU: flatout's recipe compared with other tools, in the same run.
 
     python benchmarks/gpu_goals.py --device cuda [--part resnet50] [--rounds 3] [--minutes 9.5]
     python benchmarks/gpu_goals.py --device cpu --quick
 
 For each model, `flatout tune` finds a recipe first; then contestants take turns, each measurement
-in a fresh process: flatout's loop under the recipe, the plain eager loop in fp32, that loop in bf16
-with torch.compile's `max-autotune`, Accelerate, Lightning, and pytorch-autotune where it is
-installed. Speeds are of steady steps: data, forward, backward, optimizer, the device's work
-included; compiling and searching are not. What does not fit or run is told. A part is done within
-`--minutes`, with fewer rounds and a shorter search where these would take longer; a goal that is a
-multiple of another row's speed has that row measured, too. `--quick` takes tiny sizes, also on a
-CPU, where no goal is judged. Accuracy is for gpu_accuracy.py, and bits for tests/gpu.
+in a fresh process: flatout's loop with the recipe, the plain eager loop in fp32, that loop in bf16
+with torch.compile's `max-autotune`, Accelerate, Lightning, and pytorch-autotune if it is installed.
+Speeds are of steady steps: data, forward, backward, optimizer and the device's work included,
+compiling and searching excluded. What does not fit or run is reported. A part takes at most
+`--minutes`, with fewer rounds and a shorter search if necessary; a goal that is a multiple of
+another row's speed has that row measured, too. `--quick` uses tiny sizes, also on a CPU, and judges
+no goal. Accuracy is measured by gpu_accuracy.py, bit-identical results by tests/gpu.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dated
+from flatout.schema.machine import Machine
 
-from flatout.nouns.machine import Machine
-from flatout.nouns.measurement import Measurement
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from support import dated
+from support.dated import Measurement
+
+RESULTS = Path(__file__).with_name("results")
 # Those that decide come first: compiling can take what is left of the time.
 CONTESTANTS = ("flatout", "plain", "max-autotune", "accelerate", "lightning", "pytorch-autotune")
 _PACKAGES = {
@@ -46,12 +49,12 @@ _MEASURED_S, _SEARCH_S, _SEARCH_SHARE = 3.0, 150, 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What is asked of a model.
+    """The goal of a model.
 
-    per_sample: units that a sample counts for, such as tokens. at_least: units per second.
-    times_plain: of the plain loop's speed. times_row: of the speed that flatout reaches in another
-    row. step_s: a step's longest time. run_samples, run_s: so many samples at that speed, in at
-    most so many seconds.
+    per_sample: units per sample, such as tokens. at_least: units per second. times_plain: multiple
+    of the plain loop's speed. times_row: multiple of flatout's speed in another row. step_s:
+    maximum time of a step. run_samples, run_s: so many samples at that speed, in at most so many
+    seconds.
     """
 
     unit: str
@@ -68,11 +71,11 @@ class Goal:
     def missed(
         self, samples_per_s: float, batch_size: int, others_per_s: Mapping[str, float]
     ) -> list[str]:
-        """Which parts of it are not reached; none if it is.
+        """The parts of it that are not reached; empty if it is reached.
 
         Args:
             samples_per_s: of flatout.
-            batch_size: samples of a step.
+            batch_size: samples per step.
             others_per_s: samples per second of `plain`, and of flatout in other rows.
         """
         found = []
@@ -162,7 +165,7 @@ def main() -> int:
 
 
 def rows_of(part: str) -> list[tuple[str, tuple[str, ...] | None]]:
-    """The rows of a part, with who is measured in each; None is everybody."""
+    """The rows of a part, with the contestants measured in each; None means all."""
     goal = GOALS[part][1]
     beside = [(goal.times_row[1], ("flatout",))] if goal.times_row is not None else []
     return [*beside, (part, ("plain", "flatout") if beside else None)]
@@ -171,11 +174,15 @@ def rows_of(part: str) -> list[tuple[str, tuple[str, ...] | None]]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--rounds", type=int, default=3, help="fresh processes for each")
-    parser.add_argument("--part", choices=PARTS, help="one of the goals")
-    parser.add_argument("--minutes", type=float, default=9.5, help="for each part (default: 9.5)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, and no goals")
-    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes per contestant")
+    parser.add_argument("--part", choices=PARTS, help="measure only this goal")
+    parser.add_argument(
+        "--minutes", type=float, default=9.5, help="minutes per part (default: 9.5)"
+    )
+    parser.add_argument("--quick", action="store_true", help="use tiny sizes, and judge no goals")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="output folder (default: results)"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -183,7 +190,7 @@ def _options() -> argparse.Namespace:
 def _is_here(name: str, options: argparse.Namespace) -> bool:
     package = _PACKAGES.get(name)
     if package is not None and not importlib.util.find_spec(package):
-        print(f"left out: {name}: not installed", file=sys.stderr)
+        print(f"skipped: {name}: not installed", file=sys.stderr)
         return False
     # Compiling takes minutes, and says nothing of a tiny network.
     return not (options.quick and name == "max-autotune")
@@ -234,14 +241,14 @@ def _row(
 
 
 def _judged(row: dict[str, Any], reached: dict[str, float], *, is_judged: bool) -> dict[str, float]:
-    """Writes down what a row has missed; gives flatout's speed in it, if it ran."""
+    """Records the goals that a row missed; returns flatout's speed in it, if it ran."""
     medians = {who: statistics.median(found) for who, found in row["speeds"].items()}
     own = medians.get("flatout")
     if is_judged:
         others = {**reached, **{who: medians[who] for who in medians if who == "plain"}}
         goal = GOALS[row["name"]][1]
         row["missed"] = (
-            ["it did not run"] if own is None else goal.missed(own, row["batch_size"], others)
+            ["did not run"] if own is None else goal.missed(own, row["batch_size"], others)
         )
     return {} if own is None else {row["name"]: own}
 
@@ -249,11 +256,11 @@ def _judged(row: dict[str, Any], reached: dict[str, float], *, is_judged: bool) 
 def _searched(
     model: str, goal: Goal, settings: dict[str, Any], options: argparse.Namespace, folder: Path
 ) -> dict[str, Any] | str:
-    """The recipe fields that a search has found, or why it has found none.
+    """The recipe fields that a search found, or why it found none.
 
-    Each has its own folder of state.
+    Each search has its own state folder.
     """
-    from flatout.system.recipes import fields_in
+    from flatout.system.store.recipe_cache import fields_in
 
     budget_s = 5 if options.quick else round(min(_SEARCH_S, 60 * options.minutes * _SEARCH_SHARE))
     # A search on a CPU has to start, too.
@@ -271,7 +278,7 @@ def _searched(
             argv, env=env, stdout=subprocess.PIPE, text=True, check=False, timeout=limit_s
         )
     except subprocess.TimeoutExpired:
-        return f"flatout tune was not done after {limit_s} s"
+        return f"flatout tune timed out after {limit_s} s"
     if done.returncode:
         return f"flatout tune ended with {done.returncode}"
     fields = fields_in(Path(json.loads(done.stdout)["folder"]) / "recipe.json")
@@ -280,14 +287,14 @@ def _searched(
 
 
 def _asked(request: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    """What a fresh process measures, in at most so many seconds."""
+    """The measurement of a fresh process, in at most so many seconds."""
     argv = [sys.executable, __file__, "--child", json.dumps(request)]
     try:
         done = subprocess.run(
             argv, stdout=subprocess.PIPE, text=True, check=False, timeout=max(1.0, limit_s)
         )
     except subprocess.TimeoutExpired:
-        return {"problem": "the part's time was over", "is_late": True}
+        return {"problem": "the part ran out of time", "is_late": True}
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         return {"problem": f"its process ended with {done.returncode}"}

@@ -1,4 +1,4 @@
-"""Who is measured in gpu_goals.py: those of no_regret_loops.py, and two that compile."""
+"""The contestants of gpu_goals.py: those of no_regret_loops.py, and two that compile."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from no_regret_loops import Plain, made
 from torch import nn
 
 from flatout.engine.experiment import Experiment
-from flatout.engine.loading import load_experiment
-from flatout.engine.plain import plain_loader
-from flatout.engine.session import Built, build
-from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.session.session import Built, build
+from flatout.engine.tuner.baseline_loop import plain_loader
+from flatout.schema.experiment_spec import ExperimentSpec
 
 Timed = Callable[[int], float]
 
 
 def contestant(request: dict[str, Any]) -> tuple[Timed, int]:
-    """Somebody's updates to be timed, and the samples in each.
+    """The timed updates of a contestant, and the samples in each.
 
     Args:
         request: model, settings, who, fields of the recipe, device.
@@ -41,16 +41,16 @@ def contestant(request: dict[str, Any]) -> tuple[Timed, int]:
 
 
 def _compiled(built: Built) -> Built:
-    """The plain loop in bf16 with the whole model compiled, as torch's documentation has it."""
+    """The plain loop in bf16 with the whole model compiled, as in torch's documentation."""
     torch.set_float32_matmul_precision("high")
     model: Any = torch.compile(built.model, mode="max-autotune")
     return dataclasses.replace(built, model=model, experiment=_rounded(built))
 
 
 class _Autotuned:
-    """The loop that pytorch-autotune 2 documents, around what it has found by measuring.
+    """The loop that pytorch-autotune 2 documents, with the settings that it measured.
 
-    It knows batches of inputs and targets, and takes the loss from the kind of targets.
+    It accepts batches of inputs and targets, and derives the loss from the kind of targets.
     """
 
     def __init__(self, built: Built) -> None:

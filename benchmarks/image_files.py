@@ -1,4 +1,4 @@
-"""Makes the folder that image_folder.py reads: photo-like JPEG files in folders of classes."""
+"""Creates the folder that image_folder.py reads: photo-like JPEG files in folders of classes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 500, 375
 
 
 def make_folder(folder: Path, gigabytes: float) -> int:
-    """Writes that much; gives the number of files."""
+    """Writes that many bytes; returns the number of files."""
     dice = numpy.random.default_rng(0)
     images = [encoded_image(dice) for _ in range(NUM_DISTINCT)]
     num_bytes = number = 0
@@ -33,7 +33,7 @@ def make_folder(folder: Path, gigabytes: float) -> int:
 
 
 def encoded_image(dice: numpy.random.Generator) -> bytes:
-    """Soft shapes with grain over them: as large and as slow to decode as a photo."""
+    """Soft shapes with grain: as large and as slow to decode as a photo."""
     pixels = numpy.zeros((HEIGHT, WIDTH, 3))
     for cells in (4, 16, 64):
         coarse = dice.integers(0, 256, (cells * 3 // 4, cells, 3), dtype=numpy.uint8)

@@ -2,14 +2,14 @@
 
     python benchmarks/image_folder.py [--gigabytes 0.5,3] [--images 2000] [--rounds 3]
 
-The folder is made in a temporary place, of photo-like files of 500 x 375 pixels. Everybody reads
-the same images, two epochs of them, in shuffled batches of 64 with random crops of 224 x 224 and
-random flips; no model is trained. `tuned` is a plain data set with Pillow, as people write it, with
+The folder is created in a temporary place, with photo-like files of 500 x 375 pixels. Both read the
+same images, two epochs of them, in shuffled batches of 64 with random crops of 224 x 224 and
+random flips; no model is trained. `tuned` is a plain data set with Pillow, as users write it, with
 the best setting of a grid, which is measured first: workers, prefetch, persistent workers, JPEGs
-decoded smaller. `flatout` is `data.image_folder` under the recipe that flatout chooses by itself.
-Timed: from built objects to the last batch, with the start of the workers. Each measurement has a
-fresh process; the contestants take turns. Memory is that of the process and its workers together,
-shared memory counted once (PSS; RSS where the system does not tell it), at its highest.
+decoded smaller. `flatout` is `data.image_folder` with the recipe that flatout chooses by itself.
+Timed: from built objects to the last batch, including the start of the workers. Each measurement
+has a fresh process; the contestants take turns. Memory is the peak of the process and its workers
+together, with shared memory counted once (PSS; RSS if the system does not report PSS).
 """
 
 from __future__ import annotations
@@ -27,19 +27,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import dated
 import psutil
 import torch
-from image_files import make_folder
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import flatout
 from flatout.engine import data
-from flatout.engine.session import Session, build
-from flatout.nouns.measurement import Measurement
-from flatout.nouns.units import bytes_text
+from flatout.engine.session.session import Session, build
+from flatout.schema.units import bytes_text
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from image_files import make_folder
+from support import dated
+from support.dated import Measurement
+
+RESULTS = Path(__file__).with_name("results")
 GOAL = 0.9
 SIZE, SMALLEST_CROP, BATCH_SIZE, EPOCHS = 224, 0.35, 64, 2
 SAMPLED_EVERY_S = 0.2
@@ -47,7 +51,7 @@ SAMPLED_EVERY_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How the hand-tuned DataLoader is set."""
+    """The settings of the hand-tuned DataLoader."""
 
     workers: int
     prefetch: int = 2
@@ -56,7 +60,7 @@ class Setting:
 
 
 def grid() -> list[Setting]:
-    """What a person would try: numbers of workers, then the rest with one for each core."""
+    """What a user would try: numbers of workers, then the rest with one worker per core."""
     cores = psutil.cpu_count(logical=False) or 1
     return [
         *(Setting(workers=workers) for workers in sorted({0, 1, 2, cores, 2 * cores})),
@@ -68,7 +72,7 @@ def grid() -> list[Setting]:
 
 
 def main() -> int:
-    """Makes the folders, measures, prints a table, writes the result; 1 if the goal is missed."""
+    """Creates the folders, measures, prints a table, writes the result; 1 if a goal is missed."""
     options = _options()
     if options.child:
         print(json.dumps(read_once(json.loads(options.child), options.folder, options.images)))
@@ -100,17 +104,19 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gigabytes", default="0.5,3", help="sizes of the folder")
-    parser.add_argument("--images", type=int, default=2000, help="images in an epoch")
-    parser.add_argument("--rounds", type=int, default=3, help="fresh processes for each")
-    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument("--gigabytes", default="0.5,3", help="comma-separated sizes of the folder")
+    parser.add_argument("--images", type=int, default=2000, help="images per epoch")
+    parser.add_argument("--rounds", type=int, default=3, help="fresh processes per contestant")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="output folder (default: results)"
+    )
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def tuned(folder: Path, options: argparse.Namespace) -> tuple[Setting, list[Any]]:
-    """The quickest setting of the grid, and what each of them gave."""
+    """The fastest setting of the grid, and the rates of all."""
     settings = grid()
     rates = [run_child(asdict(one), folder, options.images // 2)["rate"] for one in settings]
     for setting, rate in sorted(zip(settings, rates, strict=True), key=lambda pair: -pair[1])[:3]:
@@ -123,7 +129,7 @@ def tuned(folder: Path, options: argparse.Namespace) -> tuple[Setting, list[Any]
 def measured(
     best: Setting, folder: Path, options: argparse.Namespace, number: int
 ) -> dict[str, dict[str, float]]:
-    """One round: both, in turns as to who begins."""
+    """One round: both, in alternating order."""
     contestants: list[tuple[str, Any]] = [("tuned", asdict(best)), ("flatout", None)]
     turns = contestants[:: -1 if number % 2 else 1]
     found = {name: run_child(setting, folder, options.images) for name, setting in turns}
@@ -183,7 +189,7 @@ def read_once(setting: dict[str, Any] | None, folder: Path, images: int) -> dict
 
 
 def from_flatout(dataset: Any) -> Iterator[Any]:
-    """The feed of a session under the recipe that flatout chooses."""
+    """The feed of a session with the recipe that flatout chooses."""
     experiment = flatout.Experiment(
         model=lambda: nn.Conv2d(3, 8, 3),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -198,7 +204,7 @@ def from_flatout(dataset: Any) -> Iterator[Any]:
 
 
 def from_loader(dataset: Any, setting: dict[str, Any]) -> Iterator[Any]:
-    """torch's DataLoader, set by hand."""
+    """torch's DataLoader with these settings."""
     more = {}
     if setting["workers"]:
         more = {"prefetch_factor": setting["prefetch"],
@@ -211,7 +217,7 @@ def from_loader(dataset: Any, setting: dict[str, Any]) -> Iterator[Any]:
 
 
 class Plain(Dataset[tuple[Tensor, int]]):
-    """A folder of classes, as people read it by hand."""
+    """A folder of classes, read as users write it."""
 
     def __init__(self, folder: Path, is_draft: bool) -> None:
         self.paths = sorted(str(path) for path in folder.glob("*/*.jpg"))

@@ -1,4 +1,4 @@
-"""Other programs at work while something is measured: what a machine of one's own has beside it.
+"""Other programs that run during a measurement, as on a machine in everyday use.
 
 with neighbours("training"):
     ...
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _LOOP = "while True: pass"
-# A training of somebody else's, with as many threads as torch takes by itself.
+# A training of another user, with torch's default number of threads.
 _TRAINING = """
 import torch
 model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512))
@@ -48,7 +48,7 @@ _START_S = 6.0
 
 @contextmanager
 def neighbours(kind: str) -> Iterator[None]:
-    """Has these programs at work meanwhile, with the priority of this one."""
+    """Runs these programs with the priority of this one."""
     if not KINDS[kind]:
         yield
         return
@@ -75,9 +75,9 @@ def _without_threads() -> dict[str, str]:
 
 
 def chosen(text: str) -> list[str]:
-    """The kinds in a list with commas; ends the program where there is no such one."""
+    """The kinds in a comma-separated list; exits if one is unknown."""
     names = text.split(",")
     unknown = [name for name in names if name not in KINDS]
     if unknown:
-        sys.exit(f"no such neighbour: {', '.join(unknown)}; there are {', '.join(KINDS)}")
+        sys.exit(f"unknown neighbour: {', '.join(unknown)}; choose from {', '.join(KINDS)}")
     return names

@@ -1,13 +1,13 @@
-"""Does a run of `flatout train` ever take longer than without a search, its search included?
+"""Does a run of `flatout train` ever take longer with a search than without?
 
     python benchmarks/never_slower.py [--models charlm,mnist] [--seconds 75] [--rounds 1]
     python benchmarks/never_slower.py --models mnist --neighbours none,loop,training,compile
 
 Each model is trained for as many steps as the plain loop makes in about so many seconds, from an
-empty folder: by the plain loop in a script of its own, by `flatout train --tune off`, which has
-flatout's defaults, and with `--tune auto`, which searches first, and pays for it. Timed from the
-start of the process to its end, in turns, beside each kind of neighbours. The run with its search
-may take 1.03 x the time of either and 5 s. Each row is in the work file as soon as it is measured.
+empty folder: by the plain loop in a script of its own, by `flatout train --tune off` (flatout's
+defaults), and with `--tune auto`, including its search. Timed from the start of the process to its
+end, in turns, next to each kind of neighbour. The run with a search may take 1.03 x the time of
+either, plus 5 s. Each row is stored in the work file as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import dated
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from disturbance import Disturbance
 from neighbours import KINDS, chosen, neighbours
+from support import dated
 
+RESULTS = Path(__file__).with_name("results")
 HERE = Path(__file__).resolve().parent
 FACTOR, SECONDS = 1.03, 5.0
 # name: size. Steps that are short and long, made of convolutions, products and recurrences; one
@@ -39,15 +42,15 @@ OTHERS_SHARE = 0.15
 
 
 def main() -> int:
-    """Measures, prints a table, writes the result; 1 where a run took too long."""
+    """Measures, prints a table, writes the result; 1 if a run took too long."""
     options = _options()
     if options.child:
         plain(options.child, options.steps)
         return 0
     machine = dated.read_machine()
     print(f"machine   {dated.machine_text(machine)}")
-    print(f"{'':10}{'beside':10}{'steps':>8}{'plain':>9}{'defaults':>9}{'auto':>9}{'allowed':>9}"
-          "  what auto trained")  # fmt: skip
+    print(f"{'':10}{'next to':10}{'steps':>8}{'plain':>9}{'defaults':>9}{'auto':>9}{'allowed':>9}"
+          "  trained by auto")  # fmt: skip
     measurements, details, is_reached = [], {}, True
     for name in options.models:
         steps = steps_in(name, options.seconds)
@@ -63,7 +66,10 @@ def main() -> int:
                         told |= found
             is_reached &= _told(name, kind, steps, rows, told)
             if others.share > OTHERS_SHARE and kind == "none":
-                print(f"{name:10}disturbed: others had {others.share:.0%} of a core", flush=True)
+                print(
+                    f"{name:10}disturbed: other programs used {others.share:.0%} of a core",
+                    flush=True,
+                )
             conditions = {
                 "model": name, "size": MODELS[name], "steps": steps, "neighbours": kind,
                 "others_share": others.share,
@@ -85,9 +91,9 @@ def main() -> int:
 def _told(
     name: str, kind: str, steps: int, rows: dict[str, list[float]], told: dict[str, Any]
 ) -> bool:
-    """Prints a row; whether the run with its search took as little as it may.
+    """Prints a row; returns whether the run with its search was fast enough.
 
-    Of several rounds the middle ones are compared: beside others, single ones differ by factors.
+    With several rounds the medians are compared: next to others, single runs vary by factors.
     """
     plain_s, defaults_s, auto_s = (statistics.median(taken) for taken in rows.values())
     allowed_s = FACTOR * min(plain_s, defaults_s) + SECONDS
@@ -100,13 +106,15 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", help=f"some of: {', '.join(MODELS)}")
     parser.add_argument(
-        "--seconds", type=float, default=75.0, help="about what the plain loop takes"
+        "--seconds", type=float, default=75.0, help="approximate seconds of the plain loop"
     )
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--neighbours", default="none", help=f"some of: {', '.join(KINDS)}")
     parser.add_argument("--work", type=Path, default=Path("never_slower.jsonl"),
-                        help="file of what is already measured")  # fmt: skip
-    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+                        help="file with the rows measured so far")  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="output folder (default: results)"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -119,15 +127,15 @@ def _options() -> argparse.Namespace:
 
 
 def plain(name: str, steps: int) -> None:
-    """A plain script: builds everything, trains, saves the weights; says how quick a step is."""
+    """A plain script: builds everything, trains, saves the weights; prints the step time."""
     import torch
     from never_slower_experiment import experiment
 
-    from flatout.engine.plain import PlainLoop
-    from flatout.engine.session import build
+    from flatout.engine.session.session import build
+    from flatout.engine.tuner.baseline_loop import BaselineLoop
 
     built = build(dataclasses.replace(experiment(name, MODELS[name]), steps=steps), 0, None)
-    loop = PlainLoop(built)
+    loop = BaselineLoop(built)
     loop.run(2)
     begin_s = time.perf_counter()
     loop.run(steps - 2)
@@ -155,7 +163,7 @@ def _plain_step_s(name: str, steps: int) -> float:
 
 
 def timed(name: str, steps: int, way: str) -> tuple[float, dict[str, Any]]:
-    """Seconds from the process's start to its end; of `auto` also what its search came to."""
+    """Seconds from the process's start to its end; of `auto` also the result of its search."""
     with tempfile.TemporaryDirectory() as folder:
         begin_s = time.perf_counter()
         if way == "plain":
@@ -179,7 +187,7 @@ def _run(argv: list[str], environment: dict[str, str]) -> str:
 
 
 def _search_told(folder: Path) -> dict[str, Any]:
-    """What the run's events say of its search."""
+    """What the run's events report about its search."""
     for path in folder.rglob("events.jsonl"):
         for line in path.read_text(encoding="utf-8").splitlines():
             event = json.loads(line)

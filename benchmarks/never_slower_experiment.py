@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 
 import flatout
-from flatout.engine.loading import load_experiment
-from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.schema.experiment_spec import ExperimentSpec
 
 
 def experiment(name: str = "mnist", size: str = "", steps: int = 100) -> flatout.Experiment:

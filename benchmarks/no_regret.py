@@ -1,15 +1,15 @@
-"""Does `flatout tune` ever make a training slower, and how near does it come to the best recipe?
+"""Does `flatout tune` ever make a training slower, and how close is it to the best recipe?
 
     python benchmarks/no_regret.py [--models wide_mlp,charlm] [--quick] [--numerics strict]
     python benchmarks/no_regret.py --epochs 5000 --budget 180 --no-oracle
     python benchmarks/no_regret.py --no-oracle --no-peers --lot 3 --neighbours none,loop,training
 
 For each model of a declared list: the plain loop, flatout's defaults, what `flatout tune` chooses
-when it knows nothing yet, the best of a declared grid of at most 48 recipes (all looked at briefly,
-the best five measured again), Lightning and Accelerate. All are measured in turns, in several fresh
-processes. A run that was ended goes on with the next model. What has to pay within a run, as
-compiling has, needs `--epochs` for a long one, and time: `--budget`. With `--neighbours`, searches
-and measurements are made beside other programs, too; `--lot` takes that many models, drawn by lot.
+with an empty cache, the best of a declared grid of at most 48 recipes (all measured briefly, the
+best five again), Lightning and Accelerate. All are measured in turns, in several fresh processes.
+An interrupted benchmark continues with the next model. Settings that must pay off within a run,
+such as compiling, need a long one (`--epochs`) and time (`--budget`). `--neighbours` searches and
+measures next to other programs; `--lot` takes that many models, drawn at random.
 """
 
 from __future__ import annotations
@@ -26,8 +26,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import dated
 import msgspec
+
+from flatout.schema.recipe import parse_field
+from flatout.schema.tuning import Decision
+from flatout.system import atomic_files
+from flatout.system.process_env import worker_environment
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from neighbours import KINDS, chosen, neighbours
 from no_regret_models import CHOSEN, MODELS, QUICK, Model
 from no_regret_report import (
@@ -40,13 +47,10 @@ from no_regret_report import (
     summary,
     table,
 )
+from support import dated
+from support.dated import Measurement
 
-from flatout.nouns.measurement import Measurement
-from flatout.nouns.recipe import parse_field
-from flatout.nouns.tuning import Decision
-from flatout.system import store
-from flatout.system.variables import worker_environment
-
+RESULTS = Path(__file__).with_name("results")
 HERE = Path(__file__).resolve().parent
 PEERS = ("lightning", "accelerate")
 NUM_OF_ORACLE = 5
@@ -55,7 +59,7 @@ DATA_FIELDS = ("data_path", "loader_workers", "loader_persistent", "loader_prefe
 
 
 def main() -> int:
-    """Measures what is not yet measured, prints the table, writes the result."""
+    """Measures what is missing, prints the table, writes the result."""
     options = _options()
     results = []
     for name in options.models:
@@ -66,7 +70,7 @@ def main() -> int:
             else:
                 with neighbours(kind):
                     done = measured(MODELS[name], kind, options)
-                work = store.Lines(options.work)
+                work = atomic_files.Lines(options.work)
                 work.append(done, is_synced=True)
                 work.close()
             results.append(done)
@@ -77,23 +81,25 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", help=f"some of: {', '.join(MODELS)}")
-    parser.add_argument("--quick", action="store_true", help="two models, shorter blocks")
+    parser.add_argument("--quick", action="store_true", help="use two models and shorter blocks")
     parser.add_argument("--numerics", default="default", choices=["strict", "default", "fast"])
     parser.add_argument(
         "--recipe", action="append", metavar="FIELD=VALUE",
-        help="measures this instead of what a search chooses",
+        help="measure this recipe instead of the choice of a search",
     )  # fmt: skip
-    parser.add_argument("--epochs", type=int, help="of the run that is to be made faster")
-    parser.add_argument("--budget", type=int, help="seconds that each search may take")
-    parser.add_argument("--no-oracle", action="store_true", help="leaves the grid out")
-    parser.add_argument("--no-peers", action="store_true", help="without Lightning, Accelerate")
+    parser.add_argument("--epochs", type=int, help="epochs of the run to speed up")
+    parser.add_argument("--budget", type=int, help="time limit of each search, in seconds")
+    parser.add_argument("--no-oracle", action="store_true", help="skip the grid")
+    parser.add_argument("--no-peers", action="store_true", help="skip Lightning and Accelerate")
     parser.add_argument("--neighbours", default="none", help=f"some of: {', '.join(KINDS)}")
-    parser.add_argument("--lot", type=int, help="so many of the models, drawn by lot")
-    parser.add_argument("--seed", type=int, default=0, help="of the lot")
-    parser.add_argument("--processes", type=int, default=3, help="fresh ones for each model")
-    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument("--lot", type=int, help="number of randomly drawn models")
+    parser.add_argument("--seed", type=int, default=0, help="seed of --lot")
+    parser.add_argument("--processes", type=int, default=3, help="fresh processes per model")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="output folder (default: results)"
+    )
     parser.add_argument("--work", type=Path, default=Path("no_regret.jsonl"),
-                        help="file of what is already measured")  # fmt: skip
+                        help="file with the results so far")  # fmt: skip
     options = parser.parse_args()
     names = options.models.split(",") if options.models else QUICK if options.quick else CHOSEN
     unknown = [name for name in names if name not in MODELS]
@@ -109,18 +115,18 @@ def _options() -> argparse.Namespace:
 
 
 def _key(name: str, kind: str, options: argparse.Namespace) -> str:
-    """What must be equal for a result to be taken over."""
+    """What must be equal for a result to be reused."""
     asked = (options.numerics, options.recipe, options.epochs, options.budget, options.no_oracle)
     return " ".join(map(str, (name, kind, *asked, options.processes, options.block_s)))
 
 
 def _read(work: Path, key: str) -> Measured | None:
-    lines = store.read_lines(work, Measured) if work.exists() else []
+    lines = atomic_files.read_lines(work, Measured) if work.exists() else []
     return next((line for line in lines if line.key == key), None)
 
 
 def measured(model: Model, kind: str, options: argparse.Namespace) -> Measured:
-    """Everything about one model beside these neighbours."""
+    """Everything about one model next to these neighbours."""
     searched = search(model, options)
     screened = screen(model, options)
     begin_s = time.perf_counter()
@@ -158,7 +164,7 @@ def measured(model: Model, kind: str, options: argparse.Namespace) -> Measured:
 
 
 def screen(model: Model, options: argparse.Namespace) -> Screened:
-    """A brief look at all recipes of the grid, in a fresh process."""
+    """Measures all recipes of the grid briefly, in a fresh process."""
     if options.no_oracle:
         return Screened(found=[], problems=[], took_s=0.0)
     begin_s = time.perf_counter()
@@ -169,7 +175,7 @@ def screen(model: Model, options: argparse.Namespace) -> Screened:
 
 
 def search(model: Model, options: argparse.Namespace) -> Searched:
-    """What `flatout tune` chooses with an empty cache, by the command that a person types."""
+    """What `flatout tune` chooses with an empty cache, run from the command line."""
     if options.recipe:
         pairs = [item.split("=", 1) for item in options.recipe]
         fields = {name: parse_field(name, value) for name, value in pairs}
@@ -200,7 +206,7 @@ def search(model: Model, options: argparse.Namespace) -> Searched:
 
 
 class Child:
-    """A fresh process with contestants of one model in it.
+    """A fresh process with contestants of one model.
 
     Args:
         model: whose.
@@ -217,7 +223,7 @@ class Child:
         )  # fmt: skip
 
     def ask(self, **question: Any) -> dict[str, Any]:
-        """Its answer; a child that dies ends the benchmark."""
+        """Its answer; if the child dies, the benchmark ends."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
@@ -225,12 +231,12 @@ class Child:
         if not line:
             self._log.seek(0)
             told = self._log.read().decode(errors="replace")
-            sys.exit(f"{self._name}: the process that measures has died:\n{told}")
+            sys.exit(f"{self._name}: the measuring process died:\n{told}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:
-        """Lets it end."""
+        """Ends it."""
         self._process.communicate()
         self._log.close()
 
@@ -238,10 +244,10 @@ class Child:
 def one_process(
     model: Model, recipes: dict[str, dict[str, Any]], number: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """All contestants in turns: a fresh process for what people write, one for flatout's loop.
+    """All contestants in turns: one fresh process for plain loops, one for flatout's loop.
 
-    Recipes that change what a process has only once have a third. Only one of them has work at any
-    moment.
+    Recipes with settings that a process applies only once have a third. Only one process works at
+    any time.
     """
     peers = ["plain", *(name for name in PEERS if importlib.util.find_spec(name))]
     peers = peers[:1] if options.no_peers else peers
@@ -263,7 +269,7 @@ def one_process(
     blocks: dict[str, list[float]] = {name: [] for name in names}
     others = []
     for turn in range(options.num_blocks):
-        # Each turn begins with another one: whoever follows the same one always is not alike.
+        # The order rotates, so that none always follows the same one.
         shift = (turn * 2 + number) % len(names)
         for name in names[shift:] + names[:shift]:
             answer = homes[name].ask(time=name, seconds=options.block_s)
@@ -277,7 +283,7 @@ def one_process(
 
 
 def report(results: list[Measured], options: argparse.Namespace) -> int:
-    """Prints the table and the goals, and writes the result; 1 where a goal is missed."""
+    """Prints the table and the goals, and writes the result; 1 if a goal is missed."""
     machine = dated.read_machine()
     found = summary(results)
     print(f"\nmachine   {dated.machine_text(machine)}")
@@ -287,11 +293,11 @@ def report(results: list[Measured], options: argparse.Namespace) -> int:
         print(f"{'reached' if is_reached else 'MISSED'}   {text}")
     for text, is_reached in beside_others(results):
         print(f"{'reached' if is_reached else 'MISSED'}   {text}")
-    print(f"of it     the data path x{found.data_mean:.2f}, all else x{found.rest_mean:.2f}")
+    print(f"data path  x{found.data_mean:.2f}, the rest x{found.rest_mean:.2f}")
     disturbed = disturbed_share(results)
     print(f"disturbed {disturbed:.0%} of the blocks")
     if disturbed > MOST_DISTURBED:
-        print("NOT QUIET: others had too much of this machine for these ratios to mean much")
+        print("NOT QUIET: other programs used too much CPU time for reliable ratios")
     print("took      " + _costs(results))
     measurements = [
         Measurement(
@@ -316,7 +322,7 @@ def report(results: list[Measured], options: argparse.Namespace) -> int:
 
 
 def _costs(results: list[Measured]) -> str:
-    """What each part of the benchmark cost."""
+    """The duration of each part of the benchmark."""
     parts = {
         "searches": sum(one.searched.search_s for one in results),
         "oracles": sum(one.screened.took_s for one in results),

@@ -25,10 +25,10 @@ from no_regret_loops import Contestant, made
 from no_regret_models import MODELS, Model, grid, plain_fields
 
 from flatout.engine.experiment import Experiment
-from flatout.engine.loading import load_experiment
-from flatout.engine.session import Built, build
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.session.session import Built, build
 from flatout.errors import FlatoutError
-from flatout.nouns.experiment_spec import ExperimentSpec
+from flatout.schema.experiment_spec import ExperimentSpec
 
 # How many of the grid are looked at a second time, and for how much longer; what is this much
 # slower than the best so far is not looked at even once for the whole time.
@@ -62,7 +62,7 @@ class Workbench:
         self._update_s: dict[str, float] = {}
 
     def answer(self, question: dict[str, Any]) -> Any:
-        """What is asked for, or the problem that there was."""
+        """The answer to a request, or the problem."""
         try:
             if "make" in question:
                 return self._make(question["make"], question["fields"])
@@ -91,7 +91,7 @@ class Workbench:
         return {"update_s": update_s, "others": (others_busy_s() - others_s) / took_s}
 
     def _screen(self, seconds: float, numerics: str) -> dict[str, Any]:
-        """The grid from the fastest recipe on; beside it what cannot be carried out."""
+        """The grid, fastest recipe first, and the recipes that cannot be carried out."""
         found, problems = [], []
         best_s = math.inf
         for fields in grid(self._model, self._first.facts, self._optimizers(), numerics):

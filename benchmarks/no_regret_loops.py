@@ -1,7 +1,7 @@
-"""The contestants of no_regret.py: a few updates at a time, timed when they have warmed up.
+"""The contestants of no_regret.py: a few updates at a time, timed after a warm-up.
 
-`plain`, `accelerate` and `lightning` are what people write; `recipe` is flatout's own loop. All
-have the same model, loss, optimizer, batches of the same size and the schedule of the experiment.
+`plain`, `accelerate` and `lightning` are what users write; `recipe` is flatout's own loop. All
+have the same model, loss, optimizer, batch size and schedule, those of the experiment.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.capture import NUM_WARM_UPS
-from flatout.engine.defaults import changed_recipe
-from flatout.engine.ema import WeightAverage
-from flatout.engine.measuring import RecipeLoop, stepped
-from flatout.engine.meter import Meter
-from flatout.engine.plain import PlainLoop, plain_loader
-from flatout.engine.rehearsal import built_schedulers
-from flatout.engine.session import Built, Session, process_settings
-from flatout.engine.steps import shared_step
+from flatout.engine.model.ema import WeightAverage
+from flatout.engine.optim.schedule_rehearsal import built_schedulers
+from flatout.engine.recipe.default_recipe import changed_recipe
+from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.session.session import Built, Session, process_settings
+from flatout.engine.session.step_kinds import shared_step
+from flatout.engine.step.captured_step import NUM_WARM_UPS
+from flatout.engine.tuner.ab_timing import RecipeLoop, stepped
+from flatout.engine.tuner.baseline_loop import BaselineLoop, plain_loader
 
 # The first update makes the optimizer's state and prepares what follows.
 _FIRST_UPDATES = 2
 
 
 class Contestant(Protocol):
-    """Somebody who trains."""
+    """A training loop."""
 
     def timed(self, num_updates: int) -> float:
         """Seconds per update of so many updates, after some that are not timed."""
@@ -47,7 +47,7 @@ class Plain:
     """The loop of the tutorials."""
 
     def __init__(self, built: Built) -> None:
-        self._loop = PlainLoop(built)
+        self._loop = BaselineLoop(built)
         self._loop.run(_FIRST_UPDATES)
 
     def timed(self, num_updates: int) -> float:
@@ -60,7 +60,7 @@ class Plain:
 
 
 class Recipe:
-    """flatout's loop under a recipe.
+    """flatout's loop with a recipe.
 
     Args:
         built: the experiment's objects; they belong to this loop from now on.
@@ -74,8 +74,8 @@ class Recipe:
         self._num_queued = self._recipe.loader_workers.value * self._recipe.loader_prefetch.value
         with process_settings(self._recipe):
             session = Session(built, self._recipe)
-            meter = Meter(session.device)
-            self._loop = RecipeLoop(session, shared_step(session, meter), meter)
+            timer = StepTimer(session.device)
+            self._loop = RecipeLoop(session, shared_step(session, timer), timer)
             is_captured = self._recipe.capture.value == "step"
             self._loop.run(NUM_WARM_UPS + 1 if is_captured else _FIRST_UPDATES)
 
@@ -127,7 +127,7 @@ class Accelerate:
 
 
 class Lightning:
-    """Lightning's Trainer with its own settings of speed; logger, checkpoints, summary, bar off."""
+    """Lightning's Trainer with its fast settings; logger, checkpoints, summary, bar off."""
 
     def __init__(self, built: Built) -> None:
         for name in ("lightning.pytorch", "lightning.fabric"):
@@ -189,7 +189,7 @@ class Lightning:
 
 
 class _Rest:
-    """What an experiment asks for after an update, for those who do not know of it."""
+    """What an experiment needs after an update, for loops that do not know about it."""
 
     def __init__(self, built: Built) -> None:
         experiment = built.experiment

@@ -1,6 +1,6 @@
-"""Which models no_regret.py measures, and the grid of recipes its oracle chooses from.
+"""The models that no_regret.py measures, and the grid of recipes that its oracle chooses from.
 
-Both are declared here and not made to fit what a search finds.
+Both are declared here, and not adjusted to what a search finds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.facts import Facts
+from flatout.engine.recipe.experiment_facts import ExperimentFacts
 
 ZOO = Path(__file__).parent / "zoo"
 LARGEST_GRID = 48
@@ -30,7 +30,7 @@ class Model:
     parameters: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> list[str]:
-        """What stands behind `flatout tune`."""
+        """The arguments of `flatout tune`."""
         settings = [
             part for item in self.parameters.items() for part in ("-s", "=".join(map(str, item)))
         ]
@@ -82,7 +82,7 @@ _ALL = (
 )
 MODELS = {model.name: model for model in _ALL}
 
-# What is measured if nothing else is asked for: every kind of step, in the time that there is.
+# The default models: every kind of step, in a reasonable time.
 CHOSEN = (
     "mlp", "mnist", "resnet50", "charlm", "unet-denoise", "vit-mnist", "lstm_sensors", "unet_cells",
     "vit_pictures", "graph_molecules", "instance_volumes", "unequal_lengths", "batchnorm_resnet",
@@ -92,7 +92,7 @@ QUICK = ("mlp", "wide_mlp")
 
 
 def grid(
-    model: Model, facts: Facts, optimizers: tuple[str, ...], numerics: str
+    model: Model, facts: ExperimentFacts, optimizers: tuple[str, ...], numerics: str
 ) -> list[dict[str, Any]]:
     """The recipes that the oracle knows, as recipe fields: all combinations that apply.
 
@@ -129,13 +129,13 @@ def grid(
 
 
 def _optimizers(offered: tuple[str, ...]) -> list[str]:
-    """Two of them, or three combinations of everything would be more than the grid may have."""
+    """Two of them, since three would make the grid too large."""
     best_last = [name for name in ("own", "foreach", "fused") if name in offered]
     return [best_last[0], *best_last[1:][-1:]]
 
 
-def plain_fields(facts: Facts) -> dict[str, Any]:
-    """The recipe that says what a plain loop does."""
+def plain_fields(facts: ExperimentFacts) -> dict[str, Any]:
+    """The recipe that equals a plain loop."""
     return {
         "precision": "fp32",
         "memory_format": "contiguous",

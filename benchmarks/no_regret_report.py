@@ -1,4 +1,4 @@
-"""What the blocks of no_regret.py say: ratios with their intervals, the table, the goals."""
+"""Evaluates the blocks of no_regret.py: ratios with their intervals, the table, the goals."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.tuning import Interval
+from flatout.schema.tuning import Interval
 from flatout.tune.statistics import speedup
 
-# A model whose step is ten times faster must not make up for nine that are no faster.
+# One model with a ten times faster step must not make up for nine without any gain.
 CAP = 4.0
 LEAST_LOWER_BOUND = 0.98
 LEAST_OF_ORACLE = 0.95
 LEAST_MEAN = 1.8
-# Of the gain on a quiet machine, what must be left of it beside others.
+# The share of the gain on a quiet machine that must remain next to other programs.
 LEAST_BESIDE = 0.9
-# Drawn anew from fewer processes, none of them lies beyond the slowest often enough.
+# Resampling fewer processes makes the interval too narrow.
 _RESAMPLED, _ENOUGH_PROCESSES = 1000, 6
 MOST_SEARCH_S, MOST_SEARCH_STEPS = 60.0, 12
 # A block during which others had more than this of one core is counted as disturbed; of a machine
@@ -32,9 +32,9 @@ Blocks = dict[str, list[list[float]]]
 
 
 class Searched(msgspec.Struct, frozen=True, kw_only=True):
-    """What a search has chosen, and its price.
+    """The choice of a search, and its cost.
 
-    fields: None where flatout's defaults stay. defaults: what those are; None where nobody knows.
+    fields: None if flatout's defaults stay. defaults: their fields; None if unknown.
     """
 
     fields: dict[str, Any] | None
@@ -44,7 +44,7 @@ class Searched(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Screened(msgspec.Struct, frozen=True, kw_only=True):
-    """The oracle's first look. found: fields and seconds per update, the fastest first."""
+    """The oracle's first pass. found: fields and seconds per update, fastest first."""
 
     found: list[dict[str, Any]]
     problems: list[dict[str, Any]]
@@ -52,11 +52,11 @@ class Screened(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One model's whole result; a line of the work file.
+    """The complete result of one model; a line of the work file.
 
     blocks: of `plain`, `defaults`, `accelerate`, `lightning`, `chosen`, `data` (the chosen data
-    path alone) and `oracle 1` to `oracle 5`. others: share of a core that others had, in each
-    block. neighbours: what was at work beside it on purpose.
+    path only) and `oracle 1` to `oracle 5`. others: share of a core that other programs used, in
+    each block. neighbours: the programs that ran on purpose.
     """
 
     key: str
@@ -70,7 +70,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     neighbours: str = "none"
 
     def ratio(self, faster: str, slower: str) -> Interval | None:
-        """How many times as fast the first is as the second; None where one is not there."""
+        """How many times as fast the first is as the second; None if one is missing."""
         first, second = self.blocks.get(faster), self.blocks.get(slower)
         if not first or not second:
             return None
@@ -86,21 +86,21 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_default(self) -> bool:
-        """Whether the search left everything as it was."""
+        """Whether the search kept the defaults."""
         return self.searched.fields is None
 
     @property
     def trained(self) -> str:
-        """Whose blocks are those of what a training has after the search."""
+        """The name of the blocks of the recipe that a training uses after the search."""
         return "defaults" if self.is_default else "chosen"
 
     def over_plain(self) -> Interval:
-        """Of what trains after the search over the plain loop."""
+        """Of the recipe used after the search, over the plain loop."""
         found = self.ratio(self.trained, "plain")
         return found or Interval(middle=1.0, low=1.0, high=1.0)
 
     def over_defaults(self) -> Interval:
-        """Of what was chosen over flatout's defaults; 1 by definition where these stay."""
+        """Of the choice over flatout's defaults; 1 by definition if these stay."""
         found = None if self.is_default else self.ratio("chosen", "defaults")
         return found or Interval(middle=1.0, low=1.0, high=1.0)
 
@@ -110,13 +110,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return any(name.startswith("oracle") for name in self.blocks)
 
     def best_of_oracle(self) -> str:
-        """The fastest of the grid's best, on these blocks; the defaults if none is faster."""
+        """The fastest of the grid's best on these blocks, or the defaults."""
         others = ("plain", "defaults")
         names = [name for name in self.blocks if name in others or name.startswith("oracle")]
         return min(names, key=self.update_s)
 
     def of_oracle(self) -> Interval:
-        """Speed of what was chosen, as a share of the oracle's."""
+        """Speed of the choice, as a share of the oracle's."""
         best = self.best_of_oracle()
         found = None if self.trained == best else self.ratio(self.trained, best)
         return found or Interval(middle=1.0, low=1.0, high=1.0)
@@ -125,7 +125,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """All models together. Means are geometric, of ratios capped at 4.
 
-    data_mean: what the data path alone gains; rest_mean: what all else gains on top of it.
+    data_mean: gain of the data path alone; rest_mean: gain of everything else on top of it.
     num_with_oracle: models whose grid was measured.
     """
 
@@ -179,9 +179,9 @@ def summary(results: Sequence[Measured]) -> Summary:
 
 
 def beside_others(results: Sequence[Measured]) -> list[tuple[str, bool]]:
-    """For each kind of neighbours, whether as much of the gain is left as there must be.
+    """For each kind of neighbour, whether enough of the gain remains.
 
-    Only models that were measured with and without them count.
+    Only models that were measured with and without neighbours count.
     """
     alone = {one.model: one for one in results if one.neighbours == "none"}
     goals = []
@@ -194,7 +194,7 @@ def beside_others(results: Sequence[Measured]) -> list[tuple[str, bool]]:
             capped_mean(one.over_plain().middle for one in side)
             for side in zip(*pairs, strict=True)
         )
-        text = f"geometric mean beside {kind} >= {LEAST_BESIDE} of that alone: "
+        text = f"geometric mean next to {kind} >= {LEAST_BESIDE} of that alone: "
         told = f"{text}{beside:.2f} of {without:.2f}, {len(pairs)} models"
         goals.append((told, beside >= LEAST_BESIDE * without))
     return goals
@@ -211,8 +211,8 @@ def _of_few(logs: list[list[float]]) -> Interval:
 
 
 def _resampled(logs: list[list[float]]) -> Interval:
-    """The median ratio with its 95 % interval: pairs of blocks, drawn anew from processes that are
-    drawn anew, 1,000 times from a seed. Blocks that others have disturbed are far off, not normal.
+    """The median ratio with its 95 % interval: pairs of blocks, resampled from resampled
+    processes, 1,000 times with a fixed seed. Disturbed blocks are outliers, not normal.
     """
     draw = random.Random(0)
     medians = []
@@ -238,7 +238,7 @@ def _middle(interval: Interval | None) -> float:
 
 
 def disturbed_share(results: Sequence[Measured]) -> float:
-    """Which part of the blocks others have disturbed that nobody has asked for."""
+    """The share of blocks disturbed by programs that were not started on purpose."""
     alone = [share for one in results if one.neighbours == "none" for share in one.others]
     return statistics.fmean(share > OTHERS_SHARE for share in alone) if alone else 0.0
 
@@ -246,7 +246,7 @@ def disturbed_share(results: Sequence[Measured]) -> float:
 def table(results: Sequence[Measured]) -> str:
     """One line for each model."""
     lines = [
-        f"{'':18}{'beside':9}{'plain':>10}  {'chosen / plain':21}{'chosen / defaults':21}"
+        f"{'':18}{'next to':9}{'plain':>10}  {'chosen / plain':21}{'chosen / defaults':21}"
         f"{'oracle':>7}{'Lightn.':>9}{'Accel.':>8}{'search':>8}{'steps':>9}  chosen"
     ]
     for one in results:

@@ -1,12 +1,12 @@
-"""What a training loop costs beside the training: flatout against what people use instead.
+"""What a training loop costs apart from the training: flatout compared with other loops.
 
     python benchmarks/overhead.py [--rounds 5] [--epochs 10] [--only plain,flatout] [--device cpu]
 
 The built-in `mlp` (20-128-1, 5,000 rows, batch 64, Adam) is so small that nearly all of its time is
-the loop's own. Timed: from built objects to the last metric on the disk. Not timed, for everybody
-alike: starting Python, imports, building the objects, three steps on a model of another size.
-Every measurement has a fresh process; the contestants take turns, so that a machine that gets
-slower gets slower for all. See overhead_loops.py for what each of them does.
+the loop's own. Timed: from built objects to the last metric on disk. Not timed, for all of them:
+starting Python, imports, building the objects, three steps on a model of another size. Every
+measurement has a fresh process; the contestants take turns, so that a machine that becomes slower
+slows all of them down. See overhead_loops.py for what each of them does.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ import tempfile
 import time
 from pathlib import Path
 
-import dated
 import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support import dated
+
+RESULTS = Path(__file__).with_name("results")
 
 GOAL, STRETCH = 0.45, 0.38
 # A measurement during which others had more than this share of the processor is made again, after
@@ -41,7 +46,7 @@ def main() -> int:
     names = installed(options.only)
     rounds = []
     for number in range(options.rounds):
-        # Each round begins with another one: whoever follows an idle moment is not always the same.
+        # The order rotates, so that the same one does not always follow an idle moment.
         shift = number % len(names)
         rounds.append({name: run_child(name, options) for name in names[shift:] + names[:shift]})
         seconds = "  ".join(f"{name} {rounds[-1][name]['seconds']:.3f}" for name in names)
@@ -51,17 +56,19 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="fresh processes for each")
+    parser.add_argument("--rounds", type=int, default=5, help="fresh processes per contestant")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--only", help="some of the contestants, with commas between")
+    parser.add_argument("--only", help="comma-separated contestants")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="output folder (default: results)"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def installed(only: str | None) -> list[str]:
-    """The contestants asked for whose package is here; says which are not."""
+    """The requested contestants whose package is installed; prints which are not."""
     from overhead_loops import LOOPS, NEEDS
 
     names = only.split(",") if only else list(LOOPS)
@@ -70,7 +77,7 @@ def installed(only: str | None) -> list[str]:
         sys.exit(f"unknown: {', '.join(unknown)}; there are {', '.join(LOOPS)}")
     missing = [n for n in names if n in NEEDS and importlib.util.find_spec(NEEDS[n]) is None]
     for name in missing:
-        print(f"left out: {name}: not installed (pip install flatout[bench])", file=sys.stderr)
+        print(f"skipped: {name}: not installed (pip install flatout[bench])", file=sys.stderr)
     return [name for name in names if name not in missing]
 
 
@@ -91,7 +98,7 @@ def run_child(name: str, options: argparse.Namespace) -> dict[str, float]:
 
 
 def busy_s() -> float:
-    """Seconds that all processors together have worked since the machine was started."""
+    """CPU seconds that all processors have worked since the machine was started."""
     times = psutil.cpu_times()
     return float(times.user + times.system)
 
@@ -104,7 +111,7 @@ def time_one(name: str, epochs: int, device: str) -> dict[str, float]:
     from flatout.experiments import mlp
 
     if name == "flatout":
-        importlib.import_module("flatout.engine.training")
+        importlib.import_module("flatout.engine.training.api")
     elif name in NEEDS:
         importlib.import_module(NEEDS[name])
     warm_up(device)
@@ -149,7 +156,7 @@ def warm_up(device: str) -> None:
 def report(
     names: list[str], rounds: list[dict[str, dict[str, float]]], options: argparse.Namespace
 ) -> int:
-    """Prints the table and writes the result; 1 if somebody did not do the same training."""
+    """Prints the table and writes the result; 1 if a contestant did another training."""
     machine = dated.read_machine()
     peers = ("torch", "lightning", "accelerate")
     print(f"machine   {dated.machine_text(machine)}")
@@ -173,7 +180,7 @@ def report(
     is_same = max(losses.values()) < 1.1 * min(losses.values())
     print("\nlast loss " + "  ".join(f"{name} {loss:.4f}" for name, loss in losses.items()))
     if not is_same:
-        print("NOT COMPARABLE: these losses are not those of the same training")
+        print("NOT COMPARABLE: the losses differ, so the trainings do")
     if "plain" in names and "flatout" in names:
         found = next(m.value for m in measurements if m.name == "flatout/plain")
         verdict = "reached" if found <= GOAL else "missed"

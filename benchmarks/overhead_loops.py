@@ -1,7 +1,7 @@
 """The contestants of overhead.py: the same ten epochs, each as its users write them.
 
-Every function gets live objects and returns when the last metric is on the disk. What is measured
-is the call; building what it gets, importing and a first step on other objects come before.
+Every function gets live objects and returns when the last metric is on disk. Only the call is
+measured; building its arguments, importing and a first step on other objects come before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.engine.experiment import Experiment
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What everybody trains: live objects on the CPU, and a folder to write to."""
+    """What all of them train: live objects on the CPU, and a folder to write to."""
 
     experiment: Experiment
     loss: Callable[[nn.Module, Any], Tensor]
@@ -43,7 +43,7 @@ class Task:
 
 
 class MetricsFile:
-    """The metrics of those that bring no file of their own: one JSON line for each epoch."""
+    """The metrics of loops that write no file of their own: one JSON line per epoch."""
 
     def __init__(self, folder: Path) -> None:
         self._file = open(folder / "metrics.jsonl", "a", encoding="utf-8")
@@ -54,7 +54,7 @@ class MetricsFile:
         self._file.flush()
 
     def close(self) -> None:
-        """Puts the file on the disk."""
+        """Flushes the file to disk."""
         os.fsync(self._file.fileno())
         self._file.close()
 
@@ -81,7 +81,7 @@ def run_plain(task: Task) -> float:
 
 
 def run_bare(task: Task) -> float:
-    """What one writes by hand for speed: sliced tensors, a fused optimizer, losses read late."""
+    """A loop written by hand for speed: sliced tensors, a fused optimizer, losses read late."""
     model, loss_of = task.model, task.loss
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
     data = [tensor.to(task.device) for tensor in task.data]
@@ -126,7 +126,7 @@ def run_accelerate(task: Task) -> float:
 
 
 def run_lightning(task: Task) -> float:
-    """Lightning with all that can be switched off switched off; metrics written by hand."""
+    """Lightning with everything optional switched off; metrics written by hand."""
     metrics = MetricsFile(task.folder)
     mean = _fit(task, metrics.add, logger=False, enable_checkpointing=False,
                 enable_model_summary=False)  # fmt: skip
@@ -135,7 +135,7 @@ def run_lightning(task: Task) -> float:
 
 
 def run_lightning_default(task: Task) -> float:
-    """Lightning as it comes, with its logger and its checkpoints; only the bar is off."""
+    """Lightning with its defaults, logger and checkpoints; only the bar is off."""
     return _fit(task, lambda epoch, loss: None)
 
 
@@ -180,14 +180,14 @@ def _fit(task: Task, tell: Callable[[int, float], None], **options: Any) -> floa
 
 
 def run_flatout(task: Task) -> float:
-    """flatout as it comes: run folder, events, checkpoints and all; it builds its own objects."""
+    """flatout with its defaults: run folder, events, checkpoints; builds its own objects."""
     from flatout import engine
-    from flatout.nouns.lines import EpochEnded, Metric
-    from flatout.system import store
+    from flatout.schema.run_lines import EpochEnded, Metric
+    from flatout.system import atomic_files
 
     experiment = replace(task.experiment, epochs=task.epochs, validation_data=None)
     trained = engine.train(experiment, use={"device": task.device})
-    lines = store.read_lines(Path(trained.run.folder) / "metrics.jsonl", Metric)
+    lines = atomic_files.read_lines(Path(trained.run.folder) / "metrics.jsonl", Metric)
     return [line.loss for line in lines if isinstance(line, EpochEnded) and line.loss][-1]
 
 

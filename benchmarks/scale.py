@@ -1,14 +1,14 @@
-"""What `--on` costs a step, over torchrun with a plain DDP script.
+"""What `--on` costs per step, compared with a plain DDP script under torchrun.
 
     python benchmarks/scale.py [--rounds 7] [--ranks 2] [--steps 120] [--only torchrun,local,ray]
 
-Four million weights on CPUs, one thread for each rank, so that ranks need as many free cores. The
+Four million weights on CPUs, one thread per rank, so it needs as many free cores as ranks. The
 contestants take turns, each in fresh processes: `ddp` is `scale_ddp.py` under torchrun; `torchrun`,
-`local` and, if this interpreter has Ray, `ray` (over a Ray of this machine that is running already)
-are `flatout train --on` with the same model, rows, batch and optimizer. Compared is the
-time of a step after the first third of them, round by round; start-up is from the command to
-the end of the first step. What flatout's own way costs in overlap is in there: it sends gradients
-after the backward pass, DDP beside it.
+`local` and, if this interpreter has Ray, `ray` (on a Ray of this machine that is already running)
+are `flatout train --on` with the same model, rows, batch and optimizer. Compared are the times of
+the last two thirds of the steps, round by round; start-up is from the command to the end of the
+first step. The cost of flatout's missing overlap is included: it sends gradients after the backward
+pass, DDP during it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-import dated
-
-from flatout.nouns.lines import Metric, Progress
-from flatout.nouns.measurement import Measurement
-from flatout.system import store
-from flatout.system.runs import RunFolder
-from flatout.system.variables import loopback_variables
+from flatout.schema.run_lines import Metric, Progress
+from flatout.system import atomic_files
+from flatout.system.process_env import loopback_variables
+from flatout.system.store.run_folder import RunFolder
 from flatout.tune.statistics import speedup
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support import dated
+from support.dated import Measurement
+
+RESULTS = Path(__file__).with_name("results")
 HERE = Path(__file__).parent
 GOAL = 1.05
 CONTESTANTS = ("ddp", "torchrun", "local", *(["ray"] if find_spec("ray") else []))
@@ -54,13 +57,15 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--only", type=lambda text: text.split(","), default=CONTESTANTS)
-    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="output folder (default: results)"
+    )
     options = parser.parse_args()
     names = ["ddp", *(name for name in options.only if name != "ddp")]
     rounds: list[dict[str, dict[str, float]]] = []
     with ray_here(options.ranks) if "ray" in names else contextlib.nullcontext():
         for number in range(options.rounds):
-            # Each round begins with another one: nobody always follows an idle moment.
+            # The order rotates, so that none always follows an idle moment.
             shift = number % len(names)
             with tempfile.TemporaryDirectory() as folder:
                 rounds.append(
@@ -76,7 +81,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def ray_here(num_cpus: int) -> Iterator[None]:
-    """A Ray of this machine, that RAY_ADDRESS names meanwhile; it lets in who has its token."""
+    """A Ray on this machine, named by RAY_ADDRESS; it accepts clients with its token."""
     os.environ["RAY_AUTH_MODE"] = "token"
     with subprocess.Popen(
         [sys.executable, "-c", RAY, str(num_cpus)],
@@ -91,7 +96,7 @@ def ray_here(num_cpus: int) -> Iterator[None]:
 
 
 def measure(name: str, num_ranks: int, num_steps: int, folder: Path) -> dict[str, float]:
-    """Seconds for a step, and from the command to the end of the first one."""
+    """Seconds per step, and from the command to the end of the first one."""
     environment = os.environ | loopback_variables()
     environment |= {"OMP_NUM_THREADS": "1", "FLATOUT_STATE": str(folder)}
     began_at = time.time()
@@ -106,7 +111,7 @@ def measure(name: str, num_ranks: int, num_steps: int, folder: Path) -> dict[str
     command += ["-s", f"steps={num_steps}", "--on", f"{name}:{num_ranks}", "--name", run_id]
     command += ["--use", "num_threads=1", "--device", "cpu"]
     output_of(command, environment)
-    lines = store.read_lines(RunFolder(folder / "runs" / run_id).metrics, Metric)
+    lines = atomic_files.read_lines(RunFolder(folder / "runs" / run_id).metrics, Metric)
     told_of = [line for line in lines if isinstance(line, Progress)]
     begin = next(line for line in told_of if line.step >= first)
     end = told_of[-1]
@@ -120,7 +125,7 @@ def measure(name: str, num_ranks: int, num_steps: int, folder: Path) -> dict[str
 
 
 def output_of(command: list[str], environment: dict[str, str]) -> str:
-    """What a command prints on standard output; where it fails, all of it as an error."""
+    """The standard output of a command; if it fails, an error with all of its output."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
@@ -130,7 +135,7 @@ def output_of(command: list[str], environment: dict[str, str]) -> str:
 def report(
     names: list[str], rounds: list[dict[str, dict[str, float]]], options: argparse.Namespace
 ) -> int:
-    """Prints and writes what was found; 1 if a step costs more than the goal."""
+    """Prints and writes the results; 1 if a step costs more than the goal."""
     machine = dated.read_machine()
     conditions = {"ranks": options.ranks, "steps": options.steps}
     print(f"machine   {dated.machine_text(machine)}")

@@ -1,9 +1,9 @@
-"""The plain script that benchmarks/scale.py compares with: DistributedDataParallel by the book.
+"""The plain script that benchmarks/scale.py compares with: textbook DistributedDataParallel.
 
     torchrun --nproc-per-node 2 benchmarks/scale_ddp.py STEPS FIRST
 
-Rank 0 prints, as JSON, when its first step had ended (seconds since the epoch), and how long a step
-takes, of those after the first FIRST.
+Rank 0 prints, as JSON, when its first step ended (seconds since the epoch), and the time per step
+after the first FIRST.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How fast gloo adds up gradients between the ranks of this machine: scale_prediction.py's link.
+"""How fast gloo sums gradients between the ranks of this machine: scale_prediction.py's link.
 
     torchrun --nproc-per-node 2 benchmarks/scale_link.py BYTES
 
-Rank 0 prints, as JSON, seconds of an exchange of so many bytes, and of a single number. An exchange
-is made as a training makes it: after other work has gone through the caches, gradients are copied
-into one tensor, added up, and multiplied.
+Rank 0 prints, as JSON, the seconds of an exchange of so many bytes, and of a single number. An
+exchange does what a training does: after other work has used the caches, gradients are copied into
+one tensor, summed, and multiplied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What benchmarks/scale.py trains: a network whose gradients are worth sending, on rows at hand."""
+"""What benchmarks/scale.py trains: a network with large gradients, on rows in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def model() -> nn.Module:
 
 
 def num_gradient_bytes() -> int:
-    """Bytes that a step's gradients have in fp32."""
+    """Bytes of a step's gradients in fp32."""
     return 4 * sum(one.numel() for one in model().parameters())
 
 

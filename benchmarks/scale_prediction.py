@@ -1,13 +1,12 @@
-"""How near `flatout cluster predict` comes to what several ranks then take.
+"""How close `flatout cluster predict` is to the time that several ranks then take.
 
     python benchmarks/scale_prediction.py [--rounds 5] [--ranks 2] [--steps 240]
 
-Each round, in fresh processes on CPUs with one thread for each rank: the link (an exchange of as
-many bytes as the model's gradients, and one of a single number, by gloo over the loopback), the
-model of `scale_model.py` on one rank, in whole batches and in micro-batches of a rank's share, what
-the command predicts from these runs and that link, and the same training on several ranks. A step
-is the mean over a run, since that is what the command reads. Free cores are needed for as many
-ranks.
+Each round, in fresh processes on CPUs with one thread per rank: the link (an exchange of as many
+bytes as the model's gradients, and one of a single number, by gloo over the loopback), the model of
+`scale_model.py` on one rank, in whole batches and in micro-batches of a rank's share, what the
+command predicts from these runs and that link, and the same training on several ranks. A step is
+the mean over a run, since that is what the command reads. Needs as many free cores as ranks.
 """
 
 from __future__ import annotations
@@ -20,16 +19,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-import dated
+from flatout.schema.run_lines import Metric, Progress
+from flatout.system import atomic_files
+from flatout.system.process_env import loopback_variables
+from flatout.system.store.run_folder import RunFolder
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
 from scale import HERE, output_of
 from scale_model import BATCH_SIZE, num_gradient_bytes
+from support import dated
+from support.dated import Measurement
 
-from flatout.nouns.lines import Metric, Progress
-from flatout.nouns.measurement import Measurement
-from flatout.system import store
-from flatout.system.runs import RunFolder
-from flatout.system.variables import loopback_variables
-
+RESULTS = Path(__file__).with_name("results")
 GOAL = 0.15
 
 
@@ -39,7 +41,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=240)
-    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="output folder (default: results)"
+    )
     options = parser.parse_args()
     rounds = []
     for number in range(options.rounds):
@@ -52,7 +56,7 @@ def main() -> int:
 
 def one_round(num_ranks: int, num_steps: int, folder: Path) -> dict[str, float]:
     """Seconds: of a step on one rank, in whole and in shares; of both exchanges; of a step on
-    several ranks, as predicted and as it is.
+    several ranks, predicted and measured.
     """
     environment = os.environ | loopback_variables()
     environment |= {"OMP_NUM_THREADS": "1", "FLATOUT_STATE": str(folder)}
@@ -77,17 +81,19 @@ def one_round(num_ranks: int, num_steps: int, folder: Path) -> dict[str, float]:
 
 
 def trained(arguments: list[str], num_steps: int, environment: dict[str, str]) -> float:
-    """Seconds of a step, on the average of a run by `flatout train`."""
+    """Mean seconds per step of a run by `flatout train`."""
     command = [sys.executable, "-m", "flatout", "train", str(HERE / "scale_model.py")]
     command += ["-s", f"steps={num_steps}", "--use", "num_threads=1", "--device", "cpu", *arguments]
     output_of(command, environment)
     folder = RunFolder(Path(environment["FLATOUT_STATE"]) / "runs" / arguments[-1])
-    told = [one for one in store.read_lines(folder.metrics, Metric) if isinstance(one, Progress)]
+    told = [
+        one for one in atomic_files.read_lines(folder.metrics, Metric) if isinstance(one, Progress)
+    ]
     return (told[-1].at - told[0].at) / (told[-1].step - told[0].step)
 
 
 def report(rounds: list[dict[str, float]], options: argparse.Namespace) -> int:
-    """Prints and writes what was found; 1 if the prediction is further off than the goal."""
+    """Prints and writes the results; 1 if the prediction is further off than the goal."""
     machine = dated.read_machine()
     conditions = {"ranks": options.ranks, "steps": options.steps}
     print(f"machine   {dated.machine_text(machine)}")

@@ -1,12 +1,12 @@
-"""The documentation's own commands, beside other programs: is a training after `flatout tune` ever
-slower than one that was never tuned?
+"""Is a training after `flatout tune` ever slower than one that was never tuned?
 
     python benchmarks/tour_beside_neighbour.py [--rounds 10] [--neighbours none,loop,training]
 
-Each round begins in an empty folder: `flatout train mlp --epochs 10 --tune off`, `flatout tune mlp
---budget 10`, `flatout train mlp --epochs 10`, and `flatout train mnist --epochs 1` with and without
-a search (`--tune auto`). Compared are the seconds of training that each run tells, and the seconds
-of the search with its budget. Each row is in the work file as soon as it is measured.
+Runs the documented commands next to other programs. Each round starts in an empty folder: `flatout
+train mlp --epochs 10 --tune off`, `flatout tune mlp --budget 10`, `flatout train mlp --epochs 10`,
+and `flatout train mnist --epochs 1` with and without a search (`--tune auto`). Compared are the
+training seconds that each run reports, and the seconds of the search with its budget. Each row is
+stored in the work file as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import dated
-from neighbours import KINDS, chosen, neighbours
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from neighbours import KINDS, chosen, neighbours
+from support import dated
+
+RESULTS = Path(__file__).with_name("results")
 BUDGET_S = 10.0
 # Of the training's seconds; single trainings of a second differ by more than a search could tell.
 LEAST = 0.98
@@ -33,11 +36,11 @@ _PAIRS = {"mlp": ("mlp tuned", "mlp"), "mnist": ("mnist auto", "mnist")}
 
 
 def main() -> int:
-    """Measures, prints a table, writes the result; 1 where a training was slower."""
+    """Measures, prints a table, writes the result; 1 if a training was slower."""
     options = _options()
     machine = dated.read_machine()
     print(f"machine   {dated.machine_text(machine)}")
-    print(f"{'beside':10}{'round':>6}{'mlp':>9}{'tuned':>9}{'search':>9}  what the search has said")
+    print(f"{'next to':10}{'round':>6}{'mlp':>9}{'tuned':>9}{'search':>9}  result of the search")
     rows: dict[str, list[dict[str, Any]]] = {}
     for kind in options.neighbours:
         for number in range(options.rounds):
@@ -67,7 +70,7 @@ def main() -> int:
 
 
 def goals_of(kind: str, rows: list[dict[str, Any]]) -> list[tuple[str, bool]]:
-    """In words, and whether each is reached."""
+    """The goals in words, and whether each is reached."""
     goals = []
     for name, (tuned, untuned) in _PAIRS.items():
         if tuned not in rows[0]:
@@ -77,16 +80,16 @@ def goals_of(kind: str, rows: list[dict[str, Any]]) -> list[tuple[str, bool]]:
         # Where the defaults stay, both are the same training.
         is_same = all(row.get(f"{name} is_default", False) for row in rows)
         same = ", the same recipe each time" if is_same else ""
-        text = f"beside {kind}: {name} after a search x{middle:.2f} of that without{same}"
+        text = f"next to {kind}: {name} after a search x{middle:.2f} of that without{same}"
         goals.append((text, is_same or middle >= LEAST))
     late = max(row["search_s"] for row in rows)
-    goals.append((f"beside {kind}: search of {BUDGET_S:.0f} s took {late:.1f} s at most",
+    goals.append((f"next to {kind}: search of {BUDGET_S:.0f} s took {late:.1f} s at most",
                   late <= 1.1 * BUDGET_S))  # fmt: skip
     return goals
 
 
 def one_round(number: int, *, has_mnist: bool) -> dict[str, Any]:
-    """All commands once, each other round in another order, from an empty folder."""
+    """All commands once, from an empty folder; the order alternates between rounds."""
     with tempfile.TemporaryDirectory() as folder:
         untuned = ("train", "mlp", "--epochs", "10", "--tune", "off")
         row: dict[str, Any] = {}
@@ -108,13 +111,13 @@ def one_round(number: int, *, has_mnist: bool) -> dict[str, Any]:
 
 
 def train_s(arguments: tuple[str, ...], folder: str) -> float:
-    """Seconds of a training, as it tells them: starting Python is not what a recipe changes."""
+    """Training seconds, as the run reports them: a recipe does not change the start of Python."""
     run_told = run(arguments, folder)["run"]
     return float(run_told["finished"]["train_s"])
 
 
 def run(arguments: tuple[str, ...], folder: str) -> dict[str, Any]:
-    """The document that a command prints."""
+    """The JSON output of a command."""
     done = subprocess.run(
         [sys.executable, "-m", "flatout", *arguments, "--json"],
         env=os.environ | {"FLATOUT_STATE": folder}, stdin=subprocess.DEVNULL,
@@ -131,10 +134,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--neighbours", default="none,loop,training",
                         help=f"some of: {', '.join(KINDS)}")  # fmt: skip
-    parser.add_argument("--mnist", action="store_true", help="trains mnist, too")
-    parser.add_argument("--out", type=Path, default=dated.RESULTS, help="folder for the result")
+    parser.add_argument("--mnist", action="store_true", help="also train mnist")
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="output folder (default: results)"
+    )
     parser.add_argument("--work", type=Path, default=Path("tour_beside_neighbour.jsonl"),
-                        help="file of what is already measured")  # fmt: skip
+                        help="file with the rows measured so far")  # fmt: skip
     options = parser.parse_args()
     options.neighbours = chosen(options.neighbours)
     return options

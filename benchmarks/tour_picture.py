@@ -14,10 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from first_hour import ROOT, Hour, tour_of
 from rich.console import Console
 from rich.text import Text
-from terminal import COLUMNS, Played
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from first_hour import ROOT, Hour, tour_of
+from support.terminal import COLUMNS, Played
 
 # The rest of a long answer is left out.
 MOST_LINES = 26
@@ -25,7 +28,7 @@ NUM_COMMANDS = 2
 
 
 def drawn(played: list[Played]) -> str:
-    """The commands and what they answered, as SVG."""
+    """The commands and their output, as SVG."""
     console = Console(
         record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True,
         color_system="standard", highlight=False,

@@ -1,13 +1,13 @@
-"""What is gained by not computing the padding of a batch of sequences of real lengths.
+"""The speed gained by not computing the padding of batches of sequences with real lengths.
 
     python benchmarks/unpadding.py [--device cpu] [--size small] [--rounds 9] [--cpu-time]
 
-The built-in `bert-large` as it is and with `padded=false`: the same weights, the speeches of tiny
-Shakespeare in the same order, flatout's step without a search (bf16 on a GPU). The two take turns,
-some updates at a time; a ratio is that of two neighbours. `small` is a network for a CPU, with
-sequences of up to 384 as in the `full` one, and `tiny` one with sequences of up to 64. With
-`--cpu-time` the processor's time is measured instead of the clock's, on one thread: where other
-programs are running, it says more.
+The built-in `bert-large` with its defaults and with `padded=false`: the same weights, the speeches
+of tiny Shakespeare in the same order, flatout's step without a search (bf16 on a GPU). The two take
+turns, some updates at a time; a ratio compares two adjacent turns. `small` is a network for a CPU,
+with sequences of up to 384 as in the `full` one, and `tiny` one with sequences of up to 64.
+`--cpu-time` measures CPU time instead of wall time, on one thread: use it if other programs are
+running.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import dated
 import torch
 
-from flatout.engine.measuring import RecipeLoop
-from flatout.engine.meter import Meter
-from flatout.engine.session import Session, build, process_settings
-from flatout.engine.steps import shared_step
+from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.session.session import Session, build, process_settings
+from flatout.engine.session.step_kinds import shared_step
+from flatout.engine.tuner.ab_timing import RecipeLoop
 from flatout.experiments import bert_large
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from support import dated
 
 SIZES = {
     **bert_large.SIZES,
-    "small": bert_large.Size(depth=4, width=256, num_heads=4, length=384, vocabulary=1_128),
+    "small": bert_large.BertSize(depth=4, width=256, num_heads=4, length=384, vocabulary=1_128),
 }
 GOAL = 1.8
 
@@ -65,13 +68,13 @@ class Contestant:
         )
         with process_settings(self._recipe):
             session = Session(built, self._recipe)
-            meter = Meter(session.device)
-            step: Any = shared_step(session, meter)
-            self._loop = RecipeLoop(session, step, meter)
+            timer = StepTimer(session.device)
+            step: Any = shared_step(session, timer)
+            self._loop = RecipeLoop(session, step, timer)
             self._loop.run(2)
 
     def samples_per_s(self, num_updates: int) -> float:
-        """Over so many updates, the device's work included."""
+        """Over so many updates, including the device's work."""
         with process_settings(self._recipe):
             self._wait()
             begin = self._clock()
@@ -115,12 +118,12 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--size", choices=list(SIZES), help="full on a GPU, else small")
-    parser.add_argument("--batch-size", type=int, help="64 on a GPU, else 16")
+    parser.add_argument("--size", choices=list(SIZES), help="default: full on a GPU, else small")
+    parser.add_argument("--batch-size", type=int, help="batch size (default: 64 on a GPU, else 16)")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--updates", type=int, default=4, help="in a round of each")
-    parser.add_argument("--cpu-time", action="store_true", help="the processor's, on one thread")
-    parser.add_argument("--out", type=Path, help="folder for the result; none is written without")
+    parser.add_argument("--updates", type=int, default=4, help="updates per round and contestant")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time, on one thread")
+    parser.add_argument("--out", type=Path, help="output folder; without it no result is written")
     options = parser.parse_args()
     is_gpu = options.device.startswith("cuda")
     options.size = options.size or ("full" if is_gpu else "small")

@@ -20,7 +20,7 @@ Batch = tuple[Tensor, Tensor, Tensor]
 
 
 class Prices(nn.Module):
-    """A vector for each category beside the numbers, then two layers."""
+    """A vector for each category next to the numbers, then two layers."""
 
     def __init__(self, table: data.Table, width: int) -> None:
         super().__init__()

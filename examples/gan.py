@@ -1,4 +1,4 @@
-"""Two networks against each other: one draws handwritten digits, one tells drawn from real ones.
+"""Two networks against each other: one draws handwritten digits, one detects drawn ones.
 
 flatout train examples/gan.py
 """
@@ -55,7 +55,7 @@ def step(updates: Updates, model: nn.ModuleDict, images: Tensor) -> dict[str, Te
     told_apart = softplus(-real_scores).mean() + softplus(drawn_scores).mean()
     losses = {"discriminator": updates["discriminator"](told_apart)}
 
-    # The discriminator has changed: it judges the same drawings anew.
+    # The discriminator has changed: it judges the same drawings again.
     taken_for_real = softplus(-discriminator(drawn)).mean()
     losses["generator"] = updates["generator"](taken_for_real)
     return losses

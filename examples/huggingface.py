@@ -1,4 +1,4 @@
-"""A model of the transformers library learns to tell two kinds of made-up sentences apart.
+"""A model of the transformers library learns to distinguish two kinds of made-up sentences.
 
 pip install 'flatout[language]'
 flatout train examples/huggingface.py
@@ -12,13 +12,14 @@ import transformers
 from torch import Tensor, nn
 
 import flatout
-from flatout.engine import decayed_groups, schedules
+from flatout.engine import decayed_groups
+from flatout.engine.optim import lr_schedules
 
 VOCABULARY, LENGTH, PAD = 100, 24, 0
 
 
 def model(pretrained: str | None) -> nn.Module:
-    """A small BERT with random weights, or the one that lies in a folder, in fp32 for certain."""
+    """A small BERT with random weights, or one loaded from a folder, always in fp32."""
     if pretrained is not None:
         return transformers.AutoModelForSequenceClassification.from_pretrained(
             pretrained, dtype=torch.float32
@@ -60,7 +61,7 @@ def experiment(
         optimizer=lambda named: torch.optim.AdamW(
             decayed_groups(named, weight_decay=0.01, without=("embeddings",)), lr=lr
         ),
-        schedule=lambda optimizer, total_steps: schedules.linear(
+        schedule=lambda optimizer, total_steps: lr_schedules.linear(
             optimizer, steps=total_steps, warm_up=10
         ),
         schedule_every="step",

@@ -1,4 +1,4 @@
-"""A data set of one's own with augmentation: discs and squares in noise, drawn as they are read.
+"""A custom data set with augmentation: discs and squares in noise, drawn as they are read.
 
 flatout train examples/images.py --use data_path=loader --use loader_workers=2
 """

@@ -1,4 +1,4 @@
-"""Makes a bare `.venv` with pip, also where Python came without `ensurepip`."""
+"""Creates a bare `.venv` with pip, even if Python has no `ensurepip`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from checkout import CACHE, VENV, run, venv_python
 from progress import Done, Problem, say
 
-# Stands in an environment from its making until it is complete: without it, what is there was
-# made by somebody else.
+# Marks an environment of ours from its creation until it is complete. An environment without this
+# file or a stamp was made by someone else.
 UNFINISHED = VENV / "unfinished"
 _ZIPAPP_URL = "https://bootstrap.pypa.io/pip/pip.pyz"
 _ZIPAPP_LIMIT_S = 60
@@ -24,14 +24,14 @@ _FIRST_WITH_PYTHON = (22, 3)
 
 
 def make_or_adopt() -> bool:
-    """Makes the environment; True where a working one was there that somebody else made."""
+    """Creates the environment; True if a working one made by someone else already exists."""
     if VENV.exists():
         if not UNFINISHED.exists() and pip_version(venv_python()):
             return True
         _empty()
     VENV.mkdir(exist_ok=True)
     UNFINISHED.touch()
-    # Inside an environment: what it was made from, since ours may be the one that is made again.
+    # Inside an environment, use its base Python: this environment may be the one to recreate.
     python = getattr(sys, "_base_executable", None) or sys.executable
     said = []
     for way in pip_ways(importlib.util.find_spec("ensurepip") is not None, pip_version(python)):
@@ -48,7 +48,7 @@ def make_or_adopt() -> bool:
 
 
 def pip_ways(has_ensurepip: bool, version: tuple[int, ...] | None) -> tuple[str, ...]:
-    """Ways to get pip into a new environment, best first; version is that of a pip already here."""
+    """Ways to get pip into a new environment, best first; version is that of an existing pip."""
     ways = ["ensurepip"] if has_ensurepip else []
     if version is not None and version >= _FIRST_WITH_PYTHON:
         ways.append("own pip")
@@ -56,7 +56,7 @@ def pip_ways(has_ensurepip: bool, version: tuple[int, ...] | None) -> tuple[str,
 
 
 def pip_version(python: str | Path) -> tuple[int, ...] | None:
-    """The version of an interpreter's pip; None where it, or pip, is not there."""
+    """The version of an interpreter's pip; None if the interpreter or pip does not exist."""
     try:
         done = subprocess.run(
             [python, "-m", "pip", "--version"], capture_output=True, text=True, check=False
@@ -68,7 +68,7 @@ def pip_version(python: str | Path) -> tuple[int, ...] | None:
 
 
 def _bring_pip(pip: Sequence[str | Path]) -> Done:
-    # A zipapp takes itself for an installed pip.
+    # A zipapp counts itself as an installed pip.
     install = ["install", "--ignore-installed", "pip"]
     return run(".venv", "pip", [*pip, "--python", venv_python(), *install])
 
@@ -92,7 +92,7 @@ def _no_pip(because: str) -> Problem:
     fix = "repair this Python, or use one from python.org"
     if shutil.which("apt-get"):
         fix = "sudo apt install python3-venv, then run this again"
-    return Problem("pip could not be put into a new environment.", because=because, fix=fix)
+    return Problem("cannot install pip into a new environment.", because=because, fix=fix)
 
 
 def _empty() -> None:
@@ -104,14 +104,14 @@ def _empty() -> None:
         raise Problem(
             f"{VENV} was made under {'WSL or Linux' if sys.platform == 'win32' else 'Windows'}.",
             because="an environment works only on the system that made it",
-            fix="use a checkout of its own here, on this system's own disk: it is also faster",
+            fix="use a separate checkout here, on this system's own disk, which is also faster",
         )
     if not is_ours and not (VENV / "pyvenv.cfg").exists() and any(VENV.iterdir()):
         raise Problem(
-            f"{VENV} is there and is not a Python environment.",
+            f"{VENV} exists but is not a Python environment.",
             fix="move it away, then run this again",
         )
-    say(".venv", "is unfinished or broken: it is made again")
+    say(".venv", "is incomplete or broken, recreating it")
     UNFINISHED.touch()
     for path in VENV.iterdir():
         if path.is_dir() and not path.is_symlink():

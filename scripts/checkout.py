@@ -1,4 +1,4 @@
-"""Where things are in this checkout, and how commands are run in its environment."""
+"""Paths in this checkout, and running commands in its environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VENV = ROOT / ".venv"
 CACHE = ROOT / ".cache"
 LOG = CACHE / "environment.log"
 
-# What the scripts ask of flatout itself (which torch?) needs nothing that is not in Python.
+# The parts of flatout that the scripts import (to choose a torch) need only the standard library.
 sys.path.insert(0, str(ROOT / "src"))
 
 
@@ -25,15 +25,15 @@ def venv_python() -> Path:
 
 
 def run(label: str, title: str, argv: Sequence[str | Path]) -> Done:
-    """Runs a command in the checkout, shows that it is alive and logs what it prints."""
+    """Runs a command in the checkout, shows progress and logs its output."""
     return run_watched(label, title, argv, log=LOG, cwd=ROOT)
 
 
 def pip_install(title: str, arguments: Sequence[str]) -> Done:
     """Installs into the environment, with its own pip.
 
-    Compiling all of torch and of what comes with it would take longer than to copy it, and most of
-    it is never imported: each module is compiled when it is.
+    Modules are compiled on import instead: compiling all of torch and its dependencies would take
+    longer than copying them, and most are never imported.
     """
     pip = ["-m", "pip", "install", "--no-compile"]
     return run("install", title, [venv_python(), *pip, *arguments])
@@ -46,7 +46,7 @@ def lock() -> Iterator[None]:
     descriptor = os.open(CACHE / "environment.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         if not _is_locked(descriptor, is_patient=False):
-            say("waiting", "another script is making .venv")
+            say("waiting", "another script is creating .venv")
             while not _is_locked(descriptor, is_patient=True):
                 pass
         yield
@@ -59,7 +59,7 @@ def _is_locked(descriptor: int, *, is_patient: bool) -> bool:
         if sys.platform == "win32":
             import msvcrt
 
-            # The patient one gives up after ten seconds.
+            # The blocking call gives up after ten seconds.
             msvcrt.locking(descriptor, msvcrt.LK_LOCK if is_patient else msvcrt.LK_NBLCK, 1)
         else:
             import fcntl

@@ -1,11 +1,12 @@
 """Docker for tests: an engine, a plain Debian with Python, and containers that are fresh machines.
 
-An engine that answers is used. Where there is none, root on Debian or Ubuntu gets that of the
-distribution and starts it by hand; it stays, and so does the base image. All else bears the label
-of the process that made it and goes with it; what a killed one has left, the next removes.
+An engine that responds is used. If there is none, root on Debian or Ubuntu installs the
+distribution's and starts it; it stays, and so does the base image. Everything else carries the
+label of the process that made it and is removed with it; leftovers of a killed process are removed
+by the next one.
 
-As a program it makes engine and base image ready; with `--clean` it removes all that bears the
-label or the name of tests and benchmarks, the images that stay among it. Standard library only.
+As a program it prepares engine and base image; with `--clean` it removes everything with the label
+or name of tests and campaigns, including the images that stay. Standard library only.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from docker_engine import (
 from progress import Problem, guarded, say
 
 LABEL = "flatout.test"
-# Of an image that stays, so that `--clean` finds it without a name, too.
+# The label of an image that stays, so that `--clean` also finds unnamed ones.
 KEPT = f"{LABEL}=kept"
 BASE = "flatout-test-base:bookworm"
-# How the names of all images and projects of tests and benchmarks begin.
+# Prefix of the names of all images and projects of tests and campaigns.
 NAMES = "flatout-test"
 _COMPOSE = "com.docker.compose.project"
 _PUBLIC = f"debian:{SUITE}-slim"
@@ -47,10 +48,10 @@ _PIP_SETTINGS = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST", "PI
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a container may have.
+    """Limits of a container.
 
-    memory: as Docker writes it ("512m"). disk: folders on disks of their own, with their sizes
-    ("200m"), which memory stands for. network: `none`, `host`, or the name of one.
+    memory: in Docker's notation ("512m"). disk: folders on separate file systems in memory, with
+    their sizes ("200m"). network: `none`, `host`, or the name of one.
     """
 
     memory: str | None = None
@@ -60,7 +61,7 @@ class Limits:
     user: str | None = None
 
     def options(self) -> list[str]:
-        """As `docker run` takes them."""
+        """As arguments of `docker run`."""
         found = ["--network", self.network]
         found += ["--memory", self.memory] if self.memory else []
         found += ["--cpus", str(self.cpus)] if self.cpus else []
@@ -84,14 +85,14 @@ class Container:
         variables: Mapping[str, str] | None = None,
         limit_s: float = 300.0,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program in it to its end, without input."""
+        """Runs a program in it to completion, without input."""
         words = self._words(argv, user, variables)
         return self._docker.ask(*words, limit_s=limit_s)
 
     def start(
         self, *argv: str, user: str | None = None, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        """Starts a program in it. Ending this process ends only what listens here: see kill."""
+        """Starts a program in it. Ending this process ends only the client: see kill."""
         return subprocess.Popen(
             [self._docker.program, *self._words(argv, user, variables)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -107,7 +108,7 @@ class Container:
         self._docker.must("cp", f"{self.name}:{source}", str(target))
 
     def kill(self) -> None:
-        """Ends all that runs in it at once, as a power cut does; its files stay."""
+        """Kills everything that runs in it, like a power cut; its files stay."""
         self._docker.must("kill", self.name)
 
     def boot(self) -> None:
@@ -115,22 +116,22 @@ class Container:
         self._docker.must("start", self.name)
 
     def connect(self, network: str) -> None:
-        """Plugs it into a network."""
+        """Connects it to a network."""
         self._docker.must("network", "connect", network, self.name)
 
     def disconnect(self, network: str) -> None:
-        """Cuts it off from a network; what is open stays open and hears nothing."""
+        """Disconnects it from a network; open connections stay open but receive nothing."""
         self._docker.must("network", "disconnect", network, self.name)
 
     def as_image(self) -> str:
-        """The name of an image with the files that it has now; it goes with all the rest."""
+        """The name of an image of its current files, which is removed with the rest."""
         tag = f"{self.name}-image"
         label = f"LABEL {LABEL}={self._docker.owner}"
         self._docker.must("commit", "--change", label, self.name, tag)
         return tag
 
     def remove(self) -> None:
-        """Ends and removes it with its files."""
+        """Stops and removes it with its files."""
         self._docker.must("rm", "--force", "--volumes", self.name)
 
     def _words(
@@ -144,9 +145,9 @@ class Container:
 
 
 class Docker:
-    """An engine that answers, and what this process makes in it.
+    """An engine that responds, and what this process creates in it.
 
-    program: the client. owner: whose it is, as the label says; this process where left out.
+    program: the client. owner: for the label; by default this process.
     """
 
     def __init__(self, program: str, owner: str | None = None) -> None:
@@ -156,14 +157,14 @@ class Docker:
         self._num_made = 0
 
     def ask(self, *words: str, limit_s: float = 300.0) -> subprocess.CompletedProcess[str]:
-        """Runs the client to its end."""
+        """Runs the client to completion."""
         return run([self.program, *words], limit_s)
 
     def must(self, *words: str, limit_s: float = 300.0) -> str:
-        """What the client prints.
+        """The client's output.
 
         Raises:
-            Problem: it has failed.
+            Problem: it failed.
         """
         done = self.ask(*words, limit_s=limit_s)
         if done.returncode != 0:
@@ -171,15 +172,15 @@ class Docker:
             raise Problem(
                 f"docker {words[0]} failed.",
                 because="\n".join(said.splitlines()[-15:]),
-                fix=f"try it by hand: docker {' '.join(words)}",
+                fix=f"run it manually: docker {' '.join(words)}",
             )
         return done.stdout
 
     def base_image(self) -> str:
-        """The name of an image of a Debian with Python and certificates; made once, and it stays.
+        """The name of an image of Debian with Python and certificates; built once, and kept.
 
         Raises:
-            Problem: it can neither be made nor pulled.
+            Problem: it can be neither built nor pulled.
         """
         with one_at_a_time():
             if not self.has(BASE):
@@ -197,15 +198,15 @@ class Docker:
         arguments: Mapping[str, str] | None = None,
         is_kept: bool = False,
     ) -> str:
-        """The name of the image that a Dockerfile makes; its builds use the host's network.
+        """The name of the image that a Dockerfile builds; builds use the host's network.
 
         Args:
             dockerfile: its text.
-            context: the folder that it copies from. Left out, it holds `ca.pem`, the certificates
+            context: the folder that it copies from. By default it holds `ca.pem`, the certificates
                 that this machine trusts.
-            arguments: of the build, beside the host's (see host_arguments); those that the text
-                does not declare are left out.
-            is_kept: the image stays, for the next process that asks for the same text.
+            arguments: of the build, in addition to the host's (see host_arguments); those that the
+                text does not declare are left out.
+            is_kept: keeps the image for the next process with the same text.
         """
         given = {**host_arguments(), **(arguments or {})}
         declared = {name: value for name, value in given.items() if f"ARG {name}" in dockerfile}
@@ -214,7 +215,7 @@ class Docker:
         if is_kept and self.has(tag):
             return tag
         words = ["build", "--quiet", "--network", "host", "--tag", tag]
-        # What is made from an image inherits its labels: one that stays has none.
+        # Images inherit labels from their base image, so one that stays has none.
         words += [] if is_kept else ["--label", self._mine]
         for name, value in declared.items():
             words += ["--build-arg", f"{name}={value}"]
@@ -239,10 +240,10 @@ class Docker:
 
         Args:
             image: its name.
-            limits: what it may have; without a network where left out.
-            mounts: folders of this machine, which it may only read, by their place in it.
-            variables: of the environment of all that runs in it.
-            command: what keeps it running.
+            limits: its limits; by default without a network.
+            mounts: read-only folders of this machine, by their path in the container.
+            variables: environment variables.
+            command: the main process, which keeps it running.
         """
         name = self._name("flatout-test")
         words = ["run", "--detach", "--init", "--name", name, "--hostname", name]
@@ -255,13 +256,13 @@ class Docker:
         return Container(self, name)
 
     def network(self) -> str:
-        """The name of a new network that leads nowhere but from container to container."""
+        """The name of a new network that connects only containers."""
         name = self._name("flatout-test")
         self.must("network", "create", "--internal", "--label", self._mine, name)
         return name
 
     def clean(self) -> None:
-        """Removes what this process has made, and what is left of processes that are gone."""
+        """Removes what this process created, and leftovers of processes that have ended."""
         for label in {self._mine, *_left_over(self)}:
             remove(self, label)
 
@@ -270,21 +271,21 @@ class Docker:
         return f"{prefix}-{self.owner.rpartition(':')[2]}-{self._num_made}"
 
     def has(self, image: str) -> bool:
-        """Whether an image of that name is here."""
+        """Whether an image of that name exists."""
         return self.ask("image", "inspect", image).returncode == 0
 
 
 def find_docker() -> Docker:
-    """An engine that answers; where there is none, it is installed and started, if that can be.
+    """An engine that responds; if there is none, it is installed and started if possible.
 
     Raises:
-        Problem: there is none, and it says why.
+        Problem: there is none; gives the reason.
     """
     return Docker(find_engine())
 
 
 def remove(docker: Docker, label: str) -> None:
-    """Removes everything that bears the label."""
+    """Removes everything with the label."""
     removals = {
         "container": ["rm", "--force", "--volumes"],
         "network": ["rm"],
@@ -298,7 +299,7 @@ def remove(docker: Docker, label: str) -> None:
 
 
 def _left_over(docker: Docker) -> set[str]:
-    """Labels of processes on this machine that are gone."""
+    """Labels of processes on this machine that have ended."""
     found = set()
     for kind in ("container", "network", "volume", "image"):
         for one in _labelled(docker, kind, LABEL):
@@ -336,7 +337,7 @@ def _make_image(docker: Docker) -> None:
 
 
 def host_arguments() -> dict[str, str]:
-    """Build arguments by which a build reaches the package indexes that this machine uses."""
+    """Build arguments that let a build reach the package indexes that this machine uses."""
     names = (*_PROXIES, *(name.lower() for name in _PROXIES), *_PIP_SETTINGS)
     given = {name: os.environ[name] for name in names if os.environ.get(name)}
     return {**given, "CA_BUNDLE": "ca.pem"} if _HOST_CERTIFICATES.exists() else given
@@ -355,10 +356,9 @@ def _is_alive(number: int) -> bool:
 
 
 def clean_all(docker: Docker) -> None:
-    """Removes whatever tests have made here, also what they keep for the next ones, and no more.
+    """Removes everything that tests created here, including what they keep, and nothing else.
 
-    What a build keeps in a cache of its own (BuildKit) bears no names: `docker builder prune` is
-    for that, and takes what others have built along.
+    BuildKit's cache has no names: `docker builder prune` clears it, including that of other builds.
     """
     remove(docker, LABEL)
     for project in sorted(_projects(docker)):
@@ -369,7 +369,7 @@ def clean_all(docker: Docker) -> None:
 
 
 def _projects(docker: Docker) -> set[str]:
-    """Compose's projects that tests have made: by their names, since they label nothing."""
+    """Compose projects of tests, found by name because they have no label."""
     found = set()
     for kind in ("container", "network", "volume"):
         every = ["--all"] if kind == "container" else []
@@ -380,7 +380,7 @@ def _projects(docker: Docker) -> set[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Makes engine and base image ready, or cleans."""
+    """Prepares engine and base image, or cleans up."""
     docker = find_docker()
     if "--clean" in arguments:
         clean_all(docker)

@@ -1,4 +1,4 @@
-"""Whether there is room for what is about to be downloaded."""
+"""Checks that there is enough disk space for a download."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ def show_and_check(download_bytes: int, disk_bytes: int) -> None:
     """Shows the download's size and the free disk.
 
     Raises:
-        Problem: there is not enough of it.
+        Problem: there is not enough.
     """
     free_bytes = shutil.disk_usage(ROOT).free
     say(
         "download",
-        f"at most about {bytes_text(download_bytes)}; {bytes_text(disk_bytes)} of disk, "
-        f"{bytes_text(free_bytes)} are free",
+        f"at most about {bytes_text(download_bytes)}; {bytes_text(disk_bytes)} of disk space, "
+        f"{bytes_text(free_bytes)} free",
     )
     needs = [(str(ROOT), disk_bytes, free_bytes)]
-    # pip unpacks in the temporary folder, which is often small and on a device of its own.
+    # pip unpacks in the temporary folder, which is often small and on a separate device.
     temporary = tempfile.gettempdir()
     if os.stat(temporary).st_dev != os.stat(ROOT).st_dev:
         needs.append((temporary, download_bytes, shutil.disk_usage(temporary).free))
     if short := shortages(needs):
         raise Problem(
-            "there is not enough free disk space.",
+            "not enough free disk space.",
             because="; ".join(short),
-            fix="free some; or move this checkout, or the temporary folder (TMPDIR, under Windows "
+            fix="free some, or move this checkout or the temporary folder (TMPDIR, under Windows "
             "TEMP), to a larger disk",
         )
 
 
 def shortages(needs: Sequence[tuple[str, int, int]]) -> list[str]:
-    """Of (place, bytes needed, bytes free), the places that are too full, told in words."""
+    """Describes those of (folder, bytes needed, bytes free) that are too full."""
     return [
-        f"{place} has {bytes_text(free)} free; about {bytes_text(needed)} are needed"
+        f"{place} has {bytes_text(free)} free, but needs about {bytes_text(needed)}"
         for place, needed, free in needs
         if free < needed
     ]

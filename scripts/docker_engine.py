@@ -1,6 +1,6 @@
-"""Docker's engine: one that answers, or Debian's own, installed and started by hand.
+"""The Docker engine: one that responds, or Debian's own, installed and started here.
 
-Also a Debian made from the packages of this machine's archive. Standard library only.
+Also builds a Debian image from the packages of this machine's archive. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from progress import Problem, say
 
 SUITE = "bookworm"
 PACKAGES = ("python3", "ca-certificates")
-# What of the host's apt its guests need to reach the same archive.
+# The host's apt settings that containers need to reach the same archive.
 _APT_SETTINGS = (
     "Acquire::Check-Valid-Until", "Acquire::Check-Date", "Acquire::http::Proxy",
     "Acquire::https::Proxy",
 )  # fmt: skip
 _START_S = 60.0
 _INSTALL_S = 600.0
-# Another process may install, and make a Debian, before it is this one's turn.
+# Another process may first install the engine and build a Debian image.
 _OTHERS_S = 2400.0
 _SAID_EVERY_S = 10.0
 
 
 def find_engine() -> str:
-    """The client of an engine that answers; one is installed and started where that can be.
+    """The client of an engine that responds; one is installed and started if possible.
 
     Raises:
-        Problem: there is none, and it says why.
+        Problem: there is none; gives the reason.
     """
     with one_at_a_time():
         program = _answering()
         if program is None:
             if not is_debian_root():
                 raise Problem(
-                    "no container engine answers.",
-                    because="only root on Debian or Ubuntu has one installed and started here",
+                    "no container engine responds.",
+                    because="it is installed automatically only for root on Debian or Ubuntu",
                     fix="start Docker, then run this again",
                 )
             if shutil.which("dockerd") is None:
@@ -53,7 +53,7 @@ def find_engine() -> str:
 
 
 def bootstrap(folder: Path) -> Path:
-    """An archive of a small Debian with Python and certificates, made in a folder.
+    """An archive of a small Debian with Python and certificates, built in a folder.
 
     Raises:
         Problem: it cannot be made.
@@ -68,7 +68,7 @@ def bootstrap(folder: Path) -> Path:
         raise Problem(
             "debootstrap failed.",
             because="\n".join(done.stdout.strip().splitlines()[-3:]),
-            fix=f"see that Debian's archive can be reached; or docker pull debian:{SUITE}-slim",
+            fix=f"check that Debian's archive can be reached; or docker pull debian:{SUITE}-slim",
         )
     (root / "etc/apt/apt.conf.d/99host").write_text(_apt_settings(), encoding="utf-8")
     archive = folder / "root.tar"
@@ -89,7 +89,7 @@ def _start_engine() -> str:
     while time.monotonic() < until and process.poll() is None:
         program = _answering()
         if program is not None:
-            say("docker", f"it runs, and stays: kill {process.pid} ends it")
+            say("docker", f"running; stop it with: kill {process.pid}")
             return program
         time.sleep(0.5)
     process.terminate()
@@ -98,7 +98,7 @@ def _start_engine() -> str:
 
 
 def _answering() -> str | None:
-    """The client to which an engine answers. The first on the path may be something else."""
+    """The client whose engine responds. The first one on the path may be something else."""
     for program in dict.fromkeys(filter(None, [shutil.which("docker"), "/usr/bin/docker"])):
         try:
             done = run([program, "version", "--format", "{{.Server.Version}}"], 20.0)
@@ -123,9 +123,9 @@ def _apt_install(*packages: str) -> None:
 
 
 def _archive() -> list[str]:
-    """The archive that this machine's own packages come from, where it is one of Debian.
+    """The archive of this machine's own packages, if it is a Debian archive.
 
-    debootstrap knows another itself.
+    Otherwise debootstrap uses its default.
     """
     told = run(["apt-cache", "policy", "base-files"], 60.0).stdout.split()
     found = [word for word in told if word.startswith("http") and word.endswith("/debian")]
@@ -139,14 +139,14 @@ def _apt_settings() -> str:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path | None = None) -> Iterator[None]:
-    """Lets one process at a time install, start or make what all of them use.
+    """Lets one process at a time install, start or build what all of them use.
 
     Args:
-        folder: of the lock. Left out, root shares one among all checkouts of this machine, as they
-            share what root installs, where nobody else can have put a file of that name.
+        folder: of the lock. By default root uses one lock for all checkouts on this machine, since
+            they share what root installs, in a folder where only root can create files.
 
     Raises:
-        Problem: the others have not come to an end.
+        Problem: the others did not finish.
     """
     if sys.platform == "win32":
         yield
@@ -167,16 +167,16 @@ def one_at_a_time(folder: Path | None = None) -> Iterator[None]:
 
 
 def _wait_for_others(waited_s: float, said_s: float) -> float:
-    """Waits a little, says so now and then, and gives when that was said last."""
+    """Waits briefly, reports it now and then, and returns the time of the last report."""
     if waited_s > _OTHERS_S:
         raise Problem(
-            "another process holds what containers are made with.",
-            because=f"it has installed or made something for {waited_s:.0f} s",
+            "another process holds the lock for preparing containers.",
+            because=f"it has held it for {waited_s:.0f} s",
             fix="end it, then run this again",
         )
     if waited_s >= said_s + _SAID_EVERY_S:
         said_s = waited_s
-        say("docker", f"waiting for another process that makes containers ({waited_s:.0f} s)")
+        say("docker", f"waiting for another process that prepares containers ({waited_s:.0f} s)")
     time.sleep(0.1)
     return said_s
 

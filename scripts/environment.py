@@ -1,7 +1,7 @@
-"""Makes `.venv` with flatout and a torch that this machine can run. Standard library only.
+"""Creates `.venv` with flatout and a torch that this machine can run. Standard library only.
 
-A new environment counts only when its stamp is there; without it, what an earlier attempt left is
-made again. With it, only what has changed since is installed.
+A new environment is valid only if it has its stamp; without it, the leftovers of an earlier attempt
+are recreated. With it, only what has changed since is installed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from nvidia import Gpus, os_name, read_gpus
 from progress import Problem, say
 from torch_install import chosen_torch, install_torch, prove_torch, visible_gpus
 
-from flatout.setup.torch_builds import TorchChoice
+from flatout.compat.torch_builds import TorchChoice
 
 _STAMP = VENV / "flatout.json"
-# (download, disk) of flatout with what it depends on; of the `dev` extra's tools. Measured with
+# (download, disk) of flatout with its dependencies; of the `dev` extra's tools. Measured with
 # Python 3.11 on Linux, 2026-11-21, and rounded up.
 _OWN_BYTES = (30_000_000, 130_000_000)
 _DEV_BYTES = (175_000_000, 660_000_000)
@@ -37,10 +37,10 @@ _PEER_BYTES = (60_000_000, 200_000_000)
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the environment is to hold.
+    """The desired content of the environment.
 
-    peers: extras that need torch, and without which the tests that ask for them are skipped.
-    is_cuda_build_allowed: gigabytes for nothing, if need be.
+    peers: extras that need torch; tests that need a missing one are skipped.
+    is_cuda_build_allowed: allows a CUDA build without a GPU, if there is no other.
     """
 
     extras: tuple[str, ...] = ()
@@ -51,29 +51,29 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """The interpreter, and the variables that torch needs to find the GPUs it can use."""
+    """The interpreter, and the variables that restrict torch to usable GPUs."""
 
     python: Path
     variables: dict[str, str]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of every script that makes the environment."""
-    parser.add_argument("--cpu", action="store_true", help="take torch for the CPU alone")
+    """The options of every script that creates the environment."""
+    parser.add_argument("--cpu", action="store_true", help="install the CPU build of torch")
     parser.add_argument(
         "--allow-cuda-build",
         action="store_true",
-        help="where torch for the CPU cannot be had, take a build with 2 to 3 GB of CUDA packages",
+        help="if there is no CPU build of torch, install one with 2 to 3 GB of CUDA packages",
     )
 
 
 def make_environment(
     options: argparse.Namespace, extras: tuple[str, ...] = (), peers: tuple[str, ...] = ()
 ) -> Environment:
-    """Makes the environment, or completes it, or finds it ready; see Wanted for the extras.
+    """Creates or completes the environment, or finds it ready; see Wanted for the extras.
 
     Raises:
-        Problem: when it cannot be made; says what to do.
+        Problem: it cannot be created; says what to do.
     """
     wanted = Wanted(
         extras=extras,
@@ -100,19 +100,19 @@ def make_environment(
 def work_left(
     stamp: Mapping[str, Any] | None, flatout: Mapping[str, Any], choice: TorchChoice
 ) -> tuple[str, ...]:
-    """What is still to be made of `venv`, `flatout`, `torch` and `peers`.
+    """Which of `venv`, `flatout`, `torch` and `peers` still need work.
 
     Args:
-        stamp: what an earlier run made; None if nothing that counts.
+        stamp: what an earlier run installed; None if nothing valid.
         flatout: `own` (hash of what decides its installation), `extras` and `peers` wanted.
-        choice: the torch that is wanted.
+        choice: the desired torch.
     """
     if stamp is None:
         return ("venv", "flatout", "torch", *(["peers"] if flatout["peers"] else []))
     todo = []
     if stamp["own"] != flatout["own"] or not set(flatout["extras"]) <= set(stamp["extras"]):
         todo.append("flatout")
-    # A CUDA build runs without its GPU too: one that is not seen just now changes nothing.
+    # A CUDA build also runs without a GPU, so a GPU that is temporarily missing changes nothing.
     is_kept = choice.cuda is None and stamp["cuda"] is not None
     if stamp["torch"] != choice.requirement and not is_kept:
         todo.append("torch")
@@ -143,7 +143,7 @@ def _check_disk(choice: TorchChoice, todo: Sequence[str], extras: Sequence[str])
 def _make(
     todo: Sequence[str], wanted: Wanted, choice: TorchChoice, held: Mapping[str, Any]
 ) -> None:
-    # From here on the environment is not what its stamp says.
+    # From here on the environment differs from its stamp.
     _STAMP.unlink(missing_ok=True)
     is_adopted = "venv" in todo and bare_venv.make_or_adopt()
     extras = sorted({*wanted.extras, *held.get("extras", ())})
@@ -152,11 +152,11 @@ def _make(
             _install_flatout(f"[{','.join(extras)}]" if extras else "")
         if "torch" in todo:
             _provide_torch(choice, wanted, is_one_there=is_adopted)
-        # Only now: pip would bring them a torch of its own choice.
+        # Only after torch: otherwise pip would choose a torch for them.
         if "peers" in todo and _has_installed_peers(wanted.peers):
             extras = sorted({*extras, *wanted.peers})
     except Problem:
-        # pip ended in good order: the next attempt can go on with what is there.
+        # pip exited cleanly, so the next attempt can continue from here.
         bare_venv.UNFINISHED.unlink(missing_ok=True)
         raise
     is_new = "torch" in todo
@@ -170,7 +170,7 @@ def _make(
     part.write_text(json.dumps(stamp, indent=2), encoding="utf-8")
     part.replace(_STAMP)
     bare_venv.UNFINISHED.unlink(missing_ok=True)
-    say("ready", f"{VENV.name} (what was done: {LOG.relative_to(ROOT)})")
+    say("ready", f"{VENV.name} (log: {LOG.relative_to(ROOT)})")
 
 
 def _install_flatout(extras: str) -> None:
@@ -179,22 +179,22 @@ def _install_flatout(extras: str) -> None:
         raise Problem(
             "flatout could not be installed.",
             because=done.last_error(),
-            fix=f"check the network (`pip config list` tells where pip looks), see {LOG}, then "
+            fix=f"check the network (`pip config list` shows the index), see {LOG}, then "
             "run this again",
         )
 
 
 def _has_installed_peers(peers: Sequence[str]) -> bool:
-    title = f"what tests compare flatout with: {', '.join(peers)}"
-    # flatout itself is there: its metadata need not be made again.
+    title = f"packages that tests compare flatout with: {', '.join(peers)}"
+    # flatout itself is already installed: its metadata need not be rebuilt.
     done = pip_install(title, requirements_of(peers))
     if done.exit_code != 0:
-        say("warning", f"not to be had, so tests with it are skipped: {done.last_error()}")
+        say("warning", f"not available, so tests that need them are skipped: {done.last_error()}")
     return done.exit_code == 0
 
 
 def _provide_torch(choice: TorchChoice, wanted: Wanted, *, is_one_there: bool) -> None:
-    # In an environment that somebody else made, a torch that does the work is left as it is.
+    # A working torch in an environment made by someone else is kept.
     device = "cpu" if choice.cuda is None else "cuda"
     proof = prove_torch() if is_one_there else None
     if proof is None or proof.device not in (device, "cuda"):
@@ -202,7 +202,7 @@ def _provide_torch(choice: TorchChoice, wanted: Wanted, *, is_one_there: bool) -
         proof = prove_torch()
     if proof.device is None:
         raise Problem(
-            "torch was installed and does not run.",
+            "torch was installed but does not run.",
             because=proof.said,
             fix=f"see {LOG}; or delete {VENV} and run this again",
         )
@@ -212,19 +212,19 @@ def _provide_torch(choice: TorchChoice, wanted: Wanted, *, is_one_there: bool) -
 
 
 def requirements_of(extras: Sequence[str]) -> list[str]:
-    """What pyproject.toml asks for in those extras."""
+    """The requirements of those extras in pyproject.toml."""
     optional = _pyproject()["project"]["optional-dependencies"]
     return [line for extra in extras for line in optional[extra]]
 
 
 def project_requirements() -> list[str]:
-    """What flatout itself depends on."""
+    """flatout's own requirements."""
     requirements: list[str] = _pyproject()["project"]["dependencies"]
     return requirements
 
 
 def _own_hash() -> str:
-    """Changes with whatever decides how flatout is installed; a moved checkout is one of these."""
+    """A hash of everything that affects how flatout is installed, including the checkout's path."""
     project = _pyproject()
     decisive = [str(ROOT), project["build-system"], project["project"]]
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""What a machine with a GPU may lack, as a folder to carry there: wheels that need no pip, data.
+"""A folder of wheels and data for a GPU machine without a network; the wheels need no pip.
 
-Such a machine may have torch and no network. Wheels are zip files: those of which it lacks the
-package are unpacked, and found by a virtual environment that finds all that its Python has, too.
-So they are found by whatever a test or a benchmark starts.
+Such a machine may have torch but no network. Wheels are zip files: those of missing packages are
+unpacked and added to a virtual environment that also sees the packages of its Python. So every
+process that a test or a benchmark starts finds them.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from checkout import CACHE, ROOT, run
 from environment import project_requirements, requirements_of
 from progress import Problem, say
 
-from flatout.setup.versions import numbers
+from flatout.schema.versions import numbers
 
 PACK = CACHE / "gpu-pack"
 DATA = PACK / "data"
 LIMIT_BYTES = 60 * 2**20
-# What pip calls the systems that the wheels are for: Linux on x86-64, with glibc 2.28 or newer.
+# pip's platform tags for the wheels: Linux on x86-64, with glibc 2.28 or newer.
 _PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-# With what the tests of tests/gpu need, and the models of two goals; torch is there, since it must
-# fit the driver.
+# Includes what tests/gpu and the models of two goals need, but not torch, which must fit the
+# machine's driver.
 _MORE = ("pytest>=8.3", "hypothesis>=6.112")
 _EXTRAS = ("language",)
 _DATA_SETS = ("mnist", "tinyshakespeare")
-# Of what they depend on, this is only there to download.
+# Dependencies that are needed only for downloads.
 _UNUSED = ("hf_xet",)
 
 _FACTS = """
@@ -46,13 +46,13 @@ print(json.dumps({"held": held, "folders": folders}))
 
 
 def pack(python: str) -> Path:
-    """Downloads the wheels for that version of Python on Linux; gives their folder.
+    """Downloads the wheels for that version of Python on Linux; returns their folder.
 
     Raises:
-        Problem: one cannot be had, or they are too many bytes to be carried.
+        Problem: one is not available, or the pack is too large.
     """
     if PACK.exists():
-        # What was unpacked on this machine is none of the other's.
+        # Files unpacked for this machine do not fit the other.
         shutil.rmtree(PACK)
     PACK.mkdir(parents=True)
     for name in _DATA_SETS:
@@ -71,7 +71,7 @@ def pack(python: str) -> Path:
         raise Problem(
             "the wheels could not be downloaded.",
             because=done.last_error(),
-            fix="check the network (`pip config list` tells where pip looks), then run this again",
+            fix="check the network (`pip config list` shows the index), then run this again",
         )
     for name in _UNUSED:
         for path in PACK.glob(f"{name}-*.whl"):
@@ -80,7 +80,7 @@ def pack(python: str) -> Path:
     if num_bytes > LIMIT_BYTES:
         raise Problem(
             f"the pack takes {num_bytes / 2**20:.0f} MiB, more than {LIMIT_BYTES >> 20} MiB.",
-            fix=f"see in {PACK} which wheel is new, and whether the GPU's tests need it",
+            fix=f"find the new wheel in {PACK}, and check whether the GPU tests need it",
         )
     what = f"{len(list(PACK.glob('*.whl')))} wheels, {len(_DATA_SETS)} data sets"
     say("packed", f"{what}, {num_bytes / 2**20:.1f} MiB: {PACK}")
@@ -88,9 +88,9 @@ def pack(python: str) -> Path:
 
 
 def lacking(wheels: Sequence[Path], held: Mapping[str, str]) -> list[Path]:
-    """The wheels of packages that are not there, or too old for what is asked of them.
+    """The wheels of packages that are missing, or older than required.
 
-    held: names and versions of what is there.
+    held: names and versions of the installed packages.
     """
     there = {_plain(name): numbers(version) for name, version in held.items()}
     least = {}
@@ -118,13 +118,13 @@ def _data_set(name: str, given: Mapping[str, str]) -> Path:
         if (folder / name).is_dir():
             return folder / name
     raise Problem(
-        f"the data set {name} is not here, and a machine without a network cannot get it.",
-        fix=f"flatout data get {name}, then run this again",
+        f"the data set {name} is missing, and a machine without a network cannot download it.",
+        fix=f"run flatout data get {name}, then this again",
     )
 
 
 def prepared(python: str) -> str:
-    """A Python that has what this one has, and of what was packed what it lacks; maybe itself."""
+    """A Python with this one's packages plus those it lacks from the pack; may be this one."""
     wheels = sorted(PACK.glob("*.whl"))
     done = subprocess.run([python, "-c", _FACTS], capture_output=True, text=True, check=False)
     if not wheels or done.returncode != 0:
@@ -145,7 +145,7 @@ def prepared(python: str) -> str:
 
 
 def _environment(python: str, folders: list[str]) -> str:
-    """An environment that finds packages in these folders, and needs nothing to be installed."""
+    """An environment that finds packages in these folders, without installing anything."""
     place = PACK / "environment"
     made = subprocess.run(
         [python, "-m", "venv", "--clear", "--without-pip", "--system-site-packages", str(place)],
@@ -155,9 +155,9 @@ def _environment(python: str, folders: list[str]) -> str:
     )
     if made.returncode != 0:
         raise Problem(
-            "no environment could be made.",
+            "cannot create an environment.",
             because=made.stderr.strip(),
-            fix="see whether `python3 -m venv` works here",
+            fix="check whether `python3 -m venv` works here",
         )
     [packages] = place.glob("lib/python*/site-packages")
     (packages / "pack.pth").write_text("\n".join(folders) + "\n", encoding="utf-8")
@@ -165,5 +165,5 @@ def _environment(python: str, folders: list[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """As wheels and indexes may write the same name."""
+    """A package name, normalised."""
     return name.lower().replace("-", "_").replace(".", "_")

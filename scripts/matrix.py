@@ -1,7 +1,7 @@
-"""Environments at the ends of the supported range of Python and torch, and what is tested there.
+"""Environments at the ends of the supported range of Python and torch, and their tests.
 
-Each has the build of torch that pip takes by itself, under Linux one for CUDA: it runs on a CPU,
-too. They are made once, in `.cache/matrix`, and used again.
+Each has the build of torch that pip installs by default, on Linux a CUDA build, which also runs on
+a CPU. They are created once, in `.cache/matrix`, and reused.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from disk import show_and_check
 from environment import project_requirements, requirements_of
 from progress import Problem, bytes_text, say
 
-from flatout.setup.tables import shipped_tables
-from flatout.setup.torch_builds import disk_bytes
-from flatout.setup.versions import numbers
+from flatout.compat.tables import shipped_tables
+from flatout.compat.torch_builds import disk_bytes
+from flatout.schema.versions import numbers
 
 PLACE = CACHE / "matrix"
 OLDEST_TORCH = "2.11.0"
-# What the tests need of the `dev` extra; the tools of the static checks are not among it.
+# What the tests need from the `dev` extra, without the tools of the static checks.
 _TOOLS = ("pytest", "pytest-xdist", "hypothesis", "pillow", "pyarrow", "matplotlib")
-# Files that import torch or the engine all the same, and why their tests are not run.
+# Files that import torch or the engine but are not run, with reasons.
 LEFT_OUT = {
-    "test_busy_machine.py": "what is measured is time",
+    "test_busy_machine.py": "measures time",
     "test_data_csv.py": "reads files",
     "test_data_images.py": "reads files",
     "test_data_samples.py": "reads files",
     "test_data_tables.py": "reads files",
     "test_data_texts.py": "reads files",
     "test_huggingface.py": "needs transformers",
-    "test_measuring.py": "what is measured is time",
+    "test_measuring.py": "measures time",
     "test_new.py": "writes experiments from templates",
     "test_new_predict.py": "writes experiments from templates",
     "test_ranks.py": "starts and kills processes for minutes",
-    "test_trial.py": "what is measured is time",
-    "test_tune.py": "what is measured is time",
-    "test_tune_bad_input.py": "what is measured is time",
-    "test_tune_memory.py": "what is measured is time",
+    "test_trial.py": "measures time",
+    "test_tune.py": "measures time",
+    "test_tune_bad_input.py": "measures time",
+    "test_tune_memory.py": "measures time",
 }
-# Tests of files that are left out.
+# Tests to run from files that are left out.
 MORE = ("test_ranks.py::test_ranks_give_what_one_gives",)
 
 _FIND = """
 import json, sys
 from flatout.system.pythons import find_python
-from flatout.system.uv_program import find_uv
+from flatout.setup.packages.uv import find_uv
 print(json.dumps({"python": find_python(sys.argv[1]), "uv": find_uv()}))
 """
 _PROOF = """
@@ -59,7 +59,7 @@ import torch
 assert (torch.ones(8) * 2).sum().item() == 16
 print(torch.__version__)
 """
-# Of a download, which most connections reach; and what unpacking takes.
+# A download speed that most connections reach, and the time for unpacking.
 _BYTES_PER_S = 20e6
 _UNPACKING_S = 60
 
@@ -73,22 +73,22 @@ class End:
 
     @property
     def name(self) -> str:
-        """As it is written after `--matrix=`, and its folder's."""
+        """Its name in `--matrix=` and of its folder."""
         return f"py{self.python.replace('.', '')}-torch{self.torch}"
 
     @property
     def folder(self) -> Path:
-        """Where its environment is."""
+        """The folder of its environment."""
         return PLACE / self.name
 
     @property
     def interpreter(self) -> Path:
-        """Of its environment."""
+        """The interpreter of its environment."""
         return self.folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
 
 
 def ends() -> tuple[End, ...]:
-    """Every supported Python, the older ones with the oldest torch, the newer with the newest."""
+    """Every supported Python: older ones with the oldest torch, newer ones with the newest."""
     newest = newest_torch()
     return (
         End(python="3.11", torch=OLDEST_TORCH),
@@ -99,7 +99,7 @@ def ends() -> tuple[End, ...]:
 
 
 def newest_torch() -> str:
-    """The newest release that flatout's tables have."""
+    """The newest release in flatout's tables."""
     found = {
         one.version
         for one in shipped_tables().builds
@@ -109,7 +109,7 @@ def newest_torch() -> str:
 
 
 def chosen(text: str) -> tuple[End, ...]:
-    """Those named in a text like `py312-torch2.11,py313-torch2.15.0`; all, if it is empty.
+    """The ends named in a text like `py312-torch2.11,py313-torch2.15.0`; all, if it is empty.
 
     Raises:
         Problem: a word names no Python and torch.
@@ -128,7 +128,7 @@ def chosen(text: str) -> tuple[End, ...]:
 
 
 def tests() -> list[str]:
-    """Files of tests/integration that import torch or the engine, less LEFT_OUT, and MORE."""
+    """Files in tests/integration that import torch or the engine, without LEFT_OUT, plus MORE."""
     folder = ROOT / "tests" / "integration"
     files = [
         path.name
@@ -139,9 +139,9 @@ def tests() -> list[str]:
 
 
 def find_interpreters(wanted: Sequence[End], asked: Path) -> dict[End, str | Problem]:
-    """For each end a Python to make its environment with, or why there is none; its own, once made.
+    """For each end its own Python, or one to create its environment with, or why there is none.
 
-    asked: the Python in which flatout is installed: it knows where interpreters are.
+    asked: the Python in which flatout is installed, which finds interpreters.
     """
     found: dict[str, str | Problem] = {}
     for end in wanted:
@@ -154,25 +154,25 @@ def find_interpreters(wanted: Sequence[End], asked: Path) -> dict[End, str | Pro
 
 
 def show_sizes(wanted: Sequence[End]) -> None:
-    """Says what is still to be downloaded for these ends, and how long it takes.
+    """Shows what must still be downloaded for these ends, and how long it takes.
 
     Raises:
-        Problem: the disk has not enough room for it.
+        Problem: there is not enough disk space.
     """
     todo = [end for end in wanted if not _is_made(end)]
     if todo:
         download_bytes = sum(_download_bytes(end) for end in todo)
         minutes = (download_bytes / _BYTES_PER_S + len(todo) * _UNPACKING_S) / 60
-        say("matrix", f"to be made: {', '.join(end.name for end in todo)}")
+        say("matrix", f"creating {', '.join(end.name for end in todo)}")
         say("", f"about {minutes:.0f} min at {bytes_text(_BYTES_PER_S)}/s; once, in {_shown()}")
         show_and_check(download_bytes, disk_bytes(download_bytes))
 
 
 def make(end: End, python: str) -> str:
-    """Makes its environment with that Python, unless it is there; gives its torch's version.
+    """Creates its environment with that Python unless it exists; returns its torch's version.
 
     Raises:
-        Problem: it cannot be made, or its torch does not run.
+        Problem: it cannot be created, or its torch does not run.
     """
     if not _is_made(end):
         _stamp(end).unlink(missing_ok=True)
@@ -187,9 +187,9 @@ def make(end: End, python: str) -> str:
         )
         if done.exit_code != 0:
             raise Problem(
-                f"{end.name} could not be made.",
+                f"cannot create the environment {end.name}.",
                 because=done.last_error(),
-                fix=f"see {LOG}, mend it, then run this again",
+                fix=f"see {LOG}, fix the cause, then run this again",
             )
     proof = run("matrix", f"{end.name}: torch computes", [end.interpreter, "-c", _PROOF])
     if proof.exit_code != 0:
@@ -203,11 +203,11 @@ def make(end: End, python: str) -> str:
 
 
 def held_text() -> str:
-    """Where the environments are, and what they take."""
+    """The folder of the environments, and their size."""
     num_bytes = sum(
         path.lstat().st_size for path in PLACE.rglob("*") if path.is_file() or path.is_symlink()
     )
-    return f"{_shown()} holds {bytes_text(num_bytes)}; what is deleted there is made again"
+    return f"{_shown()} takes {bytes_text(num_bytes)}; deleted environments are recreated"
 
 
 def _find_interpreter(version: str, asked: Path) -> str:
@@ -224,13 +224,13 @@ def _find_interpreter(version: str, asked: Path) -> str:
         if named.exit_code == 0:
             return named.output.strip().splitlines()[-1]
         raise Problem(
-            f"there is no Python {version}, and uv could not get it.",
+            f"Python {version} is not installed, and uv could not download it.",
             because=done.last_error(),
             fix="install it",
         )
     if python is None:
         raise Problem(
-            f"there is no Python {version}, and no uv to get it with.",
+            f"Python {version} is not installed, and there is no uv to download it.",
             fix="install it, or uv: python3 -m pip install uv",
         )
     return python
@@ -247,7 +247,7 @@ def _imports_the_engine(path: Path) -> bool:
 
 
 def _wanted(end: End) -> list[str]:
-    """What pip installs there; flatout itself from this checkout, so that it is what is tested."""
+    """The packages for pip; flatout itself from this checkout, so that this code is tested."""
     tools = [line for line in requirements_of(["dev"]) if re.split(r"[^\w-]", line)[0] in _TOOLS]
     return [f"--editable={ROOT}", f"torch=={end.torch}", *project_requirements(), *tools]
 
@@ -271,7 +271,7 @@ def _download_bytes(end: End) -> int:
         for one in shipped_tables().builds
         if one.framework == "torch" and numbers(one.version) == numbers(end.torch)
     ]
-    # Of one that is not in the tables, as much as the largest that is.
+    # One that is not in the tables is assumed to be as large as the largest one.
     return max(known, default=0) or max(
         one.download_bytes or 0 for one in shipped_tables().builds if one.framework == "torch"
     )

@@ -1,4 +1,4 @@
-"""Which NVIDIA GPUs and driver are here, from nvidia-smi. Standard library only."""
+"""The NVIDIA GPUs and driver of this machine, from nvidia-smi. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FIELDS = "driver_version,compute_cap,name"
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """driver and, one for each GPU, capabilities (like `8.6`) and names; or why there are none."""
+    """driver, and for each GPU its capability (like `8.6`) and name; or why there are none."""
 
     driver: str | None = None
     capabilities: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class Gpus:
 
 
 def os_name() -> Literal["linux", "wsl", "windows", "macos"]:
-    """The operating system, with WSL apart: there the driver is Windows' own."""
+    """The operating system; WSL counts separately, because it uses the Windows driver."""
     if sys.platform == "win32":
         return "windows"
     if sys.platform == "darwin":
@@ -51,9 +51,9 @@ def read_gpus() -> Gpus:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Gpus(why_none=f"{program} did not answer within {_LIMIT_S:.0f} s")
+        return Gpus(why_none=f"{program} did not respond within {_LIMIT_S:.0f} s")
     except OSError as error:
-        return Gpus(why_none=f"{program} could not be run: {error.strerror or error}")
+        return Gpus(why_none=f"cannot run {program}: {error.strerror or error}")
     return parse_gpus(done.stdout, done.returncode)
 
 
@@ -67,10 +67,10 @@ def parse_gpus(text: str, exit_code: int) -> Gpus:
         )
     if exit_code != 0 or not lines:
         said = lines[0] if lines else "nothing"
-        return Gpus(why_none=f"nvidia-smi found no GPU that can be used; it said: {said}")
+        return Gpus(why_none=f"nvidia-smi found no usable GPU; its output: {said}")
     rows = [[part.strip() for part in line.split(",", 2)] for line in lines]
     if any(len(row) != 3 or not _is_number(row[0][:3]) or not _is_number(row[1]) for row in rows):
-        return Gpus(why_none=f"nvidia-smi gave no driver and compute capability: {lines[0]}")
+        return Gpus(why_none=f"nvidia-smi reported no driver and compute capability: {lines[0]}")
     return Gpus(
         driver=rows[0][0],
         capabilities=tuple(row[1] for row in rows),
@@ -83,7 +83,7 @@ def _is_number(text: str) -> bool:
 
 
 def _nvidia_smi() -> str | None:
-    # PATH often lacks WSL's folder, in services and over ssh.
+    # In services and over ssh, WSL's folder is often not on PATH.
     windows = Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvidia-smi.exe"
     places = ["/usr/lib/wsl/lib/nvidia-smi", "/usr/bin/nvidia-smi", str(windows)]
     found = [place for place in places if Path(place).is_file()]

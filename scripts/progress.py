@@ -1,4 +1,4 @@
-"""What the scripts say while they work. Standard library only: they run before all else."""
+"""Progress output of the scripts. Standard library only: they run before anything is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-# Quiet for the first two seconds; then, without a terminal, a line every ten.
+# Quiet for the first two seconds; then, without a terminal, one line every ten seconds.
 _QUIET_S = 2.0
 _PLAIN_EVERY_S = 10.0
 _TICK_S = 0.5
@@ -20,7 +20,7 @@ _COLUMNS = 80
 
 
 class Problem(Exception):
-    """Bad news as a person can act on it: what is wrong, why, and what to do."""
+    """An error that the user can act on: what is wrong, why, and what to do."""
 
     def __init__(self, problem: str, *, fix: str, because: str | None = None) -> None:
         super().__init__(problem)
@@ -29,22 +29,22 @@ class Problem(Exception):
         self.fix = fix
 
     def text(self) -> str:
-        """The problem in the three lines that all problems have here."""
+        """The error in three lines."""
         because = [f"  because: {self.because}"] if self.because else []
         return "\n".join([f"error: {self.problem}", *because, f"  fix: {self.fix}"])
 
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended, and what it printed."""
+    """A command's exit code and output."""
 
     exit_code: int
     output: str
     duration_s: float
 
     def last_error(self) -> str:
-        """The line that most likely tells why it failed."""
-        # pip goes on without an index it cannot reach, and then finds no distribution.
+        """The line that most likely explains the failure."""
+        # pip continues without an unreachable index, and then finds no distribution.
         _, broken, after = self.output.rpartition("connection broken by ")
         if broken:
             reason = after.splitlines()[0].rpartition(">: ")[2]
@@ -55,14 +55,14 @@ class Done:
 
 
 def say(label: str, text: str) -> None:
-    """A line with its label at the left."""
+    """Prints a line with a label on the left."""
     print(f"{label:<10}{text}", flush=True)
 
 
 def guarded(main: Callable[[list[str]], int]) -> int:
-    """Runs a script's main function; bad news and Ctrl-C end it without a traceback."""
+    """Runs a script's main function; a Problem or Ctrl-C ends it without a traceback."""
     for stream in (sys.stdout, sys.stderr):
-        # A console that cannot show a sign shows another one instead of failing.
+        # Characters that the console cannot show are replaced.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace", line_buffering=True)
     try:
@@ -71,7 +71,7 @@ def guarded(main: Callable[[list[str]], int]) -> int:
         print(problem.text(), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\ninterrupted; run it again to go on", file=sys.stderr)
+        print("\ninterrupted; run it again to continue", file=sys.stderr)
         return 130
 
 
@@ -83,13 +83,13 @@ def bytes_text(num_bytes: float) -> str:
 def run_watched(
     label: str, title: str, argv: Sequence[str | Path], *, log: Path, cwd: Path
 ) -> Done:
-    """Runs a command to its end, shows that it is alive, and keeps what it prints.
+    """Runs a command to completion, shows progress, and logs its output.
 
     Args:
-        label, title: what is shown while it runs and when it has ended well.
+        label, title: shown while it runs and when it has succeeded.
         argv: the command.
-        log: its output is appended there.
-        cwd: folder it runs in.
+        log: file to append its output to.
+        cwd: its working directory.
     """
     started = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def run_watched(
         raise
     finally:
         line.clear()
-    # A grandchild that lives on may hold the pipe open: what it prints is not waited for.
+    # A surviving grandchild may hold the pipe open: do not wait for its output.
     reader.join(timeout=5)
     done = Done(process.returncode, "".join(lines), time.monotonic() - started)
     with open(log, "a", encoding="utf-8") as file:
@@ -129,7 +129,7 @@ def run_watched(
 
 
 def pip_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what would make pip or Python work on another one than ours."""
+    """The environment variables, without those that redirect pip or Python elsewhere."""
     kept = {
         name: value
         for name, value in variables.items()
@@ -143,12 +143,12 @@ def _keep_lines(stream: IO[str], lines: list[str]) -> None:
 
 
 def _last_words(lines: Sequence[str]) -> str:
-    # pip draws its bars between the lines that say something.
+    # pip draws progress bars between its messages.
     return next((line.strip() for line in reversed(lines) if line.strip()[:1].isalpha()), "")
 
 
 class _LiveLine:
-    """On a terminal one line that is written over; elsewhere a plain line now and then."""
+    """On a terminal, one line that is overwritten; elsewhere a plain line now and then."""
 
     def __init__(self, label: str, title: str) -> None:
         self._label = label

@@ -12,7 +12,7 @@ from checkout import ROOT
 from progress import say
 
 _IMPORTS = "from importlinter.cli import lint_imports_command as lint; lint()"
-# Longest first. The two platforms have a cache each: they would overwrite each other's.
+# Longest first. Each platform has its own cache, which the other would overwrite.
 CHECKS = {
     "types": ["-m", "mypy", "--cache-dir", ".mypy_cache/here"],
     "types on Windows": ["-m", "mypy", "--platform", "win32", "--cache-dir", ".mypy_cache/windows"],
@@ -23,9 +23,9 @@ CHECKS = {
 
 
 def run_checks(python: Path) -> list[str]:
-    """Runs all of them, shows each with its duration, and returns the names of the failed."""
+    """Runs all checks, shows each with its duration, and returns the names of those that failed."""
     failed = []
-    # Two at a time: none of them uses more than one core for long.
+    # Two at a time, since none uses more than one core for long.
     with ThreadPoolExecutor(max_workers=2) as pool:
         found = pool.map(lambda arguments: _run_timed([python, *arguments]), CHECKS.values())
         for name, (done, duration_s) in zip(CHECKS, found, strict=True):

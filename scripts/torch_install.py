@@ -1,4 +1,4 @@
-"""Chooses, installs and proves the torch that this machine can run."""
+"""Chooses, installs and tests the torch that this machine can run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from disk import show_and_check
 from nvidia import Gpus, os_name
 from progress import Problem, say
 
-from flatout.setup.torch_builds import (
+from flatout.compat.torch_builds import (
     TORCH_VERSION,
-    Place,
     TorchChoice,
+    TorchPlatform,
     choose_build,
     cpu_build,
     disk_bytes,
     plain_build,
-)  # fmt: skip
+)
 
 _PROOF = """
 import torch
@@ -33,17 +33,17 @@ print(device, f"torch {torch.__version__} computes on {name}")
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """Whether the installed torch computes, and where (`cpu`, `cuda`); said tells it in words."""
+    """Whether the installed torch computes, and where (`cpu`, `cuda`); said: in words."""
 
     device: str | None
     said: str
 
 
-def this_place() -> Place:
-    """Operating system, processor and Python, as the builds of torch name them."""
+def this_place() -> TorchPlatform:
+    """Operating system, processor and Python, as in the names of torch's builds."""
     machine = platform.machine().lower()
     machine = {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
-    return Place(os=os_name(), machine=machine, python=sys.version_info[:2])
+    return TorchPlatform(os=os_name(), machine=machine, python=sys.version_info[:2])
 
 
 def chosen_torch(gpus: Gpus) -> TorchChoice:
@@ -56,24 +56,24 @@ def chosen_torch(gpus: Gpus) -> TorchChoice:
 def visible_gpus(
     choice: TorchChoice, num_gpus: int, variables: Mapping[str, str]
 ) -> dict[str, str]:
-    """What hides the GPUs that the build cannot use; nothing where the person chose already."""
+    """The variables that hide GPUs the build cannot use; none if the user already set them."""
     if len(choice.usable) in (0, num_gpus) or "CUDA_VISIBLE_DEVICES" in variables:
         return {}
-    # Without this order CUDA counts the fastest first; nvidia-smi counts by bus.
+    # By default CUDA numbers the fastest GPU first; nvidia-smi numbers by bus.
     return {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, choice.usable)),
     }
 
 
-def torch_ways(choice: TorchChoice, place: Place) -> list[tuple[str, list[str]]]:
-    """Ways to get the build that need no question, best first: (where from, pip's arguments)."""
-    ways = [("where pip looks", [choice.requirement])]
+def torch_ways(choice: TorchChoice, place: TorchPlatform) -> list[tuple[str, list[str]]]:
+    """Ways to get the build without asking the user, best first: (source, pip's arguments)."""
+    ways = [("pip's index", [choice.requirement])]
     if choice.index_url is not None:
         ways.append(
             ("PyTorch's own index", [choice.requirement, f"--extra-index-url={choice.index_url}"])
         )
-    # Of CUDA builds that index has one for each version: for the newest, perhaps of another CUDA.
+    # PyPI has one CUDA build per version; that of the newest version may be for another CUDA.
     plain = f"torch=={TORCH_VERSION}"
     held = plain_build(place)
     if plain != choice.requirement and (held.cuda if held else None) == choice.cuda:
@@ -82,10 +82,10 @@ def torch_ways(choice: TorchChoice, place: Place) -> list[tuple[str, list[str]]]
 
 
 def install_torch(choice: TorchChoice, *, is_cuda_build_allowed: bool) -> None:
-    """Installs the build from where it can be had.
+    """Installs the build from the first source that has it.
 
     Raises:
-        Problem: it cannot be had without gigabytes that nobody agreed to, or not at all.
+        Problem: it is not available, or only in gigabytes that the user did not agree to.
     """
     said = []
     for where, arguments in torch_ways(choice, this_place()):
@@ -93,7 +93,7 @@ def install_torch(choice: TorchChoice, *, is_cuda_build_allowed: bool) -> None:
         if done.exit_code == 0:
             return
         said.append(f"{where}: {done.last_error()}")
-        say("install", f"{arguments[0]} cannot be had from {where}")
+        say("install", f"{arguments[0]} is not available from {where}")
     because = "; ".join(said)
     plain = _plain(choice)
     large = plain_build(this_place())
@@ -102,28 +102,28 @@ def install_torch(choice: TorchChoice, *, is_cuda_build_allowed: bool) -> None:
             f"{choice.requirement} could not be installed.",
             because=because,
             fix="check the network and run this again"
-            + ("" if choice.cuda is None else ", or take torch for the CPU: --cpu"),
+            + ("" if choice.cuda is None else ", or use the CPU build: --cpu"),
         )
     say("torch", f"the only other build, {plain}, comes with gigabytes of CUDA packages")
     download_bytes = large.download_bytes or 0
     show_and_check(download_bytes, disk_bytes(download_bytes))
-    if not (is_cuda_build_allowed or _is_confirmed("Take it all the same? [y/N] ")):
+    if not (is_cuda_build_allowed or _is_confirmed("Install it anyway? [y/N] ")):
         raise Problem(
-            "torch for the CPU could not be installed.",
+            "the CPU build of torch could not be installed.",
             because=because,
-            fix="check the network and run this again, or take the large one: --allow-cuda-build",
+            fix="check the network and run this again, or use the CUDA build: --allow-cuda-build",
         )
     done = checkout.pip_install(plain, [plain])
     if done.exit_code != 0:
         raise Problem(
             f"{plain} could not be installed.",
             because=done.last_error(),
-            fix=f"see {checkout.LOG}, mend it, then run this again",
+            fix=f"see {checkout.LOG}, fix the cause, then run this again",
         )
 
 
 def prove_torch() -> Proof:
-    """Computes something with the installed torch, in a process of its own."""
+    """Computes something with the installed torch, in a separate process."""
     done = checkout.run("proof", "torch computes", [checkout.venv_python(), "-c", _PROOF])
     if done.exit_code != 0:
         return Proof(device=None, said=done.last_error())

@@ -12,7 +12,7 @@ Sample = tuple[Tensor, int]
 
 
 class PackedPictures(torch.utils.data.Dataset[Sample]):
-    """512 pictures of 96 x 96 pixels, packed; each epoch sees them cut and coloured anew."""
+    """512 pictures of 96 x 96 pixels, packed; each epoch crops and colors them differently."""
 
     def __init__(self) -> None:
         dice = torch.Generator().manual_seed(1)

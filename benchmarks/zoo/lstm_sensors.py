@@ -22,7 +22,7 @@ class ActivityLSTM(nn.Module):
 
 
 def windows() -> tuple[Tensor, Tensor]:
-    """Sine waves whose frequency tells the activity, in noise."""
+    """Sine waves whose frequency depends on the activity, in noise."""
     dice = torch.Generator().manual_seed(1)
     activities = torch.randint(6, (2_048,), generator=dice)
     phases = torch.rand(2_048, 1, 9, generator=dice) * 6.28

@@ -10,7 +10,7 @@ PEOPLE, FILMS = 50_000, 20_000
 
 
 class Ratings(nn.Module):
-    """A rating from what is known of the person and of the film."""
+    """A rating from embeddings of the user and the film."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Ratings(nn.Module):
         self.rating = nn.Sequential(nn.Linear(2 * width, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def forward(self, pairs: Tensor) -> Tensor:
-        """Pairs of person and film (pairs, 2) to ratings (pairs,)."""
+        """Pairs of user and film (pairs, 2) to ratings (pairs,)."""
         people, films = self.people(pairs[:, 0]), self.films(pairs[:, 1])
         return self.rating(torch.cat([people, films], dim=1)).squeeze(1)
 

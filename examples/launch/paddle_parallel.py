@@ -14,7 +14,7 @@ BATCH, STEPS = 64, 20
 
 
 def main() -> None:
-    """Trains one layer; the PADDLE_ variables tell who the others are."""
+    """Trains one layer; the PADDLE_ variables have the other ranks' addresses."""
     dist.init_parallel_env()
     paddle.seed(0)
     model = paddle.DataParallel(paddle.nn.Linear(8, 1))

@@ -16,7 +16,7 @@ BATCH, STEPS = 128, 20
 
 
 def main() -> None:
-    """Trains one layer; TF_CONFIG tells who the others are."""
+    """Trains one layer; TF_CONFIG has the other workers' addresses."""
     # Before anything else of TensorFlow: it opens this node's server.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     task = json.loads(os.environ["TF_CONFIG"])["task"]

@@ -1,10 +1,11 @@
-"""DistributedDataParallel as it is written for torchrun: the environment tells who the others are.
+"""DistributedDataParallel as for torchrun: the environment has the rank and the other addresses.
 
 flatout launch --framework torch --nodes 2 examples/launch/torch_ddp.py
 """
 
 from __future__ import annotations
 
+import gc
 import platform
 
 import torch
@@ -18,6 +19,20 @@ BATCH, STEPS = 64, 20
 def main() -> None:
     """Trains one layer; every process has batches of its own."""
     dist.init_process_group("gloo")
+    loss = loss_after_training()
+    place = f"rank {dist.get_rank()} of {dist.get_world_size()} on {platform.node()}"
+    print(f"{place}: loss {loss:.6f}", flush=True)
+    # DistributedDataParallel refers to itself.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def loss_after_training() -> float:
+    """The loss of a model that all processes have trained together.
+
+    The model is gone afterwards: gloo's threads, which it keeps, would otherwise run into the end
+    of the interpreter, and now and then abort the process (pytorch/pytorch issue 190489).
+    """
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -28,10 +43,7 @@ def main() -> None:
         optimizer.step()
     # All have the same model now, so also the same loss on a batch that is the same for all.
     with torch.no_grad():
-        loss = loss_on(model, torch.Generator().manual_seed(1000)).item()
-    place = f"rank {dist.get_rank()} of {dist.get_world_size()} on {platform.node()}"
-    print(f"{place}: loss {loss:.6f}", flush=True)
-    dist.destroy_process_group()
+        return loss_on(model, torch.Generator().manual_seed(1000)).item()
 
 
 def loss_on(model: nn.Module, dice: torch.Generator) -> torch.Tensor:

@@ -5,6 +5,7 @@ flatout launch --framework torch --nodes 2 examples/launch/torch_spawn.py 2
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import sys
@@ -24,6 +25,20 @@ def train(local_rank: int, num_here: int) -> None:
     world_size = int(os.environ["NNODES"]) * num_here
     # MASTER_ADDR and MASTER_PORT are read from the environment.
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    loss = loss_after_training(rank)
+    # In one piece: all processes of a node write into the same pipe.
+    sys.stdout.write(f"rank {rank} of {world_size} on {platform.node()}: loss {loss:.6f}\n")
+    # DistributedDataParallel refers to itself.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def loss_after_training(rank: int) -> float:
+    """The loss of a model that all processes have trained together.
+
+    The model is gone afterwards: gloo's threads, which it keeps, would otherwise run into the end
+    of the interpreter, and now and then abort the process (pytorch/pytorch issue 190489).
+    """
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -34,10 +49,7 @@ def train(local_rank: int, num_here: int) -> None:
         optimizer.step()
     # All have the same model now, so also the same loss on a batch that is the same for all.
     with torch.no_grad():
-        loss = loss_on(model, torch.Generator().manual_seed(1000)).item()
-    # In one piece: all processes of a node write into the same pipe.
-    sys.stdout.write(f"rank {rank} of {world_size} on {platform.node()}: loss {loss:.6f}\n")
-    dist.destroy_process_group()
+        return loss_on(model, torch.Generator().manual_seed(1000)).item()
 
 
 def loss_on(model: nn.Module, dice: torch.Generator) -> torch.Tensor:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flatout.engine.experiment import Experiment
-    from flatout.engine.inference import load
-    from flatout.engine.training import train
+    from flatout.engine.predict.predictor import load
+    from flatout.engine.training.api import train
 
 __version__ = "0.1.0"
 __all__ = ["Experiment", "__version__", "load", "train"]
@@ -21,7 +21,8 @@ def __getattr__(name: str) -> Any:
 
         return Experiment
     if name in ("load", "train"):
-        # By its name: an import statement would tie torch to everything that imports flatout.
+        # Imported by name: an import statement would make everything that imports flatout depend on
+        # torch.
         import importlib
 
         return getattr(importlib.import_module("flatout.engine"), name)

@@ -1,10 +1,10 @@
-"""What can go wrong, as the person who meets it should read it.
+"""The errors of flatout, worded for the user who sees them.
 
     FlatoutError            has a rule id, a problem, a cause, a fix          exit code
-    ├── UsageError          what was asked for cannot be: name, value, file      2
-    └── RunFailed           what was asked for was begun and could not go on     1
+    ├── UsageError          the request is invalid: name, value, file      2
+    └── RunFailed           the request was started and could not finish     1
 
-Anything else that escapes is our own fault (exit code 3): its traceback goes to a file, one line to
+Anything else that escapes is a bug (exit code 3): its traceback goes to a file, one line to
 the screen. Foreign exceptions become one of these once, at the seam where they enter, with `from`.
 """
 
@@ -16,12 +16,12 @@ from typing import Any
 
 
 class FlatoutError(Exception):
-    """Bad news in the one shape that all bad news has here.
+    """An error in the one shape that all errors have here.
 
     Args:
         rule: id of the problem in kebab case; its page and tests carry the same name.
         problem: one sentence: what is wrong, with the value that is wrong.
-        because: the evidence or cause, or None where the problem says it all.
+        because: the evidence or cause, or None if the problem says it all.
         fix: what to type or change.
     """
 
@@ -39,7 +39,7 @@ class FlatoutError(Exception):
         return _again, (type(self), self.rule, self.problem, self.because, self.fix)
 
     def __str__(self) -> str:
-        """All of it, for whoever meets it as a traceback: in a notebook, say."""
+        """The full text, for tracebacks, such as in a notebook."""
         because = f"\n  because: {self.because}" if self.because else ""
         return f"{self.problem}{because}\n  fix: {self.fix}\n  see: flatout explain {self.rule}"
 
@@ -51,17 +51,17 @@ def _again(
 
 
 class UsageError(FlatoutError):
-    """What was asked for cannot be done: a wrong name, value or file."""
+    """The request cannot be carried out: a wrong name, value or file."""
 
     exit_code = 2
 
 
 class RunFailed(FlatoutError):
-    """What was begun could not go on; what it had saved is untouched.
+    """The operation could not continue; what it had saved is untouched.
 
     Args:
         rule, problem, because, fix: see FlatoutError.
-        printed: what the program said that failed, in which the cause may be found.
+        printed: the output of the failed program, which may contain the cause.
     """
 
     exit_code = 1
@@ -73,10 +73,10 @@ class RunFailed(FlatoutError):
         self.printed = printed
 
 
-# Below it, names are as alike as any two words: `list` and `ingest` have 0.6.
+# Below it, names are as similar as any two words: `list` and `ingest` have 0.6.
 _LEAST_LIKENESS = 0.7
 _FEWEST_LETTERS = 3
-# More names are no help.
+# A longer list does not help.
 _MOST_NAMES = 40
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from container_cluster import ROOT, ContainerCluster, wait_until
 from containers import KEPT, Docker
+from support.container_cluster import ROOT, ContainerCluster, wait_until
 
 # What an example of `flatout launch` prints.
 _SAID = re.compile(r"rank (\d) of 2 on (\S+): loss (0\.\d+)")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 from containers import Docker, Limits
-from fake_index import write_wheel
 from progress import Problem
-from setup_guest import PLAIN, WITH_VENV, Guest, add_torch, flatout_wheel, make_house
+from support.fake_index import write_wheel
+from support.setup_guest import PLAIN, WITH_VENV, Guest, add_torch, flatout_wheel, make_house
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = ("setup", "jax", "--cpu", "--yes")

@@ -13,8 +13,8 @@ from pathlib import Path
 from torch import Tensor
 
 from flatout.engine import train
-from flatout.engine.reporter import Reporter
-from flatout.nouns.recipe import parse_field
+from flatout.engine.training.metrics_log import MetricsLog
+from flatout.schema.recipe import parse_field
 
 
 class Recorder:
@@ -22,9 +22,9 @@ class Recorder:
 
     def __init__(self) -> None:
         self.losses: list[float] = []
-        self._add = Reporter.add
+        self._add = MetricsLog.add
 
-    def add(self, reporter: Reporter, loss: Tensor, num_samples: int) -> None:
+    def add(self, reporter: MetricsLog, loss: Tensor, num_samples: int) -> None:
         """Keeps a loss and hands it on."""
         self.losses.append(loss.item())
         self._add(reporter, loss, num_samples)
@@ -40,11 +40,11 @@ def main(file: str, recipes: list[dict[str, str]]) -> None:
     losses = []
     for recipe in recipes:
         recorder = Recorder()
-        Reporter.add = lambda *call, recorder=recorder: recorder.add(*call)  # type: ignore
+        MetricsLog.add = lambda *call, recorder=recorder: recorder.add(*call)  # type: ignore
         use = {name: parse_field(name, text) for name, text in recipe.items()}
         train(module.experiment(), use=use, is_quiet=True)
         losses.append(recorder.losses)
-        Reporter.add = recorder._add  # type: ignore
+        MetricsLog.add = recorder._add  # type: ignore
     print(json.dumps(losses))
 
 

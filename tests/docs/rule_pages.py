@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatout.doctor.families import RULES
+from flatout.doctor.rules.families import RULES
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "rules"
 

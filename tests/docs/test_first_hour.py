@@ -48,7 +48,7 @@ def test_broken_words_are_found(benchmark: Any) -> None:
 
 
 def test_screen_shows_what_stands_when_lines_are_drawn_over(benchmark: Any) -> None:
-    screen = importlib.import_module("terminal").Screen()
+    screen = importlib.import_module("support.terminal").Screen()
     screen.take("first\r\n\x1b[1mold\x1b[0m line\r\n\x1b[1A\x1b[2K\x1b[32mnew\x1b[0m\r\nlast")
     assert screen.text() == ("first", "new", "last")
     assert screen.ansi()[1].startswith("\x1b[32mn")

@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from flatout import flow
-from flatout.cli import show, wording
-from flatout.cli.live import Display
-from flatout.engine import worker
-from flatout.nouns.train_request import TrainRequest
-from flatout.undertaking import Undertaking, prepare, specify
+from flatout.cli.render import show, wording
+from flatout.cli.render.live import Display
+from flatout.engine.training import worker
+from flatout.runs import api as runs_api
+from flatout.runs.start import PlannedRun, create_run_folder, specify
+from flatout.schema.train_request import TrainRequest
 
 
 def main() -> int:
@@ -41,18 +41,18 @@ def main() -> int:
 def train(request: TrainRequest) -> int:
     """Trains one file; gives its worker's exit code."""
     request.check()
-    machine = flow.probe(sys.executable)
-    folder = prepare(Undertaking(spec=specify(request), run_id=request.run_id), machine)
+    machine = runs_api.probe(sys.executable)
+    folder = create_run_folder(PlannedRun(spec=specify(request), run_id=request.run_id), machine)
     name = str(folder.path)
     with Display() as display:
-        display.open(flow.read(name), machine)
+        display.open(runs_api.read(name), machine)
         code = worker.main([name])
-        for lines in flow.watch(name):
+        for lines in runs_api.watch(name):
             display.take(lines)
-        run = flow.read(name)
-        display.close(run, flow.split_of(run))
-    if flow.can_draw():
-        show.print_note(wording.plots_text(flow.draw_plots(run)))
+        run = runs_api.read(name)
+        display.close(run, runs_api.split_of(run))
+    if runs_api.can_draw():
+        show.print_note(wording.plots_text(runs_api.draw_plots(run)))
     return code
 
 

@@ -20,7 +20,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from flatout.engine.experiment import Experiment
-from flatout.engine.feed import MicroBatch
+from flatout.engine.feed.feed import MicroBatch
 
 _GIB = 2**30
 # What C++ takes a fake CUDA tensor's device for: one without streams, which backward would ask for.
@@ -32,8 +32,13 @@ _PROPERTIES = SimpleNamespace(
 )  # fmt: skip
 
 
-class _NoGpu(FakeTensorMode):
-    """The mode of a machine without a GPU, whatever `torch.cuda.is_available` says meanwhile."""
+class FakeGpu(FakeTensorMode):
+    """The mode of a machine without a GPU, whatever `torch.cuda.is_available` says meanwhile.
+
+    num_scaler_waits: how often torch's loss scaler would have waited for the GPU.
+    """
+
+    num_scaler_waits = 0
 
     @property
     def avoid_device_init(self) -> bool:
@@ -110,7 +115,7 @@ _OF_CUDA: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def fake_gpu(patch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
+def fake_gpu(patch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     """Lets torch find one GPU, whose tensors are fake; backward stays in this thread."""
     for name, value in _OF_CUDA.items():
         patch.setattr(torch.cuda, name, value)
@@ -118,18 +123,19 @@ def fake_gpu(patch: pytest.MonkeyPatch) -> Iterator[FakeTensorMode]:
     handlers = fake_tensor._DISPATCH_META_HANDLERS
     patch.setitem(handlers, torch.ops.prim.device.default, _device_in_cpp)
     patch.setattr(nn.Module, "_apply", _apply)
-    # torch's scaler asks the host whether a step is made, where the optimizer has no fused kernel.
-    patch.setattr(torch.amp.GradScaler, "_maybe_opt_step", _always_made)
-    mode = _NoGpu(allow_non_fake_inputs=True)
+    mode = FakeGpu(allow_non_fake_inputs=True)
+
+    def counted(
+        scaler: Any, optimizer: Any, state: Any, *arguments: Any, **more: Any
+    ) -> float | None:
+        """The step is made: torch asks the GPU whether it is, if the optimizer cannot."""
+        mode.num_scaler_waits += 1
+        made: float | None = optimizer.step(*arguments, **more)
+        return made
+
+    patch.setattr(torch.amp.GradScaler, "_maybe_opt_step", counted)
     with torch.autograd.set_multithreading_enabled(False), mode:
         yield mode
-
-
-def _always_made(
-    self: Any, optimizer: Any, state: Any, *arguments: Any, **more: Any
-) -> float | None:
-    made: float | None = optimizer.step(*arguments, **more)
-    return made
 
 
 def _apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

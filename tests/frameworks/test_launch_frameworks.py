@@ -115,7 +115,7 @@ def test_ray_places_all_nodes_or_none(ray_head: str, tmp_path: Path) -> None:
     script.write_text(FAILS)
     done = launch_on_ray(ray_head, script, 2)
     assert done.returncode == 1
-    assert "node 1 ended with exit code 1; the others were ended." in done.stderr
+    assert "node 1 ended with exit code 1; the others were stopped." in done.stderr
     assert "because: lost" in done.stderr
     assert not running(script)
     # Whoever has started them is killed: so are they.

@@ -14,20 +14,20 @@ from torch.optim import SGD, Adadelta, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from flatout.engine import Experiment
-from flatout.engine.capture import NUM_WARM_UPS, CapturedStep
-from flatout.engine.contest import Contest
-from flatout.engine.contestants import Subject
 from flatout.engine.experiment import Experiment as AnyExperiment
-from flatout.engine.loading import load_experiment
-from flatout.engine.meter import Meter
-from flatout.engine.session import Session, build, process_settings
-from flatout.engine.session_state import state_of
-from flatout.engine.step import Step
+from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.session.session import Session, build, process_settings
+from flatout.engine.session.state import state_of
+from flatout.engine.step.captured_step import NUM_WARM_UPS, CapturedStep
+from flatout.engine.step.step import EagerStep
+from flatout.engine.tuner.candidate_builder import TuningTask
+from flatout.engine.tuner.trials import Trials
 from flatout.errors import FlatoutError
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import RecipeSet
-from flatout.nouns.tuning import Candidate, Trial
-from flatout.system.runs import read_run
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run_lines import RecipeSet
+from flatout.schema.tuning import Candidate, Trial
+from flatout.system.store.run_folder import read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -119,8 +119,8 @@ def trained(
         session = Session(built, recipe)
         session.model.train()
         graphs: Any = session.graphs if is_captured else Repeating(session.graphs)
-        parts, meter = session.step_parts(), Meter(session.device)
-        step = CapturedStep(parts, meter, graphs, recipe.steps_per_launch.value)
+        parts, timer = session.step_parts(), StepTimer(session.device)
+        step = CapturedStep(parts, timer, graphs, recipe.steps_per_launch.value)
         losses: list[Tensor] = []
         epoch = 0
         while len(losses) < num_updates:
@@ -131,7 +131,7 @@ def trained(
                 if len(losses) == num_updates:
                     break
             epoch += 1
-        step.finish()
+        step.flush()
         return session, step, [float(loss) for loss in losses]
 
 
@@ -168,7 +168,7 @@ def test_mlp_is_eager_bit_for_bit_over_10_000_steps_with_a_schedule() -> None:
     with process_settings(recipe):
         theirs = Session(built, recipe)
         theirs.model.train()
-        eager = Step(theirs.step_parts(), Meter(theirs.device))
+        eager = EagerStep(theirs.step_parts(), StepTimer(theirs.device))
         expected: list[Tensor] = []
         epoch = 0
         while len(expected) < 10_000:
@@ -265,7 +265,7 @@ def test_masks_differ_from_replay_to_replay(plain: Plain) -> None:
         session = Session(built, recipe)
         session.model.train()
         assert session.graphs is not None
-        step = CapturedStep(session.step_parts(), Meter(session.device), session.graphs, 1)
+        step = CapturedStep(session.step_parts(), StepTimer(session.device), session.graphs, 1)
         updates = list(session.feed.updates(0, 0))[:6]
         for update in updates[: NUM_WARM_UPS + 1]:
             step.run(update)
@@ -297,8 +297,8 @@ def test_memory_that_a_graph_does_not_find_is_done_without(
 
 @pytest.mark.parametrize("num_steps", [1, 8])
 def test_search_sees_replays_and_the_gate_agrees(num_steps: int) -> None:
-    contest = Contest(
-        Subject(experiment=load_experiment(ExperimentSpec(name="mlp")), device_name="cuda")
+    contest = Trials(
+        TuningTask(experiment=load_experiment(ExperimentSpec(name="mlp")), device_name="cuda")
     )
     changes = {"capture": "step", "steps_per_launch": num_steps}
     candidate = Candidate(name="graph", axis="capture", changes=changes, why="launches")

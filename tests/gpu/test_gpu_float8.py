@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from flatout.engine import Experiment
-from flatout.engine.effects import Seen, seen_effect
-from flatout.engine.meter import Meter
-from flatout.engine.session import Session, build, process_settings
-from flatout.engine.step import Step
-from flatout.engine.tracing import traced
+from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.session.session import Session, build, process_settings
+from flatout.engine.step.step import EagerStep
+from flatout.engine.tuner.effect_checks import UpdateEvidence, observed_effect
+from flatout.engine.tuner.op_trace import traced
 from flatout.errors import FlatoutError
-from flatout.nouns.lines import Validated
+from flatout.schema.run_lines import Validated
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -43,12 +43,12 @@ def test_products_in_8_bits_are_seen(plain: Plain) -> None:
     with process_settings(recipe):
         session = Session(built, recipe)
         session.model.train()
-        step = Step(session.step_parts(), Meter(session.device))
+        step = EagerStep(session.step_parts(), StepTimer(session.device))
         updates = list(session.feed.updates(0, 0))
         trace = traced(lambda: step.run(updates[0]))
-        seen = Seen(session=session, trace=trace, update=updates[0])
+        seen = UpdateEvidence(session=session, trace=trace, update=updates[0])
         # One layer fits: its forward pass and its two backward products.
-        assert seen_effect({"precision": "float8"}, seen) == "3 products in float8"
+        assert observed_effect({"precision": "float8"}, seen) == "3 products in float8"
 
 
 def test_training_in_8_bits_learns_what_one_in_bf16_does(

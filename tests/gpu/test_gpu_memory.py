@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from flatout.engine.aside import asked_aside
-from flatout.engine.failures import is_out_of_memory
-from flatout.engine.memory import MemoryCap, free_bytes, release_memory, room_on
+from flatout.engine.runtime.child_query import query_in_child
+from flatout.engine.runtime.error_map import is_out_of_memory
+from flatout.engine.runtime.gpu_memory import MemoryCap, free_bytes, release_memory, room_on
 from flatout.errors import UsageError
 
 MIB = 2**20
@@ -76,4 +76,6 @@ def test_room_on_a_gpu_says_why(gpu: torch.device) -> None:
 
 
 def test_memory_is_pinned_in_a_trial(gpu: torch.device) -> None:
-    assert asked_aside("flatout.engine.pinning", str(64 * MIB), limit_s=120) == {"problem": None}
+    assert query_in_child("flatout.engine.session.pinned_memory", str(64 * MIB), limit_s=120) == {
+        "problem": None
+    }

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
-from flatout.engine.memory import release_memory
-from flatout.system.runs import read_run
+from flatout.engine.runtime.gpu_memory import release_memory
+from flatout.system.store.run_folder import read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell

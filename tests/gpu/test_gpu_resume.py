@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam
 
 from flatout.engine import Experiment
-from flatout.nouns.lines import RecipeSet
+from flatout.schema.run_lines import RecipeSet
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
-from flatout.engine.contestants import Contestants, Subject
-from flatout.engine.failures import is_out_of_memory
-from flatout.engine.memory import release_memory
-from flatout.engine.meter import Losses
-from flatout.engine.session import process_settings
+from flatout.engine.runtime.error_map import is_out_of_memory
+from flatout.engine.runtime.gpu_memory import release_memory
+from flatout.engine.runtime.step_timer import Losses
+from flatout.engine.session.session import process_settings
+from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -34,7 +34,7 @@ def images() -> tuple[Tensor, Tensor]:
 
 def test_plain_loop_and_plain_recipe_compute_the_same(plain: Plain) -> None:
     experiment = plain(model=convolution, train_data=images, validation_data=None)
-    contestants = Contestants(Subject(experiment=experiment, device_name="cuda"))
+    contestants = CandidateBuilder(TuningTask(experiment=experiment, device_name="cuda"))
     layer = nn.Conv2d(64, 64, 3).cuda()
     inputs = torch.randn(8, 64, 32, 32, device="cuda")
     found: list[Any] = []

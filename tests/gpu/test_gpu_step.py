@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from flatout.engine import Experiment
-from flatout.engine.meter import PARTS, Losses, Meter
-from flatout.engine.optim import own_step, prepared_step, set_implementation
-from flatout.engine.randomness import sample_order
-from flatout.engine.session import Session, build
-from flatout.engine.step import Step
-from flatout.engine.weight_update import WeightUpdate
+from flatout.engine.optim.fused_step import own_step, prepared_step, set_implementation
+from flatout.engine.optim.weight_update import WeightUpdate
+from flatout.engine.runtime.rng import sample_order
+from flatout.engine.runtime.step_timer import PARTS, Losses, StepTimer
+from flatout.engine.session.session import Session, build
+from flatout.engine.step.step import EagerStep
 from flatout.errors import FlatoutError
-from flatout.nouns.lines import Finished, Progress, Validated
+from flatout.schema.run_lines import Finished, Progress, Validated
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -96,7 +96,7 @@ def test_step_does_not_wait_for_the_device(plain: Plain, use: dict[str, Any]) ->
     built = build(plain(ema=0.9), 0, "cuda")
     session = Session(built, built.recipe({"data_path": "resident", **use}))
     session.model.train()
-    step = Step(session.step_parts(), Meter(session.device))
+    step = EagerStep(session.step_parts(), StepTimer(session.device))
     updates = list(session.feed.updates(0, 0))
     losses = Losses(session.device)
     for update in updates[:3]:

@@ -82,7 +82,7 @@ def test_install_when_another_install_runs(person: Person, wheel: Path) -> None:
     began = Path("/proc/self/stat").read_text().split(" ")[21]
     (person.app / "lock/pid").write_text(f"{os.getpid()}\n{began}\n")
     done = person.install("--from", wheel, "--offline")
-    assert done.returncode == 1 and "by another process" in done.stderr
+    assert done.returncode == 1 and "another process is installing" in done.stderr
 
 
 def test_install_when_another_process_has_the_number_of_one_that_died(
@@ -98,7 +98,7 @@ def test_install_refuses_when_another_flatout_is_there(person: Person, wheel: Pa
     person.launcher.parent.mkdir(parents=True)
     person.launcher.write_text("#!/bin/sh\necho somebody else's\n")
     done = person.install("--from", wheel, "--offline")
-    assert done.returncode == 1 and "there is another flatout" in done.stderr
+    assert done.returncode == 1 and "contains another flatout" in done.stderr
     assert person.launcher.read_text().endswith("else's\n")
 
 
@@ -183,7 +183,7 @@ def test_update_from_a_file(person: Person, wheel: Path) -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert f"flatout is {__version__}, as before" in done.stderr
+    assert f"flatout is {__version__}, unchanged" in done.stderr
 
 
 # Bad input.
@@ -194,11 +194,11 @@ def test_update_from_a_file(person: Person, wheel: Path) -> None:
     [
         (["--nonsense"], "no option --nonsense"),
         (["--from"], "needs a value"),
-        (["--from", "nowhere.whl"], "is not there"),
-        (["--from", "/"], "holds no sources"),
+        (["--from", "nowhere.whl"], "does not exist"),
+        (["--from", "/"], "is not a source folder"),
         (["--from", "/bin/sh"], "neither wheel nor source archive"),
-        (["--version", "1; rm -rf /"], "is no version"),
-        (["--version", "1.0", "--from", "a.whl"], "exclude each other"),
+        (["--version", "1; rm -rf /"], "is not a version"),
+        (["--version", "1.0", "--from", "a.whl"], "cannot be combined with"),
         (["--offline"], "needs --from"),
     ],
 )
@@ -245,7 +245,7 @@ def test_install_leaves_nothing_when_packages_are_missing(
     alone.mkdir()
     shutil.copy(wheel, alone)
     done = person.install("--from", alone / wheel.name, "--offline")
-    assert done.returncode == 1 and "could not be installed" in done.stderr
+    assert done.returncode == 1 and "cannot install flatout" in done.stderr
     assert person.environments() == [] and not person.launcher.exists()
 
 

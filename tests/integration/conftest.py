@@ -19,16 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
-from flatout.engine.checkpoint import read_checkpoint
-from flatout.engine.course import Task
-from flatout.engine.loading import load_experiment
-from flatout.engine.state import pack
-from flatout.engine.training import train_in
-from flatout.engine.watch import StopRequest
-from flatout.nouns.change import Change
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.finding import Finding
-from flatout.nouns.lines import (
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.tensors.state_tree import pack
+from flatout.engine.training.api import train_in
+from flatout.engine.training.checkpoints import read_checkpoint
+from flatout.engine.training.trainer import TrainTask
+from flatout.schema.change import Change
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.finding import Finding
+from flatout.schema.run import RunHeader
+from flatout.schema.run_lines import (
     Classified,
     EpochEnded,
     Event,
@@ -37,10 +38,9 @@ from flatout.nouns.lines import (
     Metric,
     Validated,
     Warned,
-)  # fmt: skip
-from flatout.nouns.run import RunHeader
-from flatout.system import store
-from flatout.system.runs import RunFolder, create_run, free_id
+)
+from flatout.system import atomic_files
+from flatout.system.store.run_folder import RunFolder, create_run, free_id
 
 # Times differ between equal runs, and with them where a line begins.
 _OF_THE_CLOCK = ("split_s", "metrics_bytes")
@@ -78,11 +78,11 @@ class Lab:
         **use: Any,
     ) -> nn.Module:
         """Trains a run from where it is; stop_after: forward passes of training until the stop."""
-        spec = store.read_json(folder.header, RunHeader).spec
+        spec = atomic_files.read_json(folder.header, RunHeader).spec
         request = StopRequest()
         if stop_after is not None:
             experiment = calling(experiment, stop_after, lambda: request.make("test"))
-        task = Task(folder, spec, Change(fixed=use, epochs=epochs), request)
+        task = TrainTask(folder, spec, Change(fixed=use, epochs=epochs), request)
         return train_in(task, lambda: experiment)
 
     def run(self, experiment: Experiment, **use: Any) -> RunFolder:
@@ -160,7 +160,7 @@ def run_of(lab: Lab) -> Callable[..., RunFolder]:
         )
         if spec.file:
             shutil.copy(spec.file, folder.experiment)
-        task = Task(folder, spec, Change(), StopRequest())
+        task = TrainTask(folder, spec, Change(), StopRequest())
         train_in(task, lambda: load_experiment(spec))
         return folder
 
@@ -217,19 +217,19 @@ class Tell:
     @staticmethod
     def events(folder: RunFolder, kind: type | None = None) -> list[Any]:
         """Events, of one kind or all."""
-        lines = store.read_lines(folder.events, Event)
+        lines = atomic_files.read_lines(folder.events, Event)
         return [line for line in lines if kind is None or isinstance(line, kind)]
 
     @staticmethod
     def metrics(folder: RunFolder, kind: type | None = None) -> list[Any]:
         """Metrics, of one kind or all."""
-        lines = store.read_lines(folder.metrics, Metric)
+        lines = atomic_files.read_lines(folder.metrics, Metric)
         return [line for line in lines if kind is None or isinstance(line, kind)]
 
     @staticmethod
     def findings(folder: RunFolder) -> list[Finding]:
         """Findings of all events."""
-        lines = store.read_lines(folder.events, Event)
+        lines = atomic_files.read_lines(folder.events, Event)
         found = [line.finding for line in lines if isinstance(line, Warned | Failed)]
         return [finding for finding in found if finding is not None]
 
@@ -310,7 +310,7 @@ def once(shared_folder: Path) -> Callable[[str, Callable[[Path], None]], Path]:
     def filled(name: str, fill: Callable[[Path], None]) -> Path:
         folder = shared_folder / name
         folder.mkdir(exist_ok=True)
-        lock = store.Lock(folder / "lock")
+        lock = atomic_files.FileLock(folder / "lock")
         while not lock.acquire():
             time.sleep(0.1)
         try:

@@ -12,14 +12,15 @@ import pytest
 import torch
 
 import flatout
-from flatout.engine.affinity import cpus_by_thread, kept_on
-from flatout.engine.defaults import check_recipe, chosen_recipe
-from flatout.engine.effects import Seen, seen_effect
-from flatout.engine.feeds import Reading
-from flatout.engine.session import Built, Session, build
-from flatout.engine.tracing import Trace
+from flatout.engine.feed.select_feed import FeedOptions
+from flatout.engine.recipe.default_recipe import chosen_recipe
+from flatout.engine.recipe.recipe_checks import check_recipe
+from flatout.engine.runtime.cpu_affinity import cpus_by_thread, pinned_to
+from flatout.engine.session.session import Built, Session, build
+from flatout.engine.tuner.effect_checks import UpdateEvidence, observed_effect
+from flatout.engine.tuner.op_trace import Trace
 from flatout.errors import UsageError
-from flatout.nouns.topology import LogicalCpu, Topology
+from flatout.schema.cpu_topology import LogicalCpu, Topology
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -62,7 +63,7 @@ def built(topology: Topology = SHARED) -> Built:
 def test_threads_are_kept_on_some_cpus_and_put_back() -> None:
     torch.randn(512, 512) @ torch.randn(512, 512)
     before = cpus_by_thread()
-    with kept_on(ALL[1:2]):
+    with pinned_to(ALL[1:2]):
         meanwhile = cpus_by_thread()
         late: dict[str, Any] = {}
         ended = threading.Event()
@@ -91,13 +92,13 @@ def here() -> set[int]:
 def test_workers_have_the_cpus_that_the_steps_threads_are_kept_from(num_workers: int) -> None:
     subject = built()
     fixed = {"cpu_affinity": "one-per-core", "loader_workers": num_workers}
-    reading = Reading(
+    reading = FeedOptions(
         experiment=subject.experiment,
         recipe=subject.recipe(fixed),
         seed=0,
         cpus=subject.facts.topology.indices,
     )
-    with kept_on(ALL[:1]):
+    with pinned_to(ALL[:1]):
         feed = reading.training_feed(subject.train_data, subject.device)
         [(batch, _)] = next(feed.updates(0, 0))
         feed.close()
@@ -110,12 +111,12 @@ def test_effect_is_read_from_the_threads() -> None:
     subject = built()
     changes = {"cpu_affinity": "one-per-core", "num_threads": 1}
     session = Session(subject, subject.recipe(changes | {"loader_workers": 0}))
-    seen = Seen(session=session, trace=Trace(), update=[])
+    seen = UpdateEvidence(session=session, trace=Trace(), update=[])
     torch.set_num_threads(1)
-    assert seen_effect(changes, seen) is None
-    with kept_on(ALL[:1]):
-        effect = seen_effect(changes, seen)
-    assert effect is not None and effect.endswith("threads kept on 1 of 2 CPUs, 1 thread")
+    assert observed_effect(changes, seen) is None
+    with pinned_to(ALL[:1]):
+        effect = observed_effect(changes, seen)
+    assert effect is not None and effect.endswith("threads pinned to 1 of 2 CPUs, 1 thread")
 
 
 @needs_cpus

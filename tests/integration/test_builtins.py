@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from flatout.engine import Experiment, train
-from flatout.engine.loading import load_experiment
-from flatout.engine.randomness import seed_generators
+from flatout.engine.runtime.rng import seed_generators
+from flatout.engine.session.load_experiment import load_experiment
 from flatout.errors import UsageError
 from flatout.experiments import (
     bert_large,
@@ -22,11 +22,11 @@ from flatout.experiments import (
     resnet50,
     unet_denoise,
 )
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Stopped
-from flatout.system import datasets
-from flatout.system.runs import read_run
-from flatout.system.sources import built_in_names
+from flatout.runs.experiment_source import built_in_names
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run_lines import Stopped
+from flatout.system.store import datasets
+from flatout.system.store.run_folder import read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell

@@ -11,10 +11,10 @@ import psutil
 import torch
 
 import flatout
-from flatout.engine.session import build
-from flatout.engine.start import beside_others
-from flatout.nouns.recipe import Choice, Recipe
-from flatout.nouns.tuning import Load
+from flatout.engine.session.session import build
+from flatout.engine.training.run_checks import busy_cpus_finding
+from flatout.schema.recipe import Choice, Recipe
+from flatout.schema.tuning import Load
 from flatout.system.load import LoadWatch
 
 # Starts a loop of two seconds and ends: the loop is nobody's child here.
@@ -73,15 +73,15 @@ def recipe(num_threads: int, origin: str = "default") -> Recipe:
 
 def test_threads_whose_cpus_others_use_are_told() -> None:
     busy = Load(other_cpus=1.2, num_cpus=2)
-    [found] = beside_others(recipe(2), busy)
+    [found] = busy_cpus_finding(recipe(2), busy)
     assert found.rule == "cpus-in-use" and "1.2 of 2 CPUs" in found.problem
     assert found.fixes[0].text.endswith("--use num_threads=1")
 
 
 def test_threads_that_have_cpus_of_their_own_or_were_asked_for_are_not_told() -> None:
     busy = Load(other_cpus=1.2, num_cpus=2)
-    assert beside_others(recipe(1), busy) == []
-    assert beside_others(recipe(2, "yours"), busy) == []
-    assert beside_others(recipe(2), Load(other_cpus=0.1, num_cpus=2)) == []
-    assert beside_others(recipe(2), Load(other_cpus=3.0, num_cpus=16)) == []
-    assert beside_others(recipe(2), None) == []
+    assert busy_cpus_finding(recipe(1), busy) == []
+    assert busy_cpus_finding(recipe(2, "yours"), busy) == []
+    assert busy_cpus_finding(recipe(2), Load(other_cpus=0.1, num_cpus=2)) == []
+    assert busy_cpus_finding(recipe(2), Load(other_cpus=3.0, num_cpus=16)) == []
+    assert busy_cpus_finding(recipe(2), None) == []

@@ -1,6 +1,6 @@
 """Updates in graphs, on a CPU: recorded operations stand in for CUDA's graphs.
 
-They are as strict as those (benchmarks/recorded_graphs.py); tests/gpu has the real ones.
+They are as strict as those (tests/support/recorded_graphs.py); tests/gpu has the real ones.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 import torch
 from gate_graph_flaws import captured as capturing
-from recorded_graphs import RecordedGraphs, code_is_seen
+from support.recorded_graphs import RecordedGraphs, code_is_seen
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from flatout.engine import Experiment
-from flatout.engine.capture import NUM_WARM_UPS, CapturedStep
-from flatout.engine.compilation import StepLoss, why_not_compiled
-from flatout.engine.gate import Subject, judge
-from flatout.engine.gate.material import changed
-from flatout.engine.meter import Meter
-from flatout.engine.session import Session, build
-from flatout.engine.session_state import state_of
-from flatout.engine.step import Step
+from flatout.engine.gate import GateSubject, judge
+from flatout.engine.gate.fixtures import changed
+from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.session.session import Session, build
+from flatout.engine.session.state import state_of
+from flatout.engine.step.captured_step import NUM_WARM_UPS, CapturedStep
+from flatout.engine.step.compiled_loss import StepLoss, why_not_compiled
+from flatout.engine.step.step import EagerStep
 
 Plain = Callable[..., Experiment]
 
@@ -60,7 +60,7 @@ def session_of(
 
 def captured(session: Session, num_steps: int = 1) -> CapturedStep:
     assert session.graphs is not None
-    return CapturedStep(session.step_parts(), Meter(session.device), session.graphs, num_steps)
+    return CapturedStep(session.step_parts(), StepTimer(session.device), session.graphs, num_steps)
 
 
 def trained(session: Session, step: Any, epochs: int = 3) -> list[float]:
@@ -75,7 +75,7 @@ def trained(session: Session, step: Any, epochs: int = 3) -> list[float]:
             losses.append(step.run(copied))
             if session.learning_rates.are_per_step:
                 session.learning_rates.after_update()
-    step.finish()
+    step.flush()
     return [float(loss) for loss in losses]
 
 
@@ -131,7 +131,7 @@ def test_captured_updates_are_the_eager_ones_bit_for_bit(plain: Plain, name: str
     ours, theirs = session_of(experiment, graphs, use), session_of(experiment, None, use)
     step = captured(ours, num_steps)
     losses = trained(ours, step)
-    assert losses == trained(theirs, Step(theirs.step_parts(), Meter(theirs.device)))
+    assert losses == trained(theirs, EagerStep(theirs.step_parts(), StepTimer(theirs.device)))
     assert_alike(ours, theirs)
     # 7 updates an epoch, the last one partial; the first three are made to warm up.
     assert step.problem is None and graphs.num_recorded == len({1, num_steps})
@@ -149,7 +149,9 @@ def test_scaler_is_in_the_graph(plain: Plain) -> None:
         session.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**121, growth_interval=2)
     ours, theirs = sessions
     step = captured(ours, 2)
-    assert trained(ours, step) == trained(theirs, Step(theirs.step_parts(), Meter(theirs.device)))
+    assert trained(ours, step) == trained(
+        theirs, EagerStep(theirs.step_parts(), StepTimer(theirs.device))
+    )
     assert step.problem is None and step.num_replayed
     assert_alike(ours, theirs)
     assert ours.scaler is not None and ours.scaler.get_scale() < 2.0**121
@@ -181,7 +183,7 @@ class Replacing(nn.Module):
     ("fields", "reason"),
     [
         ({"loss": reading}, "waits for the GPU"),
-        ({"loss": drawing}, "python's generator"),
+        ({"loss": drawing}, "python's random generator"),
         ({"model": Replacing}, "buffer `count`"),
         ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "loss": reading}, "waits"),
     ],
@@ -195,7 +197,7 @@ def test_what_a_graph_cannot_repeat_is_found(
     random.seed(0)
     losses = trained(ours, step)
     random.seed(0)
-    assert losses == trained(theirs, Step(theirs.step_parts(), Meter(theirs.device)))
+    assert losses == trained(theirs, EagerStep(theirs.step_parts(), StepTimer(theirs.device)))
     assert step.problem is not None and reason in step.problem and step.num_replayed == 0
     assert_alike(ours, theirs)
 
@@ -219,7 +221,7 @@ def test_a_schedule_of_more_than_the_rate_is_made_without_graphs(plain: Plain) -
     trained(session, step, epochs=12)
     # Only the one that the graph was recorded for.
     assert step.num_replayed == 1
-    assert step.problem is not None and "more than the rate" in step.problem
+    assert step.problem is not None and "more than the learning rate" in step.problem
 
 
 def test_batches_that_hold_more_than_tensors_are_not_captured(plain: Plain) -> None:
@@ -231,7 +233,7 @@ def test_batches_that_hold_more_than_tensors_are_not_captured(plain: Plain) -> N
     loss = parts.experiment.loss
     assert loss is not None
     taking = StepLoss(lambda model, three: loss(model, three[:2]), session.recipe)
-    step = CapturedStep(replace(parts, loss=taking), Meter(session.device), RecordedGraphs(), 1)
+    step = CapturedStep(replace(parts, loss=taking), StepTimer(session.device), RecordedGraphs(), 1)
     step.run(named)
     assert step.problem is not None and "a str" in step.problem
 
@@ -248,7 +250,7 @@ def test_losses_of_what_is_laid_aside_are_there_when_it_is_finished(plain: Plain
     weights = list(session.model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, weights, strict=True))
     assert step.num_replayed == 0
-    step.finish()
+    step.flush()
     assert step.num_replayed == 2
     assert not all(torch.equal(a, b) for a, b in zip(before, weights, strict=True))
 
@@ -263,7 +265,7 @@ def test_recording_that_lacks_memory_leaves_everything_as_it_was(plain: Plain) -
         step.run(update)
     before = [p.detach().clone() for p in session.model.parameters()]
     with pytest.raises(torch.OutOfMemoryError):
-        step.prepare(updates[NUM_WARM_UPS])
+        step.enqueue(updates[NUM_WARM_UPS])
     assert not step.has_begun
     assert all(torch.equal(a, b) for a, b in zip(before, session.model.parameters(), strict=True))
     assert all(p.grad is None for p in session.model.parameters())
@@ -278,7 +280,7 @@ def test_compiled_code_in_graphs_gives_the_bits_it_gives_alone(plain: Plain) -> 
                     for graphs in (RecordedGraphs(), None))  # fmt: skip
     step = captured(ours, 2)
     losses = trained(ours, step)
-    assert losses == trained(theirs, Step(theirs.step_parts(), Meter(theirs.device)))
+    assert losses == trained(theirs, EagerStep(theirs.step_parts(), StepTimer(theirs.device)))
     assert_alike(ours, theirs)
     assert step.problem is None and step.num_replayed == 18 - NUM_WARM_UPS
     assert ours.loss is not None and ours.loss.compiler is not None
@@ -286,7 +288,7 @@ def test_compiled_code_in_graphs_gives_the_bits_it_gives_alone(plain: Plain) -> 
     assert ours.loss.compiler.num_calls == NUM_WARM_UPS + 3
     # What is compiled differs by rounding from what is written, or nothing was compared.
     written = session_of(experiment, None)
-    assert losses != trained(written, Step(written.step_parts(), Meter(written.device)))
+    assert losses != trained(written, EagerStep(written.step_parts(), StepTimer(written.device)))
 
 
 @needs_compiler
@@ -304,7 +306,7 @@ def test_nothing_is_compiled_anew_while_a_graph_is_recorded(plain: Plain) -> Non
         scale[0] = 1 if number < NUM_WARM_UPS else 2
         step.run(update)
     assert step.problem is not None and "recompile" in step.problem
-    assert step.num_replayed == 0 and step.problem.startswith("recording it failed")
+    assert step.num_replayed == 0 and step.problem.startswith("recording failed")
 
 
 @needs_compiler
@@ -315,7 +317,7 @@ def test_the_gate_judges_compiled_code_in_graphs(plain: Plain, flaw: str) -> Non
     eager = build(experiment, 0, "cpu").recipe({"num_threads": 1})
     candidate = changed(eager, capture="step", steps_per_launch=2, compiled="loss")
     verdict = judge(
-        Subject(experiment=experiment, device="cpu", maker=capturing(flaw)), candidate, eager
+        GateSubject(experiment=experiment, device="cpu", maker=capturing(flaw)), candidate, eager
     )
     assert [check.name for check in verdict.checks][0] == "replays"
     assert {"gradients", "masks", "loss curve"} <= {check.name for check in verdict.checks}

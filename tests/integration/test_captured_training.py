@@ -16,33 +16,33 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 import torch
-from oom_injection import SAID
-from recorded_graphs import RecordedGraphs
+from support.oom_injection import SAID
+from support.recorded_graphs import RecordedGraphs
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
-from flatout.engine.checkpoint import read_checkpoint
-from flatout.engine.gate.material import changed
-from flatout.engine.graphs import CaptureBroken
-from flatout.engine.journal import Journal
-from flatout.engine.loading import load_experiment
-from flatout.engine.loop import Ending, Limits, Loop, Surroundings
-from flatout.engine.meter import Meter
-from flatout.engine.outline import outline
-from flatout.engine.saver import Saver
-from flatout.engine.session import Session, build, process_settings
-from flatout.engine.session_state import take_over
-from flatout.engine.watch import StopRequest
+from flatout.engine.gate.fixtures import changed
+from flatout.engine.runlog.event_log import EventLog
+from flatout.engine.runtime.error_map import CaptureBroken
+from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.session.session import Session, build, process_settings
+from flatout.engine.session.state import take_over
+from flatout.engine.training.async_checkpoint import AsyncCheckpointer
+from flatout.engine.training.checkpoints import read_checkpoint
+from flatout.engine.training.loop import Ending, Loop, LoopContext, LoopLimits
+from flatout.engine.tuner.code_outline import outline
 from flatout.errors import FlatoutError
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import EpochEnded, RecipeSet, Validated
-from flatout.nouns.recipe import Choice, Recipe
-from flatout.nouns.run import RunHeader
-from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.nouns.tuning import Decision
-from flatout.system.runs import RunFolder, read_run
-from flatout.tune.code import program
-from flatout.tune.code_graphs import GRAPHS
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.recipe import Choice, Recipe
+from flatout.schema.run import RunHeader
+from flatout.schema.run_lines import EpochEnded, RecipeSet, Validated
+from flatout.schema.tuned_recipe import TunedRecipe
+from flatout.schema.tuning import Decision
+from flatout.system.store.run_folder import RunFolder, read_run
+from flatout.tune.emit.code import program
+from flatout.tune.emit.code_graphs import GRAPHS
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -100,20 +100,20 @@ class Capturing:
         built = replace(build(experiment, 0, "cpu"), graphs=self.graphs())
         recipe = self.recipe(built.recipe({"num_threads": 1}))
         checkpoint, _ = read_checkpoint(folder)
-        journal = Journal(folder)
-        meter = Meter(built.device)
+        journal = EventLog(folder)
+        timer = StepTimer(built.device)
         if checkpoint is None:
             journal.event(RecipeSet(at=0.0, step=0, recipe=recipe), is_synced=True)
         with process_settings(recipe):
             session = Session(built, recipe)
             if checkpoint is not None:
                 take_over(session, checkpoint.state)
-            saver = Saver(folder, recipe.checkpoint_every.value, meter)
-            around = Surroundings(
-                folder=folder, journal=journal, saver=saver, meter=meter, request=request
+            saver = AsyncCheckpointer(folder, recipe.checkpoint_every.value, timer)
+            around = LoopContext(
+                folder=folder, journal=journal, saver=saver, timer=timer, request=request
             )
             try:
-                ending = Loop(session, Limits(epochs=epochs, steps=None), around).run()
+                ending = Loop(session, LoopLimits(epochs=epochs, steps=None), around).run()
             finally:
                 session.close()
                 saver.finish()
@@ -276,11 +276,11 @@ def test_a_program_with_graphs_computes_what_flatout_computes(
     # A CPU has no graphs: recordings stand in for them.
     cuda = GRAPHS.strip("\n")
     assert cuda in text
-    text = text.replace(cuda, "from recorded_graphs import RecordedGraphs as Graphs")
+    text = text.replace(cuda, "from support.recorded_graphs import RecordedGraphs as Graphs")
     counted = '    print("graphs", len(captured.recorded))\n    return model\n'
     text = text.replace("    return model\n", counted)
     (tmp_path / "plain.py").write_text(text, encoding="utf-8")
-    path = os.pathsep.join(str(ROOT / name) for name in ("src", "benchmarks"))
+    path = os.pathsep.join(str(ROOT / name) for name in ("src", "tests"))
     done = subprocess.run(
         [sys.executable, "plain.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
         check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -314,10 +314,12 @@ class Unended(RecordedGraphs):
 def test_process_ends_where_a_recording_cannot_be_ended(lab: Lab, tell: Tell, plain: Plain) -> None:
     folder = lab.new(checkpoint_every=2)
     with pytest.raises(FlatoutError) as lost:
-        Capturing(plain(), Unended, {}).go_on(folder, epochs=2)
+        Capturing(plain(), Unended, {"checkpoint_every": 2}).go_on(folder, epochs=2)
     # Who restarts the worker goes by this rule, and finds in the history that no graph is made.
     assert lost.value.rule == "gpu-state-lost"
     [adaptation] = read_run(folder).adaptations
     assert (adaptation.kind, adaptation.is_in_place) == ("uncaptured", False)
     [*_, last] = tell.events(folder, RecipeSet)
     assert last.recipe.capture.value == "off"
+    # Nothing is saved from a process whose GPU is lost: the checkpoint is from before.
+    assert folder.checkpoint_steps() == [2]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flatout.nouns.lines import FileChanged, Validated
-from flatout.system.runs import RunFolder, read_run
+from flatout.schema.run_lines import FileChanged, Validated
+from flatout.system.store.run_folder import RunFolder, read_run
 
 if TYPE_CHECKING:
     from conftest import Tell
@@ -184,7 +184,7 @@ def test_unchanged_file_and_built_in_say_so(bench: Bench) -> None:
     said = bench.train("--resume", "first", "--changed", "--epochs", "2")
     assert "`--changed` has no effect" in said
     bench.train("digits", "--name", "second", "--epochs", "1")
-    assert "not a file of yours" in bench.train(
+    assert "is a built-in experiment, not a file" in bench.train(
         "--resume", "second", "--changed", "--epochs", "2", code=2
     )
     assert "name the run" in bench.train("my points.py", "--changed", code=2)

@@ -18,33 +18,34 @@ import msgspec
 import psutil
 import pytest
 import torch
-from oom_injection import SAID
+from support.oom_injection import SAID
 from torch import Tensor, nn
 
-from flatout.cli.wording import adaptation_text
-from flatout.engine.beside import Request, measured_beside
-from flatout.engine.compilation import StepLoss, check_shapes, compilers, why_not_compiled
-from flatout.engine.contest import Contest
-from flatout.engine.contestants import Subject
-from flatout.engine.defaults import check_recipe
+from flatout.cli.render.wording import adaptation_text
 from flatout.engine.experiment import Experiment
+from flatout.engine.gate import GateSubject as Judged
 from flatout.engine.gate import Maker, judge
-from flatout.engine.gate import Subject as Judged
-from flatout.engine.gate.material import changed
+from flatout.engine.gate.fixtures import changed
 from flatout.engine.gate.runs import begin
-from flatout.engine.meter import Meter
-from flatout.engine.session import Session, build, process_settings
-from flatout.engine.step import Step
-from flatout.engine.trial import Surroundings, Terms
-from flatout.engine.watch import StopRequest
+from flatout.engine.recipe.recipe_checks import check_recipe
+from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.session.compiled import check_shapes, compilers
+from flatout.engine.session.session import Session, build, process_settings
+from flatout.engine.step.compiled_loss import StepLoss, why_not_compiled
+from flatout.engine.step.step import EagerStep
+from flatout.engine.tuner.candidate_builder import TuningTask
+from flatout.engine.tuner.compile_trial_process import CompileTrialRequest, measured_in_child
+from flatout.engine.tuner.trial_process import Terms, TrialContext
+from flatout.engine.tuner.trials import Trials
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import RecipeSet
-from flatout.nouns.recipe import Choice
-from flatout.nouns.run import RunHeader
-from flatout.nouns.tuning import Candidate, Result, Trial
-from flatout.system import store
-from flatout.system.runs import RunFolder, read_run
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.recipe import Choice
+from flatout.schema.run import RunHeader
+from flatout.schema.run_lines import RecipeSet
+from flatout.schema.tuning import Candidate, Result, Trial
+from flatout.system import atomic_files
+from flatout.system.store.run_folder import RunFolder, read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -107,7 +108,7 @@ def test_dropout_has_the_masks_of_the_uncompiled_step() -> None:
     for compiled in ("off", "loss"):
         session, recipe = session_of(asked, compiled=compiled)
         with process_settings(recipe):
-            step = Step(session.step_parts(), Meter(session.device))
+            step = EagerStep(session.step_parts(), StepTimer(session.device))
             updates = list(session.feed.updates(0, 0))
             losses[compiled] = [float(step.run(update)) for update in updates]
         if compiled == "loss":
@@ -124,7 +125,7 @@ def test_a_loss_that_cannot_be_compiled_trains_uncompiled_and_says_so(lab: Lab, 
     # As a search has left it: nobody has asked for it.
     compiled = msgspec.structs.replace(held, compiled=Choice(value="loss", why="measured"))
     folder.path.mkdir(exist_ok=True)
-    lines = store.Lines(folder.events)
+    lines = atomic_files.Lines(folder.events)
     lines.append(RecipeSet(at=0.0, step=0, recipe=compiled), is_synced=True)
     lines.close()
     lab.go_on(folder, undecided)
@@ -281,7 +282,7 @@ def test_a_run_with_a_compiled_optimizer_is_resumed_exactly(lab: Lab, tell: Tell
 
 
 def test_a_trial_says_what_compiling_took() -> None:
-    contest = Contest(Subject(experiment=experiment(), device_name="cpu"))
+    contest = Trials(TuningTask(experiment=experiment(), device_name="cpu"))
     changes = {"compiled": "both"}
     candidate = Candidate(
         name="compiled", axis="compiling", changes=changes, why="", is_compiled=True
@@ -294,7 +295,7 @@ def test_a_trial_says_what_compiling_took() -> None:
 
 
 def test_what_cannot_be_compiled_has_lost_with_the_reason() -> None:
-    contest = Contest(Subject(experiment=experiment(loss=undecided_loss), device_name="cpu"))
+    contest = Trials(TuningTask(experiment=experiment(loss=undecided_loss), device_name="cpu"))
     candidate = Candidate(
         name="compiled", axis="compiling", changes={"compiled": "loss"}, why="", is_compiled=True
     )
@@ -322,7 +323,7 @@ def experiment():
 """
 
 
-def asked_beside(folder: Path, deadline_s: float, text: str = FILE) -> tuple[Trial, Surroundings]:
+def asked_beside(folder: Path, deadline_s: float, text: str = FILE) -> tuple[Trial, TrialContext]:
     """The trial of a compiled candidate in a fresh process."""
     file = folder / "small.py"
     file.write_text(text, encoding="utf-8")
@@ -331,7 +332,7 @@ def asked_beside(folder: Path, deadline_s: float, text: str = FILE) -> tuple[Tri
         id="x", created_at=0.0, flatout_version="0", python="",
         spec=ExperimentSpec(name="small", file=str(file), sha256=digest),
     )  # fmt: skip
-    store.write_json(RunFolder(folder).header, header)
+    atomic_files.write_json(RunFolder(folder).header, header)
     candidate = Candidate(
         name="compiled", axis="compiling", changes={"compiled": "loss"}, why="", is_compiled=True
     )
@@ -339,7 +340,7 @@ def asked_beside(folder: Path, deadline_s: float, text: str = FILE) -> tuple[Tri
         stage="screen", candidate=candidate, incumbent={"num_threads": 1},
         changes={"num_threads": 1, "compiled": "loss"}, deadline_s=deadline_s,
     )  # fmt: skip
-    surroundings = Surroundings(
+    surroundings = TrialContext(
         folder=folder, usual_s=5.0, terms=Terms(device_name="cpu", fixed={}), request=StopRequest()
     )
     return trial, surroundings
@@ -347,7 +348,7 @@ def asked_beside(folder: Path, deadline_s: float, text: str = FILE) -> tuple[Tri
 
 def beside(folder: Path, deadline_s: float) -> Result:
     trial, surroundings = asked_beside(folder, deadline_s)
-    return measured_beside(trial, 0.2, surroundings)
+    return measured_in_child(trial, 0.2, surroundings)
 
 
 def test_candidate_and_incumbent_are_measured_in_one_fresh_process(tmp_path: Path) -> None:
@@ -368,9 +369,10 @@ def test_a_trial_whose_worker_is_gone_ends(tmp_path: Path) -> None:
     here = tmp_path / "here"
     waiting = f"import pathlib, time\npathlib.Path({str(here)!r}).touch()\ntime.sleep(600)\n"
     trial, surroundings = asked_beside(tmp_path, 300.0, FILE + waiting)
-    request = Request(trial=trial, limit_s=0.2, terms=surroundings.terms)
+    request = CompileTrialRequest(trial=trial, limit_s=0.2, terms=surroundings.terms)
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "flatout.engine.beside", str(tmp_path)], stdin=subprocess.PIPE
+        [sys.executable, "-P", "-m", "flatout.engine.tuner.compile_trial_process", str(tmp_path)],
+        stdin=subprocess.PIPE,
     )
     assert process.stdin is not None
     try:

@@ -208,9 +208,9 @@ def refusals(folder: Path) -> dict[str, tuple[str, Callable[[], Any]]]:
     words: Any = "big"
     numbers: Any = [1]
     return {
-        "there is no": ("data-path-not-found", lambda: data.image_folder(folder / "rde")),
+        "does not exist": ("data-path-not-found", lambda: data.image_folder(folder / "rde")),
         "is not a folder": ("no-images", lambda: data.image_folder(file)),
-        "no folder of a class": ("no-images", lambda: data.image_folder(folder / "red" / "more")),
+        "no class folders": ("no-images", lambda: data.image_folder(folder / "red" / "more")),
         "twice": ("empty-class", lambda: data.image_folder(folder, classes=["red"] + [*COLOURS])),
         "size=big": ("bad-data-option", lambda: data.image_folder(folder, size=words)),
         "random_crop=big": (

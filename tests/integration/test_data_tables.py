@@ -112,19 +112,19 @@ BAD_CSV: dict[str, tuple[str | bytes, dict[str, Any], str]] = {
     "duplicate field": ("a,a\n1,2\n", {}, "table-not-readable"),
     "date32": ("a,b\n2020-01-01,1\n", {}, "column-of-unknown-kind"),
     "not UTF-8": ("a,b\n1,caf\xe9\n".encode("latin-1"), {}, "column-of-unknown-kind"),
-    "nothing at all": ("a,b\n1,\n", {}, "column-of-unknown-kind"),
-    "has numbers and texts": ("a,b\n1,1\n2,2\n?,3\n4,4\n", {}, "column-of-unknown-kind"),
+    "it is empty": ("a,b\n1,\n", {}, "column-of-unknown-kind"),
+    "mixes numbers and text": ("a,b\n1,1\n2,2\n?,3\n4,4\n", {}, "column-of-unknown-kind"),
     "1 in `n`": (ROWS, {}, "missing-values"),
     "did you mean `colour`": (ROWS, {"target": "color"}, "column-not-found"),
     "no column `m`": (ROWS, {"columns": ["x", "m"]}, "column-not-found"),
     "two columns `x`": (ROWS, {"columns": ["x", "x"]}, "column-of-unknown-kind"),
     "'none' for the column `n`": (ROWS, {"fill": {"n": "none"}}, "bad-data-option"),
     "None for the column `n`": (ROWS, {"fill": {"n": None}}, "bad-data-option"),
-    "None for the column `colour`, which is of texts": (
+    "None for the column `colour`, which holds strings": (
         ROWS, {"fill": {"n": 0, "colour": None}}, "bad-data-option",
     ),
     "1000000": (ROWS, {"fill": {"n": 10**400}}, "bad-data-option"),
-    "`fill` is a int": (ROWS, {"fill": 0}, "bad-data-option"),
+    "`fill` is an int": (ROWS, {"fill": 0}, "bad-data-option"),
     "the value 'blue'": (
         ROWS, {"columns": ["colour"], "vocabularies": {"colour": ["red"]}}, "unknown-category",
     ),

@@ -11,8 +11,7 @@ import pytest
 BEGIN = """
 import sys
 import torch
-from flatout.engine import deferred_compiler
-from flatout.engine.deferred_compiler import defer_compiler, use_deterministic_algorithms
+from flatout.engine.runtime.lazy_compiler import defer_compiler, use_deterministic_algorithms
 if "--deferred" in sys.argv:
     defer_compiler()
 

@@ -119,9 +119,7 @@ def test_the_log_is_named_only_where_it_is_kept(tmp_path: Path, is_dry: bool) ->
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     [fix] = json.loads(done.stdout)["finding"]["fixes"]
-    assert fix["text"] == (
-        "correct it" if is_dry else "correct it; worker.log has the whole traceback"
-    )
+    assert fix["text"] == ("fix it" if is_dry else "fix it; worker.log has the full traceback")
     assert ("worker.log" in done.stderr) != is_dry
 
 
@@ -131,4 +129,4 @@ def test_a_notebook_has_no_log(plain: Plain) -> None:
 
     with pytest.raises(FlatoutError) as caught:
         dry_run(plain(loss=loss))
-    assert caught.value.fix == "correct it"
+    assert caught.value.fix == "fix it"

@@ -17,27 +17,27 @@ import msgspec
 import pytest
 import torch
 
-from flatout import flow
 from flatout.engine import confusion
-from flatout.engine.allocator import why_not_retained
-from flatout.engine.compilation import why_not_compiled
-from flatout.engine.course import Task
-from flatout.engine.echo import Echo
-from flatout.engine.loading import load_experiment
-from flatout.engine.outline import outline
-from flatout.engine.session import build
-from flatout.engine.training import train_in
-from flatout.engine.watch import StopRequest
+from flatout.engine.runlog.progress_echo import Echo
+from flatout.engine.runtime.allocator import why_not_retained
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.session.session import build
+from flatout.engine.step.compiled_loss import why_not_compiled
+from flatout.engine.training.api import train_in
+from flatout.engine.training.trainer import TrainTask
+from flatout.engine.tuner.code_outline import outline
 from flatout.errors import UsageError
-from flatout.nouns.change import Change
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import EpochEnded, Validated
-from flatout.nouns.recipe import Choice
-from flatout.nouns.run import RunHeader
-from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.nouns.tuning import Decision, Wish
-from flatout.system.runs import RunFolder, create_run, read_run
-from flatout.tune.code import program
+from flatout.runs import api as runs_api
+from flatout.schema.change import Change
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.recipe import Choice
+from flatout.schema.run import RunHeader
+from flatout.schema.run_lines import EpochEnded, Validated
+from flatout.schema.tuned_recipe import TunedRecipe
+from flatout.schema.tuning import Decision, TuneRequest
+from flatout.system.store.run_folder import RunFolder, create_run, read_run
+from flatout.tune.emit.code import program
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -245,14 +245,14 @@ def test_outline_when_best_comes_from_a_confusion(early_stop: int | None) -> Non
 
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_search_gives_a_program_where_one_is_wanted(lab: Lab, is_wanted: bool) -> None:
-    wish = Wish(mode="full", budget_s=1.0, is_only=True, is_outlined=is_wanted)
+    wish = TuneRequest(mode="full", budget_s=1.0, is_only=True, is_outlined=is_wanted)
     spec = ExperimentSpec(name="mine", file=str(MINE), fixed={"num_threads": 1}, tuning=wish)
     header = RunHeader(id="x", created_at=0.0, flatout_version="0", python="", spec=spec)
     folder = create_run(header)
     # Somebody who reads along keeps the search in this process.
-    task = Task(folder, spec, Change(), StopRequest(), Echo(None))
+    task = TrainTask(folder, spec, Change(), StopRequest(), Echo(None))
     train_in(task, lambda: load_experiment(spec))
-    code = flow.tuned(read_run(folder)).code
+    code = runs_api.tuned(read_run(folder)).code
     if is_wanted:
         assert code is not None and "clip_grad_norm_(parameters, 0.5)" in code
         compile(code, "plain.py", "exec")

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
-from flatout.engine.activations import ActivationCheckpointing, repeated_blocks
-from flatout.engine.randomness import seed_generators
+from flatout.engine.model.activation_checkpointing import ActivationCheckpointing, repeated_blocks
+from flatout.engine.runtime.rng import seed_generators
 from flatout.errors import FlatoutError, UsageError
 from flatout.experiments import charlm, gpt3_small, resnet50, vit_mnist
 

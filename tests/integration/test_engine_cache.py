@@ -14,18 +14,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.engine import caching
-from flatout.engine.cached_feed import CachedFeed
-from flatout.engine.caching import caching_of
-from flatout.engine.contest import Contest
-from flatout.engine.contestants import Subject
 from flatout.engine.experiment import Experiment
-from flatout.engine.feeds import Reading
-from flatout.engine.loader import LoaderFeed
-from flatout.engine.session import Session, build
+from flatout.engine.feed import cache_check
+from flatout.engine.feed.cache_check import Caching, caching_of
+from flatout.engine.feed.cached_feed import CachedFeed
+from flatout.engine.feed.feed import Slicing
+from flatout.engine.feed.loader_feed import LoaderFeed, Loading
+from flatout.engine.feed.select_feed import FeedOptions
+from flatout.engine.session.session import Session, build
+from flatout.engine.tuner.candidate_builder import TuningTask
+from flatout.engine.tuner.trials import Trials
 from flatout.errors import UsageError
-from flatout.nouns.tuning import Cache, Candidate, Result, Trial
-from flatout.system.runs import read_run
+from flatout.schema.tuning import Cache, Candidate, Result, Trial
+from flatout.system.store.run_folder import read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -116,7 +117,7 @@ def test_batches_have_the_nesting_and_types_of_the_loader(plain: Plain, change: 
     for epoch in (0, 1):
         loaded, cached = ([*feed.updates(epoch, 0)] for feed in feeds)
         assert len(loaded) == len(cached) == 7
-        assert caching.same_bits(loaded, cached)
+        assert cache_check.same_bits(loaded, cached)
 
 
 PATHS = ("loader", "cached")
@@ -139,7 +140,7 @@ def test_samples_of_unequal_size_are_kept_one_by_one(plain: Plain) -> None:
     feeds = [feed_of(experiment, path) for path in PATHS]
     for epoch in (0, 1):
         loaded, cached = ([*feed.updates(epoch, 0)] for feed in feeds)
-        assert caching.same_bits(loaded, cached)
+        assert cache_check.same_bits(loaded, cached)
     # Without a collate they cannot be made batches; alone they can.
     assert not caching_of(Decoded(change), None).is_stacked
 
@@ -226,7 +227,7 @@ def many() -> Decoded:
     return Decoded(num_samples=600)
 
 
-UNSEEN = next(one for one in range(600) if one not in caching._looked_for(many()))
+UNSEEN = next(one for one in range(600) if one not in cache_check._looked_for(many()))
 
 
 class Seldom(Decoded):
@@ -258,6 +259,27 @@ def test_a_loader_takes_over_where_a_sample_draws_after_all(
     lab.go_on(parts, experiment, stop_after=40)
     lab.go_on(parts, experiment)
     assert tell.traces(parts) == tell.traces(read)
+
+
+def test_the_loader_that_took_over_reads_an_update_again() -> None:
+    slicing = Slicing(batch_size=8, micro_batch_size=8, seed=1, is_shuffled=False)
+    loading = Loading(num_workers=1, prefetch=2, pin_memory=False, persistent=False, collate=None)
+    feed = CachedFeed(
+        Seldom(), slicing, loading, Caching(num_bytes=1, is_stacked=True, sample_s=0.0)
+    )
+    whole = list(feed.updates(0, 0))
+    updates = feed.updates(1, 0)
+    next(updates)
+    [(before, _)] = next(updates)
+    assert feed.problem is not None and feed._instead is not None
+    workers = feed._instead._batches._workers  # type: ignore[attr-defined]
+    feed.resize(4)
+    repeated = next(feed.again(1, 1))
+    # As a loader's own: what read ahead in the old size has ended.
+    assert not any(worker.is_alive() for worker in workers) and len(whole) == 75
+    assert torch.equal(torch.cat([batch[0] for batch, _ in repeated]), before[0])
+    assert feed.num_read == 8
+    feed.close()
 
 
 def test_a_loader_takes_over_in_the_validation(lab: Lab, tell: Tell, plain: Plain) -> None:
@@ -338,8 +360,8 @@ def test_a_loader_takes_over_where_samples_are_not_alike(plain: Plain) -> None:
     # Alone in its batch, a loader makes another type of it.
     feeds = [feed_of(plain(train_data=Unlike), path, micro_batch_size=1) for path in PATHS]
     loaded, cached = ([*feed.updates(0, 0)] for feed in feeds)
-    assert caching.same_bits(loaded, cached)
-    assert "not all alike" in (feeds[1].problem.because or "")
+    assert cache_check.same_bits(loaded, cached)
+    assert "differ in form" in (feeds[1].problem.because or "")
 
 
 def test_samples_that_do_not_fit_the_memory_are_refused() -> None:
@@ -347,7 +369,7 @@ def test_samples_that_do_not_fit_the_memory_are_refused() -> None:
     assert caching_of(Decoded(), None).num_bytes == 50 * 32
     with pytest.raises(UsageError) as caught:
         caching_of(Decoded(), None, reserved_bytes=2**60)
-    assert "would take 1.6 KiB; half of the memory" in (caught.value.because or "")
+    assert "would take 1.6 KiB; half of the free memory" in (caught.value.because or "")
     with pytest.raises(UsageError, match="does not work") as caught:
         caching_of(Decoded(), None, num_sharing=2**40)
     assert "for each of 1099511627776 ranks" in (caught.value.because or "")
@@ -373,7 +395,7 @@ def test_validation_data_is_cached_where_it_can_be(plain: Plain) -> None:
         experiment = plain(train_data=Decoded, validation_data=make)
         built = build(experiment, 0, "cpu")
         recipe = built.recipe({"data_path": "cached", "loader_workers": 0})
-        reading = Reading(experiment=experiment, recipe=recipe, seed=0, caching=built.caching)
+        reading = FeedOptions(experiment=experiment, recipe=recipe, seed=0, caching=built.caching)
         kinds.append(type(reading.validation_feed(torch.device("cpu"))))
     assert kinds == [CachedFeed, LoaderFeed]
 
@@ -388,7 +410,7 @@ def test_persistent_workers_without_effect_are_told(lab: Lab, tell: Tell, plain:
 # In the search.
 
 
-def tried(contest: Contest, before: dict[str, Any], **changes: Any) -> Result:
+def tried(contest: Trials, before: dict[str, Any], **changes: Any) -> Result:
     candidate = Candidate(name="it", axis="cache", changes=changes, why="")
     trial = Trial(stage="screen", candidate=candidate, incumbent=before, changes=before | changes)
     return contest.measured(trial, 0.3)
@@ -406,24 +428,24 @@ class Slow(Decoded):
         return super().__getitem__(index % 50)
 
 
-def told(contest: Contest, num_steps: int | None) -> Cache:
+def told(contest: Trials, num_steps: int | None) -> Cache:
     assert contest.contestants.keeping is not None
     return contest.contestants.keeping.told(num_steps)
 
 
 def test_a_cache_is_measured_on_a_part_that_is_kept(plain: Plain) -> None:
-    contest = Contest(Subject(experiment=plain(train_data=Slow), device_name="cpu"))
+    contest = Trials(TuningTask(experiment=plain(train_data=Slow), device_name="cpu"))
     cache = told(contest, None)
     assert cache.problem is None
     assert 16 <= cache.num_measured < cache.num_samples == 5000
     result = tried(contest, {}, data_path="cached")
-    assert result.effect == "no sample was read, all came from the cache"
+    assert result.effect == "no sample was read; all came from the cache"
     assert result.speedup is not None and result.speedup.low > 1
     assert contest.judged({"data_path": "cached"}).is_passed
 
 
 def test_a_run_of_one_epoch_needs_no_cache(plain: Plain) -> None:
-    contest = Contest(Subject(experiment=plain(train_data=Decoded), device_name="cpu"))
+    contest = Trials(TuningTask(experiment=plain(train_data=Decoded), device_name="cpu"))
     cache = told(contest, 7)
     assert cache.problem is not None and "epochs" in cache.problem
     cache = told(contest, 14)
@@ -431,18 +453,18 @@ def test_a_run_of_one_epoch_needs_no_cache(plain: Plain) -> None:
 
 
 def test_what_is_drawn_anew_is_not_offered(plain: Plain) -> None:
-    subject = Subject(experiment=plain(train_data=DRAWING["torch"]), device_name="cpu")
-    contest = Contest(subject)
+    subject = TuningTask(experiment=plain(train_data=DRAWING["torch"]), device_name="cpu")
+    contest = Trials(subject)
     cache = told(contest, None)
     assert "its samples are random" in (cache.problem or "")
     with pytest.raises(UsageError, match="does not work"):
-        Contest(dataclasses.replace(subject, fixed={"data_path": "cached"}))
+        Trials(dataclasses.replace(subject, fixed={"data_path": "cached"}))
 
 
 def test_batches_read_ahead_are_seen(plain: Plain) -> None:
-    contest = Contest(Subject(experiment=plain(train_data=Slow), device_name="cpu"))
+    contest = Trials(TuningTask(experiment=plain(train_data=Slow), device_name="cpu"))
     workers = {"loader_workers": 1, "loader_persistent": True}
     assert tried(contest, workers, loader_prefetch=4).effect == "4 batches ahead"
-    few = Contest(Subject(experiment=plain(train_data=Decoded, batch_size=25), device_name="cpu"))
+    few = Trials(TuningTask(experiment=plain(train_data=Decoded, batch_size=25), device_name="cpu"))
     result = tried(few, workers, loader_prefetch=4)
     assert result.problem is not None and result.problem.rule == "setting-without-effect"

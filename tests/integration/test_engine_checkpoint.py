@@ -18,14 +18,14 @@ import pytest
 import torch
 
 from flatout.engine import Experiment
-from flatout.engine.checkpoint import prune, read_checkpoint, write_checkpoint
-from flatout.engine.state import pack
-from flatout.engine.tensor_file import write_tensors
+from flatout.engine.tensors.safetensors_file import write_tensors
+from flatout.engine.tensors.state_tree import pack
+from flatout.engine.training.checkpoints import prune, read_checkpoint, write_checkpoint
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.nouns.lines import Checkpointed, Event, Failed
-from flatout.system import store
-from flatout.system.claim import Claim
-from flatout.system.runs import RunFolder, read_run
+from flatout.schema.run_lines import Checkpointed, Event, Failed
+from flatout.system import atomic_files
+from flatout.system.store.run_claim import RunClaim
+from flatout.system.store.run_folder import RunFolder, read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -327,14 +327,16 @@ def test_a_run_that_another_process_takes_over_is_written_no_more(
         calls += model.training
         if model.training and calls == 6:
             # As one does that the lock has not kept out.
-            Claim(folder.writer)
+            RunClaim(folder.writer)
         return experiment.loss(model, batch)  # type: ignore[misc]
 
     with pytest.raises(UsageError, match="another process has taken over") as caught:
         lab.go_on(folder, dataclasses.replace(experiment, loss=loss))
     assert caught.value.rule == "run-in-use"
     assert folder.checkpoint_steps() == [4]
-    assert not any(isinstance(line, Failed) for line in store.read_lines(folder.events, Event))
+    assert not any(
+        isinstance(line, Failed) for line in atomic_files.read_lines(folder.events, Event)
+    )
 
 
 def test_failure_is_told_when_the_run_has_no_room_left(lab: Lab, tell: Tell, plain: Plain) -> None:
@@ -342,7 +344,7 @@ def test_failure_is_told_when_the_run_has_no_room_left(lab: Lab, tell: Tell, pla
     with small_files(), pytest.raises(RunFailed):
         lab.go_on(folder, plain(model=large_model))
     assert tell.events(folder, Failed)[-1].finding.rule == "disk-full"
-    assert store.read_lines(folder.metrics, Any)
+    assert atomic_files.read_lines(folder.metrics, Any)
 
 
 def large_model() -> torch.nn.Module:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import Confusion, Experiment, confusion
-from flatout.engine.loading import load_experiment
+from flatout.engine.session.load_experiment import load_experiment
 from flatout.errors import UsageError
 from flatout.experiments import digits
-from flatout.nouns.class_report import class_report
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Classified, Validated
+from flatout.schema.class_report import class_report
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run_lines import Classified, Validated
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from flatout.engine import Experiment, Updates
-from flatout.engine.session import build
+from flatout.engine.session.session import build
 from flatout.errors import FlatoutError, UsageError
-from flatout.nouns.lines import EpochEnded, Progress
+from flatout.schema.run_lines import EpochEnded, Progress
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell

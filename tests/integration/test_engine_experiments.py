@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flatout.engine.course import Task
-from flatout.engine.loading import load_experiment
-from flatout.engine.training import train_in
-from flatout.engine.watch import StopRequest
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.training.api import train_in
+from flatout.engine.training.trainer import TrainTask
 from flatout.errors import FlatoutError, UsageError
-from flatout.nouns.change import Change
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.run import RunHeader
-from flatout.system.runs import RunFolder, create_run, free_id
+from flatout.schema.change import Change
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run import RunHeader
+from flatout.system.store.run_folder import RunFolder, create_run, free_id
 
 if TYPE_CHECKING:
     from conftest import Tell
@@ -116,7 +116,7 @@ def write(
 
 
 def train(folder: RunFolder, spec: ExperimentSpec) -> None:
-    train_in(Task(folder, spec, Change(), StopRequest()), lambda: load_experiment(spec))
+    train_in(TrainTask(folder, spec, Change(), StopRequest()), lambda: load_experiment(spec))
 
 
 def line_of(spec: ExperimentSpec, text: str) -> int:
@@ -239,23 +239,23 @@ def test_experiment_that_returns_something_else_is_refused(tmp_path: Path) -> No
 
 SPAWNED = """
 import multiprocessing, sys
-from flatout.engine.course import Task
-from flatout.engine.loading import load_experiment
-from flatout.engine.training import train_in
-from flatout.engine.watch import StopRequest
+from flatout.engine.training.trainer import TrainTask
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.training.api import train_in
+from flatout.engine.runtime.stop_signals import StopRequest
 from flatout.errors import FlatoutError
-from flatout.nouns.change import Change
-from flatout.nouns.run import RunHeader
-from flatout.system import store
-from flatout.system.runs import RunFolder
+from flatout.schema.change import Change
+from flatout.schema.run import RunHeader
+from flatout.system.atomic_files import read_json
+from flatout.system.store.run_folder import RunFolder
 from pathlib import Path
 
 if __name__ == "__main__":
     multiprocessing.set_start_method("spawn")
     folder = RunFolder(Path(sys.argv[1]))
-    spec = store.read_json(folder.header, RunHeader).spec
+    spec = read_json(folder.header, RunHeader).spec
     try:
-        train_in(Task(folder, spec, Change(), StopRequest()), lambda: load_experiment(spec))
+        train_in(TrainTask(folder, spec, Change(), StopRequest()), lambda: load_experiment(spec))
     except FlatoutError as error:
         sys.exit(error.rule)
 """

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import flatout
 from flatout.engine import Experiment
-from flatout.engine.failures import AT_WORK, is_out_of_memory
-from flatout.engine.randomness import sample_order
-from flatout.engine.shortage import RECORDING, WORKING
+from flatout.engine.runtime.error_map import AT_WORK, is_out_of_memory
+from flatout.engine.runtime.oom import RECORDING, WORKING
+from flatout.engine.runtime.rng import sample_order
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.nouns.lines import EpochEnded, Failed, Finished, RecipeSet
-from flatout.system.runs import RunFolder, read_run
+from flatout.schema.run_lines import EpochEnded, Failed, Finished, RecipeSet
+from flatout.system.store.run_folder import RunFolder, read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell

@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 import flatout
 from flatout.engine import Experiment, load
-from flatout.engine.inference import Predictor
-from flatout.engine.inputs import InputBatch, Unreadable, batches_of, read_tensors
-from flatout.engine.predictions import rows_of
-from flatout.engine.tensor_file import SEAL
-from flatout.engine.weights import init_weights
+from flatout.engine.data.tensor_files import read_tensors
+from flatout.engine.predict.inputs import InputBatch, UnreadableInput, batches_of
+from flatout.engine.predict.predictor import Predictor
+from flatout.engine.predict.rows import rows_of
+from flatout.engine.tensors.safetensors_file import SEAL
+from flatout.engine.training.weights_file import init_weights
 from flatout.errors import UsageError
 from flatout.experiments.digits import read_digits
-from flatout.system.runs import RunFolder
+from flatout.system.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -357,7 +358,7 @@ def test_batches_hold_samples_of_several_inputs_in_order() -> None:
         [("a", 0), ("a", 1), ("a", 2), ("a", 3)], [("a", 4), ("b", None)], [("c", None)],
         [("e", 0), ("e", 1)], [("e", 2)],
     ]  # fmt: skip
-    assert isinstance(batches[3], Unreadable) and batches[3].text == "missing"
+    assert isinstance(batches[3], UnreadableInput) and batches[3].text == "missing"
     assert batches[1].content.tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
@@ -370,7 +371,7 @@ def test_an_input_with_bad_news_is_named_and_the_others_are_read() -> None:
         return torch.zeros(2, 3)
 
     found = list(batches_of(["damaged", "good"], read, 4, None))
-    assert isinstance(found[0], Unreadable) and found[0].text == "damaged"
+    assert isinstance(found[0], UnreadableInput) and found[0].text == "damaged"
     assert isinstance(found[1], InputBatch) and len(found) == 2
     # That is the matter with all of them.
     with pytest.raises(UsageError):
@@ -381,16 +382,16 @@ def test_samples_that_cannot_be_put_together_leave_the_others() -> None:
     good, bad = [1.0, 2.0], [3.0, "text", 4.0, 5.0, 6.0]
     data: dict[str, Any] = {"a": good, "bad": bad, "c": good}
     found = list(batches_of(["a", "bad", "c"], data.__getitem__, 3, None))
-    told = [one.text if isinstance(one, Unreadable) else one.rows for one in found]
+    told = [one.text if isinstance(one, UnreadableInput) else one.rows for one in found]
     assert told == [[("a", 0), ("a", 1), ("bad", 0)], "bad", [("c", 0), ("c", 1)]]
     # As in training.
-    assert isinstance(found[1], Unreadable) and isinstance(found[1].error, UsageError)
+    assert isinstance(found[1], UnreadableInput) and isinstance(found[1].error, UsageError)
 
     def collate(samples: list[Any]) -> Any:
         return torch.tensor([float(one) for one in samples])
 
     found = list(batches_of(["a", "bad", "c"], data.__getitem__, 8, collate))
-    told = [one.text if isinstance(one, Unreadable) else one.rows for one in found]
+    told = [one.text if isinstance(one, UnreadableInput) else one.rows for one in found]
     assert told == [[("a", 0), ("a", 1)], "bad", [("c", 0)], [("c", 1)]]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
-from flatout.engine.defaults import chosen_recipe
-from flatout.engine.meter import Meter
-from flatout.engine.saver import Saver
-from flatout.engine.session import build
-from flatout.system.runs import RunFolder
+from flatout.engine.recipe.default_recipe import chosen_recipe
+from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.session.session import build
+from flatout.engine.training.async_checkpoint import AsyncCheckpointer
+from flatout.system.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -40,12 +42,25 @@ def test_first_checkpoint_is_due_within_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int
 ) -> None:
     now_s = 0.0
-    monkeypatch.setattr("flatout.engine.saver.elapsed_s", lambda: now_s)
-    saver = Saver(RunFolder(tmp_path), None, Meter(torch.device("cpu")))
+    monkeypatch.setattr("flatout.engine.training.async_checkpoint.elapsed_s", lambda: now_s)
+    saver = AsyncCheckpointer(RunFolder(tmp_path), None, StepTimer(torch.device("cpu")))
     saver.expect_size(num_bytes)
     assert not saver.is_due(1)
     now_s = 45.0
     assert saver.is_due(2)
+
+
+SETTING = """
+import multiprocessing
+from flatout.engine.feed.loader_feed import Loading
+Loading(num_workers=2, prefetch=2, pin_memory=False, persistent=True, collate=None).for_validation()
+multiprocessing.set_start_method("spawn")
+"""
+
+
+def test_the_way_processes_are_started_can_still_be_chosen() -> None:
+    done = subprocess.run([sys.executable, "-c", SETTING], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_validation_does_not_double_the_workers(lab: Lab, plain: Plain) -> None:

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
-from flatout.engine.session import build
-from flatout.nouns.lines import EpochEnded, Finished, Validated
+from flatout.engine.session.session import build
+from flatout.schema.run_lines import EpochEnded, Finished, Validated
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell

@@ -10,11 +10,16 @@ import psutil
 import pytest
 import torch
 
-from flatout.engine.aside import asked_aside
-from flatout.engine.failures import bad_news, is_out_of_memory
-from flatout.engine.memory import display_told, free_bytes, room_left, room_on
-from flatout.engine.pinning import problem_told, with_pinning_tried
-from flatout.engine.session import build
+from flatout.engine.runtime.child_query import query_in_child
+from flatout.engine.runtime.error_map import is_out_of_memory, to_flatout_error
+from flatout.engine.runtime.gpu_memory import (
+    drives_display,
+    free_bytes,
+    reserved_memory_finding,
+    room_on,
+)
+from flatout.engine.session.pinned_memory import problem_from_trial, with_pinning_tried
+from flatout.engine.session.session import build
 
 CPU = torch.device("cpu")
 
@@ -32,7 +37,7 @@ CPU = torch.device("cpu")
 )  # fmt: skip
 def test_want_of_memory_is_known_when(error: Exception) -> None:
     assert is_out_of_memory(error)
-    news = bad_news(error)
+    news = to_flatout_error(error)
     assert news is not None and news.rule == "out-of-memory"
 
 
@@ -52,8 +57,11 @@ def test_a_cpu_leaves_what_was_asked_for() -> None:
     assert room_on(CPU, None).leave_bytes == 0
     room = room_on(CPU, 2**30)
     assert room.leave_bytes == 2**30 and not room.is_capped
-    assert "1.0 GiB of the computer's memory" in room_left(room, CPU, is_searched=True).problem
-    assert room_left(room, CPU, is_searched=False).rule == "option-without-effect"
+    assert (
+        "1.0 GiB of the computer's memory"
+        in reserved_memory_finding(room, CPU, is_searched=True).problem
+    )
+    assert reserved_memory_finding(room, CPU, is_searched=False).rule == "option-without-effect"
 
 
 TOLD = {"gpus": [
@@ -71,7 +79,7 @@ TOLD = {"gpus": [
     ],
 )  # fmt: skip
 def test_display_told_when(told: dict[str, Any] | str, uuid: str, has_display: bool | None) -> None:
-    assert display_told(told, uuid) is has_display
+    assert drives_display(told, uuid) is has_display
 
 
 @pytest.mark.parametrize(
@@ -80,32 +88,32 @@ def test_display_told_when(told: dict[str, Any] | str, uuid: str, has_display: b
         ({"problem": None}, None),
         (
             {"problem": "CUDA error: out of memory"},
-            "WSL did not pin 512 MiB in a trial: CUDA error",
+            "pinning 512 MiB failed in a test under WSL: CUDA error",
         ),
         ("no answer within 60 s", "no answer within 60 s"),
-        ({}, "did not say"),
+        ({}, "gave no result"),
     ],
 )
 def test_pinning_is_decided_by_a_trial(told: dict[str, Any] | str, problem: str | None) -> None:
-    found = problem_told(told, 512 * 2**20)
+    found = problem_from_trial(told, 512 * 2**20)
     assert found is None if problem is None else found is not None and problem in found
 
 
 def test_a_trial_of_pinning_answers_without_a_gpu() -> None:
-    told = asked_aside("flatout.engine.pinning", str(2**20), limit_s=120)
+    told = query_in_child("flatout.engine.session.pinned_memory", str(2**20), limit_s=120)
     if torch.cuda.is_available():
         assert isinstance(told, dict) and "problem" in told
     else:
-        assert told == {"problem": "torch sees no GPU there"}
+        assert told == {"problem": "torch sees no GPU in the test process"}
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("import time; time.sleep(60)", "no answer within"),
-        ("raise SystemExit('gone')", "exit code 1: gone"),
-        ("print('[]')", "cannot be read"),
-        ("print('no')", "cannot be read"),
+        ("raise SystemExit('gone')", "exited with code 1: gone"),
+        ("print('[]')", "cannot read its answer"),
+        ("print('no')", "cannot read its answer"),
     ],
 )
 def test_asked_aside_when_it_fails(
@@ -113,7 +121,7 @@ def test_asked_aside_when_it_fails(
 ) -> None:
     (tmp_path / "asked.py").write_text(text, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    told = asked_aside("asked", limit_s=0.5 if "sleep" in text else 60)
+    told = query_in_child("asked", limit_s=0.5 if "sleep" in text else 60)
     assert isinstance(told, str) and said in told
 
 
@@ -121,4 +129,4 @@ def test_a_recipe_without_a_gpu_asks_nothing(plain: Any) -> None:
     built = build(plain(), 0, "cpu")
     recipe = built.recipe({})
     assert with_pinning_tried(recipe, built) is recipe
-    assert "flatout.engine.pinning" in sys.modules
+    assert "flatout.engine.session.pinned_memory" in sys.modules

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import flatout.engine
 from flatout.engine import Experiment
-from flatout.engine.meter import PARTS
-from flatout.engine.power import PowerMeter, gpu_joules
+from flatout.engine.runtime.energy import EnergyMeter, gpu_joules
+from flatout.engine.runtime.step_timer import PARTS
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.lines import Finished, Progress, Started, Validated
+from flatout.schema.run_lines import Finished, Progress, Started, Validated
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -210,7 +210,7 @@ def test_train_refuses_before_a_run_is_made(plain: Plain) -> None:
         with pytest.raises(UsageError) as caught:
             flatout.engine.train(plain(), **arguments)
         assert caught.value.rule == rule
-    from flatout.system.runs import run_paths
+    from flatout.system.store.run_folder import run_paths
 
     assert run_paths() == []
 
@@ -248,10 +248,10 @@ def test_interrupt_stops_after_the_step(plain: Plain) -> None:
 
 def test_power_is_energy_by_time() -> None:
     energy_j, now_s = [1000.0], [5.0]
-    meter = PowerMeter(lambda: energy_j[0], lambda: now_s[0])
+    meter = EnergyMeter(lambda: energy_j[0], lambda: now_s[0])
     assert meter.mean_w() is None, "the driver counts in steps"
     energy_j[0], now_s[0] = 4000.0, 15.0
     assert meter.mean_w() == 300.0
     energy_j[0] = 10.0
     assert meter.mean_w() is None, "the driver was loaded anew"
-    assert PowerMeter(gpu_joules(torch.device("cpu"))).mean_w() is None
+    assert EnergyMeter(gpu_joules(torch.device("cpu"))).mean_w() is None

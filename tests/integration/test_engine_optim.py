@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from flatout.engine import Experiment
-from flatout.engine.optim import (
+from flatout.engine.optim.fused_step import (
     can_be_fused,
     load_optimizer,
     match_layout,
@@ -20,8 +20,8 @@ from flatout.engine.optim import (
     prepared_step,
     set_implementation,
 )
-from flatout.engine.optimizers import Optimizers
-from flatout.engine.weight_update import WeightUpdate
+from flatout.engine.optim.optimizers import Optimizers
+from flatout.engine.optim.weight_update import WeightUpdate
 from flatout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def test_fused_is_possible_when_a_weight_is_transposed() -> None:
 def test_an_optimizer_that_asks_for_the_loss_is_refused() -> None:
     lbfgs = torch.optim.LBFGS(parameters())
     for given in (lbfgs, {"mine": lbfgs}):
-        with pytest.raises(UsageError, match="LBFGS, whose step has the loss computed") as caught:
+        with pytest.raises(UsageError, match="LBFGS, whose step recomputes the loss") as caught:
             Optimizers(given)
         assert caught.value.rule == "bad-experiment" and "AdamW" in str(caught.value.fix)
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from flatout.engine import Experiment
 from flatout.errors import UsageError
-from flatout.nouns.lines import Finished, RecipeSet, Started
-from flatout.system.runs import read_run
+from flatout.schema.run_lines import Finished, RecipeSet, Started
+from flatout.system.store.run_folder import read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -305,7 +305,7 @@ def test_clip_norm_and_checkpoint_every_take_effect(lab: Lab, tell: Tell, plain:
 
 
 def sgd_start(plain: Plain) -> dict[str, Tensor]:
-    from flatout.engine.session import build
+    from flatout.engine.session.session import build
 
     return {
         name: p.detach().clone() for name, p in build(plain(), 0, None).model.named_parameters()

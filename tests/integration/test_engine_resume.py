@@ -15,8 +15,8 @@ from torch.optim import lr_scheduler as schedules
 
 from flatout.engine import Experiment
 from flatout.errors import FlatoutError
-from flatout.nouns.lines import EpochEnded, Finished, Started, Stopped, Validated
-from flatout.system.runs import RunFolder, read_run
+from flatout.schema.run_lines import EpochEnded, Finished, Started, Stopped, Validated
+from flatout.system.store.run_folder import RunFolder, read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell

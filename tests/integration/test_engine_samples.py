@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flatout.engine import Experiment, sampled_tokens
 from flatout.errors import UsageError
-from flatout.nouns.lines import Generated, Validated
+from flatout.schema.run_lines import Generated, Validated
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell

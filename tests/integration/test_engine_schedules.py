@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engine import Experiment, decayed_groups, schedules
-from flatout.engine.course import Task
-from flatout.engine.rehearsal import takes_length
-from flatout.engine.training import train_in
-from flatout.engine.watch import StopRequest
+from flatout.engine import Experiment, decayed_groups
+from flatout.engine.optim import lr_schedules
+from flatout.engine.optim.schedule_rehearsal import takes_length
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.training.api import train_in
+from flatout.engine.training.trainer import TrainTask
 from flatout.errors import UsageError
-from flatout.nouns.change import Change
-from flatout.nouns.lines import EpochEnded, Extended, Finished, Progress, Started
-from flatout.system.runs import read_run
+from flatout.schema.change import Change
+from flatout.schema.run_lines import EpochEnded, Extended, Finished, Progress, Started
+from flatout.system.store.run_folder import read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -41,30 +42,30 @@ def rates(make: Callable[[Any], Any], num_steps: int) -> list[float]:
 
 UP = [0.5, 1.0, 1.5, 2.0]
 KNOWN: dict[str, tuple[Callable[[Any], Any], list[float]]] = {
-    "constant": (lambda o: schedules.constant(o, warm_up=4), [*UP, 2.0, 2.0, 2.0]),
+    "constant": (lambda o: lr_schedules.constant(o, warm_up=4), [*UP, 2.0, 2.0, 2.0]),
     "linear": (
-        lambda o: schedules.linear(o, steps=8, warm_up=4, floor=0.1),
+        lambda o: lr_schedules.linear(o, steps=8, warm_up=4, floor=0.1),
         [*UP, 2.0, 1.55, 1.1, 0.65, 0.2, 0.2],
     ),
-    "linear at once": (lambda o: schedules.linear(o, steps=4), [2.0, 1.5, 1.0, 0.5, 0.0, 0.0]),
+    "linear at once": (lambda o: lr_schedules.linear(o, steps=4), [2.0, 1.5, 1.0, 0.5, 0.0, 0.0]),
     "cosine": (
-        lambda o: schedules.cosine(o, steps=8, warm_up=4),
+        lambda o: lr_schedules.cosine(o, steps=8, warm_up=4),
         [*UP, 2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5), 0.0, 0.0],
     ),
     "cosine with a floor": (
-        lambda o: schedules.cosine(o, steps=2, floor=0.1),
+        lambda o: lr_schedules.cosine(o, steps=2, floor=0.1),
         [2.0, 1.1, 0.2, 0.2],
     ),
     "inverse square root": (
-        lambda o: schedules.inverse_square_root(o, warm_up=4),
+        lambda o: lr_schedules.inverse_square_root(o, warm_up=4),
         [*UP, *(2 * math.sqrt(4 / count) for count in (5, 6, 7))],
     ),
     "trapezoid": (
-        lambda o: schedules.trapezoid(o, steps=10, warm_up=4, decay=4),
+        lambda o: lr_schedules.trapezoid(o, steps=10, warm_up=4, decay=4),
         [*UP, 2.0, 2.0, 2.0, 1.5, 1.0, 0.5, 0.0, 0.0],
     ),
     "trapezoid without a top": (
-        lambda o: schedules.trapezoid(o, steps=6, warm_up=4, decay=4, floor=0.5),
+        lambda o: lr_schedules.trapezoid(o, steps=6, warm_up=4, decay=4, floor=0.5),
         [*UP, 2.0, 1.5, 1.0, 1.0],
     ),
 }
@@ -78,13 +79,13 @@ def test_rate_of_a_schedule_at_known_steps(name: str) -> None:
 
 def test_inverse_square_root_without_warm_up_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
-        rates(lambda o: schedules.inverse_square_root(o, warm_up=0), 1)
+        rates(lambda o: lr_schedules.inverse_square_root(o, warm_up=0), 1)
     assert caught.value.rule == "bad-experiment"
 
 
 def test_schedule_is_told_and_resumed(lab: Lab, tell: Tell, plain: Plain) -> None:
     experiment = plain(
-        schedule=lambda optimizer: schedules.cosine(optimizer, steps=20, warm_up=5, floor=0.1),
+        schedule=lambda optimizer: lr_schedules.cosine(optimizer, steps=20, warm_up=5, floor=0.1),
         schedule_every="step",
     )
     whole, parts = lab.run(experiment), lab.new()
@@ -122,7 +123,7 @@ def test_name_without_a_parameter_is_refused() -> None:
 
 
 def cosine_of_all(optimizer: Any, total_steps: int) -> Any:
-    return schedules.cosine(optimizer, steps=total_steps, warm_up=2)
+    return lr_schedules.cosine(optimizer, steps=total_steps, warm_up=2)
 
 
 def annealed(optimizer: Any, total_steps: int) -> Any:
@@ -158,9 +159,9 @@ def test_schedule_that_knows_the_length_is_stretched(
 Scheduler = torch.optim.lr_scheduler
 # Each of them made for 21 updates in 3 epochs.
 FIXED: dict[str, Callable[[Any], Any]] = {
-    "cosine": lambda o: schedules.cosine(o, steps=21, warm_up=5),
-    "linear": lambda o: schedules.linear(o, steps=21),
-    "trapezoid": lambda o: schedules.trapezoid(o, steps=21, decay=4),
+    "cosine": lambda o: lr_schedules.cosine(o, steps=21, warm_up=5),
+    "linear": lambda o: lr_schedules.linear(o, steps=21),
+    "trapezoid": lambda o: lr_schedules.trapezoid(o, steps=21, decay=4),
     "OneCycleLR": lambda o: Scheduler.OneCycleLR(o, 0.01, total_steps=21),
     "LinearLR": lambda o: Scheduler.LinearLR(o, 1.0, 0.0, total_iters=21),
     "PolynomialLR": lambda o: Scheduler.PolynomialLR(o, total_iters=21),
@@ -203,8 +204,8 @@ def test_new_run_that_outlasts_its_schedule_is_refused_before_it_begins(
 
 GOING_ON: dict[str, tuple[Callable[[Any], Any] | None, str]] = {
     "none": (None, "epoch"),
-    "constant": (lambda o: schedules.constant(o, warm_up=3), "step"),
-    "with a floor": (lambda o: schedules.cosine(o, steps=21, floor=0.1), "step"),
+    "constant": (lambda o: lr_schedules.constant(o, warm_up=3), "step"),
+    "with a floor": (lambda o: lr_schedules.cosine(o, steps=21, floor=0.1), "step"),
     "ExponentialLR": (lambda o: Scheduler.ExponentialLR(o, 0.8), "epoch"),
     "warm restarts": (lambda o: Scheduler.CosineAnnealingWarmRestarts(o, 5), "step"),
     "plateau": (lambda o: Scheduler.ReduceLROnPlateau(o), "epoch"),
@@ -227,7 +228,7 @@ def test_run_whose_schedule_goes_on_is_made_longer(
 
 def test_few_steps_without_a_rate_are_told(lab: Lab, tell: Tell, plain: Plain) -> None:
     experiment = plain(
-        schedule=lambda o: schedules.linear(o, steps=40), schedule_every="step", epochs=6
+        schedule=lambda o: lr_schedules.linear(o, steps=40), schedule_every="step", epochs=6
     )
     assert "schedule-is-over" in tell.rules(lab.run(experiment))
 
@@ -253,7 +254,7 @@ def test_length_that_a_schedule_has_already_is_left_alone() -> None:
 def test_steps_of_a_run_are_extended(lab: Lab, tell: Tell, plain: Plain) -> None:
     experiment = plain(schedule=cosine_of_all, schedule_every="step", epochs=None, steps=10)
     folder = lab.run(experiment)
-    task = Task(folder, read_run(folder).header.spec, Change(steps=20), StopRequest())
+    task = TrainTask(folder, read_run(folder).header.spec, Change(steps=20), StopRequest())
     train_in(task, lambda: experiment)
     assert read_run(folder).step == 20
     # Told at step 14, which comes after the end of the schedule that it began with.

@@ -12,18 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
-from flatout.engine.contestants import Contestants, Subject
-from flatout.engine.defaults import changed_recipe, check_recipe, chosen_recipe
-from flatout.engine.facts import device_put_back, use_device
-from flatout.engine.meter import Losses
-from flatout.engine.precision import (
-    fp32_settings_put_back,
+from flatout.engine.model.precision import (
     matmul_precision,
+    restored_fp32_settings,
     set_matmul_precision,
 )
-from flatout.engine.session import build, process_settings
+from flatout.engine.recipe.default_recipe import changed_recipe, chosen_recipe
+from flatout.engine.recipe.experiment_facts import restored_device
+from flatout.engine.recipe.recipe_checks import check_recipe
+from flatout.engine.runtime.device import use_device
+from flatout.engine.runtime.step_timer import Losses
+from flatout.engine.session.session import build, process_settings
+from flatout.engine.tuner.candidate_builder import CandidateBuilder, TuningTask
 from flatout.errors import UsageError
-from flatout.nouns.lines import Finished
+from flatout.schema.run_lines import Finished
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -44,10 +46,10 @@ def test_precision_set_by_operation_is_overridden_and_put_back(place: str, preci
     setting: Any = operator.attrgetter(place)(torch.backends) if place else torch.backends
     # What both of torch's ways say, or that they contradict each other.
     before = fp32_settings()
-    with fp32_settings_put_back():
+    with restored_fp32_settings():
         setting.fp32_precision = "tf32" if place != "mkldnn.matmul" else "bf16"
         set_by_person = fp32_settings()
-        with fp32_settings_put_back():
+        with restored_fp32_settings():
             set_matmul_precision(precision)
             is_tf32 = precision == "tf32"
             assert matmul_precision() == torch.get_float32_matmul_precision()
@@ -77,7 +79,7 @@ def test_run_of_an_experiment_that_sets_precision_by_operation(
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    with fp32_settings_put_back():
+    with restored_fp32_settings():
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         folder = lab.run(plain(loss=loss))
         assert torch.backends.cuda.matmul.fp32_precision == "tf32"
@@ -91,7 +93,9 @@ def flags() -> list[Any]:
 
 def test_plain_loop_and_plain_recipe_have_the_same_settings(plain: Plain) -> None:
     before = flags()
-    contestants = Contestants(Subject(experiment=plain(validation_data=None), device_name="cpu"))
+    contestants = CandidateBuilder(
+        TuningTask(experiment=plain(validation_data=None), device_name="cpu")
+    )
     with contestants.plain().settings():
         of_the_loop = flags()
     with process_settings(contestants.plain_recipe()):
@@ -123,7 +127,7 @@ def test_gpu_that_is_chosen_is_the_one_that_torch_uses(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.append(_number(device)))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: used[-1])
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with device_put_back():
+    with restored_device():
         use_device(torch.device("cuda", 1))
         assert used[-1] == 1
         use_device(torch.device("cpu"))

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flatout.engine.checkpoint import read_checkpoint, write_checkpoint
-from flatout.engine.state import copy_in_pieces, pack, unpack
+from flatout.engine.tensors.state_tree import copy_in_pieces, pack, unpack
+from flatout.engine.training.checkpoints import read_checkpoint, write_checkpoint
 from flatout.errors import RunFailed, UsageError
-from flatout.system.runs import RunFolder
+from flatout.system.store.run_folder import RunFolder
 
 DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -210,8 +210,10 @@ class NoEvent:
 
 @pytest.mark.parametrize("num_elements", [1, 7, 8, 9, 16, 41])
 def test_copy_in_pieces_is_whole(monkeypatch: pytest.MonkeyPatch, num_elements: int) -> None:
-    monkeypatch.setattr("flatout.engine.state._PIECE_BYTES", 8 * 4)
-    monkeypatch.setattr("flatout.engine.state._staging", lambda n, t: (t.new_empty(n), NoEvent()))
+    monkeypatch.setattr("flatout.engine.tensors.state_tree._PIECE_BYTES", 8 * 4)
+    monkeypatch.setattr(
+        "flatout.engine.tensors.state_tree._staging", lambda n, t: (t.new_empty(n), NoEvent())
+    )
     tensor = torch.randn(num_elements)
     copy = torch.empty(num_elements)
     copy_in_pieces(copy, tensor)

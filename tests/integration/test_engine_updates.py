@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from flatout.engine import Experiment
-from flatout.engine.optim import set_implementation
-from flatout.engine.weight_update import WeightUpdate
+from flatout.engine.optim.fused_step import set_implementation
+from flatout.engine.optim.weight_update import WeightUpdate
 
 if TYPE_CHECKING:
     from conftest import Lab

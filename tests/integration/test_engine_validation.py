@@ -11,8 +11,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
-from flatout.nouns.lines import Finished, Validated
-from flatout.system.runs import RunFolder, read_run
+from flatout.schema.run_lines import Finished, Validated
+from flatout.system.store.run_folder import RunFolder, read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell

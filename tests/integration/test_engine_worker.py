@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from flatout.engine.checkpoint import write_checkpoint
-from flatout.engine.state import pack
-from flatout.engine.worker import main
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Finished, Started, Stopped
-from flatout.nouns.run import RunHeader
-from flatout.system.runs import RunFolder, create_run, read_run
+from flatout.engine.tensors.state_tree import pack
+from flatout.engine.training.checkpoints import write_checkpoint
+from flatout.engine.training.worker import main
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run import RunHeader
+from flatout.schema.run_lines import Finished, Started, Stopped
+from flatout.system.store.run_folder import RunFolder, create_run, read_run
 
 if TYPE_CHECKING:
     from conftest import Tell
@@ -60,7 +60,7 @@ class Worker:
         self._began_s = time.monotonic()
         self.start_s = 0.0
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "flatout.engine.worker", str(folder.path), *arguments],
+            [sys.executable, "-m", "flatout.engine.training.worker", str(folder.path), *arguments],
             env={**os.environ, "PYTHONPATH": str(SRC)},
             stdin=subprocess.PIPE, stdout=self._log, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -127,7 +127,7 @@ def make_run(tmp_path: Path, source: str, epochs: int) -> RunFolder:
 def test_worker_trains_to_the_end(begin: Begin, make: Make, tell: Tell) -> None:
     worker = begin(pause_s=0, epochs=3)
     assert worker.process.stdin is not None
-    # Not attached: it goes on when the command line has gone.
+    # Not attached: it continues after the command line has exited.
     worker.process.stdin.close()
     assert worker.end()[0] == 0, worker.folder.log.read_text()
     events = tell.events(worker.folder)
@@ -170,7 +170,7 @@ def test_worker_stops_in_good_order(begin: Begin, tell: Tell, asks: str) -> None
     code, seconds = worker.end()
     stopped = tell.events(worker.folder)[-1]
     assert code == 0 and isinstance(stopped, Stopped)
-    reasons = {"stdin": "the command line has gone", "file": "asked to stop",
+    reasons = {"stdin": "the command line exited", "file": "asked to stop",
                "signal": "terminated"}  # fmt: skip
     assert stopped.reason == reasons[asks]
     assert tell.state(worker.folder)["position"]["step"] == stopped.step > 0

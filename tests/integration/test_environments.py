@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_home import SETTINGS, Home, rule_of
-from fake_index import jax_version, make_index, write_wheel
+from support.fake_home import SETTINGS, Home, rule_of
+from support.fake_index import jax_version, make_index, write_wheel
 
 from flatout.errors import FlatoutError
-from flatout.system import made_environments, uv_program
-from flatout.system.folders import tools_folder
+from flatout.setup.packages import uv
+from flatout.system.paths import tools_folder
+from flatout.system.store import environments
 
 LINUX = pytest.mark.skipif(sys.platform == "win32", reason="needs what only POSIX has")
 
@@ -39,7 +40,7 @@ def test_setup_when_all_goes_well(home: Home) -> None:
     assert not [path for path in folder.iterdir() if path.name.startswith(".wheels")]
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     again = home.set_up("jax", "--cuda", "12.6")
-    assert again.returncode == 0 and "is there, whole" in again.stdout
+    assert again.returncode == 0 and "exists, complete" in again.stdout
     assert "note        --cuda has no effect with --cpu" in again.stdout
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
     gone = home.run("setup", "--remove", "jax", "--yes")
@@ -55,7 +56,7 @@ def test_setup_when_nothing_is_agreed_to(home: Home) -> None:
     file.write_text("dependencies: [cudatoolkit=11.8]\n")
     shown = home.run("setup", "jax", *settings, "-r", str(file), "--dry-run", "--json")
     (plan,) = json.loads(shown.stdout)["plans"]
-    assert plan["notes"][0] == "left out, since conda alone has it: cudatoolkit=11.8"
+    assert plan["notes"][0] == "skipped, since only conda has it: cudatoolkit=11.8"
     assert plan["choice"]["version"] == jax_version()
     assert [step["needs_root"] for step in plan["steps"]] == [False] * 4
     assert not home.environments.exists() or not list(home.environments.iterdir())
@@ -76,7 +77,7 @@ def test_setup_when_the_index_is_behind_takes_the_next_build(home: Home) -> None
     done = home.set_up()
     assert done.returncode == 0, done.stderr
     assert home.listed()[0]["version"] == older
-    assert "for the CPU: its index does not have it" in done.stdout
+    assert "for the CPU: not in its package index" in done.stdout
     # An index without any of them is no reason to install something else.
     shutil.rmtree(home.folder / "simple")
     make_index(home.folder, version="0.0.1")
@@ -89,7 +90,7 @@ def test_setup_in_a_folder_of_ones_own(home: Home) -> None:
     folder = home.folder / "mine"
     assert home.set_up("jax", "--in", str(folder)).returncode == 0
     assert home.listed()[0]["folder"] == str(folder)
-    assert "is there, whole" in home.set_up("jax", "--in", str(folder)).stdout
+    assert "exists, complete" in home.set_up("jax", "--in", str(folder)).stdout
     assert home.run("setup", "--remove", "jax", "--yes").returncode == 0
     assert not folder.exists()
     full = home.folder / "full"
@@ -130,13 +131,13 @@ def test_bundle_holds_uv_for_a_machine_without_one(
     (wheel,) = (bundle / "tools").glob("*/uv-0.9.0-*.whl")
     for name in ("XDG_DATA_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(home.folder / "there"))
-    uv_program.unpack_bundled(bundle)
+    uv.unpack_bundled(bundle)
     unpacked = tools_folder() / "uv" / "bin" / "uv"
     assert unpacked.read_text() == program and os.access(unpacked, os.X_OK)
     # A wheel that is not what its folder says is not taken.
     unpacked.unlink()
     wheel.write_bytes(wheel.read_bytes() + b"x")
-    uv_program.unpack_bundled(bundle)
+    uv.unpack_bundled(bundle)
     assert not unpacked.exists()
 
 
@@ -195,7 +196,7 @@ def test_setup_when_the_driver_is_another(home: Home) -> None:
     move_elsewhere()
     number = record.parent.stat().st_ino
     again = home.set_up()
-    assert "prove it here" in again.stdout and "download" not in again.stdout, again.stderr
+    assert "verify it here" in again.stdout and "download" not in again.stdout, again.stderr
     assert record.parent.stat().st_ino == number
     assert json.loads(record.read_text())["machine"] != "driver 1"
     # Other packages, which do not run: the one that was proved is there as before.
@@ -204,14 +205,14 @@ def test_setup_when_the_driver_is_another(home: Home) -> None:
     write_wheel(home.folder / "simple", "jax", jax_version(), broken, ("jaxlib",))
     done = home.set_up()
     assert (done.returncode, rule_of(done)) == (1, "training-step-failed")
-    assert "aside, made for another driver" in done.stdout
+    assert "aside: it was created for another driver" in done.stdout
     assert record.parent.stat().st_ino == number and len(home.listed()) == 1
     assert {path.name for path in home.environments.iterdir()} == {".lock", "jax"}
 
 
 def test_setup_when_another_is_under_way(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLATOUT_ENVIRONMENTS", str(home.environments))
-    with made_environments.locked():
+    with environments.locked():
         done = home.set_up()
     assert (done.returncode, rule_of(done)) == (2, "setup-in-progress")
 
@@ -242,13 +243,13 @@ def test_name_of_an_environment_leads_to_its_interpreter(
 ) -> None:
     assert home.set_up().returncode == 0
     monkeypatch.setenv("FLATOUT_ENVIRONMENTS", str(home.environments))
-    python = made_environments.asked_python(None, "jax")
+    python = environments.asked_python(None, "jax")
     assert python == home.listed()[0]["python"]
     with pytest.raises(FlatoutError) as caught:
-        made_environments.asked_python(None, "jaks")
+        environments.asked_python(None, "jaks")
     assert caught.value.rule == "unknown-environment" and "jax" in caught.value.fix
     with pytest.raises(FlatoutError) as both:
-        made_environments.asked_python("python", "jax")
+        environments.asked_python("python", "jax")
     assert both.value.rule == "python-and-environment"
     wrong = home.run("train", "digits", "--env", "jaks")
     assert (wrong.returncode, rule_of(wrong)) == (2, "unknown-environment")

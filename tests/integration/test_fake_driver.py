@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from flatout.consult import judge
-from flatout.probes import gpus, working
-from flatout.probes.examination import examine
-from flatout.probes.gpus import probe_gpus
-from flatout.probes.working import start_cuda
-from flatout.system.system import LocalSystem
+from flatout.doctor.api import judge
+from flatout.system.host_system import LocalSystem
+from flatout.system.probes import gpus, working
+from flatout.system.probes.examination import examine
+from flatout.system.probes.gpus import probe_gpus
+from flatout.system.probes.working import start_cuda
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = ROOT / "tests" / "cases" / "driver"

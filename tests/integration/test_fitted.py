@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from flatout.engine import data, load
-from flatout.engine.fitted import fitted_for
+from flatout.engine.data.fitted import fitted_for
 from flatout.errors import RunFailed, UsageError
-from flatout.system.runs import RunFolder
+from flatout.system.store.run_folder import RunFolder
 
 # A model over characters, whose vocabulary is that of the text; and a mean of inputs.
 CHARACTERS = """

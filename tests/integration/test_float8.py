@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
-from flatout.engine.defaults import check_recipe
-from flatout.engine.float8 import Float8Products, float8_layers
-from flatout.engine.session import Session, build
+from flatout.engine.model.float8 import Float8Products, float8_layers
+from flatout.engine.recipe.recipe_checks import check_recipe
+from flatout.engine.session.session import Session, build
 from flatout.errors import UsageError
 
 Plain = Callable[..., Experiment]

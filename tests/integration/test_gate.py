@@ -1,6 +1,6 @@
 """The gate refuses what computes something else, and nothing that does not.
 
-The bugs and the clean configurations are those of benchmarks/gate.py, which has many more.
+The bugs and the clean configurations are those of campaigns/gate.py, which has many more.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gate_models import KINDS, mean_loss
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
-from flatout.engine.gate import Gate, Subject, judge
-from flatout.engine.gate.material import changed
-from flatout.engine.precision import can_compute_lstm_in_bf16
-from flatout.engine.session import build
+from flatout.engine.gate import Gate, GateSubject, judge
+from flatout.engine.gate.fixtures import changed
+from flatout.engine.model.precision import can_compute_lstm_in_bf16
+from flatout.engine.session.session import build
 from flatout.errors import UsageError
-from flatout.nouns.recipe import Recipe
-from flatout.nouns.tuning import Check, Verdict
+from flatout.schema.recipe import Recipe
+from flatout.schema.tuning import Check, Verdict
 
 Plain = Callable[..., Experiment]
 
@@ -51,7 +51,7 @@ def recipe_for(experiment: Experiment, **fixed: Any) -> Recipe:
 def verdict_of(experiment: Experiment, **changes: Any) -> Verdict:
     """What the gate says of the plain step with some recipe fields changed."""
     plain = recipe_for(experiment)
-    return judge(Subject(experiment=experiment, device="cpu"), changed(plain, **changes), plain)
+    return judge(GateSubject(experiment=experiment, device="cpu"), changed(plain, **changes), plain)
 
 
 def check_named(verdict: Verdict, name: str) -> Check:
@@ -62,7 +62,7 @@ def check_named(verdict: Verdict, name: str) -> Check:
 def test_judge_leaves_everything_as_it_was(plain: Plain) -> None:
     experiment = plain()
     recipe = recipe_for(experiment)
-    gate = Gate(Subject(experiment=experiment, device="cpu"), recipe)
+    gate = Gate(GateSubject(experiment=experiment, device="cpu"), recipe)
     torch.manual_seed(3)
     before = torch.get_rng_state()
     settings = [torch.get_default_dtype(), torch.get_num_threads(),
@@ -81,7 +81,7 @@ def test_judge_gives_the_same_verdict_again(plain: Plain) -> None:
     experiment = plain()
     recipe = recipe_for(experiment)
     candidate = changed(recipe, precision="bf16")
-    gate = Gate(Subject(experiment=experiment, device="cpu"), recipe)
+    gate = Gate(GateSubject(experiment=experiment, device="cpu"), recipe)
     first = gate.judge(candidate)
     gate.judge(changed(recipe, micro_batch_size=3))
     assert gate.judge(candidate) == first
@@ -105,7 +105,7 @@ def test_judge_when_the_person_has_fixed_micro_batches(plain: Plain) -> None:
     experiment = plain()
     fixed = recipe_for(experiment, micro_batch_size=4)
     candidate = changed(fixed, precision="bf16")
-    assert judge(Subject(experiment=experiment, device="cpu"), candidate, fixed).is_passed
+    assert judge(GateSubject(experiment=experiment, device="cpu"), candidate, fixed).is_passed
 
 
 def test_judge_when_batch_norm_is_frozen(plain: Plain) -> None:
@@ -211,7 +211,7 @@ def test_judge_when_updates_are_in_graphs_and_nothing_is_wrong(
     if kind == "LSTM" and "precision" in changes and not can_compute_lstm_in_bf16():
         pytest.skip("needs a CPU on which torch computes nn.LSTM in bf16 (AVX-512)")
     plain = recipe_for(experiment_of(KINDS[kind]), **changes)
-    subject = Subject(experiment=experiment_of(KINDS[kind]), device="cpu", maker=captured())
+    subject = GateSubject(experiment=experiment_of(KINDS[kind]), device="cpu", maker=captured())
     verdict = judge(subject, changed(plain, capture="step", steps_per_launch=3), plain)
     [check] = verdict.checks
     if check.note is not None and "recording" in check.note:

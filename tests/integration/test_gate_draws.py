@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flatout.engine.gate.draws import Doubled, Draws, NoFusedDropout
+from flatout.engine.gate.fixed_rng import Doubled, FixedRng, NoFusedDropout
 
 
 def attention(inputs: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ DRAWING: dict[str, Callable[[Tensor], Tensor]] = {
 
 def drawn(name: str, inputs: Tensor, *, is_expected: bool = False) -> Tensor:
     torch.manual_seed(1)
-    with Draws(is_expected=is_expected):
+    with FixedRng(is_expected=is_expected):
         return DRAWING[name](inputs)
 
 
@@ -50,7 +50,7 @@ def test_draws_are_the_same_in_every_format_and_layout(name: str) -> None:
 @pytest.mark.parametrize("name", DRAWING)
 def test_draws_differ_and_repeat_with_the_generator(name: str) -> None:
     inputs = torch.ones(4, 6, 3, 3)
-    with Draws(is_expected=False):
+    with FixedRng(is_expected=False):
         state = torch.get_rng_state()
         one, other = DRAWING[name](inputs), DRAWING[name](inputs)
         torch.set_rng_state(state)
@@ -69,13 +69,13 @@ def test_expected_draws_do_not_depend_on_the_batch(name: str) -> None:
 
 def test_expected_dropout_leaves_everything() -> None:
     inputs = torch.randn(5, 4)
-    with Draws(is_expected=True):
+    with FixedRng(is_expected=True):
         assert torch.allclose(functional.dropout(inputs, 0.3), inputs)
 
 
 def test_dropout_under_draws_has_its_share() -> None:
     torch.manual_seed(0)
-    with Draws(is_expected=False):
+    with FixedRng(is_expected=False):
         kept = (functional.dropout(torch.ones(10_000), 0.3) > 0).float().mean()
     assert float(kept) == pytest.approx(0.7, abs=0.02)
 
@@ -84,17 +84,17 @@ def test_lstm_draws_under_its_own_dropout() -> None:
     layer = nn.LSTM(4, 4, num_layers=2, dropout=0.5)
     inputs = torch.randn(3, 2, 4)
     torch.manual_seed(1)
-    with Draws(is_expected=False):
+    with FixedRng(is_expected=False):
         one, _ = layer(inputs)
     torch.manual_seed(1)
-    with Draws(is_expected=False):
+    with FixedRng(is_expected=False):
         other, _ = layer.double()(inputs.double())
     assert torch.allclose(one.double(), other, atol=1e-6)
 
 
 def test_a_generator_of_ones_own_is_left_alone() -> None:
     inputs = torch.Generator().manual_seed(4)
-    with Draws(is_expected=True):
+    with FixedRng(is_expected=True):
         drawn_here = torch.rand(3, generator=inputs)
     assert torch.equal(drawn_here, torch.rand(3, generator=torch.Generator().manual_seed(4)))
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from flatout.engine import Experiment
-from flatout.engine.randomness import mixed_seed, seed_generators
-from flatout.engine.session import build
+from flatout.engine.runtime.rng import mixed_seed, seed_generators
+from flatout.engine.session.session import build
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oom_injection import Injection
+from support.oom_injection import Injection
 from torch import Tensor, nn
 
-from flatout.engine.kept import Kept
-from flatout.engine.weight_update import WeightUpdate
+from flatout.engine.optim.weight_update import WeightUpdate
+from flatout.engine.training.rng_buffer_snapshot import StepSnapshot
 
 CPU = torch.device("cpu")
 
@@ -26,10 +26,13 @@ class Counting(nn.Module):
         self.linear = nn.Linear(3, 2)
         for name in ("moved", "hidden", "replaced", "resting"):
             self.register_buffer(name, torch.zeros(2))
+        # Its rows are one in memory.
+        self.register_buffer("expanded", torch.zeros(1, 2).expand(3, 2))
 
     def forward(self, inputs: Tensor) -> Tensor:
         with torch.no_grad():
             self.moved += 1
+            self.expanded[:1] += 1
             self.hidden.data.add_(1)
             self.replaced = self.replaced + 1
         return self.linear(inputs)
@@ -41,12 +44,12 @@ def buffers(model: nn.Module) -> dict[str, list[float]]:
 
 def test_buffers_are_put_back_however_they_move() -> None:
     model, inputs = Counting(), torch.ones(4, 3)
-    kept = Kept(model, CPU)
+    kept = StepSnapshot(model, CPU)
     for number in range(3):
         before = buffers(model)
         kept.keep()
         model(inputs)
-        assert kept.put_back() and buffers(model) == before
+        assert kept.restore() and buffers(model) == before
         kept.keep()
         model(inputs)
         kept.look()
@@ -55,18 +58,18 @@ def test_buffers_are_put_back_however_they_move() -> None:
 
 def test_what_was_at_rest_and_moves_is_told() -> None:
     model = Counting()
-    kept = Kept(model, CPU)
+    kept = StepSnapshot(model, CPU)
     kept.keep()
     kept.look()
     kept.keep()
     model(torch.ones(4, 3))
-    assert not kept.put_back()
+    assert not kept.restore()
     # From now on it is known to move.
     kept.look()
     before = buffers(model)
     kept.keep()
     model(torch.ones(4, 3))
-    assert kept.put_back() and buffers(model) == before
+    assert kept.restore() and buffers(model) == before
 
 
 @pytest.mark.parametrize(
@@ -74,35 +77,35 @@ def test_what_was_at_rest_and_moves_is_told() -> None:
 )
 @pytest.mark.parametrize("is_first", [True, False])
 def test_generators_are_put_back(draw: Callable[[], Any], is_first: bool) -> None:
-    kept = Kept(nn.Linear(1, 1), CPU)
+    kept = StepSnapshot(nn.Linear(1, 1), CPU)
     kept.keep()
     if not is_first:
         draw()
         kept.look()
         kept.keep()
     drawn = draw()
-    assert kept.put_back() and draw() == drawn
+    assert kept.restore() and draw() == drawn
 
 
 def test_generator_that_begins_to_be_drawn_from_is_told() -> None:
-    kept = Kept(nn.Linear(1, 1), CPU)
+    kept = StepSnapshot(nn.Linear(1, 1), CPU)
     kept.keep()
     kept.look()
     kept.keep()
     random.random()
-    assert not kept.put_back()
+    assert not kept.restore()
 
 
 def test_buffer_that_comes_or_goes_is_told() -> None:
     model = Counting()
-    kept = Kept(model, CPU)
+    kept = StepSnapshot(model, CPU)
     kept.keep()
     model.register_buffer("new", torch.ones(1))
-    assert not kept.put_back()
+    assert not kept.restore()
     del model.new
-    assert kept.put_back()
+    assert kept.restore()
     model.moved = None
-    assert not kept.put_back()
+    assert not kept.restore()
 
 
 @pytest.mark.parametrize("has_unscaled", [False, True])
@@ -128,7 +131,7 @@ def test_update_that_was_broken_off_is_forgotten(has_unscaled: bool) -> None:
 
 def test_memory_that_is_short_for_a_copy_leaves_none_behind() -> None:
     model = Counting()
-    kept = Kept(model, CPU)
+    kept = StepSnapshot(model, CPU)
     injection = Injection(at=2)
     injection.begin()
     with injection, pytest.raises(RuntimeError):
@@ -136,4 +139,4 @@ def test_memory_that_is_short_for_a_copy_leaves_none_behind() -> None:
     before = buffers(model)
     kept.keep()
     model(torch.ones(4, 3))
-    assert kept.put_back() and buffers(model) == before
+    assert kept.restore() and buffers(model) == before

@@ -15,7 +15,7 @@ def test_resumed_weights_are_identical_when_processes_are_killed(tmp_path: Path)
     done = subprocess.run(
         [
             sys.executable,
-            "benchmarks/kill_resume.py",
+            "campaigns/kill_resume.py",
             "--kills=10",
             "--seed=1",
             f"--out={tmp_path}",

@@ -22,7 +22,7 @@ def test_all_is_whole_when_killed_before_a_file_operation(
 ) -> None:
     done = subprocess.run(
         [
-            sys.executable, "benchmarks/killed_everywhere.py", "--only", attack,
+            sys.executable, "campaigns/killed_everywhere.py", "--only", attack,
             "--every", str(every), "--out", str(tmp_path),
         ],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, stdin=subprocess.DEVNULL,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flatout.engine.measuring import Block, compared
+from flatout.engine.tuner.ab_timing import TimedBlock, compared
 
 
 class Scripted:
@@ -14,9 +14,9 @@ class Scripted:
         self._took_s = took_s
         self.num_blocks = 0
 
-    def timed(self, num_updates: int) -> Block:
+    def timed(self, num_updates: int) -> TimedBlock:
         self.num_blocks += 1
-        return Block(took_s=num_updates * next(self._took_s), num_samples=num_updates)
+        return TimedBlock(took_s=num_updates * next(self._took_s), num_samples=num_updates)
 
 
 def always(took_s: float, *first: float) -> Iterator[float]:

@@ -26,19 +26,20 @@ import numpy
 import pytest
 
 from flatout.engine import Experiment, train, tune
-from flatout.engine.answer import Answers, answer
-from flatout.engine.course import Task
-from flatout.engine.loading import load_experiment
-from flatout.engine.training import train_in
-from flatout.engine.watch import StopRequest
+from flatout.engine.predict.worker import Answers, answer
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.engine.training.api import train_in
+from flatout.engine.training.trainer import TrainTask
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.nouns.change import Change
-from flatout.nouns.question import AnyAnswer, Question, Refused
-from flatout.nouns.run import RunHeader
-from flatout.nouns.train_request import TrainRequest
-from flatout.system.failed_start import failed_start_folder
-from flatout.system.runs import create_run, free_id, run_paths
-from flatout.undertaking import specify
+from flatout.runs.start import specify
+from flatout.schema.change import Change
+from flatout.schema.predict_protocol import AnyAnswer, Question, Refused
+from flatout.schema.run import RunHeader
+from flatout.schema.train_request import TrainRequest
+from flatout.system.json_process import JsonLines
+from flatout.system.store.failed_start import failed_start_folder
+from flatout.system.store.run_folder import create_run, free_id, run_paths
 
 if TYPE_CHECKING:
     from conftest import Lab
@@ -102,7 +103,7 @@ def trained(case: Case, file: Path) -> None:
     folder = create_run(
         RunHeader(id=free_id("case"), created_at=0.0, flatout_version="0", python="", spec=spec)
     )
-    task = Task(folder, spec, Change(), StopRequest())
+    task = TrainTask(folder, spec, Change(), StopRequest())
     train_in(task, lambda: load_experiment(spec))
     if case.expected.get("ask") == "predict":
         predicted(folder.path, file.parent)
@@ -112,7 +113,10 @@ def predicted(folder: Path, here: Path) -> None:
     """Asks a run as `flatout predict` does."""
     numpy.save(here / "new.npy", numpy.zeros((3, 6), dtype="float32"))
     stream = io.BytesIO()
-    answer(Question(verb="predict", folder=str(folder), inputs=("new.npy",)), Answers(stream))
+    answer(
+        Question(verb="predict", folder=str(folder), inputs=("new.npy",)),
+        Answers(JsonLines(stream)),
+    )
     lines = [msgspec.json.decode(line, type=AnyAnswer) for line in stream.getvalue().splitlines()]
     for line in lines:
         if isinstance(line, Refused):

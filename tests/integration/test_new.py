@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from flatout import flow
 from flatout.engine import Experiment, train
-from flatout.nouns.ingestion import Ingested, IngestRequest
-from flatout.nouns.sketch import DATA_OF, SketchRequest
+from flatout.runs import api as runs_api
+from flatout.runs.model.new_experiment import DATA_OF, NewExperimentRequest
+from flatout.schema.ingest_protocol import Ingested, IngestRequest
 
 MADE_UP = [(task, kind) for task, kinds in DATA_OF.items() for kind in kinds]
 
@@ -33,7 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def trained_metrics(**said: str) -> dict[str, float | None]:
     """Writes an experiment, trains it for three steps, gives what it was validated with."""
-    flow.write_new(flow.sketch(SketchRequest(name="fresh", **said)), is_forced=True)
+    runs_api.write_new(runs_api.sketch(NewExperimentRequest(name="fresh", **said)), is_forced=True)
     importlib.invalidate_caches()
     made = importlib.import_module("fresh").experiment(steps=3, batch_size=16)
     assert isinstance(made, Experiment)

@@ -16,14 +16,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flatout import flow
 from flatout.engine import load
-from flatout.engine.answer import Answers, answer
+from flatout.engine.predict.worker import Answers, answer
 from flatout.errors import UsageError
-from flatout.nouns.question import AnyAnswer, Counted, Loaded, Predicted, Question, Refused
-from flatout.nouns.sketch import DATA_OF, SketchRequest
-from flatout.system.input_names import expand_inputs
-from flatout.system.runs import RunFolder
+from flatout.runs import api as runs_api
+from flatout.runs.model.new_experiment import DATA_OF, NewExperimentRequest
+from flatout.runs.predict_inputs import expand_inputs
+from flatout.schema.predict_protocol import AnyAnswer, Counted, Loaded, Predicted, Question, Refused
+from flatout.system.json_process import JsonLines
+from flatout.system.store.run_folder import RunFolder
 
 pytest.importorskip("PIL", reason="needs pillow")
 pytest.importorskip("pyarrow", reason="needs pyarrow")
@@ -47,7 +48,9 @@ def trained(run_of: Callable[..., RunFolder], tmp_path: Path) -> Callable[..., R
     def made(**said: Any) -> RunFolder:
         # A name of its own: modules of other tests are loaded already.
         name = f"fresh_{abs(hash(tmp_path))}"
-        file = flow.write_new(flow.sketch(SketchRequest(name=name, **said)), is_forced=True)
+        file = runs_api.write_new(
+            runs_api.sketch(NewExperimentRequest(name=name, **said)), is_forced=True
+        )
         few = {"steps": 3, "batch_size": 16}
         sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
         fixed = {"loader_workers": 0}
@@ -60,7 +63,9 @@ def ask(folder: RunFolder, *texts: str) -> list[AnyAnswer]:
     """Everything that is said of what was typed behind `flatout predict RUN`."""
     stream = io.BytesIO()
     inputs = expand_inputs(texts)
-    answer(Question(verb="predict", folder=str(folder.path), inputs=inputs), Answers(stream))
+    answer(
+        Question(verb="predict", folder=str(folder.path), inputs=inputs), Answers(JsonLines(stream))
+    )
     decoder = msgspec.json.Decoder(AnyAnswer)
     said = [decoder.decode(line) for line in stream.getvalue().splitlines()]
     return [one for one in said if not isinstance(one, Counted | Loaded)]
@@ -171,7 +176,7 @@ def in_shards(write: Sources) -> Sources:
 
     def made() -> str:
         from flatout.engine.ingest.ingestion import ingest
-        from flatout.nouns.ingestion import Ingested, IngestRequest
+        from flatout.schema.ingest_protocol import Ingested, IngestRequest
 
         request = IngestRequest(source=write(), dest="shards", workers=1, validation=0.3, test=0.0)
         *_, last = ingest(request)

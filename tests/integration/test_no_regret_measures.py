@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flatout.system import store
+from flatout.system import atomic_files
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -54,7 +54,7 @@ def test_what_was_measured_is_taken_over_when_the_benchmark_was_ended(
         screened=benchmark.Screened(found=[], problems=[], took_s=1.0),
     )  # fmt: skip
     work = tmp_path / "work.jsonl"
-    lines = store.Lines(work)
+    lines = atomic_files.Lines(work)
     lines.append(done)
     lines.close()
     with open(work, "ab") as file:

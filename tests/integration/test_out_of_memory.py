@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from oom import flatout_trials
-from oom_injection import SAID
 from oom_runs import Trials, quiet_state
+from support.oom_injection import SAID
 from torch import Tensor, nn
 
 from flatout.engine import Experiment
 from flatout.errors import RunFailed
-from flatout.nouns.adaptation import Adaptation
-from flatout.nouns.lines import Progress, RecipeSet, Started
-from flatout.system.runs import RunFolder, read_run
+from flatout.schema.oom_adaptation import OomAdaptation
+from flatout.schema.run_lines import Progress, RecipeSet, Started
+from flatout.system.store.run_folder import RunFolder, read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -69,7 +69,13 @@ def without_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
 
 
-def adaptations(folder: RunFolder) -> tuple[Adaptation, ...]:
+def with_expanded_buffer() -> nn.Module:
+    model = without_norm()
+    model.register_buffer("wide", torch.ones(1, 3).expand(4, 3))
+    return model
+
+
+def adaptations(folder: RunFolder) -> tuple[OomAdaptation, ...]:
     return read_run(folder).adaptations
 
 
@@ -180,6 +186,15 @@ def test_batchnorm_and_generators_are_put_back(
     assert tell.traces(folder) == tell.traces(whole)
 
 
+@pytest.mark.parametrize("step", [1, 3])
+def test_expanded_buffer_is_put_back(lab: Lab, tell: Tell, plain: Plain, step: int) -> None:
+    experiment = plain(model=with_expanded_buffer)
+    whole = changed_after(lab, experiment, step - 1, micro_batch_size=4)
+    folder = lab.run(short(experiment, {step}))
+    [one] = adaptations(folder)
+    assert one.is_in_place and tell.traces(folder) == tell.traces(whole)
+
+
 def test_memory_that_runs_out_again_halves_again(lab: Lab, tell: Tell, plain: Plain) -> None:
     experiment = plain(model=without_norm)
     whole = changed_after(lab, experiment, 3, micro_batch_size=2)
@@ -277,7 +292,7 @@ def test_one_sample_that_is_too_large_is_told(lab: Lab, tell: Tell, plain: Plain
     folder = lab.new()
     with pytest.raises(RunFailed) as caught:
         lab.go_on(folder, short(plain(model=without_norm), set(range(2, 99))))
-    assert "one sample" in caught.value.problem
+    assert "a single sample" in caught.value.problem
     assert [one.after for one in adaptations(folder)] == [4, 2, 1]
 
 
@@ -369,16 +384,18 @@ def test_samples_are_left_out_where_memory_is_short_for_them(
 
 
 def test_worker_after_a_kill_takes_less(lab: Lab, tell: Tell, plain: Plain) -> None:
-    from flatout.engine.course import Task
-    from flatout.engine.training import train_in
-    from flatout.engine.watch import StopRequest
-    from flatout.nouns.change import Change
+    from flatout.engine.runtime.stop_signals import StopRequest
+    from flatout.engine.training.api import train_in
+    from flatout.engine.training.trainer import TrainTask
+    from flatout.schema.change import Change
 
     experiment = plain(model=without_norm)
     whole = changed_after(lab, experiment, 4, micro_batch_size=4)
     folder = lab.new(checkpoint_every=4)
     lab.crash(folder, experiment, after=6)
-    task = Task(folder, read_run(folder).header.spec, Change(is_after_kill=True), StopRequest())
+    task = TrainTask(
+        folder, read_run(folder).header.spec, Change(is_after_kill=True), StopRequest()
+    )
     train_in(task, lambda: experiment)
     [one] = adaptations(folder)
     assert (one.part, one.step, one.after) == ("process", 5, 4)
@@ -407,7 +424,7 @@ def test_batch_whose_parts_compute_something_else_is_not_split(
 ) -> None:
     experiment = plain(model=without_norm, **fields)
     folder = lab.new()
-    with pytest.raises(RunFailed, match="no way to take less") as caught:
+    with pytest.raises(RunFailed, match="no way to use less") as caught:
         lab.go_on(folder, short(experiment, {5}))
     assert said in caught.value.problem and "--on-oom shrink" in str(caught.value.fix)
     assert adaptations(folder) == ()

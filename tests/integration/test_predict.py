@@ -19,12 +19,12 @@ import torch
 from PIL import Image, ImageDraw
 
 from flatout.engine import load
-from flatout.engine.answer import Answers, answer
+from flatout.engine.predict.worker import Answers, answer
 from flatout.errors import UsageError
 from flatout.experiments import charlm
 from flatout.experiments._pictures import read_idx, read_pictures
 from flatout.experiments.digits import read_digits
-from flatout.nouns.question import (
+from flatout.schema.predict_protocol import (
     AnyAnswer,
     Counted,
     Evaluated,
@@ -34,16 +34,17 @@ from flatout.nouns.question import (
     Question,
     Refused,
     Written,
-)  # fmt: skip
-from flatout.system import datasets
-from flatout.system.runs import RunFolder
+)
+from flatout.system.json_process import JsonLines
+from flatout.system.store import datasets
+from flatout.system.store.run_folder import RunFolder
 
 
 def ask(folder: RunFolder, *inputs: object, **fields: Any) -> list[AnyAnswer]:
     """Everything that is said of the inputs, in order."""
     stream = io.BytesIO()
     question = {"verb": "predict", "folder": str(folder.path), "inputs": tuple(map(str, inputs))}
-    answer(Question(**(question | fields)), Answers(stream))
+    answer(Question(**(question | fields)), Answers(JsonLines(stream)))
     decoder = msgspec.json.Decoder(AnyAnswer)
     said = [decoder.decode(line) for line in stream.getvalue().splitlines()]
     return [one for one in said if not isinstance(one, Counted)]
@@ -79,8 +80,8 @@ def test_images_become_labels_and_those_that_cannot_be_read_are_named(
     assert light.values == dark.values
     assert list(light.values) == ["label", "probability", "label_2", "probability_2"]
     assert light.values["probability"] > light.values["probability_2"]
-    assert "broken.png` cannot be read" in broken.finding.problem
-    assert "there is no such file" in missing.finding.problem
+    assert "broken.png`" in broken.finding.problem
+    assert "no such file" in missing.finding.problem
 
 
 def test_a_validation_image_as_png_is_what_it_was(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_a_language_model_goes_on_with_each_prompt(
     alone = of(Predicted, ask(folder, *inputs, batch_size=1))
     assert [one.values["prediction"] for one in alone] == texts
     [refused] = of(Refused, said)
-    assert "never met 'ï'" in refused.finding.problem
+    assert "does not have 'ï'" in refused.finding.problem
 
 
 def test_the_alphabet_is_that_of_the_text() -> None:

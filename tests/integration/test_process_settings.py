@@ -8,8 +8,8 @@ import sys
 import msgspec
 import pytest
 
-from flatout.engine.allocator import why_not_retained
-from flatout.nouns.tuning import Result
+from flatout.engine.runtime.allocator import why_not_retained
+from flatout.schema.tuning import Result
 
 needs_glibc = pytest.mark.skipif(
     why_not_retained() is not None, reason=f"needs glibc: {why_not_retained()}"
@@ -17,7 +17,7 @@ needs_glibc = pytest.mark.skipif(
 
 FAULTS = """
 import torch
-from flatout.engine.allocator import allocator_settings, is_retaining, page_faults
+from flatout.engine.runtime.allocator import allocator_settings, is_retaining, page_faults
 
 def faults():
     before = page_faults()
@@ -56,9 +56,9 @@ def python(text: str) -> str:
 TRIAL = """
 import torch
 import flatout
-from flatout.engine.contest import Contest
-from flatout.engine.contestants import Subject
-from flatout.nouns.tuning import Candidate, Trial
+from flatout.engine.tuner.trials import Trials
+from flatout.engine.tuner.candidate_builder import TuningTask
+from flatout.schema.tuning import Candidate, Trial
 import msgspec, sys
 
 images = torch.randn(256, 3, 64, 64)
@@ -73,7 +73,7 @@ experiment = flatout.Experiment(
 changes = {"allocator": "retain"}
 candidate = Candidate(name="kept", axis="allocator", changes=changes, why="")
 trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes=changes)
-result = Contest(Subject(experiment=experiment)).measured(trial, 0.3)
+result = Trials(TuningTask(experiment=experiment)).measured(trial, 0.3)
 sys.stdout.write(msgspec.json.encode(result).decode())
 """
 

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from flatout.errors import RunFailed
-from flatout.setup.proving import judge, problem
-from flatout.system.proofs import train_steps
+from flatout.setup.env.smoke_test import judge, problem
+from flatout.setup.packages.smoke_test_runner import train_steps
 
 
 def test_torch_steps_give_the_right_losses() -> None:

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.rank_gradients import WholeGradients
+from flatout.engine.ranks.gradient_buffers import ReplicatedGradients
 
 LARGE, SMALL = (512, 1024), (7, 3)
 
 
 def doubled(parameters: list[Tensor]) -> list[bool]:
     """As if another rank had the same gradients; gives which weights have one."""
-    gradients = WholeGradients(parameters)
+    gradients = ReplicatedGradients(parameters)
     has_gradient = gradients.take()
     for one in gradients.sent():
         one.mul_(2.0)
@@ -31,7 +31,7 @@ def test_large_gradients_stay_where_they_are_and_small_ones_are_sent_as_one_tens
     large, small, smaller = torch.randn(LARGE), torch.randn(SMALL), torch.randn(SMALL)
     weights: list[Tensor] = [weight(LARGE, large), weight(SMALL, small), weight(SMALL, smaller)]
     before = [one.clone() for one in (large, small, smaller)]
-    gradients = WholeGradients(weights)
+    gradients = ReplicatedGradients(weights)
     assert gradients.take() == [True, True, True]
     assert [one.numel() for one in gradients.sent()] == [42, large.numel()]
     assert doubled(weights) == [True, True, True]
@@ -54,7 +54,7 @@ def test_all_ranks_send_the_same_layout(shape: tuple[int, ...]) -> None:
     # Another rank's may lie otherwise: in memory, the same place must be the same weight's.
     across = torch.randn(shape[::-1]).t()
     own = weight(shape, across)
-    gradients = WholeGradients([own])
+    gradients = ReplicatedGradients([own])
     gradients.take()
     [sent] = gradients.sent()
     assert torch.equal(sent.flatten(), across.contiguous().flatten())
@@ -64,7 +64,7 @@ def test_all_ranks_send_the_same_layout(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [LARGE, SMALL])
 def test_a_weight_without_a_gradient_sends_zeros(shape: tuple[int, ...]) -> None:
     lone = weight(shape, None)
-    gradients = WholeGradients([lone])
+    gradients = ReplicatedGradients([lone])
     assert gradients.take() == [False]
     [sent] = gradients.sent()
     assert torch.equal(sent, torch.zeros_like(sent)) and sent.numel() == lone.numel()

@@ -16,17 +16,20 @@ from pathlib import Path
 import psutil
 import pytest
 import safetensors.torch
-from ranks_runs import run_ranks
+from support.ranks_runs import run_ranks
 from torch import Tensor
 
-from flatout.engine.connection import Connection
-from flatout.engine.place import Place, place_here
-from flatout.engine.rendezvous import unlike, versions_here
-from flatout.engine.watch import StopRequest
+from flatout.engine.ranks.connection import Connection
+from flatout.engine.ranks.rank_env import RankEnv, rank_env_here
+from flatout.engine.ranks.rendezvous import unlike, versions_here
+from flatout.engine.runtime.stop_signals import StopRequest
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.finding import Finding
-from flatout.nouns.lines import (
+from flatout.runs.supervisor import Supervisor, conclude, follow
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.finding import Finding
+from flatout.schema.placement import Placement
+from flatout.schema.run import Run, RunHeader
+from flatout.schema.run_lines import (
     DESERTED,
     EpochEnded,
     Event,
@@ -36,16 +39,14 @@ from flatout.nouns.lines import (
     Stopped,
     Validated,
 )
-from flatout.nouns.placement import Placement
-from flatout.nouns.run import Run, RunHeader
-from flatout.system import child, store
-from flatout.system.attendance import Attendance, conclude, follow
-from flatout.system.interrupts import Interrupts
-from flatout.system.runs import RunFolder, create_run, read_run
-from flatout.system.tail import Tail
+from flatout.system import atomic_files, worker_process
+from flatout.system.signals import Interrupts
+from flatout.system.store.run_folder import RunFolder, create_run, read_run
+from flatout.system.store.run_tail import RunTail
 
-CASES = Path(__file__).parents[1] / "cases" / "ranks"
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TESTS = Path(__file__).parents[1]
+CASES = TESTS / "cases" / "ranks"
+CAMPAIGNS = TESTS.parent / "campaigns"
 # A rank's share of the cores; torch takes a second to import in each.
 LIMIT_S = 300.0
 Once = Callable[[str, Callable[[Path], None]], Path]
@@ -58,7 +59,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _set_paths(setenv: Callable[[str, str], None]) -> None:
-    own = [str(CASES), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
+    own = [str(CASES), str(TESTS), os.environ.get("PYTHONPATH", "")]
     setenv("PYTHONPATH", os.pathsep.join(filter(None, own)))
 
 
@@ -86,7 +87,7 @@ def by_ranks(once: Once) -> dict[int, Path]:
 
 def curve(run: Path) -> list[float | None]:
     """Validation losses and mean training losses in the order in which they were told."""
-    lines = store.read_lines(RunFolder(run).metrics, Metric)
+    lines = atomic_files.read_lines(RunFolder(run).metrics, Metric)
     return [
         line.metrics["loss"] if isinstance(line, Validated) else line.loss
         for line in lines
@@ -140,14 +141,14 @@ def test_resume_at_another_number_of_ranks(by_ranks: dict[int, Path]) -> None:
     run = read_run(RunFolder(folder / "moved"))
     notes = [one.problem for one in run.findings]
     assert notes == [
-        "the run goes on with 3 ranks instead of 2: every batch has the same samples in the same "
+        "the run continues with 3 ranks instead of 2: every batch has the same samples in the same "
         "order.",
-        "the run goes on with 1 rank instead of 3: every batch has the same samples in the same "
+        "the run continues with 1 rank instead of 3: every batch has the same samples in the same "
         "order.",
     ]
 
 
-def attend(tmp_path: Path, on: str, **spec: object) -> Attendance:
+def attend(tmp_path: Path, on: str, **spec: object) -> Supervisor:
     """A training of `mlp` on ranks of this machine, just started."""
     launcher, _, num_ranks = on.partition(":")
     placement = Placement(launcher=launcher, num_ranks=int(num_ranks))
@@ -157,14 +158,16 @@ def attend(tmp_path: Path, on: str, **spec: object) -> Attendance:
         spec=ExperimentSpec(name="digits", fixed=fixed, **spec),  # type: ignore[arg-type]
     )  # fmt: skip
     folder = create_run(header, tmp_path / "runs")
-    start = partial(child.start_worker, sys.executable, folder, is_attached=True, on=placement)
-    return Attendance(
+    start = partial(
+        worker_process.start_worker, sys.executable, folder, is_attached=True, on=placement
+    )
+    return Supervisor(
         folder=folder, machine=None, worker=start(None), start=start,  # type: ignore[arg-type]
-        tail=Tail(folder), are_ranks=True,
+        tail=RunTail(folder), are_ranks=True,
     )  # fmt: skip
 
 
-def rank_processes(attendance: Attendance) -> dict[int, psutil.Process]:
+def rank_processes(attendance: Supervisor) -> dict[int, psutil.Process]:
     """The ranks' processes by their numbers, as their variables say."""
     found = {}
     for process in psutil.Process(attendance.worker.pid).children(recursive=True):
@@ -173,7 +176,7 @@ def rank_processes(attendance: Attendance) -> dict[int, psutil.Process]:
     return found
 
 
-def followed(attendance: Attendance, at_step: int, act: Callable[[], None]) -> Run:
+def followed(attendance: Supervisor, at_step: int, act: Callable[[], None]) -> Run:
     """Follows a training to its end; does something once it has come to that step."""
     has_acted = False
     for _ in follow(attendance, Interrupts()):
@@ -199,7 +202,7 @@ def test_lost_process_is_started_again(tmp_path: Path, on: str, lost: int | str)
 
     run = followed(attendance, 20, kill)
     assert run.status == "finished", attendance.folder.log.read_text()[-3000:]
-    events = store.read_lines(attendance.folder.events, Event)
+    events = atomic_files.read_lines(attendance.folder.events, Event)
     starts = [one for one in events if isinstance(one, Started)]
     assert [one.resumed for one in starts] == [False, True]
     assert run.step == 6 * 23
@@ -210,21 +213,21 @@ def test_lost_process_is_started_again(tmp_path: Path, on: str, lost: int | str)
 
 
 def test_ranks_that_cannot_meet_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Place(rank=0, size=2, local_rank=0, host="127.0.0.1", port=0, limit_s=1.0)
+    here = RankEnv(rank=0, size=2, local_rank=0, host="127.0.0.1", port=0, limit_s=1.0)
     told: list[Finding] = []
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = replace(here, port=other.getsockname()[1])
-        with pytest.raises(RunFailed, match="the port is taken") as news:
+        with pytest.raises(RunFailed, match="the port is in use") as news:
             Connection(taken).join(told.append, StopRequest())
         assert news.value.rule == "rendezvous-port-taken"
-    with pytest.raises(RunFailed, match="finds no address for no-such-host.invalid"):
+    with pytest.raises(RunFailed, match="cannot resolve no-such-host.invalid"):
         Connection(replace(here, host="no-such-host.invalid")).join(told.append, StopRequest())
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "soon")
-    with pytest.raises(UsageError, match="is no number of seconds"):
-        place_here()
+    with pytest.raises(UsageError, match="is not a number of seconds"):
+        rank_env_here()
 
 
 def test_ranks_with_other_versions_do_not_train() -> None:
@@ -271,12 +274,12 @@ def test_launchers_of_two_nodes_meet(tmp_path: Path, monkeypatch: pytest.MonkeyP
     # The other one does not come.
     monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "1")
     assert launchers(folder, range(1), free_port()) == [1]
-    told = store.read_lines(folder.events, Event)[-1]
+    told = atomic_files.read_lines(folder.events, Event)[-1]
     assert isinstance(told, Failed) and told.finding.rule == "ranks-not-together"
     # Or the port is another program's by now: flatout meets at another one.
     with socket.create_server(("", 0)) as other:
         assert launchers(folder, range(1), other.getsockname()[1]) == [1]
-    told = store.read_lines(folder.events, Event)[-1]
+    told = atomic_files.read_lines(folder.events, Event)[-1]
     assert isinstance(told, Failed) and told.finding.rule == "rendezvous-port-taken"
 
 
@@ -301,7 +304,7 @@ def free_port() -> int:
 
 
 def test_memory_that_runs_out_on_one_rank(tmp_path: Path) -> None:
-    command = [str(BENCHMARKS / "oom_ranks.py"), "--as-rank", str(tmp_path), "--trials", "10"]
+    command = [str(CAMPAIGNS / "oom_ranks.py"), "--as-rank", str(tmp_path), "--trials", "10"]
     run_ranks(2, [*command, "--seed", "3"], tmp_path, LIMIT_S)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 10

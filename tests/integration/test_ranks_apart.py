@@ -7,37 +7,43 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from msgspec import structs
-from ranks_runs import run_ranks
+from support.ranks_runs import run_ranks
 from torch import Tensor, nn
 
-from flatout.engine import Experiment, worker
-from flatout.engine.course import Course, Task
-from flatout.engine.exchange import agreed, stop_number
-from flatout.engine.feed import Slicing
-from flatout.engine.group import Ballot
-from flatout.engine.journal import Journal
-from flatout.engine.layout import Layout
-from flatout.engine.listening import SOCKET_NAME, listening_socket
-from flatout.engine.loader import Loading
-from flatout.engine.moving_buffers import MovingBuffers
-from flatout.engine.ranks import Alone, Share
-from flatout.engine.relief import means_of, relieved_after_kill
-from flatout.engine.stream import StreamFeed
-from flatout.engine.training import train_in
-from flatout.engine.watch import StopRequest
+from flatout.engine import Experiment
+from flatout.engine.feed.feed import BatchShard, Slicing
+from flatout.engine.feed.iterable_feed import IterableFeed
+from flatout.engine.feed.loader_feed import Loading
+from flatout.engine.ranks import fsdp
+from flatout.engine.ranks.buffer_sync import BufferSync
+from flatout.engine.ranks.connection import Connection
+from flatout.engine.ranks.gradient_sync import agreed, stop_number
+from flatout.engine.ranks.listen_socket import SOCKET_NAME, listening_socket
+from flatout.engine.ranks.model_layout import ModelLayout
+from flatout.engine.ranks.process_group import MultiRank, StepFlags, alike_tensors
+from flatout.engine.ranks.protocol import SingleRank
+from flatout.engine.ranks.rank_env import RankEnv
+from flatout.engine.ranks.synced_passes import SyncedPasses
+from flatout.engine.runlog.event_log import EventLog
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.training import worker
+from flatout.engine.training.api import train_in
+from flatout.engine.training.oom_recovery import means_of, relieved_after_kill
+from flatout.engine.training.trainer import Trainer, TrainTask
 from flatout.errors import UsageError
-from flatout.nouns.adaptation import Adaptation
-from flatout.nouns.change import Change
-from flatout.nouns.lines import DESERTED, Event, Failed, RecipeSet
-from flatout.nouns.recipe import Choice
-from flatout.nouns.tuning import Wish
-from flatout.system import store
-from flatout.system.runs import RunFolder, read_run
+from flatout.schema.change import Change
+from flatout.schema.oom_adaptation import OomAdaptation
+from flatout.schema.recipe import Choice
+from flatout.schema.run_lines import DESERTED, Event, Failed, RecipeSet
+from flatout.schema.tuning import TuneRequest
+from flatout.system import atomic_files
+from flatout.system.store.run_folder import RunFolder, read_run
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -46,7 +52,7 @@ Plain = Callable[..., Experiment]
 CASES = Path(__file__).parents[1] / "cases" / "ranks"
 
 
-class OfTwo(Alone):
+class OfTwo(SingleRank):
     """One of two ranks, whose other one agrees with whatever it does.
 
     Args:
@@ -58,10 +64,12 @@ class OfTwo(Alone):
     def __init__(self, act: Callable[[], Any] | None = None) -> None:
         self.rank = int(act is not None)
         self.is_first = act is None
-        self.share = Share(rank=self.rank, size=2)
+        self.share = BatchShard(rank=self.rank, size=2)
         self._act = act
 
-    def told(self, make: Callable[[], Any], kind: Any = None, *, about: str = "") -> Any:
+    def broadcast_from_rank0(
+        self, make: Callable[[], Any], kind: Any = None, *, about: str = ""
+    ) -> Any:
         """See Ranks."""
         if self._act is None:
             return make()
@@ -87,12 +95,16 @@ class Numbers:
         self.done = state["done"]
 
 
-def stream(rank: int, state: Any = None) -> StreamFeed:
+def stream(rank: int, state: Any = None) -> IterableFeed:
     slicing = Slicing(
-        batch_size=8, micro_batch_size=8, seed=1, is_shuffled=False, share=Share(rank=rank, size=2)
+        batch_size=8,
+        micro_batch_size=8,
+        seed=1,
+        is_shuffled=False,
+        share=BatchShard(rank=rank, size=2),
     )
     loading = Loading(num_workers=0, prefetch=2, pin_memory=False, persistent=False, collate=None)
-    feed = StreamFeed(Numbers(), slicing, loading)
+    feed = IterableFeed(Numbers(), slicing, loading)
     feed.load_state(state)
     return feed
 
@@ -120,10 +132,10 @@ def test_what_only_one_rank_can_do_is_refused_when_several_go_on(
     lab.go_on(folder, experiment, stop_after=3)
     [line] = tell.events(folder, RecipeSet)
     captured = structs.replace(line.recipe, capture=Choice(value="step", why="it was faster"))
-    events = store.Lines(folder.events)
+    events = atomic_files.Lines(folder.events)
     events.append(structs.replace(line, step=3, recipe=captured))
     events.close()
-    task = Task(folder, read_run(folder).header.spec, Change(), StopRequest(), ranks=OfTwo())
+    task = TrainTask(folder, read_run(folder).header.spec, Change(), StopRequest(), ranks=OfTwo())
     with pytest.raises(UsageError, match="cannot be combined with several ranks"):
         train_in(task, lambda: experiment)
     assert len(tell.events(folder, RecipeSet)) == 2
@@ -137,15 +149,15 @@ def test_first_weights_are_written_by_the_first_rank_alone(
     spec = read_run(folder).header.spec
     kept = folder.path / "init.safetensors"
 
-    def of(ranks: Alone) -> Tensor:
-        task = Task(folder, spec, Change(), StopRequest(), ranks=ranks)
-        journal = Journal(folder)
-        course = Course(task, plain(), journal, None)
+    def of(ranks: SingleRank) -> Tensor:
+        task = TrainTask(folder, spec, Change(), StopRequest(), ranks=ranks)
+        journal = EventLog(folder)
+        course = Trainer(task, plain(), journal, None)
         journal.close()
-        return next(course._build("cpu", Layout(ranks=ranks)).model.parameters())
+        return next(course._build("cpu", ModelLayout(ranks=ranks)).model.parameters())
 
     # It reads what is not there before the first one has written it, and writes nothing itself.
-    second = OfTwo(lambda: kept.exists() or store.copy_atomically(given, kept))
+    second = OfTwo(lambda: kept.exists() or atomic_files.copy_atomically(given, kept))
     assert os.listdir(kept.parent).count(kept.name) == 0
     assert torch.equal(of(second), of(OfTwo()))
     assert not (tmp_path / "gone.safetensors").exists()
@@ -156,11 +168,11 @@ def test_after_a_kill_the_largest_share_is_halved(lab: Lab, plain: Plain) -> Non
     facts = _Facts()
     recipes = []
     for num_ranks in (1, 4):
-        journal = Journal(folder)
+        journal = EventLog(folder)
         means = means_of(facts, num_ranks)  # type: ignore[arg-type]
-        recipes.append(relieved_after_kill(folder, journal, means, 7))
+        recipes.append(relieved_after_kill(journal, means, 7))
         journal.close()
-        lines = store.read_lines(folder.events, Event)
+        lines = atomic_files.read_lines(folder.events, Event)
         assert isinstance(lines[-1], RecipeSet)
     assert [one.micro_batch_size.value for one in recipes] == [4, 1]
 
@@ -176,8 +188,8 @@ class _Facts:
 def test_no_recipe_is_searched_for_by_several_ranks(lab: Lab, plain: Plain, tell: Tell) -> None:
     folder = lab.new()
     spec = read_run(folder).header.spec
-    searching = structs.replace(spec, tuning=Wish(mode="full"))
-    task = Task(folder, searching, Change(), StopRequest(), ranks=OfTwo())
+    searching = structs.replace(spec, tuning=TuneRequest(mode="full"))
+    task = TrainTask(folder, searching, Change(), StopRequest(), ranks=OfTwo())
     train_in(task, lambda: plain(epochs=1, model=lambda: nn.Linear(6, 3)))
     assert "search-needs-one-rank" in tell.rules(folder)
     assert [one.recipe.precision.origin for one in tell.events(folder, RecipeSet)] == ["default"]
@@ -196,7 +208,7 @@ def test_buffers_of_a_rank_without_samples_say_nothing() -> None:
             self.register_buffer("mean", torch.zeros(1))
 
     modules = [Counting(), Counting()]
-    moving = [MovingBuffers(one) for one in modules]
+    moving = [BufferSync(one) for one in modules]
     modules[0].mean.fill_(0.25)
     moved = moving[0].moved()
     assert moved == [True, False, True]
@@ -213,7 +225,7 @@ def test_buffers_of_complex_numbers_are_averaged_in_both_parts() -> None:
     modules = [nn.Module(), nn.Module()]
     for module, value in zip(modules, (1 + 2j, 4 - 1j), strict=True):
         module.register_buffer("mean", torch.full((2,), value, dtype=torch.complex64))
-    moving = [MovingBuffers(one) for one in modules]
+    moving = [BufferSync(one) for one in modules]
     packed = [one.packed([True], size)[0] for one, size in zip(moving, (2, 1), strict=True)]
     moving[0].unpack([True], [packed[0] + packed[1]], 3)
     assert modules[0].get_buffer("mean").tolist() == [2 + 1j, 2 + 1j]
@@ -227,9 +239,9 @@ def test_a_bad_limit_is_told_in_the_run(lab: Lab, monkeypatch: pytest.MonkeyPatc
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     assert worker.main([str(folder.path), "--ranked"]) == 2
-    told = store.read_lines(folder.events, Event)[-1]
+    told = atomic_files.read_lines(folder.events, Event)[-1]
     assert isinstance(told, Failed)
-    assert told.finding.problem == "FLATOUT_RANKS_LIMIT_S=10m is no number of seconds."
+    assert told.finding.problem == "FLATOUT_RANKS_LIMIT_S=10m is not a number of seconds."
 
 
 @pytest.mark.skipif(os.name == "nt", reason="torch opens the port by itself there")
@@ -259,21 +271,99 @@ def test_rank_0_listens_where_the_others_reach_it(monkeypatch: pytest.MonkeyPatc
 def test_ranks_that_are_left_alone_are_not_taken_for_asked(
     reasons: list[str | None], agreed_on: str | None
 ) -> None:
-    assert agreed([Ballot(stop=stop_number(one)) for one in reasons]).stop == agreed_on
+    assert agreed([StepFlags(stop=stop_number(one)) for one in reasons]).stop == agreed_on
 
 
 def test_two_ranks_tell_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
-    path = [str(CASES), str(Path(run_ranks.__code__.co_filename).parent)]
+    path = [str(CASES), str(CASES.parents[1])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")]))
     run_ranks(2, [str(CASES / "in_company.py"), str(tmp_path)], tmp_path, 120.0)
-    events = store.read_lines(RunFolder(tmp_path / "lost").events, Event)
+    events = atomic_files.read_lines(RunFolder(tmp_path / "lost").events, Event)
     told = [one.adaptation for one in events if isinstance(one, RecipeSet) and one.adaptation]
     assert told == [
-        Adaptation(
+        OomAdaptation(
             kind="smaller", step=3, before=20, after=10, part="other", is_in_place=False,
             because="rank 1: the GPU cannot be used any more.",
         )
     ]  # fmt: skip
     assert isinstance(events[-1], Failed)
     assert events[-1].finding.rule == "gpu-state-lost"
+
+
+class Leaving(SingleRank):
+    """A rank that reads the run's history as it leaves with an error."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self.seen: list[Event] = []
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """See Ranks."""
+        if error is not None:
+            self.seen = atomic_files.read_lines(self._folder.events, Event)
+
+
+def test_a_failure_is_in_the_run_before_the_other_ranks_are_left(lab: Lab) -> None:
+    # To leave may take long: whoever waits for this process may end it meanwhile.
+    folder = lab.new()
+    ranks = Leaving(folder)
+    task = TrainTask(folder, read_run(folder).header.spec, Change(), StopRequest(), ranks=ranks)
+
+    def load() -> Experiment:
+        raise UsageError("bad-experiment", "there is none.", fix="write one")
+
+    with pytest.raises(UsageError, match="there is none"):
+        train_in(task, load)
+    assert [type(line) for line in ranks.seen] == [Failed]
+
+
+class Wide(nn.Module):
+    """A buffer whose four rows are one in memory."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        super().__init__()
+        self.register_buffer("wide", torch.full((1, 3), value).expand(4, 3))
+
+
+def test_expanded_buffers_are_averaged_and_copied_as_they_are_in_memory() -> None:
+    model = Wide()
+    buffers = BufferSync(model)
+    [sums] = buffers.packed([True], 2)
+    assert len(sums) == 3 and buffers.shapes() == [[1, 3]]
+    # Another rank has 5 in it, and as many samples.
+    buffers.unpack([True], [sums + 2 * 5.0], 4)
+    assert torch.equal(model.wide, torch.full((4, 3), 3.0))
+    group: Any = SimpleNamespace(all_gather=lambda own, *_, **__: [own, own])
+    [sent] = alike_tensors(group, model)
+    assert sent.numel() == 3 and sent.is_contiguous()
+
+
+def test_a_pass_that_only_fills_up_leaves_expanded_buffers_alone() -> None:
+    model, group = Wide(), SimpleNamespace(size=2)
+    passes = SyncedPasses(group)  # type: ignore[arg-type]
+    with passes.of(0, model.buffers()):
+        model.wide[:1].add_(1.0)
+    assert torch.equal(model.wide, torch.ones(4, 3))
+
+
+def test_a_whole_state_comes_to_the_cpu_as_a_checkpoint_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies: list[Tensor] = []
+
+    def copied(tensor: Tensor) -> Tensor:
+        copies.append(tensor)
+        return tensor.clone()
+
+    monkeypatch.setattr(fsdp, "host_copy", copied)
+    sharding = object.__new__(fsdp.FullySharded)
+    sharding._group = MultiRank(Connection(place_of_two()))
+    tied, turned = torch.arange(6.0).view(2, 3), torch.ones(2, 3).t()
+    state = sharding.whole({"weights": [tied, tied], "turned": turned}, is_for_all=True)
+    assert len(copies) == 1 and state["weights"][0] is state["weights"][1]
+    assert torch.equal(state["weights"][0], tied) and state["turned"].stride() == turned.stride()
+
+
+def place_of_two() -> RankEnv:
+    return RankEnv(rank=0, size=2, local_rank=0, host="127.0.0.1", port=0, limit_s=1.0)

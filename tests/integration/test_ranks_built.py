@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_runs import run_ranks
+from support.ranks_runs import run_ranks
 
-CASES = Path(__file__).parents[1] / "cases" / "ranks"
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TESTS = Path(__file__).parents[1]
+CASES = TESTS / "cases" / "ranks"
 LIMIT_S = 300.0
 # Why the second rank had to build it whole.
 WHYS = {
@@ -28,7 +28,7 @@ Once = Callable[[str, Callable[[Path], None]], Path]
 
 
 def on_two_ranks(folder: Path, program: str, *words: str) -> None:
-    own = [str(CASES), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
+    own = [str(CASES), str(TESTS), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, own)))
         patch.setenv("FLATOUT_STATE", str(folder / "state"))

@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engine.exchange import check_same_shapes
-from flatout.engine.group import Group, alike_tensors
-from flatout.engine.moving_buffers import MovingBuffers
+from flatout.engine.ranks.buffer_sync import BufferSync
+from flatout.engine.ranks.gradient_sync import check_same_shapes
+from flatout.engine.ranks.process_group import MultiRank, alike_tensors
 from flatout.errors import UsageError
 
 
-class OneOfTwo(Group):
+class OneOfTwo(MultiRank):
     """A rank whose other one has told this before."""
 
     def __init__(self, other: Any) -> None:
         self.other = other
 
-    def gathered(self, value: Any, kind: Any = None, *, about: str = "") -> list[Any]:
+    def all_gather(self, value: Any, kind: Any = None, *, about: str = "") -> list[Any]:
         """See Ranks."""
         return [value, self.other]
 
@@ -36,11 +36,11 @@ def forms(of: nn.Module) -> dict[str, str]:
     group = OneOfTwo({})
     told: dict[str, str] = {}
 
-    def gathered(value: Any, kind: Any = None, *, about: str = "") -> list[Any]:
+    def all_gather(value: Any, kind: Any = None, *, about: str = "") -> list[Any]:
         told.update(value)
         return [value]
 
-    group.gathered = gathered  # type: ignore[method-assign]
+    group.all_gather = all_gather  # type: ignore[method-assign]
     alike_tensors(group, of)
     return told
 
@@ -53,15 +53,15 @@ def test_cache_of_another_size_is_left_alone() -> None:
 
 
 def test_stored_buffer_of_another_size_is_refused() -> None:
-    with pytest.raises(UsageError, match="`stored` is not the same") as caught:
+    with pytest.raises(UsageError, match="`stored` differs between ranks") as caught:
         alike_tensors(OneOfTwo(forms(model(cache=3, stored=4))), model(cache=3))
     assert caught.value.rule == "ranks-do-not-fit"
-    assert "(2,) torch.float32 on rank 0, and (4,)" in str(caught.value.because)
+    assert "(2,) torch.float32 on rank 0 and (4,)" in str(caught.value.because)
 
 
 def test_buffers_out_of_the_state_dict_are_not_averaged() -> None:
     made: Any = model(cache=3)
-    buffers = MovingBuffers(made)
+    buffers = BufferSync(made)
     made.cache = torch.ones(7)
     made.stored += 1
     assert buffers.moved() == [True] and buffers.shapes() == [[2]]

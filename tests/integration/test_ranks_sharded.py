@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from ranks_runs import run_ranks
+from support.ranks_runs import run_ranks
 from torch import Tensor, nn
 
-from flatout.engine.allocator import why_not_retained
-from flatout.engine.optimizers import Optimizers
-from flatout.engine.sharding import check_can_be_spread
+from flatout.engine.optim.optimizers import Optimizers
+from flatout.engine.ranks.fsdp import check_can_be_sharded
+from flatout.engine.runtime.allocator import why_not_retained
 from flatout.errors import UsageError
-from flatout.nouns.lines import EpochEnded, Event, Failed, Generated, Metric, Validated
-from flatout.system import store
-from flatout.system.runs import RunFolder, read_run
+from flatout.schema.run_lines import EpochEnded, Event, Failed, Generated, Metric, Validated
+from flatout.system import atomic_files
+from flatout.system.store.run_folder import RunFolder, read_run
 
-CASES = Path(__file__).parents[1] / "cases" / "ranks"
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TESTS = Path(__file__).parents[1]
+CASES = TESTS / "cases" / "ranks"
+CAMPAIGNS = TESTS.parent / "campaigns"
 LIMIT_S = 300.0
 Once = Callable[[str, Callable[[Path], None]], Path]
 NAMES = (
@@ -39,7 +40,7 @@ PLAIN = ("deep", "accumulated", "sentences", "norms", "spread_norms", "whole", "
 
 
 def _set_paths(setenv: Callable[[str, str], None], state: Path) -> None:
-    own = [str(CASES), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
+    own = [str(CASES), str(TESTS), os.environ.get("PYTHONPATH", "")]
     setenv("PYTHONPATH", os.pathsep.join(filter(None, own)))
     setenv("FLATOUT_STATE", str(state))
 
@@ -72,7 +73,7 @@ def by_ranks(once: Once) -> dict[int, Path]:
 def curve(run: Path) -> list[float]:
     """Losses in the order in which they were told: of epochs, by name too, and of validations."""
     found: list[float | None] = []
-    for line in store.read_lines(RunFolder(run).metrics, Metric):
+    for line in atomic_files.read_lines(RunFolder(run).metrics, Metric):
         if isinstance(line, EpochEnded):
             found += [line.loss, *(line.losses or {}).values()]
         elif isinstance(line, Validated):
@@ -133,10 +134,13 @@ def test_a_killed_rank_is_named_with_a_plain_exchange(tmp_path: Path, name: str)
 
 def test_generate_sees_the_whole_model(by_ranks: dict[int, Path]) -> None:
     one, two = (
-        [line.texts for line in store.read_lines(RunFolder(by_ranks[n] / "deep").metrics, Metric)
-         if isinstance(line, Generated)]
+        [
+            line.texts
+            for line in atomic_files.read_lines(RunFolder(by_ranks[n] / "deep").metrics, Metric)
+            if isinstance(line, Generated)
+        ]
         for n in (1, 2)
-    )  # fmt: skip
+    )
     assert len(one) > 3
     assert one == two
 
@@ -160,7 +164,7 @@ def on_three(once: Once, by_ranks: dict[int, Path]) -> Path:
     def take_up(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             _set_paths(patch.setenv, folder / "state")
-            with pytest.raises(RuntimeError, match="the ranks do not do the same"):
+            with pytest.raises(RuntimeError, match="ranks diverged"):
                 trained(by_ranks[2], 3, "5", "accumulated", "unlike")
 
     once("spread-on-three", take_up)
@@ -171,7 +175,7 @@ def test_resume_of_parts_at_another_number_of_ranks(
     by_ranks: dict[int, Path], on_three: Path
 ) -> None:
     one, moved = (
-        [line.metrics["loss"] for line in store.read_lines(RunFolder(run).metrics, Metric)
+        [line.metrics["loss"] for line in atomic_files.read_lines(RunFolder(run).metrics, Metric)
          if isinstance(line, Validated)]
         for run in (by_ranks[1] / "accumulated", on_three / "moved")
     )  # fmt: skip
@@ -182,12 +186,12 @@ def test_resume_of_parts_at_another_number_of_ranks(
 
 
 def test_ranks_that_call_other_blocks_say_so(on_three: Path) -> None:
-    failed = store.read_lines(RunFolder(on_three / "unlike").events, Event)[-1]
+    failed = atomic_files.read_lines(RunFolder(on_three / "unlike").events, Event)[-1]
     assert isinstance(failed, Failed) and failed.finding.rule == "ranks-do-not-fit"
 
 
 def test_memory_that_runs_out_on_a_rank_with_parts(tmp_path: Path) -> None:
-    command = [str(BENCHMARKS / "oom_ranks.py"), "--as-rank", str(tmp_path), "--sharding", "full"]
+    command = [str(CAMPAIGNS / "oom_ranks.py"), "--as-rank", str(tmp_path), "--sharding", "full"]
     run_ranks(2, [*command, "--trials", "5", "--seed", "3"], tmp_path, LIMIT_S)
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert len(rows) == 5
@@ -223,15 +227,15 @@ MUON = getattr(torch.optim, "Muon", torch.optim.Adafactor)
     [
         (Scaled(), torch.optim.SGD, "`scale` has no dimension"),
         (Strided(), torch.optim.SGD, "`weight` is not contiguous"),
-        (nn.Linear(2, 2), torch.optim.Adafactor, "Adafactor may need a weight as a whole"),
-        (nn.Linear(2, 2, bias=False), MUON, f"{MUON.__name__} may need a weight as a whole"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half()), torch.optim.SGD, "several types"),
+        (nn.Linear(2, 2), torch.optim.Adafactor, "Adafactor may need whole weights"),
+        (nn.Linear(2, 2, bias=False), MUON, f"{MUON.__name__} may need whole weights"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).half()), torch.optim.SGD, "several dtypes"),
     ],
 )
 def test_what_cannot_be_spread_is_refused(
     model: nn.Module, optimizer: type[torch.optim.Optimizer], said: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        check_can_be_spread(model, Optimizers(optimizer(model.parameters(), lr=0.1)))
+        check_can_be_sharded(model, Optimizers(optimizer(model.parameters(), lr=0.1)))
     assert caught.value.rule == "ranks-do-not-fit"
     assert said in str(caught.value.because)

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks_runs import run_ranks
+from support.ranks_runs import run_ranks
 
-from flatout.engine import shares
-from flatout.engine.gate import splitting
-from flatout.engine.gate.splitting import Training, why_not_split
-from flatout.engine.relief import Relief
-from flatout.engine.session import build
-from flatout.engine.shares import check_shares
-from flatout.engine.shortage import Shortage
+from flatout.engine.gate import batch_splitting
+from flatout.engine.gate.batch_splitting import Training, why_not_split
+from flatout.engine.ranks.protocol import ALONE, SingleRank
+from flatout.engine.runlog.event_log import EventLog
+from flatout.engine.runlog.history import History
+from flatout.engine.runtime.oom import OutOfMemory
+from flatout.engine.session.session import build
+from flatout.engine.training import shard_loss_check
+from flatout.engine.training.oom_recovery import OomRecovery
+from flatout.engine.training.shard_loss_check import check_shares
 from flatout.errors import RunFailed
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Event, RecipeSet, SharesChecked, Warned
-from flatout.nouns.run import RunHeader
-from flatout.system import store
-from flatout.system.runs import RunFolder, create_run, read_run
-from flatout.tune.relief import Means
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run import RunHeader
+from flatout.schema.run_lines import Event, RecipeSet, SharesChecked, Warned
+from flatout.system import atomic_files
+from flatout.system.store.run_folder import RunFolder, create_run, read_run
+from flatout.tune.oom_policy import OomOptions
 
-CASES = Path(__file__).parents[1] / "cases" / "ranks"
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TESTS = Path(__file__).parents[1]
+CASES = TESTS / "cases" / "ranks"
 LIMIT_S = 300.0
 NAMES = ("contrasted", "contrasted_parts", "largest_error")
 COUPLED = "the loss would change: its samples depend on each other"
@@ -41,7 +45,7 @@ def trained(once: Once) -> Path:
     """Each of them trained by two ranks, and taken up again."""
 
     def train_all(folder: Path) -> None:
-        own = [str(CASES), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
+        own = [str(CASES), str(TESTS), os.environ.get("PYTHONPATH", "")]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, own)))
             patch.setenv("FLATOUT_STATE", str(folder / "state"))
@@ -58,8 +62,10 @@ def test_ranks_warn_once_of_a_loss_that_is_another_one_over_shares(
     run = RunFolder(trained / name)
     # It trains all the same, as with DDP.
     assert read_run(run).status == "finished"
-    lines = store.read_lines(run.events, Event)
-    [checked] = [one for one in lines if isinstance(one, SharesChecked)]
+    lines = atomic_files.read_lines(run.events, Event)
+    # The first is from before it was asked.
+    [begun, checked] = [one for one in lines if isinstance(one, SharesChecked)]
+    assert not begun.is_checked
     found = [one.finding for one in lines if isinstance(one, Warned)]
     [finding] = [one for one in found if one.rule == "loss-over-shares"]
     said = "the validation's `loss` would change" if name == "largest_error" else COUPLED
@@ -74,6 +80,7 @@ class Told:
     def __init__(self) -> None:
         self.events: list[Any] = []
         self.findings: list[Any] = []
+        self.history = History()
 
     def event(self, line: Any, *, is_synced: bool = False) -> None:
         self.events.append(line)
@@ -88,15 +95,15 @@ def new_folder(tmp_path: Path) -> RunFolder:
     return create_run(header, tmp_path)
 
 
-def told(experiment: Any, tmp_path: Path) -> Told:
+def told(experiment: Any) -> Told:
     built, journal = build(experiment, 0, "cpu"), Told()
-    check_shares(built, built.recipe({}), journal, new_folder(tmp_path), 0)  # type: ignore[arg-type]
+    check_shares(built, built.recipe({}), journal, 0)  # type: ignore[arg-type]
     return journal
 
 
 def test_a_mean_over_samples_is_said_nothing_of(plain: Plain, tmp_path: Path) -> None:
-    journal = told(plain(), tmp_path)
-    [line] = journal.events
+    journal = told(plain())
+    [_, line] = journal.events
     assert (line.reason, line.is_checked) == (None, True)
     assert journal.findings == []
 
@@ -104,12 +111,71 @@ def test_a_mean_over_samples_is_said_nothing_of(plain: Plain, tmp_path: Path) ->
 def test_a_model_too_large_to_be_checked_is_a_note(
     plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shares, "free_bytes", lambda device: 1000)
-    journal = told(plain(), tmp_path)
-    [line] = journal.events
-    assert not line.is_checked and "are free" in line.reason
+    monkeypatch.setattr(shard_loss_check, "free_bytes", lambda device: 1000)
+    journal = told(plain())
+    [_, line] = journal.events
+    assert not line.is_checked and "is free" in line.reason
     [finding] = journal.findings
-    assert finding.severity == "note" and "is not known" in finding.problem
+    assert finding.severity == "note" and "cannot tell" in finding.problem
+
+
+def test_a_process_that_ends_over_the_question_is_not_asked_again(
+    plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*args: Any) -> str | None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shard_loss_check, "why_not_split", die)
+    folder, built = new_folder(tmp_path), build(plain(), 0, "cpu")
+    with pytest.raises(KeyboardInterrupt):
+        check_shares(built, built.recipe({}), EventLog(folder), 0)
+    check_shares(built, built.recipe({}), EventLog(folder), 0)
+    [line] = atomic_files.read_lines(folder.events, Event)
+    assert isinstance(line, SharesChecked) and not line.is_checked
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"limit_s": 0.0}, "the check took too long"),
+        ({"limit_s": 60.0, "num_parameters": 10**9}, "too long on the CPU"),
+        ({"num_parameters": 10**9}, None),
+        ({"limit_s": 600.0}, None),
+    ],
+)
+def test_nobody_is_kept_waiting_for_the_answer(
+    plain: Plain, change: dict[str, Any], reason: str | None
+) -> None:
+    built = build(plain(model=lambda: torch.nn.Linear(6, 3)), 0, "cpu")
+    cpu = torch.device("cpu")
+    training = Training(experiment=built.experiment, seed=0, device=cpu, data=built.train_data)
+    found = why_not_split(replace(training, **change), built.recipe({}))
+    assert found is None if reason is None else reason in str(found)
+    assert found is None or found.startswith(batch_splitting.UNCHECKED)
+
+
+@pytest.mark.parametrize("has_second_try", [True, False])
+def test_what_a_gpu_has_no_memory_for_is_asked_on_the_cpu_only_where_it_may_be(
+    plain: Plain, monkeypatch: pytest.MonkeyPatch, has_second_try: bool
+) -> None:
+    asked: list[str] = []
+
+    def short(training: Any, recipe: Any, device: torch.device, *_: Any, **__: Any) -> str | None:
+        asked.append(device.type)
+        if device.type == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return None
+
+    monkeypatch.setattr(batch_splitting, "_split_problem", short)
+    monkeypatch.setattr(batch_splitting.rng, "untouched_generators", lambda device: nullcontext())
+    built = build(plain(), 0, "cpu")
+    training = Training(
+        experiment=built.experiment, seed=0, device=torch.device("cuda", 0),
+        data=built.train_data, has_second_try=has_second_try,
+    )  # fmt: skip
+    found = why_not_split(training, built.recipe({}))
+    assert asked == (["cuda", "cuda", "cpu"] if has_second_try else ["cuda", "cuda"])
+    assert (found is None) == has_second_try
 
 
 @pytest.mark.parametrize("reason", [None, COUPLED])
@@ -117,7 +183,7 @@ def test_relief_goes_by_what_was_found_before(
     plain: Plain, tmp_path: Path, reason: str | None
 ) -> None:
     folder, built = new_folder(tmp_path), build(plain(), 0, "cpu")
-    journal = store.Lines(folder.events)
+    journal = atomic_files.Lines(folder.events)
     journal.append(RecipeSet(at=0.0, step=0, recipe=built.recipe({})))
     journal.append(SharesChecked(at=0.0, step=0, reason=reason))
     journal.close()
@@ -125,9 +191,9 @@ def test_relief_goes_by_what_was_found_before(
     def ask(recipe: Any) -> str | None:
         raise AssertionError("it is known already")
 
-    means = Means(batch_size=8, has_batch_norm=False, has_own_step=False, has_blocks=False)
-    relief = Relief(folder, Writing(folder), means, 0, ask=ask)  # type: ignore[arg-type]
-    shortage = Shortage(part="forward", because="no memory")
+    means = OomOptions(batch_size=8, has_batch_norm=False, has_own_step=False, has_blocks=False)
+    relief = OomRecovery(EventLog(folder), means, 0, ask=ask)
+    shortage = OutOfMemory(part="forward", because="no memory")
     if reason is None:
         assert relief.less(shortage, 0, is_in_place=True).micro_batch_size.value == 4
     else:
@@ -135,16 +201,25 @@ def test_relief_goes_by_what_was_found_before(
             relief.less(shortage, 0, is_in_place=True)
 
 
-class Writing:
-    """Writes events, as a journal does."""
+class Second(SingleRank):
+    """A rank that is not the first."""
 
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
+    rank, size, is_first = 1, 2, False
 
-    def event(self, line: Any, *, is_synced: bool = False) -> None:
-        lines = store.Lines(self._folder.events)
-        lines.append(line)
-        lines.close()
+
+@pytest.mark.parametrize("ranks", [Second(), ALONE], ids=["second", "first"])
+def test_the_first_rank_alone_asks_what_to_do_when_another_has_lost_its_gpu(
+    plain: Plain, tmp_path: Path, ranks: Any
+) -> None:
+    folder, built = new_folder(tmp_path), build(plain(), 0, "cpu")
+    journal = atomic_files.Lines(folder.events)
+    journal.append(RecipeSet(at=0.0, step=0, recipe=built.recipe({})))
+    journal.close()
+    asked: list[Any] = []
+    means = OomOptions(batch_size=8, has_batch_norm=False, has_own_step=False, has_blocks=False)
+    relief = OomRecovery(EventLog(folder), means, 0, ranks, asked.append)
+    relief.lost_elsewhere(RunFailed("gpu-state-lost", "rank 2: it is gone.", fix="resume"), 0)
+    assert len(asked) == int(ranks.is_first)
 
 
 def test_on_a_lost_gpu_the_question_is_asked_on_the_cpu_alone(
@@ -159,7 +234,7 @@ def test_on_a_lost_gpu_the_question_is_asked_on_the_cpu_alone(
     def refuse(*args: Any) -> Any:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(splitting, "release_memory", refuse)
+    monkeypatch.setattr(batch_splitting, "release_memory", refuse)
     monkeypatch.setattr(torch.cuda, "get_rng_state", refuse)
     monkeypatch.setattr(torch.cuda, "set_rng_state", refuse)
     monkeypatch.setattr(torch.cuda, "empty_cache", refuse)

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_runs import run_ranks
+from support.ranks_runs import run_ranks
 
-from flatout.engine.checkpoint import read_checkpoint
-from flatout.nouns.lines import Checkpointed, Event
-from flatout.system import store
-from flatout.system.runs import RunFolder, read_run
+from flatout.engine.training.checkpoints import read_checkpoint
+from flatout.schema.run_lines import Checkpointed, Event
+from flatout.system import atomic_files
+from flatout.system.store.run_folder import RunFolder, read_run
 
-CASES = Path(__file__).parents[1] / "cases" / "ranks"
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+TESTS = Path(__file__).parents[1]
+CASES = TESTS / "cases" / "ranks"
 # Of a run that takes some seconds: ranks that wait for each other end with an error by then.
 LIMIT_S = 200.0
 Once = Callable[[str, Callable[[Path], None]], Path]
 
 
 def train_on_two(folder: Path, name: str) -> None:
-    own = [str(CASES), str(BENCHMARKS), os.environ.get("PYTHONPATH", "")]
+    own = [str(CASES), str(TESTS), os.environ.get("PYTHONPATH", "")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, own)))
         patch.setenv("FLATOUT_STATE", str(folder / "state"))
@@ -54,7 +54,7 @@ def usual(once: Once) -> dict[str, list[str]]:
 
 def checkpointed(run: RunFolder) -> dict[int, bool]:
     """Steps of checkpoints, each with whether it was copied first."""
-    lines = store.read_lines(run.events, Event)
+    lines = atomic_files.read_lines(run.events, Event)
     return {one.step: one.is_copied for one in lines if isinstance(one, Checkpointed)}
 
 

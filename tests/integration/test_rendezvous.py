@@ -11,40 +11,40 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 from torch._C._distributed_c10d import PrefixStore
 
-from flatout.engine.connection import Connection
-from flatout.engine.course import Task
-from flatout.engine.group import Group
-from flatout.engine.place import Place
-from flatout.engine.rendezvous import open_store
-from flatout.engine.training import train_in
-from flatout.engine.watch import TERMINATED, StoppedEarly, StopRequest
+from flatout.engine.ranks.connection import Connection
+from flatout.engine.ranks.process_group import MultiRank
+from flatout.engine.ranks.rank_env import RankEnv
+from flatout.engine.ranks.rendezvous import open_store
+from flatout.engine.runtime.stop_signals import TERMINATED, StoppedEarly, StopRequest
+from flatout.engine.training.api import train_in
+from flatout.engine.training.trainer import TrainTask
 from flatout.errors import RunFailed
-from flatout.nouns.change import Change
-from flatout.nouns.lines import Event, Stopped
-from flatout.system import store
-from flatout.system.runs import read_run
+from flatout.schema.change import Change
+from flatout.schema.run_lines import Event, Stopped
+from flatout.system import atomic_files
+from flatout.system.store.run_folder import read_run
 
 if TYPE_CHECKING:
     from conftest import Lab
 
 
 @pytest.fixture
-def first() -> Place:
+def first() -> RankEnv:
     """Rank 0 of three, the last of which never comes."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    return Place(rank=0, size=3, local_rank=0, host="127.0.0.1", port=port, limit_s=60.0)
+    return RankEnv(rank=0, size=3, local_rank=0, host="127.0.0.1", port=port, limit_s=60.0)
 
 
 def load() -> NoReturn:
     raise AssertionError("nothing is trained")
 
 
-def test_a_stop_is_heard_while_ranks_meet(lab: Lab, first: Place) -> None:
+def test_a_stop_is_heard_while_ranks_meet(lab: Lab, first: RankEnv) -> None:
     folder = lab.new()
     spec = read_run(folder).header.spec
-    ranks = Group(Connection(first))
-    task = Task(folder, spec, Change(), StopRequest(), ranks=ranks)
+    ranks = MultiRank(Connection(first))
+    task = TrainTask(folder, spec, Change(), StopRequest(), ranks=ranks)
     # One from before is taken away by rank 0 as soon as it looks for others.
     folder.request_stop()
     with ThreadPoolExecutor(2) as pool:
@@ -56,23 +56,23 @@ def test_a_stop_is_heard_while_ranks_meet(lab: Lab, first: Place) -> None:
         for one in (training, waiting):
             with pytest.raises(StoppedEarly, match="asked to stop"):
                 one.result()
-    [told] = store.read_lines(folder.events, Event)
+    [told] = atomic_files.read_lines(folder.events, Event)
     assert isinstance(told, Stopped) and told.reason == "asked to stop"
     assert not folder.stop.exists() and not folder.lock().is_taken()
 
 
-def test_ranks_do_not_wait_where_nobody_can_come(first: Place) -> None:
+def test_ranks_do_not_wait_where_nobody_can_come(first: RankEnv) -> None:
     second = replace(first, rank=1)
     keeper = open_store(first)
     ended = StopRequest()
     ended.make(TERMINATED)
-    with pytest.raises(RunFailed, match="was ended before all had come"):
+    with pytest.raises(RunFailed, match="was terminated before all ranks had joined"):
         Connection(second).join(print, ended)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(Connection(second, "run").join, print, StopRequest())
         PrefixStore("flatout/run", keeper).get("here/1")
         # As rank 0 goes that has refused to train.
         del keeper
-        with pytest.raises(RunFailed, match="has gone before all had come") as told:
+        with pytest.raises(RunFailed, match="was lost before all ranks had joined") as told:
             waiting.result()
     assert told.value.rule == "ranks-not-together"

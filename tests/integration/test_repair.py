@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_home import Home, rule_of
-from fake_index import ANSWER, write_wheel
+from support.fake_home import Home, rule_of
+from support.fake_index import ANSWER, write_wheel
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 SETTINGS = ("--yes", "--manager", "pip")
@@ -84,7 +84,7 @@ def test_repair_when_torchvision_is_of_another_torch(bench: Bench) -> None:
     assert shown.returncode == 0, shown.stderr
     # plain stays as it is: nothing asks for another one.
     assert changes_of(shown) == [("torchvision", "0.27.0+cpu", "0.28.0+cpu", "changed")]
-    assert "asks for torch==2.12.0" in json.loads(shown.stdout)["troubles"][0]["problem"]
+    assert "requires torch==2.12.0" in json.loads(shown.stdout)["problems"][0]["problem"]
     assert bench.files() == before
     done = bench.repair()
     assert done.returncode == 0, done.stderr
@@ -164,7 +164,7 @@ def test_repair_when_files_are_damaged(bench: Bench) -> None:
     place.write_text("raise ImportError('cut off')")
     done = bench.repair("--json")
     assert done.returncode == 0, done.stderr
-    assert changes_of(done) == [("torch", TORCH, TORCH, "again")]
+    assert changes_of(done) == [("torch", TORCH, TORCH, "reinstalled")]
     assert place.read_text() == ANSWER
 
 
@@ -181,8 +181,8 @@ def test_repair_when_a_library_of_the_framework_is_damaged(bench: Bench) -> None
     assert done.returncode == 0, done.stderr
     # plain is no part of it.
     assert changes_of(done) == [
-        ("torch", TORCH, TORCH, "again"),
-        ("torch-library", "1.0", "1.0", "again"),
+        ("torch", TORCH, TORCH, "reinstalled"),
+        ("torch-library", "1.0", "1.0", "reinstalled"),
     ]
     assert place.read_text() == "lib = 1\n"
 
@@ -222,7 +222,7 @@ def test_repair_when_it_was_made_by_flatout(bench: Bench) -> None:
     # By its folder it is the same one as by its name.
     done = bench.repair(made["folder"], "--json")
     assert done.returncode == 0, done.stderr
-    assert "`jax` was made with jaxlib" in json.loads(done.stdout)["troubles"][0]["problem"]
+    assert "`jax` was created with jaxlib" in json.loads(done.stdout)["problems"][0]["problem"]
     ((name, before, _, how),) = changes_of(done)
     assert (name, before, how) == ("jaxlib", "0.0.1", "changed")
     assert "nothing to repair" in bench.repair("jax").stdout

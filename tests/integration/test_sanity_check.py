@@ -11,16 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.engine import Experiment, confusion, course
-from flatout.engine.module_attributes import put_back
-from flatout.engine.training import train_in
-from flatout.engine.watch import StopRequest
+from flatout.engine import Experiment, confusion
+from flatout.engine.model.module_attributes import restore
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.training import trainer
+from flatout.engine.training.api import train_in
 from flatout.errors import FlatoutError
-from flatout.nouns.change import Change
-from flatout.nouns.lines import EpochEnded, Profiled, Progress, Started, Validated
-from flatout.nouns.run import RunHeader
-from flatout.nouns.tuning import Wish
-from flatout.system import store
+from flatout.schema.change import Change
+from flatout.schema.run import RunHeader
+from flatout.schema.run_lines import EpochEnded, Profiled, Progress, Started, Validated
+from flatout.schema.tuning import TuneRequest
+from flatout.system import atomic_files
 
 if TYPE_CHECKING:
     from conftest import Lab, Tell
@@ -169,7 +170,7 @@ def test_checked_training_is_the_unchecked_one_bit_for_bit(
     fields, use = KINDS[kind]
     experiment = plain(model=Drawing, ema=0.9, epochs=2, **fields)
     checked = lab.run(experiment, **use)
-    monkeypatch.setattr(course, "check_validation", lambda *_: None)
+    monkeypatch.setattr(trainer, "check_validation", lambda *_: None)
     unchecked = lab.run(experiment, **use)
     assert tell.traces(checked) == tell.traces(unchecked)
 
@@ -249,11 +250,11 @@ def test_mistake_is_told_before_a_search(
         search.tell(Profiled(at=0.0, step=0, profile=profile, num_candidates=1, budget_s=1.0))
         raise AssertionError("it has begun")
 
-    monkeypatch.setattr(course, "tuned_recipe", search)
+    monkeypatch.setattr(trainer, "tuned_recipe", search)
     folder = lab.new()
-    header = store.read_json(folder.header, RunHeader)
-    spec = msgspec.structs.replace(header.spec, tuning=Wish(mode="full"))
-    task = course.Task(folder, spec, Change(), StopRequest())
+    header = atomic_files.read_json(folder.header, RunHeader)
+    spec = msgspec.structs.replace(header.spec, tuning=TuneRequest(mode="full"))
+    task = trainer.TrainTask(folder, spec, Change(), StopRequest())
     with pytest.raises(FlatoutError) as caught:
         train_in(task, lambda: plain(metrics=accuracy, best="acc"))
     assert caught.value.rule == "unknown-metric"
@@ -283,13 +284,13 @@ class Counting(nn.Module):
 
 def test_what_a_model_counts_is_put_back() -> None:
     model = Counting()
-    with put_back(model):
+    with restore(model):
         model(torch.zeros(2, 4))
         model.linear.weight.requires_grad_(False)
     assert (model.calls, model.seen, model.late) == (0, [], None)
     assert not hasattr(model, "last") and model.linear.weight.requires_grad
     norm = nn.BatchNorm1d(4)
     before = norm.running_mean
-    with put_back(norm):
+    with restore(norm):
         norm(torch.randn(8, 4) + 3)
     assert norm.running_mean is before and not before.any() and norm.num_batches_tracked == 0

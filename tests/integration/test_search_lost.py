@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_graphs import RecordedGraphs
+from support.recorded_graphs import RecordedGraphs
 
-from flatout.engine import defaults, session, tuner
-from flatout.engine.beside import judged_beside
-from flatout.engine.contest import Contest
-from flatout.engine.contestants import Subject
-from flatout.engine.graphs import CaptureBroken
-from flatout.engine.trial import Surroundings, Terms
-from flatout.engine.tuner import Search, _carried_out, _last_probe, _Left
-from flatout.engine.watch import StopRequest
+from flatout.engine.recipe import recipe_checks
+from flatout.engine.runtime.error_map import CaptureBroken
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.session import session
+from flatout.engine.tuner import driver
+from flatout.engine.tuner.candidate_builder import TuningTask
+from flatout.engine.tuner.compile_trial_process import judged_in_child
+from flatout.engine.tuner.driver import Search, _carried_out, _last_probe, _Left
+from flatout.engine.tuner.trial_process import Terms, TrialContext
+from flatout.engine.tuner.trials import Trials
 from flatout.errors import RunFailed
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.run import RunHeader
-from flatout.nouns.tuning import (
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run import RunHeader
+from flatout.schema.tuning import (
     Candidate,
     Check,
     Decision,
@@ -31,11 +33,11 @@ from flatout.nouns.tuning import (
     Result,
     Rung,
     Trial,
+    TuneRequest,
     Verdict,
-    Wish,
 )
-from flatout.system import store
-from flatout.system.runs import RunFolder
+from flatout.system import atomic_files
+from flatout.system.store.run_folder import RunFolder
 from flatout.tune.problem import Problem
 
 EXPERIMENT = """
@@ -73,21 +75,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a run; in this process every capture breaks, on a CPU, too."""
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(session, "graphs_on", lambda device: Unended())
-    monkeypatch.setattr(defaults, "why_not_captured", lambda *args: None)
+    monkeypatch.setattr(recipe_checks, "why_not_captured", lambda *args: None)
     file = tmp_path / "lost_search.py"
     file.write_text(EXPERIMENT)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     spec = ExperimentSpec(name="small", file=str(file), sha256=digest)
     header = RunHeader(id="x", created_at=0.0, flatout_version="0", python="", spec=spec)
-    store.write_json(RunFolder(tmp_path).header, header)
+    atomic_files.write_json(RunFolder(tmp_path).header, header)
     return tmp_path
 
 
-def contest_here() -> Contest:
+def contest_here() -> Trials:
     """Of the experiment in that file."""
     names: dict[str, Any] = {}
     exec(EXPERIMENT, names)
-    return Contest(Subject(experiment=names["experiment"](), device_name="cpu"))
+    return Trials(TuningTask(experiment=names["experiment"](), device_name="cpu"))
 
 
 def trial_of(changes: dict[str, Any], **fields: Any) -> Trial:
@@ -95,14 +97,14 @@ def trial_of(changes: dict[str, Any], **fields: Any) -> Trial:
     return Trial(stage="screen", candidate=candidate, incumbent=DEFAULTS, changes=changes, **fields)
 
 
-def left_of(contest: Contest, folder: Path | None, lost: list[Any] | None) -> _Left:
+def left_of(contest: Trials, folder: Path | None, lost: list[Any] | None) -> _Left:
     base = Candidate(name="base", axis="loop", changes=DEFAULTS, why="")
     problem = Problem(
         base=base, candidates=(), skipped=(), profile=PROFILE, budget_s=60.0, batch_size=16,
         can_start=True,
     )  # fmt: skip
     search = Search(
-        subject=contest.contestants.subject, wish=Wish(mode="full"), num_steps=None,
+        subject=contest.contestants.subject, wish=TuneRequest(mode="full"), num_steps=None,
         request=StopRequest(), tell=lambda line: None, folder=folder,
         lose=lost.append if lost is not None else None,
     )  # fmt: skip
@@ -114,17 +116,17 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
     """What was given to other processes, which find it faster and right."""
     given: list[Trial] = []
 
-    def measured(trial: Trial, limit_s: float, surroundings: Surroundings) -> Result:
+    def measured(trial: Trial, limit_s: float, surroundings: TrialContext) -> Result:
         given.append(trial)
         return Result(trial=trial, cost_s=1.0, speedup=FASTER)
 
-    def judged(trial: Trial, surroundings: Surroundings) -> Verdict:
+    def judged(trial: Trial, surroundings: TrialContext) -> Verdict:
         given.append(trial)
         return Verdict(checks=(Check(name="gate", is_passed=True),))
 
-    monkeypatch.setattr(tuner, "measured_beside", measured)
-    monkeypatch.setattr(tuner, "measured_apart", measured)
-    monkeypatch.setattr(tuner, "judged_beside", judged)
+    monkeypatch.setattr(driver, "measured_in_child", measured)
+    monkeypatch.setattr(driver, "measured_in_fresh_processes", measured)
+    monkeypatch.setattr(driver, "judged_in_child", judged)
     return given
 
 
@@ -176,10 +178,10 @@ def test_a_search_in_a_notebook_ends_with_a_broken_capture(folder: Path) -> None
 
 def test_the_gate_is_asked_in_a_fresh_process(folder: Path) -> None:
     changes = {**DEFAULTS, "optimizer_implementation": "foreach"}
-    surroundings = Surroundings(
+    surroundings = TrialContext(
         folder=folder, usual_s=5.0, terms=Terms(device_name="cpu", fixed={}), request=StopRequest()
     )
-    verdict = judged_beside(trial_of(changes, deadline_s=200.0), surroundings)
+    verdict = judged_in_child(trial_of(changes, deadline_s=200.0), surroundings)
     assert verdict.is_passed and len(verdict.checks) > 1
-    late = judged_beside(trial_of(changes, deadline_s=0.1), surroundings)
-    assert not late.is_passed and "could not be asked" in str(late.checks[0].note)
+    late = judged_in_child(trial_of(changes, deadline_s=0.1), surroundings)
+    assert not late.is_passed and "could not be checked" in str(late.checks[0].note)

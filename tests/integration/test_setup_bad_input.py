@@ -14,7 +14,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from fake_home import PYTHON, Home, rule_of
+from support.fake_home import PYTHON, Home, rule_of
 
 AGREED = ("--cpu", "--yes", "--manager", "pip")
 

@@ -21,8 +21,8 @@ from flatout.engine.ingest.ingestion import ingest
 from flatout.errors import FlatoutError
 from flatout.experiments._pictures import read_idx
 from flatout.experiments.mnist import experiment
-from flatout.nouns.ingestion import Ingested, IngestRequest
-from flatout.system import clock, store
+from flatout.schema.ingest_protocol import Ingested, IngestRequest
+from flatout.system import atomic_files, clock
 
 
 def ingested(source: Path, dest: Path, **options: Any) -> data.Shards:
@@ -189,7 +189,7 @@ def test_killed_ingestion_leaves_no_process_and_goes_on(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     assert not (tmp_path / "shards/manifest.json").exists(), "killed too late to tell anything"
-    lock = store.Lock(state / "lock")
+    lock = atomic_files.FileLock(state / "lock")
     while lock.is_taken() and clock.elapsed_s() < until_s:
         clock.sleep_s(0.05)
     assert not lock.is_taken(), "the process that ingests has outlived its command line"

@@ -11,14 +11,14 @@ from typing import Any
 import psutil
 import pytest
 
-from flatout.engine import trial
-from flatout.engine.trial import Surroundings, Terms, measured_apart
-from flatout.engine.watch import StopRequest
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.run import RunHeader
-from flatout.nouns.tuning import Candidate, Result, Trial
-from flatout.system import store
-from flatout.system.runs import RunFolder
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.tuner import trial_process
+from flatout.engine.tuner.trial_process import Terms, TrialContext, measured_in_fresh_processes
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run import RunHeader
+from flatout.schema.tuning import Candidate, Result, Trial
+from flatout.system import atomic_files
+from flatout.system.store.run_folder import RunFolder
 
 EXPERIMENT = """
 import os
@@ -78,7 +78,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         name="small", file=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest()
     )
     header = RunHeader(id="x", created_at=0.0, flatout_version="0", python="", spec=spec)
-    store.write_json(RunFolder(tmp_path).header, header)
+    atomic_files.write_json(RunFolder(tmp_path).header, header)
     return tmp_path
 
 
@@ -96,10 +96,10 @@ def measured(
         num_processes=num_processes,
     )  # fmt: skip
     terms = Terms(device_name=None, fixed={}, part_size=part_size)
-    surroundings = Surroundings(
+    surroundings = TrialContext(
         folder=folder, usual_s=usual_s, terms=terms, request=request or StopRequest()
     )
-    return measured_apart(asked, 0.3, surroundings)
+    return measured_in_fresh_processes(asked, 0.3, surroundings)
 
 
 def test_no_pair_is_begun_when_somebody_has_asked_to_stop(folder: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_cache_is_measured_beside_a_loop_over_the_same_part(folder: Path) -> N
     (folder / "rows").touch()
     result = measured(folder, {"data_path": "cached"}, part_size=64)
     assert result.problem is None and result.speedup is not None
-    assert result.effect == "no sample was read, all came from the cache"
+    assert result.effect == "no sample was read; all came from the cache"
 
 
 def test_a_candidate_that_takes_its_process_along_has_lost(folder: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_candidate_that_takes_its_process_along_has_lost(folder: Path) -> None
     result = measured(folder, {"num_threads": 1})
     assert result.speedup is None and result.problem is not None
     assert result.problem.rule == "trial-died"
-    assert result.problem.because == "it ended with exit code 7"
+    assert result.problem.because == "exited with code 7"
 
 
 def test_what_an_experiment_starts_does_not_read_what_is_asked(folder: Path) -> None:
@@ -146,10 +146,10 @@ def test_a_candidate_that_takes_much_too_long_is_ended_and_told_so(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "sleeps").touch()
-    monkeypatch.setattr(trial, "_LEAST_PATIENCE_S", 0.0)
+    monkeypatch.setattr(trial_process, "_LEAST_PATIENCE_S", 0.0)
     result = measured(folder, {"num_threads": 1}, usual_s=1.0)
     assert result.problem is not None and result.problem.rule == "trial-died"
-    assert result.problem.because == "it was not done after 5 s, and was ended"
+    assert result.problem.because == "it did not finish within 5 s, and was killed"
 
 
 def test_a_process_that_cannot_be_started_is_a_candidate_that_lost(
@@ -158,7 +158,7 @@ def test_a_process_that_cannot_be_started_is_a_candidate_that_lost(
     monkeypatch.setattr(sys, "executable", str(folder / "no python"))
     result = measured(folder, {"num_threads": 1})
     assert result.problem is not None and result.problem.rule == "trial-died"
-    assert str(result.problem.because).startswith("it could not be started")
+    assert str(result.problem.because).startswith("the process could not be started")
 
 
 def test_no_worker_is_left_behind(folder: Path) -> None:

@@ -15,16 +15,16 @@ import pytest
 import torch
 
 import flatout.engine
-from flatout.engine.contest import Contest
-from flatout.engine.contestants import Subject
-from flatout.engine.identity import identity
-from flatout.engine.plain import PlainLoop
-from flatout.engine.session import build
-from flatout.engine.tuner import Search, _held, tuned_recipe
-from flatout.engine.watch import StopRequest
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.session.session import build
+from flatout.engine.tuner.baseline_loop import BaselineLoop
+from flatout.engine.tuner.cache_key import identity
+from flatout.engine.tuner.candidate_builder import TuningTask
+from flatout.engine.tuner.driver import Search, _held, tuned_recipe
+from flatout.engine.tuner.trials import Trials
 from flatout.errors import UsageError
-from flatout.nouns.lines import Tried
-from flatout.nouns.tuning import (
+from flatout.schema.run_lines import Tried
+from flatout.schema.tuning import (
     Candidate,
     Decision,
     Interval,
@@ -33,9 +33,10 @@ from flatout.nouns.tuning import (
     Result,
     Rung,
     Trial,
-    Wish,
+    TuneRequest,
 )
-from flatout.system import recipes, store
+from flatout.system import atomic_files
+from flatout.system.store import recipe_cache
 from flatout.tune.cache import SEARCH_VERSION, cache_key
 
 WIDTH = 256
@@ -88,18 +89,22 @@ def test_what_a_short_run_left_out_is_asked_anew_for_a_long_one(tmp_path: Path) 
     def reason(num_steps: int) -> str:
         lines: list[Any] = []
         search = Search(
-            subject=Subject(experiment=experiment()), wish=Wish(mode="full", budget_s=2.0),
-            num_steps=num_steps, request=StopRequest(), tell=lines.append, folder=tmp_path,
+            subject=TuningTask(experiment=experiment()),
+            wish=TuneRequest(mode="full", budget_s=2.0),
+            num_steps=num_steps,
+            request=StopRequest(),
+            tell=lines.append,
+            folder=tmp_path,
             # So that there is no time for other processes.
             load_s=60.0,
-        )  # fmt: skip
+        )
         assert tuned_recipe(search) is not None
         skipped = {skip.name: skip.reason for skip in lines[-1].decision.skipped}
         return skipped["compiled forward and loss"]
 
     if "cannot pay" not in reason(100):
         pytest.skip("nothing can be compiled here")
-    assert "larger --budget" in reason(10**7)
+    assert "more time with --budget" in reason(10**7)
 
 
 def test_a_fixed_field_is_not_tried() -> None:
@@ -111,7 +116,7 @@ def test_a_fixed_field_is_not_tried() -> None:
 
 def test_what_you_have_set_need_not_be_seen_at_work() -> None:
     """Without effect, it is warned of; the search goes on with it."""
-    contest = Contest(Subject(experiment=experiment(), fixed={"attention": "auto"}))
+    contest = Trials(TuningTask(experiment=experiment(), fixed={"attention": "auto"}))
     changes = {"attention": "auto"}
     base = Candidate(name="base", axis="loop", changes=changes, why="")
     trial = Trial(stage="screen", candidate=base, incumbent=None, changes=changes)
@@ -120,7 +125,7 @@ def test_what_you_have_set_need_not_be_seen_at_work() -> None:
 
 
 def test_micro_batches_are_seen_in_the_update() -> None:
-    contest = Contest(Subject(experiment=experiment()))
+    contest = Trials(TuningTask(experiment=experiment()))
     contestant, proof = contest.contestant({"micro_batch_size": 16}, {"micro_batch_size": 16})
     contestant.runner.close()
     assert proof.effect == "4 micro-batches of 16"
@@ -129,7 +134,7 @@ def test_micro_batches_are_seen_in_the_update() -> None:
 def test_a_search_leaves_a_warning_a_warning() -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        contestant = Contest(Subject(experiment=experiment())).contestants.plain()
+        contestant = Trials(TuningTask(experiment=experiment())).contestants.plain()
         with contestant.settings():
             assert not torch.are_deterministic_algorithms_enabled()
         assert torch.is_deterministic_algorithms_warn_only_enabled()
@@ -160,7 +165,7 @@ def test_strict_numerics_try_no_other_rounding() -> None:
 
 
 def test_a_candidate_that_cannot_run_becomes_a_problem() -> None:
-    contest = Contest(Subject(experiment=experiment()))
+    contest = Trials(TuningTask(experiment=experiment()))
     candidate = Candidate(
         name="fused", axis="optimizer", changes={"precision": "fp16"}, why="not on a CPU"
     )
@@ -185,7 +190,7 @@ def test_channels_last_is_refused_where_weights_have_five_dimensions() -> None:
 
 
 def test_workers_that_draw_alike_are_refused() -> None:
-    contest = Contest(Subject(experiment=experiment(train_data=OwnDice)))
+    contest = Trials(TuningTask(experiment=experiment(train_data=OwnDice)))
     [failed] = contest.judged({"loader_workers": 2}).failed
     assert failed.name == "samples"
 
@@ -209,7 +214,7 @@ def test_a_setting_that_did_nothing_is_told() -> None:
         model=lambda: Scaling(),
         loss=lambda model, batch: model(batch[0]).square().mean(),
     )
-    contest = Contest(Subject(experiment=scaling))
+    contest = Trials(TuningTask(experiment=scaling))
     changes = {"precision": "bf16"}
     candidate = Candidate(name="bf16 autocast", axis="precision", changes=changes, why="")
     trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes=changes)
@@ -232,7 +237,7 @@ def test_the_plain_loop_makes_the_updates_of_a_loop_written_by_hand() -> None:
     described = experiment(shuffle=False, clip_norm=1.0)
     built = build(described, 0, None)
     by_hand = build(described, 0, None)
-    PlainLoop(built).run(8)
+    BaselineLoop(built).run(8)
     inputs, targets = by_hand.train_data
     for start in range(0, 512, 64):
         by_hand.optimizers.only.zero_grad()
@@ -257,7 +262,7 @@ def test_the_command_keeps_what_it_has_decided_and_nothing_else(tmp_path: Path) 
     document = json.loads(tuned.stdout)
     decision = document["decision"]
     skipped = {skip["name"]: skip["reason"] for skip in decision["skipped"]}
-    assert skipped["compiled forward and loss"].startswith("79 steps ")
+    assert skipped["compiled forward and loss"].startswith("compiling does not pay off in 79 steps")
     assert [rung["name"] for rung in decision["rungs"][:2]] == ["plain loop", "flatout's defaults"]
     assert (Path(document["folder"]) / "recipe.json").exists()
     # How busy the machine is decides whether anything is decided.
@@ -302,15 +307,19 @@ def test_a_budget_holds_once_the_process_runs() -> None:
 
 def search_of(lines: list[Any], budget_s: float | None = None, **changes: Any) -> Search:
     fields: dict[str, Any] = {
-        "subject": Subject(experiment=experiment()), "wish": Wish(mode="full", budget_s=budget_s),
-        "num_steps": 8, "request": StopRequest(), "tell": lines.append, "folder": None,
-    }  # fmt: skip
+        "subject": TuningTask(experiment=experiment()),
+        "wish": TuneRequest(mode="full", budget_s=budget_s),
+        "num_steps": 8,
+        "request": StopRequest(),
+        "tell": lines.append,
+        "folder": None,
+    }
     return Search(**(fields | changes))
 
 
 def kept(changes: dict[str, Any], **others: Any) -> Path:
     """A decision of before for this experiment: that a recipe was twice as fast, or as given."""
-    contest = Contest(Subject(experiment=experiment()))
+    contest = Trials(TuningTask(experiment=experiment()))
     identity = {
         **contest.contestants.identity("default"), "has_processes": False,
         "search": SEARCH_VERSION,
@@ -331,14 +340,14 @@ def kept(changes: dict[str, Any], **others: Any) -> Path:
         decision=Decision(**(fields | others)), probe=gain,
     )  # fmt: skip
     key = cache_key(identity)
-    recipes.keep(key, known)
-    return recipes.recipes_folder() / f"{key}.json"
+    recipe_cache.keep(key, known)
+    return recipe_cache.recipes_folder() / f"{key}.json"
 
 
 def test_defaults_that_were_decided_on_are_taken_without_a_search() -> None:
     kept({}, is_default=True, speedup=None)
     lines: list[Any] = []
-    recipe = tuned_recipe(search_of(lines, wish=Wish(mode="auto")))
+    recipe = tuned_recipe(search_of(lines, wish=TuneRequest(mode="auto")))
     assert recipe is not None and recipe.optimizer_implementation.value == "fused"
     assert lines[-1].is_from_cache and not [line for line in lines if isinstance(line, Tried)]
 
@@ -347,7 +356,7 @@ def test_a_kept_recipe_that_is_slower_than_the_defaults_is_forgotten() -> None:
     # A sample at a time: no machine is so busy that this looks as fast.
     path = kept({"micro_batch_size": 1})
     assert path.exists()
-    assert tuned_recipe(search_of([], wish=Wish(mode="auto"))) is None
+    assert tuned_recipe(search_of([], wish=TuneRequest(mode="auto"))) is None
     assert not path.exists()
 
 
@@ -356,7 +365,7 @@ class Probed:
 
     def __init__(self, *results: tuple[float, bool]) -> None:
         self._results = list(results)
-        self.contestants = Contest(Subject(experiment=experiment())).contestants
+        self.contestants = Trials(TuningTask(experiment=experiment())).contestants
 
     def take_as_plain(self, baseline: dict[str, Any]) -> None:
         pass
@@ -386,7 +395,7 @@ def test_what_was_found_beside_others_is_measured_again_when_they_are_gone(
     was_busy: bool, probes: list[tuple[float, bool]], holds: bool, is_busy_now: bool | None
 ) -> None:
     load = Load(other_cpus=1.5 if was_busy else 0.0, num_cpus=2)
-    known = store.read_json(kept({"num_threads": 1}, load=load), Known)
+    known = atomic_files.read_json(kept({"num_threads": 1}, load=load), Known)
     held = _held(Probed(*probes), known)  # type: ignore[arg-type]
     assert (held is not None) == holds
     if held is not None:
@@ -395,14 +404,14 @@ def test_what_was_found_beside_others_is_measured_again_when_they_are_gone(
 
 def test_what_an_older_flatout_has_kept_is_not_found() -> None:
     """It may say that a plain loop stays, which is slower than the defaults."""
-    contest = Contest(Subject(experiment=experiment()))
+    contest = Trials(TuningTask(experiment=experiment()))
     identity = {**contest.contestants.identity("default"), "has_processes": False}
-    folder = recipes.recipes_folder()
+    folder = recipe_cache.recipes_folder()
     folder.mkdir(parents=True)
     old = {"identity": {}, "decided_at": 0.0, "is_thorough": True, "decision": {"is_plain": True}}
     (folder / f"{cache_key(identity)}.json").write_text(json.dumps(old))
     lines: list[Any] = []
-    assert tuned_recipe(search_of(lines, wish=Wish(mode="auto"))) is None
+    assert tuned_recipe(search_of(lines, wish=TuneRequest(mode="auto"))) is None
     assert lines == []
 
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import flatout.engine
-from flatout.engine.contest import Contest
-from flatout.engine.contestants import Subject
-from flatout.engine.tuner import Search, tuned_recipe
-from flatout.engine.watch import StopRequest
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.tuner.candidate_builder import TuningTask
+from flatout.engine.tuner.driver import Search, tuned_recipe
+from flatout.engine.tuner.trials import Trials
 from flatout.errors import FlatoutError
-from flatout.nouns.lines import Event, Tuned
-from flatout.nouns.tuning import Candidate, Trial, Wish
+from flatout.schema.run_lines import Event, Tuned
+from flatout.schema.tuning import Candidate, Trial, TuneRequest
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +139,7 @@ def test_a_model_that_cannot_run_in_bf16_loses_with_its_own_words() -> None:
 def measured(asked: flatout.Experiment, changes: dict[str, Any]) -> Any:
     candidate = Candidate(name="tried", axis="any", changes=changes, why="")
     trial = Trial(stage="screen", candidate=candidate, incumbent=None, changes=changes)
-    return Contest(Subject(experiment=asked, device_name="cpu")).measured(trial, 0.3)
+    return Trials(TuningTask(experiment=asked, device_name="cpu")).measured(trial, 0.3)
 
 
 def test_a_budget_too_short_for_a_trial_says_what_would_do_and_keeps_nothing(
@@ -147,7 +147,7 @@ def test_a_budget_too_short_for_a_trial_says_what_would_do_and_keeps_nothing(
 ) -> None:
     found = flatout.engine.tune(experiment(), budget_s=0.01, is_quiet=True)
     assert found.use == {} and not found.decision.has_measured
-    assert "no time for a trial" in found.decision.why and "would do" in found.decision.why
+    assert "no time for a trial" in found.decision.why and "would be enough" in found.decision.why
     assert not list(tmp_path.glob("recipes/*"))
 
 
@@ -155,8 +155,8 @@ def test_a_training_whose_loss_is_nan_is_left_to_name_its_samples() -> None:
     """The search only ends: the weights that a run is given may do better."""
     told: list[Event] = []
     search = Search(
-        subject=Subject(experiment=experiment(loss=not_a_number), device_name="cpu"),
-        wish=Wish(mode="full"),
+        subject=TuningTask(experiment=experiment(loss=not_a_number), device_name="cpu"),
+        wish=TuneRequest(mode="full"),
         num_steps=4,
         request=StopRequest(),
         tell=told.append,

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import flatout.engine
-from flatout.engine.contest import Contest
-from flatout.engine.contestants import Subject
-from flatout.engine.plain import PlainLoop
-from flatout.engine.session import build
+from flatout.engine.session.session import build
+from flatout.engine.tuner.baseline_loop import BaselineLoop
+from flatout.engine.tuner.candidate_builder import TuningTask
+from flatout.engine.tuner.trials import Trials
 from flatout.errors import RunFailed
-from flatout.nouns.tuning import Candidate, Trial
+from flatout.schema.tuning import Candidate, Trial
 from flatout.tune.memory import larger_parts
 
 WIDTH = 64
@@ -107,7 +107,7 @@ def test_parts_of_a_batch_make_the_same_update(data: Any, loss: Any) -> None:
     weights = []
     for size in (None, 13):
         built = build(told, 0, "cpu")
-        loop = PlainLoop(built, size)
+        loop = BaselineLoop(built, size)
         assert [loop.run(4), loop.run(1), loop.run(1)] == [192, 8, 48]
         weights.append([parameter.detach() for parameter in built.model.parameters()])
     for whole, parts in zip(*weights, strict=True):
@@ -120,7 +120,7 @@ def test_the_plain_loop_accumulates_where_the_batch_does_not_fit() -> None:
     assert found.decision.rungs[0].name == "plain loop, 4 micro-batches"
     assert found.decision.rungs[0].changes == {"micro_batch_size": 13}
     micro = found.recipe.micro_batch_size
-    assert micro.value == 13 and "does not fit into the memory" in micro.why
+    assert micro.value == 13 and "does not fit into memory" in micro.why
     assert all(
         rung.changes.get("micro_batch_size", 13) <= 13 for rung in found.decision.rungs
     )  # fmt: skip
@@ -143,7 +143,7 @@ def root_mean(model: nn.Module, batch: Any) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"loss": contrasted}, "it was not seen to compute the same"),
+        ({"loss": contrasted}, "it does not compute the same"),
         ({"metrics": root_mean, "best": "rmse"}, "the validation's `rmse` would change"),
     ],
     ids=["loss", "metric"],
@@ -151,7 +151,7 @@ def root_mean(model: nn.Module, batch: Any) -> dict[str, Tensor]:
 def test_parts_that_compute_something_else_are_not_taken(fields: dict[str, Any], said: str) -> None:
     told = experiment(**{"loss": mean_loss, "validation_data": rows, **fields})
     bounded = dataclasses.replace(told, loss=short_of_memory(told.loss, 16))
-    contest = Contest(Subject(experiment=bounded))
+    contest = Trials(TuningTask(experiment=bounded))
     with pytest.raises(RunFailed) as caught:
         contest.plain_step()
     assert caught.value.rule == "out-of-memory" and said in str(caught.value.because)
@@ -170,7 +170,7 @@ def test_batch_norm_is_not_shown_parts_of_a_batch() -> None:
         blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3))
         return layers(nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Sequential(*blocks))
 
-    contest = Contest(Subject(experiment=experiment(model=model, loss=loss)))
+    contest = Trials(TuningTask(experiment=experiment(model=model, loss=loss)))
     contest.plain_step()
     assert contest.contestants.setting.baseline == {"activation_checkpointing": 0.5}
     assert contest.contestants.plain_recipe().activation_checkpointing.value == 0.5
@@ -189,7 +189,7 @@ def test_larger_parts_are_won_where_blocks_are_computed_again() -> None:
         blocks = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3))
         return layers(nn.Sequential(*blocks))
 
-    contest = Contest(Subject(experiment=experiment(model=model, loss=loss)))
+    contest = Trials(TuningTask(experiment=experiment(model=model, loss=loss)))
     contest.plain_step()
     assert contest.contestants.setting.baseline == {"micro_batch_size": 13}
     first, *_ = larger_parts(contest.contestants.setting)
@@ -198,7 +198,7 @@ def test_larger_parts_are_won_where_blocks_are_computed_again() -> None:
     trial = Trial(stage="screen", candidate=first, incumbent=base, changes=changes)
     result = contest.measured(trial, 0.3)
     assert result.problem is None and result.effect is not None
-    assert "1 blocks computed again" in result.effect
+    assert "1 block recomputed" in result.effect
     assert contest.judged(changes).is_passed
 
 
@@ -207,7 +207,7 @@ def test_larger_parts_are_won_where_blocks_are_computed_again() -> None:
     [
         ({"model": lambda: layers(nn.BatchNorm1d(WIDTH))}, "BatchNorm"),
         ({"loss": short_of_memory(mean_of_counted_loss, 16)}, "compute the same"),
-        ({"loss": short_of_memory(mean_loss, 0)}, "could not be asked"),
+        ({"loss": short_of_memory(mean_loss, 0)}, "could not be checked"),
     ],
 )
 def test_nothing_is_changed_silently_where_memory_is_short(
@@ -222,7 +222,7 @@ def test_nothing_is_changed_silently_where_memory_is_short(
 
 def test_parts_that_were_asked_for_are_those_of_the_plain_loop() -> None:
     bounded = experiment(loss=short_of_memory(mean_loss, 16))
-    contest = Contest(Subject(experiment=bounded, fixed={"micro_batch_size": 10}))
+    contest = Trials(TuningTask(experiment=bounded, fixed={"micro_batch_size": 10}))
     contest.plain_step()
     assert contest.contestants.setting.baseline == {}
 
@@ -233,7 +233,7 @@ def test_a_candidate_without_enough_memory_loses_with_the_reason() -> None:
             raise RuntimeError("CUDA error: out of memory")
         return mean_loss(model, batch)
 
-    contest = Contest(Subject(experiment=experiment(loss=loss, shuffle=False)))
+    contest = Trials(TuningTask(experiment=experiment(loss=loss, shuffle=False)))
     for changes, rule in (({"micro_batch_size": 25}, "out-of-memory"), ({}, None)):
         candidate = Candidate(name="tried", axis="micro-batch", changes=changes, why="")
         trial = Trial(stage="screen", candidate=candidate, incumbent={}, changes=changes)
@@ -244,8 +244,8 @@ def test_a_candidate_without_enough_memory_loses_with_the_reason() -> None:
 CHILD = """
 import json, resource, sys, torch
 import flatout, flatout.engine
-from flatout.engine.contest import Contest
-from flatout.engine.contestants import Subject
+from flatout.engine.tuner.trials import Trials
+from flatout.engine.tuner.candidate_builder import TuningTask
 
 class Wide(torch.nn.Module):
     def __init__(self):
@@ -262,7 +262,7 @@ experiment = flatout.Experiment(
     train_data=lambda: (inputs, inputs), batch_size=256, epochs=1,
 )
 torch.set_num_threads(1)
-contest = Contest(Subject(experiment=experiment))
+contest = Trials(TuningTask(experiment=experiment))
 # A batch of 256 takes 2 GB for its forward and backward pass; what is there now, and 1 GB.
 pages = int(open("/proc/self/statm").read().split()[0])
 room = pages * resource.getpagesize() + 1_000_000_000

@@ -39,15 +39,14 @@ _OPENS = """{python} -c 'import ctypes; ctypes.CDLL("{name}")' 2>/dev/null && ec
 """
 _PLAN = """
 import sys
-from flatout import groundwork
-from flatout.apply import undoing
-from flatout.nouns.machine import Host, Machine
-from flatout.nouns.plan import Plan
-from flatout.nouns.wsl import Wsl
-from flatout.probes.libraries import probe_libraries
-from flatout.setup.goals.loader_path import plan_loader_path
-from flatout.setup.tables import shipped_tables
-from flatout.system.system import LocalSystem
+from flatout.system.changes import api as changes_api
+from flatout.schema.machine import Host, Machine
+from flatout.schema.plan import Plan
+from flatout.schema.wsl import Wsl
+from flatout.system.probes.libraries import probe_libraries
+from flatout.setup.host.loader_path import plan_loader_path
+from flatout.compat.tables import shipped_tables
+from flatout.system.host_system import LocalSystem
 
 def plan():
     libraries, unread = probe_libraries(LocalSystem(), None)
@@ -55,7 +54,7 @@ def plan():
     steps = plan_loader_path(machine, shipped_tables()).steps[:-1]  # But for nvidia-smi.
     return Plan(goal="g", steps=steps)
 
-for outcome in groundwork.apply(plan()):
+for outcome in changes_api.apply(plan()):
     print(outcome.step, outcome.how, outcome.problem.problem if outcome.problem else "")
 print("left to do:", len(plan().steps))
 """

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from flatout.engine import train
-from flatout.engine.loading import load_experiment
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.system.sources import built_in_names
+from flatout.engine.session.load_experiment import load_experiment
+from flatout.runs.experiment_source import built_in_names
+from flatout.schema.experiment_spec import ExperimentSpec
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 FILES = sorted((BENCHMARKS / "zoo").glob("*.py"))

@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from flatout.cli.main import run
-from flatout.engine import tuner, worker
-from flatout.engine.contest import Contest
-from flatout.nouns.change import Change
-from flatout.nouns.tuning import Interval, Load, Result, Trial
-from flatout.system import child
-from flatout.system.runs import RunFolder
+from flatout.engine.training import worker
+from flatout.engine.tuner import driver
+from flatout.engine.tuner.trials import Trials
+from flatout.schema.change import Change
+from flatout.schema.tuning import Interval, Load, Result, Trial
+from flatout.system import worker_process
+from flatout.system.store.run_folder import RunFolder
 
 FASTER = Interval(middle=1.5, low=1.45, high=1.55)
 SLOWER = Interval(middle=0.8, low=0.75, high=0.85)
@@ -59,9 +60,9 @@ def work_here(python: str, folder: RunFolder, change: Change, **_: Any) -> Ended
 
 
 def main() -> int:
-    Contest.measured = lambda self, trial, *others: pinned(trial)  # type: ignore[method-assign]
-    tuner.measured_apart = tuner.measured_beside = pinned  # type: ignore[assignment]
-    child.start_worker = work_here  # type: ignore[assignment]
+    Trials.measured = lambda self, trial, *others: pinned(trial)  # type: ignore[method-assign]
+    driver.measured_in_fresh_processes = driver.measured_in_child = pinned  # type: ignore[assignment]
+    worker_process.start_worker = work_here  # type: ignore[assignment]
     tune = ["tune", "mlp", "--numerics", "fast", "--epochs", "1", "--budget", "30", "--json"]
     train = ["train", "mlp", "--numerics", "fast", "--epochs", "1", "--name", "after", "--json"]
     for command in (tune, train, ["show", "after", "--recipe"]):

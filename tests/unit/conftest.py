@@ -91,11 +91,12 @@ def fake_python(tmp_path_factory: pytest.TempPathFactory) -> str:
         text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n"
         (info / "METADATA").write_text(text)
     engine = packages / "flatout" / "engine"
-    engine.mkdir(parents=True)
+    for package, worker in (("training", "fake_worker.py"), ("predict", "fake_answer.py")):
+        (engine / package).mkdir(parents=True)
+        (engine / package / "__init__.py").write_text("")
+        shutil.copy(CASES / worker, engine / package / "worker.py")
     (packages / "flatout" / "__init__.py").write_text(f'__version__ = "{__version__}"\n')
     (engine / "__init__.py").write_text("")
-    shutil.copy(CASES / "fake_worker.py", engine / "worker.py")
-    shutil.copy(CASES / "fake_answer.py", engine / "answer.py")
     return str(folder / ("Scripts/python.exe" if IS_WINDOWS else "bin/python"))
 
 

@@ -6,25 +6,25 @@ python3 tests/unit/setup_plans.py, then read what has changed, command by comman
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from flatout.compat.tables import shipped_tables
 from flatout.errors import UsageError
-from flatout.nouns.machine import Gpu, Machine
-from flatout.nouns.plan import Plan
-from flatout.nouns.surroundings import ContainerEngine
-from flatout.probes.examination import examine
-from flatout.setup.goals.docker import plan_docker
-from flatout.setup.goals.driver import plan_driver
-from flatout.setup.goals.loader_path import plan_loader_path
-from flatout.setup.goals.toolkit import plan_toolkit
-from flatout.setup.goals.wsl import plan_wsl
-from flatout.setup.tables import shipped_tables
-from flatout.setup.windows_script import plan_lines
-from flatout.system.system import RecordedSystem, Recording
+from flatout.schema.environment_facts import ContainerEngine
+from flatout.schema.machine import Gpu, Machine
+from flatout.schema.plan import Plan
+from flatout.setup.host.docker import plan_docker
+from flatout.setup.host.driver import plan_driver
+from flatout.setup.host.loader_path import plan_loader_path
+from flatout.setup.host.toolkit import plan_toolkit
+from flatout.setup.host.windows_script import commands
+from flatout.setup.host.wsl import plan_wsl
+from flatout.system.host_system import RecordedSystem, SystemRecording
+from flatout.system.probes.examination import examine
 
 CASES = Path(__file__).resolve().parents[1] / "cases"
 MACHINES = CASES / "machines"
@@ -43,7 +43,7 @@ GOALS: dict[str, Callable[[Machine], Plan]] = {
 def machine_of(name: str) -> Machine:
     """A recorded machine, as the probes read it."""
     case = json.loads((MACHINES / f"{name}.json").read_text(encoding="utf-8"))
-    system = RecordedSystem(msgspec.convert(case["recording"], Recording))
+    system = RecordedSystem(msgspec.convert(case["recording"], SystemRecording))
     return examine(system).machine
 
 
@@ -136,6 +136,20 @@ def machines() -> Iterator[tuple[str, Machine]]:
     for path in sorted(MACHINES.glob("*.json")):
         yield path.stem, machine_of(path.stem)
     yield from changed().items()
+
+
+def plan_lines(plan: Plan) -> Sequence[str]:
+    """A plan as plain text: numbered steps with changes and commands."""
+    lines = [plan.goal]
+    if not plan.steps:
+        lines.append("  nothing to do")
+    for number, step in enumerate(plan.steps, 1):
+        marks = [step.where if step.where != "here" else "", "root" if step.needs_root else "",
+                 step.safety, f"restarts {step.restarts}" if step.restarts else ""]  # fmt: skip
+        lines.append(f"{number}. {step.text}  ({', '.join(mark for mark in marks if mark)})")
+        lines += [f"     {command}" for command in commands(step)]
+        lines.append(f"     changes: {step.changes}")
+    return lines
 
 
 def text_of(machine: Machine) -> str:

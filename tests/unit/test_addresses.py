@@ -9,14 +9,15 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from flatout.cli import show
-from flatout.cli.control_characters import VisibleConsole
+from flatout.cli.render import show
+from flatout.cli.render.control_characters import VisibleConsole
 from flatout.errors import RunFailed
-from flatout.nouns.addresses import masked
-from flatout.nouns.finding import finding_from
-from flatout.nouns.plan import Packages, Plan, Step
-from flatout.system import journal, store
-from flatout.system.opener import without_password
+from flatout.schema.addresses import masked
+from flatout.schema.finding import finding_from
+from flatout.schema.plan import InstallPackages, Plan, PlanStep
+from flatout.system import atomic_files
+from flatout.system.http import without_password
+from flatout.system.store import change_journal
 
 _SECRET = "https://ann:s3cr:e+t@host:8080/simple"
 
@@ -74,7 +75,9 @@ def test_errors_and_json_hold_no_password(capsys: pytest.CaptureFixture[str]) ->
 def test_journal_holds_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
     words = ("install", "--index-url", _SECRET, "numpy")
-    step = Step(text="t", changes="c", action=Packages(python="python", words=words))
-    entry = journal.begin(Plan(goal="g", steps=(step,)), store.Lock(tmp_path / "lock"))
+    step = PlanStep(text="t", changes="c", action=InstallPackages(python="python", words=words))
+    entry = change_journal.begin(
+        Plan(goal="g", steps=(step,)), atomic_files.FileLock(tmp_path / "lock")
+    )
     entry.close()
     assert b"s3cr" not in (entry.folder / "journal.jsonl").read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -16,11 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from flatout.apply.applying import apply
-from flatout.apply.undoing import undo
 from flatout.errors import FlatoutError, UsageError
-from flatout.nouns.journal import StepBegun, StepOutcome
-from flatout.nouns.plan import (
+from flatout.schema.change_journal import StepBegun, StepOutcome
+from flatout.schema.plan import (
     Action,
     Block,
     Edit,
@@ -28,13 +27,15 @@ from flatout.nouns.plan import (
     Exists,
     Move,
     Plan,
+    PlanStep,
     Prints,
-    Run,
-    Step,
+    RunProgram,
     Write,
-)  # fmt: skip
-from flatout.system import journal
-from flatout.system.rewriting import PUT
+)
+from flatout.system.changes.apply import apply
+from flatout.system.changes.undo import undo
+from flatout.system.edit_file import PUT
+from flatout.system.store import change_journal
 
 IS_WINDOWS = sys.platform == "win32"
 
@@ -47,14 +48,14 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def step(action: Action, **more: object) -> Step:
+def step(action: Action, **more: object) -> PlanStep:
     """A step that does this."""
-    return Step(text="a step", action=action, changes="a file", **more)  # type: ignore[arg-type]
+    return PlanStep(text="a step", action=action, changes="a file", **more)  # type: ignore[arg-type]
 
 
-def plan(*actions: Action | Step) -> Plan:
+def plan(*actions: Action | PlanStep) -> Plan:
     """A plan of these."""
-    steps = tuple(one if isinstance(one, Step) else step(one) for one in actions)
+    steps = tuple(one if isinstance(one, PlanStep) else step(one) for one in actions)
     return Plan(goal="a goal", steps=steps)
 
 
@@ -64,9 +65,9 @@ def memory(file: Path, value: str = "8GB") -> Edit:
     return Edit(file=str(file), form="ini", entries=(entry,))
 
 
-def python(code: str, **more: object) -> Run:
+def python(code: str, **more: object) -> RunProgram:
     """A program."""
-    return Run(argv=(sys.executable, "-c", code), **more)  # type: ignore[arg-type]
+    return RunProgram(argv=(sys.executable, "-c", code), **more)  # type: ignore[arg-type]
 
 
 def hows(outcomes: list[StepOutcome]) -> list[str]:
@@ -74,7 +75,7 @@ def hows(outcomes: list[StepOutcome]) -> list[str]:
 
 
 def undo_newest(*, is_forced: bool = False) -> list[str]:
-    newest = [one for one in journal.entries() if one.status != "undone"][-1]
+    newest = [one for one in change_journal.entries() if one.status != "undone"][-1]
     return list(undo(newest, is_forced=is_forced))
 
 
@@ -90,13 +91,13 @@ def test_files_are_as_they_were_after_an_undo(tmp_path: Path) -> None:
     assert hows(done) == ["done"] * 4
     assert new.read_text() == "x" and b"export A=1\n" in profile.read_bytes()
     assert "9GB" in config.read_bytes().decode("utf-16")
-    assert journal.entries()[0].status == "done"
+    assert change_journal.entries()[0].status == "done"
     undo_newest()
     assert {path: path.read_bytes() for path in before} == before
     assert not (tmp_path / "a").exists()
-    assert journal.entries()[0].status == "undone"
+    assert change_journal.entries()[0].status == "undone"
     with pytest.raises(UsageError, match="already undone"):
-        list(undo(journal.entries()[0]))
+        list(undo(change_journal.entries()[0]))
 
 
 def test_what_is_done_already_is_passed_over(tmp_path: Path) -> None:
@@ -109,17 +110,17 @@ def test_what_is_done_already_is_passed_over(tmp_path: Path) -> None:
     half = step(python("pass"), done_if=Prints(argv=prints.argv, text="is s"))
     assert hows(list(apply(plan(half)))) == ["done"]
     undo_newest()
-    assert len(journal.entries()) == 1
+    assert len(change_journal.entries()) == 1
 
 
 def test_first_failure_is_the_last(tmp_path: Path) -> None:
     config, later = tmp_path / "wsl.conf", tmp_path / "later"
     failing = python("import sys; print('no such package', file=sys.stderr); sys.exit(7)")
     done = list(apply(plan(memory(config), failing, Write(file=str(later), text=""))))
-    assert hows(done) == ["done", "failed", "not begun"]
+    assert hows(done) == ["done", "failed", "not started"]
     assert done[1].problem is not None and done[1].problem.rule == "step-failed"
     assert "no such package" in (done[1].problem.because or "")
-    assert not later.exists() and journal.entries()[0].status == "failed"
+    assert not later.exists() and change_journal.entries()[0].status == "failed"
     undo_newest()
     assert not config.exists()
 
@@ -155,8 +156,8 @@ def test_undo_command_is_run(tmp_path: Path) -> None:
 
 def test_undo_says_what_nothing_undoes() -> None:
     list(apply(plan(python("pass"))))
-    assert undo_newest() == ["left as it is: a step, which nothing undoes"]
-    assert journal.entries()[0].status == "undone"
+    assert undo_newest() == ["left as it is: a step, which cannot be undone"]
+    assert change_journal.entries()[0].status == "undone"
 
 
 def test_undo_that_failed_can_be_tried_again(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_undo_that_failed_can_be_tried_again(tmp_path: Path) -> None:
     assert caught.value.rule == "step-failed"
     mark.touch()
     undo_newest()
-    assert journal.entries()[0].status == "undone"
+    assert change_journal.entries()[0].status == "undone"
 
 
 def test_undo_is_refused_when_somebody_changed_the_file(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_undo_is_refused_when_somebody_changed_the_file(tmp_path: Path) -> None:
     assert config.read_text() == "[wsl2]\nmemory=16GB\n"
     said = undo_newest(is_forced=True)
     assert config.read_text() == "[wsl2]\n"
-    kept = next(line for line in said if line.startswith("kept")).rpartition(" in ")[2]
+    kept = next(line for line in said if line.startswith("saved")).rpartition(" in ")[2]
     assert Path(kept).read_text() == "[wsl2]\nmemory=16GB\n"
 
 
@@ -190,10 +191,10 @@ def test_undo_is_refused_when_somebody_changed_the_file(tmp_path: Path) -> None:
 def test_undo_is_refused_when_the_copy_of_a_file_is_lost(tmp_path: Path, damage: str) -> None:
     config, other = tmp_path / ".wslconfig", tmp_path / "other"
     config.write_text("[wsl2]\nswap=1GB\n")
-    write = Step(text="write", changes="", action=Write(file=str(other), text="flatout's\n"))
+    write = PlanStep(text="write", changes="", action=Write(file=str(other), text="flatout's\n"))
     list(apply(plan(memory(config), write)))
     ours = config.read_bytes()
-    copy = Path(journal.entries()[0].folder) / "kept" / "0"
+    copy = Path(change_journal.entries()[0].folder) / "kept" / "0"
     match damage:
         case "missing":
             copy.unlink()
@@ -210,13 +211,34 @@ def test_undo_is_refused_when_the_copy_of_a_file_is_lost(tmp_path: Path, damage:
     assert any(line.startswith("left as it is: ") and str(config) in line for line in said)
 
 
+def test_undo_of_an_older_flatout_is_refused_when_the_copy_is_empty(tmp_path: Path) -> None:
+    config = tmp_path / ".wslconfig"
+    config.write_text("[wsl2]\nswap=1GB\n")
+    list(apply(plan(memory(config))))
+    ours = config.read_bytes()
+    folder = Path(change_journal.entries()[0].folder)
+    journal = folder / "journal.jsonl"
+    # Such a one wrote no digest of what it kept.
+    text, count = re.subn('("copy":"kept/0","digest":)"[^"]*"', r"\1null", journal.read_text())
+    assert count == 1
+    journal.write_text(text)
+    copy = (folder / "kept" / "0").read_bytes()
+    (folder / "kept" / "0").write_bytes(b"")
+    with pytest.raises(FlatoutError) as caught:
+        undo_newest()
+    assert caught.value.rule == "kept-copy-lost" and config.read_bytes() == ours
+    (folder / "kept" / "0").write_bytes(copy)
+    undo_newest()
+    assert config.read_text() == "[wsl2]\nswap=1GB\n"
+
+
 def test_new_files_that_somebody_changed_are_all_kept(tmp_path: Path) -> None:
     places = [tmp_path / name for name in ("first", "second")]
     list(apply(plan(*(Write(file=str(place), text="flatout's\n") for place in places))))
     for place in places:
         place.write_text(place.name)
     said = undo_newest(is_forced=True)
-    kept = [Path(line.rpartition(" in ")[2]) for line in said if line.startswith("kept")]
+    kept = [Path(line.rpartition(" in ")[2]) for line in said if line.startswith("saved")]
     assert [one.read_text() for one in kept] == ["first", "second"]
     assert not any(place.exists() for place in places)
 
@@ -235,7 +257,7 @@ def test_undo_leaves_files_of_steps_that_were_never_begun(tmp_path: Path) -> Non
     first, later = tmp_path / "first", tmp_path / "later"
     later.write_text("as it was\n")
     actions = (Write(file=str(first), text="x"), python("1 / 0"), Write(file=str(later), text="x"))
-    assert hows(list(apply(plan(*actions)))) == ["done", "failed", "not begun"]
+    assert hows(list(apply(plan(*actions)))) == ["done", "failed", "not started"]
     later.write_text("somebody's work since\n")
     undo_newest()
     assert not first.exists() and later.read_text() == "somebody's work since\n"
@@ -245,7 +267,7 @@ def test_changes_are_undone_one_by_one(tmp_path: Path) -> None:
     config = tmp_path / ".wslconfig"
     list(apply(plan(memory(config, "8GB"))))
     list(apply(plan(memory(config, "9GB"))))
-    first, second = journal.entries()
+    first, second = change_journal.entries()
     with pytest.raises(UsageError, match="changed after"):
         list(undo(first))
     list(undo(second))
@@ -282,11 +304,11 @@ def test_full_disk_changes_nothing(tmp_path: Path) -> None:
         code = f"""
 import resource
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-from flatout.apply.applying import apply
-from flatout.nouns.plan import *
+from flatout.system.changes.apply import apply
+from flatout.schema.plan import *
 action = Write(file={str(file)!r}, text="x" * 300_000) if {size} == 0 else \\
-    Run(argv=("sh", "-c", "head -c 300000 /dev/zero > {file}"), files=({str(file)!r},))
-step = Step(text="", action=action, changes="")
+    RunProgram(argv=("sh", "-c", "head -c 300000 /dev/zero > {file}"), files=({str(file)!r},))
+step = PlanStep(text="", action=action, changes="")
 for one in apply(Plan(goal="", steps=(step,))):
     print(one.how, one.problem and one.problem.rule)
 """
@@ -304,7 +326,7 @@ def test_folder_in_the_place_of_a_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "wsl.conf").mkdir()
     done = list(apply(plan(memory(tmp_path / "wsl.conf"))))
     assert hows(done) == ["failed"] and done[0].problem is not None
-    assert journal.entries() == []
+    assert change_journal.entries() == []
 
 
 @pytest.mark.skipif(IS_WINDOWS or os.geteuid() == 0, reason="needs a person who is not root")
@@ -322,19 +344,19 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
     next(first)
     with pytest.raises(UsageError, match="right now"):
         list(apply(plan(memory(tmp_path / "c"))))
-    assert journal.entries()[0].status == "under way"
+    assert change_journal.entries()[0].status == "running"
     first.close()
-    assert journal.entries()[0].status == "broke off"
+    assert change_journal.entries()[0].status == "interrupted"
     undo_newest()
     assert not (tmp_path / "a").exists()
 
 
 def test_entry_is_found_by_its_number() -> None:
     list(apply(plan(python("pass"))))
-    assert journal.entry("1").id == "0001"
+    assert change_journal.entry("1").id == "0001"
     for wrong in ("2", "x", "../0001"):
         with pytest.raises(UsageError, match="no change"):
-            journal.entry(wrong)
+            change_journal.entry(wrong)
 
 
 @pytest.mark.skipif(IS_WINDOWS, reason="a lock is not inherited there")
@@ -345,22 +367,24 @@ def test_program_that_outlives_flatout_is_waited_for(
     file.write_text("before")
     code = f"""
 import sys
-from flatout.apply.applying import apply
-from flatout.nouns.plan import *
+from flatout.system.changes.apply import apply
+from flatout.schema.plan import *
 program = '''
 import os, time
 while not os.path.exists({str(go)!r}):
     time.sleep(0.05)
 open({str(file)!r}, "w").write("after")
 '''
-action = Run(argv=(sys.executable, "-c", program), files=({str(file)!r},))
-step = Step(text="", action=action, changes="")
+action = RunProgram(argv=(sys.executable, "-c", program), files=({str(file)!r},))
+step = PlanStep(text="", action=action, changes="")
 print("begun", flush=True)
 list(apply(Plan(goal="a goal", steps=(step,))))
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline()
-    while not any(isinstance(line, StepBegun) for one in journal.entries() for line in one.lines):
+    while not any(
+        isinstance(line, StepBegun) for one in change_journal.entries() for line in one.lines
+    ):
         time.sleep(0.05)
     # Its program is started right after that line.
     time.sleep(0.5)
@@ -368,17 +392,17 @@ list(apply(Plan(goal="a goal", steps=(step,))))
         undo_newest()
     process.kill()
     # Not waited for: it is a zombie now, which has its number still.
-    while not (told := next(journal.wait_for_program(), "")):
+    while not (told := next(change_journal.wait_for_program(), "")):
         time.sleep(0.05)
     assert "a program of change 0001 (a goal) to end: flatout was killed" in told
     with monkeypatch.context() as impatient:
-        impatient.setattr(journal, "_WAIT_S", 0.2)
+        impatient.setattr(change_journal, "_WAIT_S", 0.2)
         with pytest.raises(UsageError, match="is still running"):
             undo_newest()
     threading.Timer(0.5, go.touch).start()
     undo_newest()
     assert file.read_text() == "before"
-    assert list(journal.wait_for_program()) == []
+    assert list(change_journal.wait_for_program()) == []
     process.wait()
 
 

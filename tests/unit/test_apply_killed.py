@@ -11,9 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flatout.apply.applying import apply
-from flatout.apply.undoing import undo
-from flatout.nouns.plan import (
+from flatout.schema.plan import (
     Action,
     Block,
     Edit,
@@ -21,25 +19,27 @@ from flatout.nouns.plan import (
     Exists,
     Move,
     Plan,
-    Run,
-    Step,
+    PlanStep,
+    RunProgram,
     Write,
-)  # fmt: skip
-from flatout.system import journal
+)
+from flatout.system.changes.apply import apply
+from flatout.system.changes.undo import undo
+from flatout.system.store import change_journal
 
 APPLY = """
 import msgspec, sys
-from flatout.apply.applying import apply
-from flatout.nouns.plan import Plan
+from flatout.system.changes.apply import apply
+from flatout.schema.plan import Plan
 plan = msgspec.json.decode(open(sys.argv[1], "rb").read(), type=Plan)
 print("begun", flush=True)
 for outcome in apply(plan):
     pass
 """
 UNDO = """
-from flatout.apply.undoing import undo
-from flatout.system import journal
-newest = [one for one in journal.entries() if one.status != "undone"][-1]
+from flatout.system.changes.undo import undo
+from flatout.system.store import change_journal
+newest = [one for one in change_journal.entries() if one.status != "undone"][-1]
 print("begun", flush=True)
 list(undo(newest))
 """
@@ -71,14 +71,14 @@ def a_plan(home: Path) -> Plan:
         f"open({str(home / 'made')!r}, 'w')"
     )
     actions += [
-        Run(argv=(sys.executable, "-c", program), makes=str(home / "part"),
+        RunProgram(argv=(sys.executable, "-c", program), makes=str(home / "part"),
             files=(str(home / "made"),)),
         Move(source=str(home / "part"), target=str(home / "whole")),
     ]  # fmt: skip
     made = Exists(path=str(home / "whole"))
     steps = tuple(
-        Step(text=f"step {number}", action=action, changes="",
-             done_if=made if isinstance(action, Run) else None)
+        PlanStep(text=f"step {number}", action=action, changes="",
+             done_if=made if isinstance(action, RunProgram) else None)
         for number, action in enumerate(actions)
     )  # fmt: skip
     return Plan(goal="all of it", steps=steps)
@@ -117,11 +117,11 @@ def test_nothing_is_lost_when_killed(
         # A second run goes on to the end.
         assert "failed" not in {one.how for one in apply(plan)}
         assert (home / "whole").is_dir() and (home / "new" / "file").read_text() == "z" * 10_000
-    while left := [one for one in journal.entries() if one.status != "undone"]:
+    while left := [one for one in change_journal.entries() if one.status != "undone"]:
         # Under way: the killed plan's program runs still, and is waited for.
-        assert left[-1].status in ("broke off", "done", "under way")
+        assert left[-1].status in ("interrupted", "done", "running")
         kill_after(UNDO, "", moment.uniform(0, 0.05))
-        if journal.entry(left[-1].id).status != "undone":
-            list(undo(journal.entry(left[-1].id)))
+        if change_journal.entry(left[-1].id).status != "undone":
+            list(undo(change_journal.entry(left[-1].id)))
     assert files_below(home) == before
     assert sorted(path.name for path in home.iterdir()) == [".bashrc", ".wslconfig", "daemon.json"]

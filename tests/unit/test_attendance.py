@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 
-from flatout.nouns.change import Change
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.finding import Finding
-from flatout.nouns.lines import DESERTED, Failed, Finished, Started, Stopped, Warned
-from flatout.nouns.machine import Cpu, Host, Machine, Memory
-from flatout.nouns.placement import LAUNCHER_LOST, RANK_DIED
-from flatout.nouns.run import RunHeader
-from flatout.system import child, runs, store
-from flatout.system.attendance import Attendance, conclude, follow
-from flatout.system.interrupts import Interrupts
-from flatout.system.kernel_kills import num_kernel_kills
-from flatout.system.runs import RunFolder
-from flatout.system.tail import Tail, wait_until_free
+from flatout.runs.supervisor import Supervisor, conclude, follow
+from flatout.schema.change import Change
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.finding import Finding
+from flatout.schema.machine import Cpu, Host, Machine, Memory
+from flatout.schema.placement import LAUNCHER_LOST, RANK_DIED
+from flatout.schema.run import RunHeader
+from flatout.schema.run_lines import DESERTED, Failed, Finished, Started, Stopped, Warned
+from flatout.system import atomic_files, worker_process
+from flatout.system.free_memory import num_kernel_kills
+from flatout.system.signals import Interrupts
+from flatout.system.store import run_folder
+from flatout.system.store.run_folder import RunFolder
+from flatout.system.store.run_tail import RunTail, wait_until_free
 
 MACHINE = Machine(
     read_at="", host=Host(os="linux", python="3.11.7"), cpu=Cpu(num_threads=2), memory=Memory(),
@@ -30,20 +31,20 @@ MACHINE = Machine(
 )  # fmt: skip
 
 
-def attend(python: str, parent: Path, **parameters: Any) -> Attendance:
+def attend(python: str, parent: Path, **parameters: Any) -> Supervisor:
     """A worker, just started on a new run."""
     header = RunHeader(
         id="mine-0001", created_at=0.0, flatout_version="0.1.0", python=python,
         spec=ExperimentSpec(name="mine", parameters=parameters),
     )  # fmt: skip
-    folder = runs.create_run(header, parent)
+    folder = run_folder.create_run(header, parent)
     return begun(python, folder)
 
 
-def begun(python: str, folder: RunFolder) -> Attendance:
-    start = partial(child.start_worker, python, folder, is_attached=True)
-    return Attendance(
-        folder=folder, machine=MACHINE, worker=start(None), start=start, tail=Tail(folder)
+def begun(python: str, folder: RunFolder) -> Supervisor:
+    start = partial(worker_process.start_worker, python, folder, is_attached=True)
+    return Supervisor(
+        folder=folder, machine=MACHINE, worker=start(None), start=start, tail=RunTail(folder)
     )
 
 
@@ -55,7 +56,7 @@ def no_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the fake engine's lock is another there")
 def test_conclude_when_somebody_else_was_quicker(fake_python: str, tmp_path: Path) -> None:
-    folder = runs.create_run(
+    folder = run_folder.create_run(
         RunHeader(
             id="mine-0001", created_at=0.0, flatout_version="0.1.0", python=fake_python,
             spec=ExperimentSpec(name="mine"),
@@ -86,7 +87,7 @@ def test_follow_asks_again_when_an_old_request_is_cleared(fake_python: str, tmp_
 
 
 def test_wait_until_free_when_interrupted(tmp_path: Path) -> None:
-    folder = runs.RunFolder(tmp_path)
+    folder = run_folder.RunFolder(tmp_path)
     lock = folder.lock()
     assert lock.acquire()
     interrupts = Interrupts()
@@ -149,7 +150,7 @@ def test_follow_starts_a_few_workers_at_most(fake_python: str, tmp_path: Path) -
 def test_memory_was_full_when(
     exit_code: int | None, before: int | None, now: int | None, is_full: bool
 ) -> None:
-    assert child.was_memory_full(exit_code, before, now) is is_full
+    assert worker_process.was_memory_full(exit_code, before, now) is is_full
 
 
 def test_kernel_kills_are_read(tmp_path: Path) -> None:
@@ -177,14 +178,14 @@ class Ended:
         """It has ended."""
 
 
-def deserted(tmp_path: Path, code: int, *lines: Any) -> tuple[Attendance, list[Change]]:
+def deserted(tmp_path: Path, code: int, *lines: Any) -> tuple[Supervisor, list[Change]]:
     """A training on two ranks elsewhere whose launcher has ended, and what is started after it."""
     header = RunHeader(
         id="mine-0001", created_at=0.0, flatout_version="0.1.0", python="",
         spec=ExperimentSpec(name="mine"),
     )  # fmt: skip
-    folder = runs.create_run(header, tmp_path)
-    events = store.Lines(folder.events)
+    folder = run_folder.create_run(header, tmp_path)
+    events = atomic_files.Lines(folder.events)
     for line in lines:
         events.append(line)
     events.close()
@@ -194,8 +195,8 @@ def deserted(tmp_path: Path, code: int, *lines: Any) -> tuple[Attendance, list[C
         starts.append(change)
         return Ended(0)
 
-    attendance = Attendance(
-        folder=folder, machine=MACHINE, worker=Ended(code), start=start, tail=Tail(folder),
+    attendance = Supervisor(
+        folder=folder, machine=MACHINE, worker=Ended(code), start=start, tail=RunTail(folder),
         change=RESUMED, are_ranks=True,
     )  # fmt: skip
     return attendance, starts
@@ -260,7 +261,7 @@ def test_what_was_lost_in_vain_is_told_even_where_ranks_have_stopped(tmp_path: P
     left_alone = [STARTED, Stopped(at=2.0, step=3, reason=DESERTED)]
     attendance, _ = deserted(tmp_path, RANK_DIED, *left_alone)
     attendance.folder.log.touch()
-    attendance.num_in_vain = 3
+    attendance.num_futile_restarts = 3
     list(follow(attendance, Interrupts()))
     told = conclude(attendance)
     assert told.exit_code == 1 and told.finding is not None
@@ -279,7 +280,7 @@ def test_starts_are_counted_since_the_run_has_last_got_further(tmp_path: Path) -
         if count <= 5:
             (folder.checkpoints / str(count)).mkdir(parents=True)
             (folder.checkpoints / str(count) / "rank0.json").touch()
-        events = store.Lines(folder.events)
+        events = atomic_files.Lines(folder.events)
         for line in lines:
             events.append(line)
         events.close()
@@ -297,7 +298,7 @@ def test_two_never_train_while_a_node_that_was_cut_off_holds_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_UNTOLD_S", "_CUT_OFF_LIMIT_S", "_LEFT_OVER_LIMIT_S"):
-        monkeypatch.setattr(f"flatout.system.attendance.{name}", 0.2)
+        monkeypatch.setattr(f"flatout.runs.supervisor.{name}", 0.2)
     monkeypatch.setenv("FLATOUT_RANKS_LIMIT_S", "0.2")
     attendance, starts = deserted(tmp_path, 1, STARTED, RANK_LOST)
     lock = attendance.folder.lock()
@@ -334,7 +335,7 @@ def test_a_worker_that_could_not_say_why_on_a_full_disk(
     list(follow(attendance, Interrupts()))
     died = conclude(attendance).finding
     assert died is not None and died.rule == "worker-died"
-    monkeypatch.setattr("flatout.system.store._LEAST_ROOM_BYTES", 2**62)
+    monkeypatch.setattr("flatout.system.atomic_files._LEAST_ROOM_BYTES", 2**62)
     full = conclude(attendance).finding
     assert full is not None and full.rule == "disk-full"
 
@@ -342,7 +343,7 @@ def test_a_worker_that_could_not_say_why_on_a_full_disk(
 def test_nobody_is_started_again_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flatout.system.store._LEAST_ROOM_BYTES", 2**62)
+    monkeypatch.setattr("flatout.system.atomic_files._LEAST_ROOM_BYTES", 2**62)
     attendance, starts = deserted(tmp_path, RANK_DIED, STARTED)
     list(follow(attendance, Interrupts()))
     assert starts == []

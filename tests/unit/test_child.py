@@ -11,13 +11,14 @@ import psutil
 import pytest
 
 from flatout import __version__
+from flatout.compat import torch_needed
 from flatout.errors import UsageError
-from flatout.nouns.change import Change
-from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
-from flatout.nouns.placement import RANK_DIED
-from flatout.setup import torch_needed
-from flatout.system import child, environments
-from flatout.system.runs import RunFolder
+from flatout.schema.change import Change
+from flatout.schema.machine import Cpu, Gpu, Host, Machine, Memory
+from flatout.schema.placement import RANK_DIED
+from flatout.system import worker_process
+from flatout.system.store import interpreters
+from flatout.system.store.run_folder import RunFolder
 
 NOT_ON_WINDOWS = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
 
@@ -43,8 +44,8 @@ def wait_for(condition: Any, limit_s: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def start(cli: Any, folder: RunFolder, *, is_attached: bool = True) -> child.Worker:
-    return child.start_worker(cli.python, folder, change=None, is_attached=is_attached)
+def start(cli: Any, folder: RunFolder, *, is_attached: bool = True) -> worker_process.WorkerProcess:
+    return worker_process.start_worker(cli.python, folder, change=None, is_attached=is_attached)
 
 
 def test_start_worker_gives_it_a_group_of_its_own(cli: Any) -> None:
@@ -66,7 +67,7 @@ def test_start_worker_leaves_a_request_to_stop_to_whoever_takes_the_lock(
     folder = RunFolder(tmp_path)
     folder.request_stop()
     # The request may be meant for somebody who was quicker to take the run.
-    child.start_worker(cli.python, folder, change=None, is_attached=True).kill()
+    worker_process.start_worker(cli.python, folder, change=None, is_attached=True).kill()
     assert folder.stop.exists()
 
 
@@ -76,7 +77,7 @@ def test_kill_takes_what_the_worker_has_started(cli: Any, tmp_path: Path) -> Non
     script = tmp_path / "python"
     script.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/pid\nsleep 60\n")
     script.chmod(0o755)
-    worker = child.start_worker(str(script), folder, change=None, is_attached=True)
+    worker = worker_process.start_worker(str(script), folder, change=None, is_attached=True)
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
     pid = int((tmp_path / "pid").read_text())
     worker.kill()
@@ -97,33 +98,33 @@ def test_kill_takes_what_the_worker_has_started(cli: Any, tmp_path: Path) -> Non
     ],
 )
 def test_ending_text_names_how_it_ended(code: int, text: str) -> None:
-    assert child.ending_text(code) == text
+    assert worker_process.ending_text(code) == text
 
 
 def test_worker_died_says_where_to_look_and_how_to_go_on(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "mine-0001")
     folder.path.mkdir()
     folder.log.write_text("one\n\ntwo\nthree\nfour\n")
-    finding = child.worker_died(folder, -9, Change(on="local:2"))
+    finding = worker_process.worker_died(folder, -9, Change(on="local:2"))
     assert finding.evidence == tuple(f"worker.log: {word}" for word in ("two", "three", "four"))
     assert "memory ran out" in str(finding.because)
     fixes = [fix.text for fix in finding.fixes]
     assert str(folder.log) in fixes[0]
     assert fixes[1].endswith(f"flatout train --resume {folder.path} --trust --on local:2")
     # Of a dry run nothing is left to read or to resume.
-    assert child.worker_died(folder, -9, None).fixes == ()
-    assert child.worker_died(folder, RANK_DIED, None).because == (
-        "one of its ranks was killed, or ended without an error message"
+    assert worker_process.worker_died(folder, -9, None).fixes == ()
+    assert worker_process.worker_died(folder, RANK_DIED, None).because == (
+        "one of its ranks was killed, or exited without an error message"
     )
 
 
 def test_check_interpreter_when_it_holds_the_same_flatout(cli: Any) -> None:
-    assert environments.check_interpreter(cli.python, __version__) == sys.version_info[:2]
+    assert interpreters.check_interpreter(cli.python, __version__) == sys.version_info[:2]
 
 
 def test_check_interpreter_when_it_holds_another_flatout(cli: Any) -> None:
     with pytest.raises(UsageError, match=r"has flatout 0\.1\.0, this is 9\.9") as caught:
-        environments.check_interpreter(cli.python, "9.9")
+        interpreters.check_interpreter(cli.python, "9.9")
     # These are sources: nobody has published them.
     assert caught.value.fix == f'{cli.python} -m pip install "{Path(__file__).parents[2]}"'
 
@@ -134,12 +135,12 @@ def test_own_command_when_the_shell_does_not_find_it(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "python"))
-    assert environments.own_command() == f"{tmp_path}/env/python -m flatout"
+    assert interpreters.own_command() == f"{tmp_path}/env/python -m flatout"
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "flatout").touch(0o755)
-    assert environments.own_command() == f"{tmp_path}/env/flatout"
+    assert interpreters.own_command() == f"{tmp_path}/env/flatout"
     (tmp_path / "flatout").touch(0o755)
-    assert environments.own_command() == "flatout"
+    assert interpreters.own_command() == "flatout"
 
 
 @NOT_ON_WINDOWS
@@ -149,14 +150,14 @@ def test_check_interpreter_when_it_is_no_python(tmp_path: Path, text: str) -> No
     script.write_text(f"#!/bin/sh\n{text}\n")
     script.chmod(0o755)
     with pytest.raises(UsageError) as caught:
-        environments.check_interpreter(str(script), "0.1.0")
+        interpreters.check_interpreter(str(script), "0.1.0")
     assert caught.value.rule == "python-not-found"
 
 
 def test_find_interpreter_when_there_is_none(tmp_path: Path) -> None:
-    assert environments.find_interpreter(None) == sys.executable
+    assert interpreters.find_interpreter(None) == sys.executable
     with pytest.raises(UsageError) as caught:
-        environments.find_interpreter(str(tmp_path / "python"))
+        interpreters.find_interpreter(str(tmp_path / "python"))
     assert caught.value.rule == "python-not-found"
 
 

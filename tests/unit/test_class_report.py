@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.nouns.class_report import MEANS, class_report, mean_scores
-from flatout.nouns.lines import Classified
+from flatout.schema.class_report import MEANS, class_report, mean_scores
+from flatout.schema.run_lines import Classified
 
 LABELS = ("cat", "dog", "owl", "yak")
 SAMPLES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=60)

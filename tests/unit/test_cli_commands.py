@@ -49,6 +49,29 @@ def option_lines() -> list[str]:
     return sorted(lines)
 
 
+def test_forget_is_for_all_recipes_and_has_a_document(cli: Any) -> None:
+    recipes = cli.state / "recipes"
+    recipes.mkdir(parents=True)
+    (recipes / "a.json").write_text("{}")
+    done = cli.run("tune", "mlp", "--forget")
+    assert done.returncode == 2 and "mlp" in done.stderr and (recipes / "a.json").exists()
+    done = cli.run("tune", "--forget", "--json")
+    assert json.loads(done.stdout) == {"forgotten": 1} and not (recipes / "a.json").exists()
+
+
+def test_rm_without_an_answer_has_a_document(trained: Any) -> None:
+    done = trained.run("runs", "rm", "mine-0001", "--json")
+    assert done.returncode == 1 and json.loads(done.stdout) == {"deleted": []}
+    assert (trained.runs / "mine-0001").exists()
+
+
+@pytest.mark.parametrize("other", ["--json", "--follow", "--tensorboard=board"])
+def test_recipe_that_is_not_shown_is_told(trained: Any, other: str) -> None:
+    done = trained.run("show", "mine-0001", "--recipe", other)
+    assert "`--recipe` has no effect." in done.stderr
+    assert "no effect" not in trained.run("show", "mine-0001", "--recipe").stderr
+
+
 def test_options_are_those_that_were_agreed_on() -> None:
     # A new option: ask which one goes, then write it into the file.
     assert option_lines() == OPTIONS.read_text(encoding="utf-8").splitlines()

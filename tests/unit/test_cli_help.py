@@ -22,7 +22,7 @@ import os, sys
 sys.path.insert(0, sys.argv.pop(1))
 from flatout.cli.main import run
 code = run(sys.argv[1:])
-names = "flatout.flow flatout.system flatout.probes rich psutil msgspec torch asyncio urllib"
+names = "flatout.runs.api flatout.system rich psutil msgspec torch asyncio urllib"
 print("LOADED", *[name for name in names.split() if name in sys.modules])
 print("SPENT", sum(os.times()[:2]))
 sys.exit(code)

@@ -11,31 +11,30 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout.cli import show
 from flatout.cli.main import run
-from flatout.cluster import layout
-from flatout.cluster.compose_file import HEADS, TOKEN_FILE, compose_files
-from flatout.cluster.image import image_files
-from flatout.cluster.settings import (
+from flatout.cli.render import show
+from flatout.cluster import files
+from flatout.cluster.compose import cluster_folder, layout
+from flatout.cluster.compose.compose_file import HEADS, TOKEN_FILE, compose_files
+from flatout.cluster.compose.env_file import (
     address_in,
     engine_in,
     parse_settings,
     user_in,
     with_setting,
-)  # fmt: skip
-from flatout.clustering import files
-from flatout.errors import UsageError
-from flatout.nouns.cluster import (
+)
+from flatout.cluster.compose.image import image_files
+from flatout.cluster.model.cluster import (
     SHARED_GPU,
+    ClusterLayout,
     ClusterRequest,
+    ContainerLimits,
     Engine,
-    Layout,
-    Share,
-    Written,
-)  # fmt: skip
-from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
-from flatout.nouns.surroundings import ContainerEngine
-from flatout.system import cluster_folder
+    WrittenFiles,
+)
+from flatout.errors import UsageError
+from flatout.schema.environment_facts import ContainerEngine
+from flatout.schema.machine import Cpu, Gpu, Host, Machine, Memory
 
 GIB = 2**30
 ENGINES: tuple[Engine, ...] = ("ray", "dask", "torchrun")
@@ -73,11 +72,11 @@ CDI_OF_ALL = msgspec.structs.replace(
 )
 
 
-def laid(machine: Machine, engine: Engine = "ray", **asked: Any) -> Layout:
+def laid(machine: Machine, engine: Engine = "ray", **asked: Any) -> ClusterLayout:
     request = ClusterRequest(engine=engine, **asked)
     gpus, _ = layout.chosen_gpus(request, machine)
     form = layout.gpu_form(machine)[0] if gpus else "none"
-    return Layout(
+    return ClusterLayout(
         name="flatout-lab",
         engine=engine,
         num_workers=request.workers,
@@ -93,7 +92,7 @@ def laid(machine: Machine, engine: Engine = "ray", **asked: Any) -> Layout:
     )
 
 
-def services_of(made: Layout) -> dict[str, Any]:
+def services_of(made: ClusterLayout) -> dict[str, Any]:
     """As Compose reads them, with what .env says filled in."""
     yaml = pytest.importorskip("yaml", reason="needs PyYAML")
     files = compose_files(made)
@@ -232,7 +231,7 @@ def test_a_person_is_asked_before_a_gpu_is_shared(
 ) -> None:
     init, questions = files.init, []
 
-    def here(request: ClusterRequest, text: str, *, is_forced: bool) -> Written:
+    def here(request: ClusterRequest, text: str, *, is_forced: bool) -> WrittenFiles:
         return init(request, text, is_forced=is_forced, machine=ONE_GPU)
 
     def answer(question: str) -> bool:
@@ -295,7 +294,7 @@ def test_gpus_that_containers_cannot_have_are_refused_with_why() -> None:
 
 @pytest.mark.parametrize("text", ["two", "-1", "1.5", ""])
 def test_gpus_that_are_no_number_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="neither `all` nor `none` nor a number"):
+    with pytest.raises(UsageError, match="is not `all`, `none` or a number"):
         laid(TWO_GPUS, gpus=text)
 
 
@@ -343,7 +342,8 @@ def test_settings_are_filled_in_as_compose_does_it() -> None:
 
 def test_owner_is_a_number() -> None:
     assert user_in({"CLUSTER_UID": "1001"}) == (1001, 1000)
-    with pytest.raises(UsageError, match="CLUSTER_UID=me in .env is no number") as told:
+    problem = "CLUSTER_UID=me in .env is not a user or group ID"
+    with pytest.raises(UsageError, match=problem) as told:
         user_in({"CLUSTER_UID": "me"})
     assert told.value.rule == "bad-cluster-setting" and "id -u" in told.value.fix
 
@@ -353,9 +353,9 @@ def test_address_is_one_that_this_machine_reaches() -> None:
                 "CLUSTER_PUBLISHED_ON": "0.0.0.0"}  # fmt: skip
     assert address_in(settings, "CLUSTER_DASHBOARD_PORT") == "127.0.0.1:9000"
     settings["CLUSTER_DASHBOARD_PORT"] = "90000"
-    with pytest.raises(UsageError, match="is no port"):
+    with pytest.raises(UsageError, match="is not a port"):
         address_in(settings, "CLUSTER_DASHBOARD_PORT")
-    with pytest.raises(UsageError, match="names no engine"):
+    with pytest.raises(UsageError, match="is not a known engine"):
         engine_in({"CLUSTER_ENGINE": "rya"})
 
 
@@ -375,7 +375,7 @@ def test_project_is_named_like_its_folder(path: str, name: str) -> None:
 )  # fmt: skip
 def test_values_of_several_lines_are_refused(asked: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "cluster"
-    with pytest.raises(UsageError, match="cannot stand in a cluster's files") as told:
+    with pytest.raises(UsageError, match="cannot be written to a cluster's files") as told:
         files.init(ClusterRequest(**asked), str(folder), is_forced=False, machine=NONE)
     assert told.value.rule == "bad-cluster-setting" and not folder.exists()
 
@@ -414,7 +414,7 @@ def test_edited_files_are_not_overwritten_silently(
     # What is as flatout wrote it is written anew.
     cluster_folder.write(folder, {"a": "2\n", "b": "2\n"}, is_forced=False)
     (folder / "b").write_text("mine\n")
-    with pytest.raises(UsageError, match="b in .* was changed since") as told:
+    with pytest.raises(UsageError, match="b in .* would be overwritten, but was edited") as told:
         cluster_folder.write(folder, {"a": "3\n", "b": "3\n"}, is_forced=False)
     assert told.value.rule == "file-exists"
     assert (folder / "a").read_text() == "2\n" and (folder / "b").read_text() == "mine\n"
@@ -427,7 +427,7 @@ def test_no_cluster_here_is_said_with_what_makes_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="there is no cluster in") as told:
+    with pytest.raises(UsageError, match="no cluster found in") as told:
         cluster_folder.find(None)
     assert "flatout cluster init" in told.value.fix
     (tmp_path / "cluster").mkdir()
@@ -437,5 +437,5 @@ def test_no_cluster_here_is_said_with_what_makes_one(
 
 
 def test_share_is_of_whole_units() -> None:
-    share: Share = layout.share_of(NONE, 2)
+    share: ContainerLimits = layout.share_of(NONE, 2)
     assert share.memory_bytes % (256 * 2**20) == 0 and share.shared_bytes % (64 * 2**20) == 0

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from flatout.clustering import inference
-from flatout.clustering.files import Folder
+from flatout.cluster import predict
+from flatout.cluster.files import Folder
 from flatout.errors import UsageError
-from flatout.system.system import LocalSystem
+from flatout.system.host_system import LocalSystem
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the made-up Docker is for sh")
 
@@ -95,7 +95,7 @@ def test_output_is_told_where_it_lies_here(lab: Any) -> None:
 def test_evaluation_in_the_role(lab: Any) -> None:
     done = lab.run("evaluate", "one", "--on", "cluster", "--env", "torch")
     assert done.returncode == 0, done.stderr
-    assert "equal, digit for digit" in done.stderr
+    assert "identical to the recorded metrics, digit for digit" in done.stderr
     # The image's own interpreter computes.
     assert "`--env` has no effect" in done.stderr
     changed = lab.run("evaluate", "one", "--on", "cluster", "-s", "steps=7", "--json")
@@ -134,17 +134,17 @@ def test_cluster_that_cannot_answer_is_refused_with_what_to_do(lab: Any) -> None
 
 def test_image_of_another_version_is_refused(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", lab.environment()["PATH"])
-    monkeypatch.setattr(inference, "__version__", "99.0")
+    monkeypatch.setattr(predict, "__version__", "99.0")
     folder = Folder(
         path=lab.folder / "cluster",
         settings={"COMPOSE_PROJECT_NAME": "flatout-lab", "CLUSTER_ENGINE": "ray"},
     )
     with pytest.raises(UsageError, match="here is 99.0") as told:
-        inference._require_role(folder, LocalSystem())
+        predict._require_role(folder, LocalSystem())
     assert told.value.rule == "cluster-versions-differ"
 
 
 def test_names_too_long_for_a_file_are_texts(tmp_path: Path) -> None:
     folder = Folder(path=tmp_path, settings={"CLUSTER_RUNS": "runs", "CLUSTER_DATA": "data"})
-    assert inference._inside(folder, "word " * 2000) == "word " * 2000
-    assert inference._inside(folder, "a\0b") == "a\0b"
+    assert predict._inside(folder, "word " * 2000) == "word " * 2000
+    assert predict._inside(folder, "a\0b") == "a\0b"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flatout.clustering.files import Folder
-from flatout.clustering.ingestion import request_inside
-from flatout.engine.data_files import existing
+from flatout.cluster.files import Folder
+from flatout.cluster.ingest import request_inside
 from flatout.errors import UsageError
-from flatout.nouns.ingestion import IngestRequest
+from flatout.schema.ingest_protocol import IngestRequest
+from flatout.system.source_path import existing
 
 
 def cluster(tmp_path: Path, engine: str) -> Folder:
@@ -44,7 +44,7 @@ def test_a_relative_source_that_is_not_here_is_left_to_the_head(
     wanted = IngestRequest(source="mnist", dest="data/shards")
     assert request_inside(wanted, folder).source == "mnist"
     (tmp_path / "mnist").mkdir()
-    with pytest.raises(UsageError, match="is not seen by the nodes"):
+    with pytest.raises(UsageError, match="is not visible to the nodes"):
         request_inside(wanted, folder)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout.cluster.checks import judge_files
-from flatout.cluster.nodes import judge_nodes
-from flatout.doctor.families import RULES
-from flatout.nouns.cluster import SHARED_GPU, NodeReport, Port, Service
-from flatout.nouns.machine import Cpu, Gpu, Machine, Memory
-from flatout.system.node_report import NodeQuestion, answer
+from flatout.cluster.compose.checks import judge_files
+from flatout.cluster.compose.node_health import judge_nodes
+from flatout.cluster.compose.node_report import NodeQuestion, answer
+from flatout.cluster.model.cluster import SHARED_GPU, NodeReport, Port, Service
+from flatout.doctor.rules.families import RULES
+from flatout.schema.machine import Cpu, Gpu, Machine, Memory
 
 GIB = 2**30
 VERSIONS = {"flatout": "0.1.0", "torch": "2.13.0+cpu", "ray": "2.60.0"}
@@ -136,7 +136,7 @@ def test_a_node_answers_about_itself() -> None:
 def test_a_node_is_asked_as_a_program_that_imports_no_framework() -> None:
     text = msgspec.json.encode(NodeQuestion(node="n", packages=("torch",))).decode()
     program = "import sys, runpy; sys.argv[1:] = [sys.argv[1]]; " \
-        "runpy.run_module('flatout.system.node_report', run_name='__main__'); " \
+        "runpy.run_module('flatout.cluster.compose.node_report', run_name='__main__'); " \
         "assert not {'torch', 'ray', 'numpy'} & set(sys.modules)"  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", program, text], capture_output=True, text=True, timeout=60,

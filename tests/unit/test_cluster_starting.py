@@ -12,14 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout.clustering import running
-from flatout.clustering.files import Folder
+from flatout.cluster import containers, ray_jobs
+from flatout.cluster.files import Folder
+from flatout.cluster.model.cluster import NodeReport
+from flatout.cluster.ray_jobs import RayHead
 from flatout.errors import RunFailed
-from flatout.nouns.cluster import NodeReport
-from flatout.nouns.finding import Finding
-from flatout.system import ray_jobs
-from flatout.system.ray_jobs import RayHead
-from flatout.system.system import Calls, Completed, RecordedSystem, Recording
+from flatout.schema.finding import Finding
+from flatout.system.host_system import Calls, Completed, RecordedSystem, SystemRecording
 
 INSPECTED = (Path(__file__).resolve().parents[1] / "cases/cluster/inspect.json").read_text(
     encoding="utf-8"
@@ -35,7 +34,7 @@ class Engine(RecordedSystem):
 
     def __init__(self) -> None:
         super().__init__(
-            Recording(platform="linux", calls=Calls(python_version="3.12.3", num_threads=8))
+            SystemRecording(platform="linux", calls=Calls(python_version="3.12.3", num_threads=8))
         )
         self.rows = {one["Name"]: one for one in json.loads(INSPECTED)}
         self.restarted: list[str] = []
@@ -96,7 +95,7 @@ def test_a_node_that_ray_does_not_have_is_not_well(
     rows, port = ray
 
     def found() -> tuple[list[str | None], list[str]]:
-        state = running.state(folder(tmp_path, port), Engine())
+        state = containers.state(folder(tmp_path, port), Engine())
         assert state.unread == {}
         return [one.health for one in state.containers], [one.rule for one in state.findings]
 
@@ -113,7 +112,7 @@ def test_a_node_that_ray_does_not_have_is_not_well(
 
 
 def test_a_head_that_says_nothing_of_its_nodes_is_told(tmp_path: Path) -> None:
-    state = running.state(folder(tmp_path), Engine())
+    state = containers.state(folder(tmp_path), Engine())
     assert state.unread.keys() == {"Ray"} and state.findings == ()
     with pytest.raises(RunFailed) as told:
         ray_jobs.nodes(RayHead(address="http://127.0.0.1:1"), 1.0)
@@ -124,7 +123,7 @@ def started(
     engine: Engine, where: Folder, start: Callable[[], None], limit_s: float = 60.0
 ) -> list[Finding]:
     told: list[Finding] = []
-    running.start_until_well(
+    containers.start_until_well(
         where, engine, start, limit_s=limit_s, on_wait=lambda _: None, on_warning=told.append
     )
     return told
@@ -145,7 +144,7 @@ def test_what_ends_while_it_starts_is_started_again(tmp_path: Path) -> None:
 
     told = started(engine, folder(tmp_path), start)
     assert [(one.severity, one.problem) for one in told] == [
-        ("note", "flatout-lab_head_1 is started again.")
+        ("note", "restarting flatout-lab_head_1.")
     ] * 2
     assert all(GAVE_UP in str(one.because) for one in told)
 
@@ -158,7 +157,7 @@ def test_starting_again_has_an_end(tmp_path: Path, memory: bool, count: int) -> 
         starts.append(len(starts))
         engine.end("/flatout-lab_worker_2", at=f"{starts}", OOMKilled=memory)
 
-    with pytest.raises(RunFailed, match="flatout-lab_worker_2 is not well") as told:
+    with pytest.raises(RunFailed, match="flatout-lab_worker_2 is not healthy") as told:
         started(engine, folder(tmp_path), start)
     assert told.value.rule == "cluster-not-healthy" and len(starts) == count
 
@@ -183,7 +182,7 @@ def test_a_node_that_ray_gave_up_is_started_again(
     id = engine.rows["/flatout-lab_worker_1"]["Id"]
     told = started(engine, folder(tmp_path, port), lambda: rows.append((FIRST, "ALIVE")))
     assert engine.restarted == [id]
-    assert "takes no node back" in str(told[0].because) and len(told) == 1
+    assert "does not re-admit nodes" in str(told[0].because) and len(told) == 1
     # One that is in no network may come back before it is missed.
     network = engine.rows["/flatout-lab_worker_2"]["NetworkSettings"]["Networks"]
     network["flatout-lab"]["IPAddress"] = ""

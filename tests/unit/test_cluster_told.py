@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.cluster.told import parse_containers, parse_services, parse_size
-from flatout.clustering import files, running
+from flatout.cluster import containers, files
+from flatout.cluster.compose import docker
+from flatout.cluster.compose.docker_output import parse_containers, parse_services, parse_size
+from flatout.cluster.compose.node_report import NodeQuestion
+from flatout.cluster.model.cluster import Container, NodeReport, Port
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.cluster import Container, NodeReport, Port
-from flatout.system import compose
-from flatout.system.node_report import NodeQuestion
-from flatout.system.system import Calls, Completed, RecordedSystem, Recording
+from flatout.system.host_system import Calls, Completed, RecordedSystem, SystemRecording
 
 CASES = Path(__file__).resolve().parents[1] / "cases" / "cluster"
 INSPECTED = (CASES / "inspect.json").read_text(encoding="utf-8")
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, **settings: str) -> files.Folder:
 
 def config_words(tmp_path: Path) -> tuple[str, ...]:
     """How Compose v2 is asked for a folder's services."""
-    program = compose.Compose(words=("docker", "compose"), version="2.29.0", docker="27.0")
+    program = docker.Compose(words=("docker", "compose"), version="2.29.0", docker="27.0")
     profiles = ("--profile", "ingestion", "--profile", "training", "--profile", "inference")
     return tuple(program.argv(tmp_path, *profiles, "config", "--format", "json"))
 
@@ -56,7 +56,7 @@ def config_words(tmp_path: Path) -> tuple[str, ...]:
 def machine(commands: dict[tuple[str, ...], Completed]) -> RecordedSystem:
     """A Linux on which these programs answer, and whose port 8265 is taken."""
     return RecordedSystem(
-        Recording(
+        SystemRecording(
             platform="linux", calls=Calls(python_version="3.12.3", num_threads=8),
             commands=tuple(commands.items()), ports=(22, 8265),
         )
@@ -145,7 +145,7 @@ def test_whatever_a_file_says_is_read_or_refused(document: Any) -> None:
 
 
 def test_state_is_of_all_nodes(tmp_path: Path) -> None:
-    state = running.state(folder(tmp_path), machine_with(tmp_path))
+    state = containers.state(folder(tmp_path), machine_with(tmp_path))
     assert len(state.containers) == len(state.nodes) == 3 and state.findings == ()
     assert [one.address for one in state.dashboards] == ["http://127.0.0.1:1"]
 
@@ -154,17 +154,17 @@ def test_a_node_that_tells_nothing_is_named_with_why(tmp_path: Path) -> None:
     system = machine_with(
         tmp_path, {("docker", "exec"): told(stderr="no such module\n", exit_code=1)}
     )
-    state = running.state(folder(tmp_path), system)
+    state = containers.state(folder(tmp_path), system)
     silent = {name: why for name, why in state.unread.items() if name != "Ray"}
     assert state.nodes == () and set(silent.values()) == {"no such module"}
     strange = machine_with(tmp_path, {("docker", "exec"): told("hello")})
-    why = compose.ask_node("x", NodeQuestion(node="x"), strange)
-    assert isinstance(why, str) and "not of this flatout" in why
+    why = docker.ask_node("x", NodeQuestion(node="x"), strange)
+    assert isinstance(why, str) and "another version of flatout" in why
 
 
 def test_check_passes_where_our_own_containers_hold_the_port(tmp_path: Path) -> None:
     checked = files.check(folder(tmp_path), machine_with(tmp_path))
-    assert "docker" in checked.told and checked.told["ports"] == "127.0.0.1:8265"
+    assert "docker" in checked.passed and checked.passed["ports"] == "127.0.0.1:8265"
     # One thing is wrong: this file asks for a GPU, and there is none.
     assert [one.rule for one in checked.findings] == ["nccl-duplicate-gpu"]
 
@@ -196,13 +196,13 @@ def test_check_tells_what_compose_refuses(tmp_path: Path) -> None:
 def test_no_compose_is_told(commands: dict[tuple[str, ...], Completed], rule: str) -> None:
     system = machine(commands)
     with pytest.raises(UsageError) as bad:
-        compose.find_compose(system)
+        docker.find_compose(system)
     assert bad.value.rule == rule
 
 
 def test_compose_v1_is_taken_where_there_is_no_other() -> None:
     system = machine({("docker", "version"): told("20.10.24"), ("docker-compose",): told("1.29.2")})
-    found = compose.find_compose(system)
+    found = docker.find_compose(system)
     assert found.is_v1 and found.argv(Path("/lab"), "up")[0] == "docker-compose"
 
 
@@ -210,7 +210,7 @@ def test_a_folder_that_is_not_named_is_refused_everywhere(tmp_path: Path) -> Non
     for text in ("CLUSTER_RUNS", "CLUSTER_DATA"):
         made = folder(tmp_path, **{text: ""})
         for ask in (files.check, lambda made, _: made.inside(tmp_path / "elsewhere")):
-            with pytest.raises(UsageError, match=f"{text} in .env names no folder") as bad:
+            with pytest.raises(UsageError, match=f"{text} in .env does not name a folder") as bad:
                 ask(made, machine_with(tmp_path))
             assert bad.value.rule == "bad-cluster-setting"
 
@@ -230,8 +230,8 @@ def test_waiting_ends_with_what_the_first_that_failed_has_said(tmp_path: Path) -
     def on_wait(found: Any) -> None:
         seen.append(len(found))
 
-    with pytest.raises(RunFailed, match="flatout-lab_worker_2 is not well") as bad:
-        running.wait_until_well(folder(tmp_path), system, limit_s=60.0, on_wait=on_wait)
+    with pytest.raises(RunFailed, match="flatout-lab_worker_2 is not healthy") as bad:
+        containers.wait_until_well(folder(tmp_path), system, limit_s=60.0, on_wait=on_wait)
     assert "exit code 1; " in str(bad.value) and "no head" in str(bad.value) and seen == [3]
 
 
@@ -240,7 +240,7 @@ def test_waiting_has_a_limit(tmp_path: Path) -> None:
     rows[0]["State"]["Health"]["Status"] = "starting"
     system = machine_with(tmp_path, {("docker", "inspect"): told(json.dumps(rows))})
     with pytest.raises(RunFailed, match="it is starting after"):
-        running.wait_until_well(folder(tmp_path), system, limit_s=0.0, on_wait=_ignore)
+        containers.wait_until_well(folder(tmp_path), system, limit_s=0.0, on_wait=_ignore)
 
 
 def _ignore(found: Any) -> None:
@@ -248,15 +248,21 @@ def _ignore(found: Any) -> None:
 
 
 def test_a_training_wants_a_cluster_that_is_up_and_of_one_version(tmp_path: Path) -> None:
-    running.require_well(folder(tmp_path), machine_with(tmp_path))
-    with pytest.raises(UsageError, match="is not up") as told_of:
-        running.require_well(folder(tmp_path), machine_with(tmp_path, {("docker", "ps"): told("")}))
+    containers.require_well(folder(tmp_path), machine_with(tmp_path))
+    with pytest.raises(UsageError, match="is not running") as told_of:
+        containers.require_well(
+            folder(tmp_path), machine_with(tmp_path, {("docker", "ps"): told("")})
+        )
     assert told_of.value.rule == "cluster-not-up"
     old = msgspec.structs.replace(REPORT, versions={**REPORT.versions, "flatout": "0.0.9"})
     answer = told(msgspec.json.encode(old).decode())
     with pytest.raises(UsageError, match="the nodes have flatout 0.0.9"):
-        running.require_well(folder(tmp_path), machine_with(tmp_path, {("docker", "exec"): answer}))
+        containers.require_well(
+            folder(tmp_path), machine_with(tmp_path, {("docker", "exec"): answer})
+        )
     small = msgspec.structs.replace(REPORT, shared_bytes=2**20)
     answer = told(msgspec.json.encode(small).decode())
     with pytest.raises(UsageError, match="/dev/shm, is too small"):
-        running.require_well(folder(tmp_path), machine_with(tmp_path, {("docker", "exec"): answer}))
+        containers.require_well(
+            folder(tmp_path), machine_with(tmp_path, {("docker", "exec"): answer})
+        )

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flatout.clustering import training
-from flatout.clustering.files import Folder
+from flatout.cluster import train
+from flatout.cluster.files import Folder
+from flatout.cluster.ray_jobs import RayHead
 from flatout.errors import UsageError
-from flatout.nouns.placement import parse_placement
-from flatout.system.ray_jobs import RayHead
+from flatout.schema.placement import parse_placement
 
 SETTINGS = (
     "COMPOSE_PROJECT_NAME=flatout-lab\nCLUSTER_ENGINE={engine}\nCLUSTER_RUNS={runs}\n"
@@ -28,7 +28,7 @@ def cluster(folder: Path, engine: str = "ray") -> Path:
 
 
 def test_a_run_is_found_by_the_nodes_where_they_have_it(tmp_path: Path) -> None:
-    where = training.Where(
+    where = train.Where(
         head=RayHead(address="http://127.0.0.1:9265"),
         folder=Folder(
             path=tmp_path, settings={"CLUSTER_RUNS": str(tmp_path / "runs"), "CLUSTER_DATA": "data"}
@@ -37,13 +37,11 @@ def test_a_run_is_found_by_the_nodes_where_they_have_it(tmp_path: Path) -> None:
     assert where.inside(tmp_path / "runs" / "digits-0001") == "/flatout/runs/digits-0001"
     # Weights to begin with may lie among the data.
     assert where.inside(tmp_path / "data" / "old.safetensors") == "/data/old.safetensors"
-    with pytest.raises(UsageError, match="is not seen by the nodes") as told:
+    with pytest.raises(UsageError, match="is not visible to the nodes") as told:
         where.inside(tmp_path / "elsewhere" / "digits-0001")
     assert told.value.rule == "run-not-shared"
     # Machines with one shared disk see it at one path.
-    assert training.Where(head=RayHead(address="http://head:8265")).inside(tmp_path) == str(
-        tmp_path
-    )
+    assert train.Where(head=RayHead(address="http://head:8265")).inside(tmp_path) == str(tmp_path)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -52,6 +50,6 @@ def test_the_own_clusters_address_is_known(
 ) -> None:
     made = cluster(tmp_path)
     monkeypatch.chdir(tmp_path)
-    found = training._where(parse_placement(f"http://{host}:9265"))
+    found = train._where(parse_placement(f"http://{host}:9265"))
     assert found.folder is not None and found.folder.path == made
-    assert training._where(parse_placement("http://127.0.0.1:8265")).folder is None
+    assert train._where(parse_placement("http://127.0.0.1:8265")).folder is None

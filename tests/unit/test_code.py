@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.outline import DataKind, Outline, Scheduling
-from flatout.nouns.recipe import (
+from flatout.schema.code_outline import CodeOutline, DataKind, Scheduling
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.recipe import (
     Allocator,
     Attention,
     Capture,
@@ -30,11 +30,11 @@ from flatout.nouns.recipe import (
     Recipe,
     recipe_fields,
 )
-from flatout.nouns.run import RunHeader
-from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.nouns.tuning import Decision, Interval
-from flatout.tune.code import program
-from flatout.tune.code_lines import Filling, filled
+from flatout.schema.run import RunHeader
+from flatout.schema.tuned_recipe import TunedRecipe
+from flatout.schema.tuning import Decision, Interval
+from flatout.tune.emit.code import program
+from flatout.tune.emit.code_lines import Filling, filled
 
 PLAIN: dict[str, Any] = {
     "device": "cpu", "precision": "fp32", "attention": "auto", "data_path": "sliced",
@@ -45,7 +45,7 @@ PLAIN: dict[str, Any] = {
     "checkpoint_every": None, "activation_checkpointing": False, "cpu_affinity": "all",
     "allocator": "system", "compiled": "off", "compile_mode": "default",
 }  # fmt: skip
-OUTLINE = Outline(
+OUTLINE = CodeOutline(
     data_kind="tensors",
     batch_size=8,
     num_gathered=4096,
@@ -59,7 +59,7 @@ def recipe(**fields: Any) -> Recipe:
     return Recipe(**{name: Choice(value=value, why="so") for name, value in values.items()})
 
 
-def written(chosen: Recipe, outline: Outline = OUTLINE, **spec: Any) -> str:
+def written(chosen: Recipe, outline: CodeOutline = OUTLINE, **spec: Any) -> str:
     experiment = ExperimentSpec(**({"name": "rings", "file": "/home/me/rings.py"} | spec))
     header = RunHeader(
         id="rings-0001", created_at=0.0, flatout_version="1.2.3", python="", spec=experiment
@@ -92,7 +92,7 @@ def test_program_imports_torch_and_nothing_of_flatout_but_its_name() -> None:
 def test_program_of_a_built_in_says_that_flatout_describes_it() -> None:
     text = written(recipe(), name="mnist-large", file=None)
     assert 'importlib.import_module("flatout.experiments.mnist_large")' in text
-    assert "must be installed" in text and "types.ModuleType" not in text
+    assert "needs flatout to be installed" in text and "types.ModuleType" not in text
 
 
 def test_program_says_the_gain_and_the_reasons() -> None:
@@ -185,14 +185,14 @@ def test_a_changed_field_changes_the_program(name: str) -> None:
     assert only_in(after, before)
 
 
-def outlines() -> st.SearchStrategy[Outline]:
+def outlines() -> st.SearchStrategy[CodeOutline]:
     kinds = st.sampled_from(get_args(DataKind))
     flags = (
         "is_shuffled", "has_collate", "has_named_parameters", "is_counted", "is_by_steps",
         "has_ema", "has_metrics", "has_early_stop", "is_smaller_better",
     )  # fmt: skip
     return st.builds(
-        Outline,
+        CodeOutline,
         data_kind=kinds,
         batch_size=st.just(8),
         num_gathered=st.just(4096),
@@ -236,7 +236,7 @@ def recipes() -> st.SearchStrategy[Recipe]:
 
 
 @given(recipes(), outlines())
-def test_every_program_compiles_and_leaves_no_mark(chosen: Recipe, outline: Outline) -> None:
+def test_every_program_compiles_and_leaves_no_mark(chosen: Recipe, outline: CodeOutline) -> None:
     text = written(chosen, outline)
     compile(text, "program.py", "exec")
     assert not [line for line in text.splitlines() if "#?" in line or "#|" in line or "$" in line]
@@ -245,18 +245,18 @@ def test_every_program_compiles_and_leaves_no_mark(chosen: Recipe, outline: Outl
 
 def some_programs() -> list[str]:
     """A few programs that together make use of nearly all there is."""
-    full = Outline(
+    full = CodeOutline(
         data_kind="tensors", batch_size=8, num_gathered=4096, num_gathered_validation=4096,
         validation_kind="tensors", has_metrics=True, has_ema=True, is_counted=True,
         scheduling="step", has_early_stop=True, validate_every=50,
         blocks=tuple(f"encoder.layers.{number}" for number in range(12)),
         self_checkpointing=("encoder.words",),
     )  # fmt: skip
-    samples = Outline(
+    samples = CodeOutline(
         data_kind="map-style", batch_size=8, validation_kind="iterable", scheduling="plateau",
         has_collate=True, validate_every=50, cpus={"performance-cores": (0, 2, 4, 6)},
     )  # fmt: skip
-    stream = Outline(
+    stream = CodeOutline(
         data_kind="iterable", batch_size=8, is_by_steps=True, validation_kind="map-style"
     )
     return [

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.cli.show_tune import payback_text
-from flatout.nouns.finding import Finding
-from flatout.nouns.tuning import (
+from flatout.cli.render.show_tune import payback_text
+from flatout.schema.finding import Finding
+from flatout.schema.tuning import (
     Candidate,
     Check,
     Decision,
@@ -80,9 +80,9 @@ def test_where_nothing_need_repeat_any_shape_may_be_compiled() -> None:
     ("changes", "reason"),
     [
         ({"not_compiled": "there is no C++ compiler"}, "there is no C++ compiler"),
-        ({"has_processes": False}, "process of its own"),
-        ({"num_steps": None}, "nobody knows how many steps"),
-        ({"num_steps": 790}, "790 steps of 10 ms cannot pay for compiling"),
+        ({"has_processes": False}, "separate process"),
+        ({"num_steps": None}, "the number of steps is unknown"),
+        ({"num_steps": 790}, "compiling does not pay off in 790 steps of 10 ms"),
         ({"fixed": {"compiled": "loss"}}, "you have set compiled"),
     ],
 )
@@ -130,7 +130,7 @@ def test_compiling_must_pay_within_the_run() -> None:
 def test_a_gain_that_is_not_sure_never_pays() -> None:
     open_gain = with_payback(result(1.05, low=0.9), 32, 10**9)
     assert open_gain.payback is not None and open_gain.payback.after_steps is None
-    assert "not sure to pay" in payback_text(open_gain.payback)
+    assert "may not pay off" in payback_text(open_gain.payback)
     assert not is_won(open_gain)
 
 
@@ -238,7 +238,7 @@ def test_no_more_is_compiled_than_there_is_time_for() -> None:
     decision, trials = searched(short, {"fused": 1.2, "loss": 1.5})
     assert not [one for one in trials if one.candidate.is_compiled]
     reasons = [one.reason for one in decision.skipped if one.axis == AXIS]
-    assert all("a larger --budget" in reason for reason in reasons[-2:])
+    assert all("give more time with --budget" in reason for reason in reasons[-2:])
 
 
 def test_a_search_without_a_trial_compiles_nothing() -> None:
@@ -296,7 +296,7 @@ def test_what_is_compiled_may_become_a_part_of_a_graph() -> None:
     # Compiled, a step of the device may take half as long, and the host as long as before.
     tried, skipped = offered(LAUNCHED, waiting(0.2))
     assert "compiled, in a CUDA graph" in tried
-    assert "by itself" in skipped["compiled, in a CUDA graph of 8 steps"]
+    assert "separately" in skipped["compiled, in a CUDA graph of 8 steps"]
     assert "launch-bound" in offered(LAUNCHED, waiting(0.1))[1]["compiled, in a CUDA graph"]
     assert "in a CUDA graph" not in " ".join(offered(SETTING)[1])
 
@@ -346,4 +346,4 @@ def test_what_could_not_be_compiled_is_not_put_into_graphs() -> None:
             one = msgspec.structs.replace(one, speedup=None, verdict=None, problem=failed)
         history.append(msgspec.structs.replace(one, by_process=()))
     reasons = {one.name: one.reason for one in move.skipped}
-    assert "could not be compiled" in reasons["compiled, in a CUDA graph"]
+    assert "compiling failed" in reasons["compiled, in a CUDA graph"]

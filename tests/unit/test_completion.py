@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from flatout import listing
-from flatout.cli import complete, completing
+from flatout.cli import completion_words, shell_completion
 from flatout.errors import UsageError
+from flatout.runs import listing
 
 # The program that a shell finds: this checkout's flatout.
 _PROGRAM = """#!/bin/sh
@@ -34,7 +34,7 @@ def shell(trained: Any) -> Any:
     folder = trained.folder / "bin"
     folder.mkdir()
     program = folder / "flatout"
-    src = Path(listing.__file__).parents[1]
+    src = Path(listing.__file__).parents[2]
     program.write_text(_PROGRAM.format(python=sys.executable, start=_START.format(src=src)))
     program.chmod(0o755)
     (trained.folder / "data").mkdir()
@@ -55,7 +55,7 @@ def ask(shell: Any, *program: str) -> list[str]:
 
 def ask_bash(shell: Any, line: str) -> list[str]:
     """What bash would offer for a line that is being typed."""
-    (shell.folder / "script").write_text(completing.script("bash"))
+    (shell.folder / "script").write_text(shell_completion.script("bash"))
     return ask(shell, "bash", "--norc", "-c", _ASK_BASH.format(line=line))
 
 
@@ -99,8 +99,48 @@ def test_bash_is_offered_runs_also_beside_a_damaged_one(shell: Any, damage: str)
     assert ask_bash(shell, "flatout evaluate bad -s ") == [""]
 
 
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("a", ["'a b'/", "'a|b.py'"]),
+        ("a\\ b", ["'a b'/"]),
+        ("`", ["'`touch x`.py'"]),
+        ("it", ["'it'\"'\"'s.py'"]),
+        ("line", [""]),
+        ("'a", [""]),
+        ("p'l", ["plain.py"]),
+        ('"`', [""]),
+        ("~/m", ["~/'m y.py'", "~/mine.py"]),
+        ("tilde", ["'tilde~'/"]),
+    ],
+)
+def test_bash_is_offered_odd_names_in_quotes(shell: Any, line: str, offered: list[str]) -> None:
+    if sys.platform == "win32":
+        pytest.skip("no such names")
+    names = ("`touch x`.py", "a|b.py", "it's.py", "line\nbreak.py", "line\x1b.py", "plain.py")
+    for name in (*names, "m y.py"):
+        (shell.folder / name).write_text("")
+    for name in ("a b", "tilde~"):
+        (shell.folder / name).mkdir()
+    asked = shell.environment(COMP_WORDS=f"flatout train {line}", HOME=str(shell.folder),
+                              _FLATOUT_COMPLETE="bash_complete")  # fmt: skip
+    done = subprocess.run(
+        ["flatout"], cwd=shell.folder, env=asked | {"PATH": shell.path}, capture_output=True,
+        text=True, timeout=60, check=False, executable=str(shell.folder / "bin" / "flatout"),
+    )  # fmt: skip
+    assert done.stdout.split("\n")[:-1] == offered
+
+
+def test_powershell_is_offered_odd_names_in_quotes(shell: Any) -> None:
+    (shell.folder / "a;b.py").write_text("")
+    asked = {"COMP_WORDS": "flatout train a", "COMP_CWORD": "2",
+             "_FLATOUT_COMPLETE": "powershell_complete"}  # fmt: skip
+    done = shell.run(**asked)
+    assert done.returncode or "'a;b.py'" in done.stdout.splitlines()
+
+
 def test_zsh_is_offered(shell: Any) -> None:
-    (shell.folder / "script").write_text(completing.script("zsh"))
+    (shell.folder / "script").write_text(shell_completion.script("zsh"))
     program = (
         "autoload -Uz compinit; compinit -u -D; source ./script; "
         "compadd() { print -l $completions; }; "
@@ -113,7 +153,7 @@ def test_zsh_is_offered(shell: Any) -> None:
 
 
 def test_fish_is_offered(shell: Any) -> None:
-    (shell.folder / "script").write_text(completing.script("fish"))
+    (shell.folder / "script").write_text(shell_completion.script("fish"))
     program = (
         "source ./script; complete -C 'flatout show m'; complete -C 'flatout train digits -s w'"
     )
@@ -123,15 +163,15 @@ def test_fish_is_offered(shell: Any) -> None:
 
 def test_script_when_click_does_not_know_the_shell() -> None:
     with pytest.raises(UsageError, match="wrong-usage"):
-        completing.script("tcsh")
+        shell_completion.script("tcsh")
 
 
 def test_completion_loads_nothing_that_takes_long(shell: Any) -> None:
     report = (
-        f"import sys; sys.path.insert(0, {str(Path(listing.__file__).parents[1])!r})\n"
+        f"import sys; sys.path.insert(0, {str(Path(listing.__file__).parents[2])!r})\n"
         "from flatout.cli.main import run\n"
         "run([])\n"
-        "print('LOADED', [n for n in ('flatout.flow', 'rich', 'torch', 'psutil', 'numpy')"
+        "print('LOADED', [n for n in ('flatout.runs.api', 'rich', 'torch', 'psutil', 'numpy')"
         " if n in sys.modules])"
     )
     asked = {"COMP_WORDS": "flatout train digits -s ", "_FLATOUT_COMPLETE": "bash_complete"}
@@ -145,4 +185,4 @@ def test_completion_loads_nothing_that_takes_long(shell: Any) -> None:
 
 def test_values_of_a_parameter_with_choices() -> None:
     (size, *_) = listing.parameters_of("charlm")
-    assert complete.values_of(size) == ["full", "tiny"]
+    assert completion_words.values_of(size) == ["full", "tiny"]

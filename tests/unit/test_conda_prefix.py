@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.nouns.indexes import Indexes
-from flatout.system.installers import Conda, Pip
+from flatout.schema.package_indexes import Indexes
+from flatout.setup.packages.installers import Conda, Pip
 
 # What libmamba refuses: to create a prefix where files are, and to install where there is none.
 MAMBA = """#!/bin/sh

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import docker_engine
 import pytest
-from container_cluster import ContainerCluster
 from containers import KEPT, LABEL, Docker, clean_all
 from progress import Problem
+from support.container_cluster import ContainerCluster
 
 PROJECT = "com.docker.compose.project"
 

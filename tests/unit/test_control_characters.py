@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flatout.cli.control_characters import VisibleConsole, visible
+from flatout.cli.render.control_characters import VisibleConsole, visible
 
 
 @pytest.mark.parametrize("hostile", [

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from flatout.engine.csv_quotes import MOST_LINES, StrayQuote, check_quotes
+from flatout.system.csv_quotes import MOST_LINES, StrayQuote, check_quotes
 
 _CELLS = some.text('ab"\n, ', max_size=5)
 

@@ -20,10 +20,11 @@ import msgspec
 import pytest
 
 from flatout.errors import RunFailed, UsageError
-from flatout.system import datasets, download
-from flatout.system.datasets import DATA_SETS, DataFile, DataSet, Fetching
-from flatout.system.folders import data_folders
-from flatout.system.store import Lock
+from flatout.system import download
+from flatout.system.atomic_files import FileLock
+from flatout.system.paths import data_folders
+from flatout.system.store import datasets
+from flatout.system.store.datasets import DATA_SETS, DataFile, DataSet, Fetching
 
 PLAIN = bytes(range(256)) * 4000
 LABELS = b"0123456789" * 500
@@ -231,7 +232,7 @@ def test_fetch_gives_up_a_server_that_is_too_slow(
     monkeypatch.setattr(download, "_SLOW_S", 0.2)
     monkeypatch.setattr(download, "_LEAST_BYTES_PER_S", 100_000)
     server.faults = ["slow"] * 20
-    with pytest.raises(RunFailed, match="bytes came in"):
+    with pytest.raises(RunFailed, match="bytes arrived in"):
         fetch(table(server.mirror))
 
 
@@ -315,7 +316,7 @@ def test_fetch_keeps_what_it_has_when_it_is_interrupted(server: Server, data: Pa
 
 def test_fetch_waits_when_another_process_is_at_it(server: Server, data: Path) -> None:
     (data / "tiny").mkdir(parents=True)
-    lock = Lock(data / "tiny" / ".lock")
+    lock = FileLock(data / "tiny" / ".lock")
     assert lock.acquire()
     coming = datasets.fetch("tiny", table(server.mirror))
     assert next(coming).done_bytes == 0
@@ -342,7 +343,7 @@ def test_fetch_tells_the_disk_when_there_is_no_room(server: Server, data: Path) 
     # In a child, so that the limit holds for nothing else.
     code = (
         "import resource, signal, sys, msgspec\n"
-        "from flatout.errors import RunFailed; from flatout.system import datasets\n"
+        "from flatout.errors import RunFailed; from flatout.system.store import datasets\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))\n"
         "sets = msgspec.json.decode(sys.argv[1], type=dict[str, datasets.DataSet])\n"
@@ -387,7 +388,7 @@ def test_verify_names_the_file_when_it_is_damaged(
     assert str(folder / "images.gz") in caught.value.problem
     assert caught.value.because is not None
     assert reason in caught.value.because
-    assert caught.value.fix == "get it again: flatout data get tiny"
+    assert caught.value.fix == "download it again: flatout data get tiny"
 
 
 def test_verify_when_a_mirror_compressed_anew(data: Path) -> None:
@@ -443,7 +444,7 @@ def test_require_when_the_real_data_is_here(name: str) -> None:
 
 
 def test_digits_are_the_ones_that_are_described() -> None:
-    folder = Path(datasets.__file__).parents[1] / "experiments" / "data"
+    folder = Path(datasets.__file__).parents[2] / "experiments" / "data"
     content = gzip.decompress((folder / "digits.csv.gz").read_bytes())
     assert hashlib.sha256(content).hexdigest() in (folder / "digits.txt").read_text("utf-8")
     rows = [[int(cell) for cell in line.split(",")] for line in content.decode().splitlines()]

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from flatout.doctor.families import RULES
+from flatout.doctor.rules.families import RULES
 from flatout.errors import UsageError
-from flatout.system import doc_pages, error_pages, pager
+from flatout.system import doc_pages, pager
+from flatout.system.store import error_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = list(doc_pages.list_pages())
@@ -80,9 +81,9 @@ def test_a_mistyped_page_gets_the_nearest() -> None:
 
 def test_docs_lists_and_shows_pages(cli: Any) -> None:
     listed = cli.run("docs")
-    assert re.search(r"^predict +Using what was trained$", listed.stdout, re.MULTILINE)
+    assert re.search(r"^predict +Using trained weights$", listed.stdout, re.MULTILINE)
     shown = cli.run("docs", "predict")
-    assert shown.stdout.startswith("# Using what was trained\n") and "\x1b" not in shown.stdout
+    assert shown.stdout.startswith("# Using trained weights\n") and "\x1b" not in shown.stdout
     document = json.loads(cli.run("docs", "predict", "--json").stdout)
     assert document["page"] == "predict" and document["text"].strip() == shown.stdout.strip()
     wrong = cli.run("docs", "no-data")

@@ -20,7 +20,7 @@ def test_text_in_the_place_of_a_name_is_told(cli: Any, subject: str) -> None:
     done = cli.run("explain", subject)
     assert done.returncode == 2 and "explain nothing-to-explain" in done.stderr
     assert len(done.stderr) < 400
-    assert ("is piped in" in done.stderr) == (subject == LOG * 10)
+    assert ("pipe text in" in done.stderr) == (subject == LOG * 10)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pipes with names")
@@ -31,7 +31,7 @@ def test_pipe_with_a_name_is_read(cli: Any, tmp_path: Path) -> None:
     writer.start()
     done = cli.run("explain", str(pipe))
     writer.join()
-    assert "no code for the GPU" in done.stdout
+    assert "no kernels for the GPU" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["no/such/folder.json", TOO_LONG])
@@ -71,7 +71,7 @@ def test_recording_of_nothing_is_not_said_to_be_well(cli: Any) -> None:
     place.write_text('{"recording_version": 1, "machine": {}}')
     done = cli.run("doctor", "--from", str(place))
     assert " ok" not in done.stdout and "not read" in done.stdout
-    assert "not all was" in done.stdout
+    assert "not everything could be read" in done.stdout
 
 
 def test_reasons_are_no_wider_than_a_page(cli: Any) -> None:

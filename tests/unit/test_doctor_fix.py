@@ -114,7 +114,7 @@ def test_fault_is_mended_and_put_back(broken: Broken) -> None:
     before = broken.files()
     done = broken.doctor("--yes", "--json")
     told = json.loads(done.stdout)
-    assert "numpy-abi-mismatch" in told["mended"]["gone"], done.stderr
+    assert "numpy-abi-mismatch" in told["result"]["gone"], done.stderr
     assert [one["how"] for one in told["outcomes"]] == ["done"]
     assert told["outcomes"][0]["id"] == "0001"
     assert "1.26.4" in broken.numpy() and not (broken.site / "numpy/only_in_2.py").exists()
@@ -172,9 +172,9 @@ def test_person_is_asked_on_a_terminal(broken: Broken) -> None:
     output, _ = process.communicate(timeout=60)
     os.close(ours)
     os.close(theirs)
-    assert "Do what is safe" in output
+    assert "Apply safe fixes" in output
     assert "1.26.4" in broken.numpy(), output
-    assert "numpy-abi-mismatch" in output.partition("read again")[2]
+    assert "numpy-abi-mismatch" in output.partition("after the fix")[2]
 
 
 def test_fix_needs_this_machine(cli: Any, tmp_path: Path) -> None:
@@ -196,10 +196,10 @@ def test_undo_says_what_there_is(cli: Any) -> None:
 def test_packages_are_put_back_when_killed_while_they_change(broken: Broken) -> None:
     before = broken.files()
     code = f"""
-from flatout.apply.applying import apply
-from flatout.nouns.plan import *
-action = Packages(python={broken.python!r}, words=("install", "numpy<2"))
-step = Step(text="install", action=action, changes="")
+from flatout.system.changes.apply import apply
+from flatout.schema.plan import *
+action = InstallPackages(python={broken.python!r}, words=("install", "numpy<2"))
+step = PlanStep(text="install", action=action, changes="")
 list(apply(Plan(goal="", steps=(step,))))
 """
     process = subprocess.Popen(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flatout.doctor.families import RULES
+from flatout.doctor.rules.families import RULES
 
 PATTERNS = {
     f"{rule.id}:{signature.id}": signature

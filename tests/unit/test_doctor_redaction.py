@@ -7,13 +7,13 @@ from typing import Any, Union, get_args, get_origin
 import msgspec
 import pytest
 
-from flatout.consult import recording_text
+from flatout.doctor.api import recording_text
 from flatout.doctor.redaction import HIDDEN, redacted
-from flatout.nouns.driver import CudaLibrary, Toolkit
-from flatout.nouns.framework import Framework
-from flatout.nouns.machine import Gpu, Host, Machine
-from flatout.nouns.surroundings import ContainerEngine, Environment
-from flatout.nouns.wsl import Windows, Wsl
+from flatout.schema.driver import CudaLibrary, InstalledToolkit
+from flatout.schema.environment_facts import ContainerEngine, Environment
+from flatout.schema.framework import Framework
+from flatout.schema.machine import Gpu, Host, Machine
+from flatout.schema.wsl import Windows, Wsl
 
 SECRETS = (
     "adalove", "lovelace-laptop", "/home/ada/secret-project", r"C:\Users\Ada Lovelace\x", "http://10.0.0.7:8080",
@@ -61,7 +61,7 @@ def test_what_tells_nothing_of_anybody_is_shown() -> None:
         windows=Windows(build="10.0.26100.4349", wslconfig={"wsl2.memory": "12GB"}),
         wsl=Wsl(package="2.7.10", distro="Ubuntu-24.04", libraries=("libcuda.so.1",)),
         libraries=(CudaLibrary(name="libcuda", path="/usr/lib/wsl/lib/libcuda.so.1"),),
-        toolkits=(Toolkit(path="/usr/local/cuda-12.8", version="12.8.1"),),
+        toolkits=(InstalledToolkit(path="/usr/local/cuda-12.8", version="12.8.1"),),
         engines=(ContainerEngine(name="docker", version="28.3.2", runtimes=("nvidia", "runc")),),
     )  # fmt: skip
     assert redacted(machine) == machine

@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from flatout.doctor.diagnose import case_from_machine, diagnose, signatures_of
-from flatout.doctor.families import RULES
 from flatout.doctor.rule import Rule
+from flatout.doctor.rules.families import RULES
 from flatout.doctor.signature import WINDOW_BYTES, Signature
-from flatout.nouns.machine import Machine
+from flatout.schema.machine import Machine
 
 SIGNATURES = signatures_of(RULES)
 SECTIONS = ("**Checks.**", "**Why it matters.**", "**Example.**", "**Fix.**", "**Source.**")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flatout.doctor.logs.scanning import KEPT_FIRST, KEPT_LAST, scan
+from flatout.doctor.scan.scanner import KEPT_FIRST, KEPT_LAST, scan
 from flatout.doctor.signature import Sign, signature
 
 ALARM = signature("alarm", "the Alarm rings", pattern=r"rings (?P<times>\d+) times")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flatout.doctor.diagnose import case_from_text, diagnose
-from flatout.doctor.families import RULES
+from flatout.doctor.rules.families import RULES
 
 CASES = [
     case

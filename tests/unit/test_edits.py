@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from flatout.apply.coding import decode
-from flatout.apply.contents import content_after
-from flatout.apply.ini import setting
 from flatout.errors import UsageError
-from flatout.nouns.plan import Block, Edit, Entry, Write
+from flatout.schema.plan import Block, Edit, Entry, Write
+from flatout.system.changes.edit_actions import content_after
+from flatout.system.changes.text_encoding import decode
 
 
 def ini(section: str, key: str, value: str | None, *, is_utf8: bool = False) -> Edit:
@@ -215,6 +214,18 @@ def test_half_a_block_is_refused() -> None:
 
 def test_whole_file_is_written() -> None:
     assert content_after(Write(file="a", text="é\n"), b"other") == "é\n".encode()
+
+
+def setting(text: str, section: str, key: str) -> str | None:
+    """The value of a setting at its last place; None if it has none."""
+    found, current = None, ""
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if line.startswith("["):
+            current = line.strip("[]")
+        elif equals and (current, name) == (section, key):
+            found = value.strip()
+    return found
 
 
 _WORDS = some.text("abcdefgh", min_size=1, max_size=6)

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from flatout.environments.places import distro_drive
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.environment_request import EnvironmentRequest
-from flatout.nouns.indexes import Indexes
-from flatout.nouns.made_environment import Pin
-from flatout.nouns.shells import powershell_line
-from flatout.setup.lock_file import Lock, lock_text, parse_lock
-from flatout.setup.requirement_files import from_conda, from_pyproject
-from flatout.setup.wheels import is_for_cpu, parse_pylock, parse_report, supported_tags
-from flatout.system.installers import told
-from flatout.system.opener import opener_for
-from flatout.system.pip_settings import read_indexes
-from flatout.system.wheel_store import fetch
+from flatout.schema.environment import Pin
+from flatout.schema.package_indexes import Indexes
+from flatout.schema.shell_quoting import powershell_line
+from flatout.setup.env.location import distro_drive
+from flatout.setup.env.lock_file import LockFile, lock_text, parse_lock
+from flatout.setup.env.requirement_files import from_conda, from_pyproject
+from flatout.setup.env.wheels import is_for_cpu, parse_pylock, parse_report, supported_tags
+from flatout.setup.model.environment_request import EnvironmentRequest
+from flatout.setup.packages.installers import failed_install
+from flatout.setup.packages.wheel_store import fetch
+from flatout.system.http import opener_for
+from flatout.system.pip_config import read_indexes
 
 SHA = "a" * 64
-LOCK = Lock(
+LOCK = LockFile(
     framework="torch", python="3.12", platform="linux x86_64", cuda="cu126",
     index="https://download.pytorch.org/whl/cu126",
     pins=(Pin(name="torch", version="2.14.0+cu126", url="", sha256=SHA),
@@ -76,7 +76,7 @@ def test_conda_file_gives_what_pip_can_install() -> None:
     assert found.lines[:4] == ("numpy==1.26.*", "scipy>=1.11,<2", "torch", "pandas==2.2.1")
     assert found.lines[4:] == ("einops", "x @ file:///y")
     assert found.left_out == ("cudatoolkit=11.8",)
-    assert found.notes == ("left out, since conda alone has it: cudatoolkit=11.8",)
+    assert found.notes == ("skipped, since only conda has it: cudatoolkit=11.8",)
     with pytest.raises(UsageError):
         from_conda(["a"], "e")
 
@@ -231,4 +231,4 @@ def test_request_when_it_cannot_be(request_: EnvironmentRequest, num: int, rule:
     ],
 )  # fmt: skip
 def test_told_names_what_stands_in_the_way(said: str, rule: str) -> None:
-    assert told(said, None, "uv", "deciding on packages").rule == rule
+    assert failed_install(said, None, "uv", "resolving packages").rule == rule

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from flatout.cli import main
 from flatout.errors import FlatoutError, RunFailed, UsageError, nearest, nearest_name
-from flatout.nouns.finding import finding_from
+from flatout.schema.finding import finding_from
 
 
 @pytest.mark.parametrize(("kind", "exit_code"), [(UsageError, 2), (RunFailed, 1)])

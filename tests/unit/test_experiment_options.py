@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flatout.experiment_text import parse_parameters
+from flatout.runs.experiment_params import parse_parameters
 
 SOURCE = '''
 from typing import Literal
@@ -73,7 +73,7 @@ def test_help_lists_the_parameters(typed: Any, command: str) -> None:
     # Nothing is said twice, and the command's own options come first.
     assert shown.count("--lr ") == 1 and shown.index("--device") < shown.index("--lr ")
     if command == "train":
-        assert "-s seed=INT [default: 3; by -s only: the command has an option" in lines
+        assert "-s seed=INT [default: 3; only with -s: the command has an option" in lines
 
 
 def test_help_of_a_built_in_and_without_an_experiment(cli: Any) -> None:
@@ -145,9 +145,9 @@ def test_a_broken_experiment_is_told_before_its_options(cli: Any) -> None:
 
 
 def test_every_built_in_documents_its_parameters() -> None:
-    from flatout import listing
+    from flatout.runs import experiment_source, listing
 
-    for name in listing.built_in_names():
+    for name in experiment_source.built_in_names():
         missing = [one.name for one in listing.parameters_of(name) if not one.doc]
         assert missing == [], name
 

@@ -14,19 +14,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout import explaining
-from flatout.doctor.same_machine import is_elsewhere, together
+from flatout.doctor import explain
+from flatout.doctor.model.diagnosis import Diagnosis
+from flatout.doctor.same_machine import is_elsewhere, merge_machines
 from flatout.errors import UsageError
-from flatout.nouns.diagnosis import Diagnosis
-from flatout.nouns.finding import Finding
-from flatout.nouns.framework import Framework
-from flatout.nouns.lines import Failed
-from flatout.nouns.machine import Gpu, Host, Machine
-from flatout.nouns.run import Run
-from flatout.probes.examination import GLANCE_S, examine, glance
+from flatout.schema.finding import Finding
+from flatout.schema.framework import Framework
+from flatout.schema.machine import Gpu, Host, Machine
+from flatout.schema.run import Run
+from flatout.schema.run_lines import Failed
 from flatout.system.file_speed import measure
-from flatout.system.system import RecordedSystem, Recording
-from flatout.system.together import begin
+from flatout.system.host_system import RecordedSystem, SystemRecording
+from flatout.system.probes.examination import GLANCE_S, examine, glance
+from flatout.system.timeout_threads import begin
 
 MACHINES = Path(__file__).parents[1] / "cases" / "machines"
 HERE = Machine(
@@ -39,8 +39,8 @@ OPEN_TEXT = b"Traceback (most recent call last):\n  x\nRuntimeError: CUDA error:
 
 
 def test_facts_of_the_machine_come_after_what_the_text_shows() -> None:
-    alone = explaining.explain_text([OPEN_TEXT]).findings
-    found = explaining.explain_text([OPEN_TEXT], lambda: HERE).findings
+    alone = explain.explain_text([OPEN_TEXT]).findings
+    found = explain.explain_text([OPEN_TEXT], lambda: HERE).findings
     assert "gpu-arch-not-in-build" not in [one.rule for one in alone]
     assert [one.rule for one in found][: len(alone)] == [one.rule for one in alone]
     added = next(one for one in found if one.rule == "gpu-arch-not-in-build")
@@ -49,7 +49,7 @@ def test_facts_of_the_machine_come_after_what_the_text_shows() -> None:
 
 def test_text_of_another_machine_is_left_to_itself() -> None:
     text = OPEN_TEXT + b"| NVIDIA-SMI 535.54.03  Driver Version: 535.54.03  CUDA Version: 12.2 |\n"
-    assert explaining.explain_text([text], lambda: HERE) == explaining.explain_text([text])
+    assert explain.explain_text([text], lambda: HERE) == explain.explain_text([text])
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_machine_is_another_when_a_fact_differs(told: Machine, is_other: bool) -
 
 def test_what_the_text_tells_wins() -> None:
     told = Machine(cuda="12.4", frameworks=(Framework(name="torch", version="2.5.1"),))
-    both = together(told, HERE)
+    both = merge_machines(told, HERE)
     assert (both.cuda, both.driver) == ("12.4", "580.95.05")
     assert [one.version for one in both.frameworks] == ["2.5.1"]
 
 
 def test_glance_sees_what_matters_and_asks_no_slow_program() -> None:
     case = json.loads((MACHINES / "wsl2-rtx3060-spanish.json").read_text(encoding="utf-8"))
-    system = RecordedSystem(msgspec.convert(case["recording"], Recording))
+    system = RecordedSystem(msgspec.convert(case["recording"], SystemRecording))
     seen, whole = glance(system), examine(system).machine
     assert (seen.gpus, seen.driver, seen.frameworks) == (whole.gpus, whole.driver, whole.frameworks)
     assert seen.windows is seen.engines is None
@@ -117,19 +117,19 @@ def failed_run(tmp_path: Path, log: str) -> Run:
 
 
 def test_cause_of_a_failed_training_is_named_from_its_log(tmp_path: Path) -> None:
-    from flatout.nouns.outcome import Outcome
+    from flatout.schema.exit_status import Outcome
 
     finding = Finding(rule="experiment-raised", severity="error", problem="your experiment raised")
     log = "epoch 1\nRuntimeError: CUDA error: no kernel image is available for execution\n"
     outcome = Outcome(run=failed_run(tmp_path, log), finding=finding, exit_code=1)
-    causes = explaining.causes_of(outcome)
+    causes = explain.causes_of(outcome)
     assert [one.rule for one in causes] == ["gpu-arch-not-in-build"]
     assert [getattr(one, "where", "") for one in causes[0].evidence] == ["its log"]
 
 
 def test_error_that_no_rule_knows_has_no_cause() -> None:
     finding = Finding(rule="experiment-raised", severity="error", problem="raised KeyError: 'x'")
-    assert explaining.causes_in(finding, b"KeyError: 'x'\n", HERE) == ()
+    assert explain.causes_in(finding, b"KeyError: 'x'\n", HERE) == ()
 
 
 def test_long_text_is_explained_in_bounded_memory(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_long_text_is_explained_in_bounded_memory(tmp_path: Path) -> None:
         file.write(b"RuntimeError: CUDA error: no kernel image is available for execution\n")
     # A process started by a large one has that one's ru_maxrss; its VmHWM is its own.
     code = (
-        "import re, pathlib; from flatout import explaining; "
-        f"found = explaining.explain({str(path)!r}); "
+        "import re, pathlib; from flatout.doctor import explain; "
+        f"found = explain.explain({str(path)!r}); "
         "status = pathlib.Path('/proc/self/status').read_text(); "
         "print(found.findings[0].rule, re.search(r'VmHWM:\\s+([0-9]+) kB', status)[1])"
     )
@@ -160,7 +160,7 @@ def test_log_that_was_rotated_is_decompressed(tmp_path: Path) -> None:
     packed = tmp_path / "train.log.2.gz"
     # Two members, as `cat a.gz b.gz` makes them.
     packed.write_bytes(gzip.compress(b"epoch 1\n") + gzip.compress(text))
-    found = explaining.explain(str(packed))
+    found = explain.explain(str(packed))
     assert isinstance(found, Diagnosis) and found.findings[0].rule == "gpu-arch-not-in-build"
 
 
@@ -174,7 +174,7 @@ def test_compressed_log_that_is_damaged_is_refused_by_name(damage: str, tmp_path
         "only its magic": whole[:2],
     }[damage])  # fmt: skip
     with pytest.raises(UsageError, match="train.log.gz cannot be decompressed") as told:
-        explaining.explain(str(packed))
+        explain.explain(str(packed))
     assert told.value.rule == "log-not-readable"
 
 

@@ -7,13 +7,13 @@ import io
 import pytest
 from rich.console import Console
 
-from flatout.cli import show_doctor
-from flatout.cli.machine_rows import machine_rows
-from flatout.explaining import explain, explain_text
-from flatout.nouns.diagnosis import Diagnosis
-from flatout.nouns.finding import Evidence, Finding, Fix
-from flatout.nouns.machine import Cpu, Machine
-from flatout.nouns.tuning import Load
+from flatout.cli.render import show_doctor
+from flatout.cli.render.machine_rows import machine_rows
+from flatout.doctor.explain import explain, explain_text
+from flatout.doctor.model.diagnosis import Diagnosis
+from flatout.schema.finding import Evidence, Finding, Fix
+from flatout.schema.machine import Cpu, Machine
+from flatout.schema.tuning import Load
 from flatout.system import load
 from flatout.system.load import LoadWatch
 

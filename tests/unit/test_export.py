@@ -13,10 +13,9 @@ import msgspec
 import pytest
 
 from flatout.errors import UsageError
-from flatout.nouns.blueprint import Blueprint
-from flatout.setup.export import FORMS, NEXT, exported
+from flatout.setup.env.export import FORMS, NEXT, EnvironmentExport, exported
 
-GPU = Blueprint(
+GPU = EnvironmentExport(
     name="torch",
     framework="torch",
     python="3.12",
@@ -40,7 +39,7 @@ def yaml_of(text: str) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("blueprint", [GPU, CPU], ids=["gpu", "cpu"])
-def test_every_form_is_written_and_told(form: str, blueprint: Blueprint) -> None:
+def test_every_form_is_written_and_told(form: str, blueprint: EnvironmentExport) -> None:
     files = exported(form, blueprint)
     assert files and NEXT[form]
     for name, text in files.items():
@@ -129,11 +128,11 @@ def test_kernel_starts_the_interpreter() -> None:
 @pytest.mark.parametrize("form", ["vscode", "jupyter"])
 def test_export_refuses_without_an_environment(form: str) -> None:
     bare = msgspec.structs.replace(GPU, interpreter=None)
-    with pytest.raises(UsageError, match="needs an environment that is there"):
+    with pytest.raises(UsageError, match="needs an existing environment"):
         exported(form, bare)
 
 
 def test_export_refuses_an_unknown_form() -> None:
-    with pytest.raises(UsageError, match="no form that can be exported") as told:
+    with pytest.raises(UsageError, match="unknown export format") as told:
         exported("dockerfiel", GPU)
     assert "`dockerfile`" in told.value.fix

@@ -10,23 +10,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout.consult import judge, recording_text, replay
+from flatout.doctor.api import judge, recording_text, replay
 from flatout.doctor.diagnose import case_from_machine
-from flatout.doctor.families import RULES
 from flatout.doctor.rule import Rule
-from flatout.nouns.machine import Machine
-from flatout.probes.examination import examine
-from flatout.system.system import RecordedSystem, Recording
+from flatout.doctor.rules.families import RULES
+from flatout.schema.machine import Machine
+from flatout.system.host_system import RecordedSystem, SystemRecording
+from flatout.system.probes.examination import examine
 
 MACHINES = Path(__file__).parents[1] / "cases" / "machines"
 FAULTS = tomllib.loads((MACHINES / "faults.toml").read_text(encoding="utf-8"))["case"]
-WITH_READINGS = [rule for rule in RULES if rule.readings]
+WITH_FACT_CHECKS = [rule for rule in RULES if rule.fact_checks]
 
 
 def machine_of(fault: dict[str, Any]) -> Machine:
     """The healthy machine with its fault."""
     case = json.loads((MACHINES / f"{fault['base']}.json").read_text(encoding="utf-8"))
-    healthy = examine(RecordedSystem(msgspec.convert(case["recording"], Recording))).machine
+    healthy = examine(RecordedSystem(msgspec.convert(case["recording"], SystemRecording))).machine
     facts = json.loads(msgspec.json.encode(healthy))
     for path in fault.get("unknown", ()):
         put(facts, path, None)
@@ -54,21 +54,21 @@ def test_fault_is_seen_in_the_facts_alone(fault: dict[str, Any], tmp_path: Path)
     assert replay(file).diagnosis.findings[0].rule == fault["rule"]
 
 
-@pytest.mark.parametrize("rule", WITH_READINGS, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", WITH_FACT_CHECKS, ids=lambda rule: rule.id)
 def test_every_rule_that_reads_facts_has_its_machine(rule: Rule) -> None:
     assert rule.id in {fault["rule"] for fault in FAULTS}
 
 
-@pytest.mark.parametrize("rule", WITH_READINGS, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", WITH_FACT_CHECKS, ids=lambda rule: rule.id)
 def test_reading_tells_the_fact_and_its_place(rule: Rule) -> None:
     for fault in FAULTS:
         if fault["rule"] == rule.id:
             machine = machine_of(fault)
-            facts = [fact for one in rule.readings for fact in one.read(machine)]
+            facts = [fact for one in rule.fact_checks for fact in one.read(machine)]
             assert facts
             assert all(fact.text and fact.where for fact in facts)
 
 
 def test_sign_of_a_reading_is_asked_for_by_its_rule() -> None:
     signs = case_from_machine(Machine(), RULES).signs
-    assert {one.sign for rule in RULES for one in rule.readings} <= set(signs)
+    assert {one.sign for rule in RULES for one in rule.fact_checks} <= set(signs)

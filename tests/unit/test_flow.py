@@ -7,22 +7,24 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flatout import flow
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.change import Change
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.machine import Machine
-from flatout.nouns.run import RunHeader
-from flatout.nouns.train_request import TrainRequest
-from flatout.system.interrupts import Interrupts
-from flatout.system.runs import create_run
-from flatout.undertaking import Undertaking, run_for
+from flatout.runs import api as runs_api
+from flatout.runs import start
+from flatout.runs.start import PlannedRun, run_for
+from flatout.schema.change import Change
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.machine import Machine
+from flatout.schema.run import RunHeader
+from flatout.schema.train_request import TrainRequest
+from flatout.system.signals import Interrupts
+from flatout.system.store.run_folder import create_run
 
 NOT_ON_WINDOWS = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
 SLOW = {"steps": 2000, "pause": 0.02}
@@ -69,7 +71,7 @@ def test_train_to_the_end(cli: Any) -> None:
     done = cli.run(*cli.train("--seed", "7", "--use", "precision=bf16", "--epochs", "3", lr=0.5))
     assert done.returncode == 0, done.stderr
     for text in ("machine", "experiment", "lr=0.5", "seed 7", "recipe", "epoch 3/3", "finished",
-                 "accuracy 83.3 %", "kept in", "flatout show mine-0001"):  # fmt: skip
+                 "accuracy 83.3 %", "folder", "flatout show mine-0001"):  # fmt: skip
         assert text in done.stdout
     spec = read(cli, "last")["header"]["spec"]
     assert spec["parameters"] == {"lr": 0.5}
@@ -92,9 +94,33 @@ def test_train_when_the_experiment_raises(cli: Any) -> None:
     assert "error: the experiment raised.\n    line 7, in model\n" in done.stderr
     assert "fix: mend it\n  see: flatout explain experiment-raised" in done.stderr
     # It has computed nothing: no run is left, and what it told can be explained.
-    assert "no run was kept" in done.stderr and not list(cli.runs.iterdir())
+    assert "the run was not kept" in done.stderr and not list(cli.runs.iterdir())
     told = json.loads(cli.run("explain", "--json").stdout)
-    assert told["source"] == "the last start that failed, of mine: its error and its worker.log"
+    assert told["source"] == "the last failed start, of mine: its error and its worker.log"
+
+
+@pytest.mark.parametrize("stage", ["create", "copy", "start"])
+def test_dry_run_that_cannot_begin_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RunFailed("disk-full", "no space left.", fix="make some")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
+    if stage == "create":
+        monkeypatch.setattr(start.run_folder, "create_run", fail)
+    elif stage == "copy":
+        monkeypatch.setattr(start.experiment_source, "copy_source", fail)
+    spec = ExperimentSpec(name="mine", file=str(tmp_path / "mine.py"), is_dry_run=True)
+    (tmp_path / "mine.py").write_text("")
+    with (
+        pytest.raises(RunFailed),
+        Interrupts() as interrupts,
+        run_for(PlannedRun(spec=spec), Machine(), interrupts),
+    ):
+        fail()
+    assert os.listdir(tmp_path) == ["mine.py"]
 
 
 def test_a_failed_start_takes_the_place_of_the_one_before(cli: Any) -> None:
@@ -107,7 +133,7 @@ def test_a_failed_start_takes_the_place_of_the_one_before(cli: Any) -> None:
     assert [path.name for path in folder.parent.iterdir() if "failed" in path.name] == [folder.name]
     assert not list(cli.runs.iterdir())
     told = cli.run("explain").stdout
-    assert told.startswith("Read: the last start that failed, of mine")
+    assert told.startswith("Read: the last failed start, of mine")
     # Its name is free again.
     assert cli.run(*cli.train("--name", "again")).returncode == 0
 
@@ -117,7 +143,9 @@ def test_train_names_the_cause_below_its_error_when_a_rule_knows_it(cli: Any) ->
     assert done.returncode == 1
     error, _, cause = done.stderr.partition("explain experiment-raised\n")
     assert "error: the experiment raised." in error
-    assert cause.startswith("\nCause: This build has no code for the GPU's compute capability.\n")
+    assert cause.startswith(
+        "\nCause: This build has no kernels for the GPU's compute capability.\n"
+    )
     assert "its log    RuntimeError: CUDA error: no kernel image is available" in cause
     document = json.loads(cli.run(*cli.train("--json", mode="no-kernel")).stdout)
     assert [one["rule"] for one in document["causes"]] == ["gpu-arch-not-in-build"]
@@ -154,7 +182,7 @@ def test_train_when_interrupted_once(cli: Any, number: signal.Signals) -> None:
     process.send_signal(number)
     code, stdout, _ = end(process)
     assert code == 130
-    assert "stopping after this step; Ctrl-C again stops at once" in stdout
+    assert "stopping after this step; Ctrl-C again stops immediately" in stdout
     assert "flatout train --resume mine-0001" in stdout
     run = read(cli, "last")
     assert run["status"] == "stopped"
@@ -276,7 +304,7 @@ def test_resume_waits_for_a_run_that_is_stopping(cli: Any) -> None:
     (folder / "stop").touch()
     waiting = cli.start("train", "--resume", "last", "--epochs", "2")
     assert waiting.stdout is not None
-    assert "has been asked to stop: waiting for it" in waiting.stdout.readline()
+    assert "is stopping; waiting for it" in waiting.stdout.readline()
     assert waiting.poll() is None
     (folder / "may-stop").touch()
     code, _, stderr = end(waiting)
@@ -295,7 +323,7 @@ def test_resume_waits_for_a_run_that_is_stopping(cli: Any) -> None:
     ],
 )
 def test_resume_when_a_run_would_become_another(given: dict[str, Any], refused: str) -> None:
-    with pytest.raises(UsageError, match=f"{refused} cannot be given with --resume"):
+    with pytest.raises(UsageError, match=f"{refused} cannot be combined with --resume"):
         TrainRequest(resume="last", **given).check()
 
 
@@ -319,26 +347,26 @@ def test_a_new_run_that_nobody_could_be_set_to_is_not_left_behind(
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
     spec = ExperimentSpec(name="digits", fixed={"device": "cpu"})
 
-    def fail_to_start(asked: Undertaking) -> Path:
+    def fail_to_start(asked: PlannedRun) -> Path:
         with pytest.raises(UsageError), run_for(asked, Machine(), Interrupts()) as folder:
             assert folder.header.is_file()
             raise UsageError("a-rule", "nobody is there.", fix="none")
         return folder.path
 
-    assert not fail_to_start(Undertaking(spec=spec)).exists()
-    with run_for(Undertaking(spec=spec), Machine(), Interrupts()) as folder:
+    assert not fail_to_start(PlannedRun(spec=spec)).exists()
+    with run_for(PlannedRun(spec=spec), Machine(), Interrupts()) as folder:
         pass
     # One that was there before stays, and keeps its device until a resume names another.
-    old = Undertaking(spec=spec, old=folder)
+    old = PlannedRun(spec=spec, old=folder)
     assert fail_to_start(old) == folder.path and folder.header.is_file()
     assert old.device == "cpu"
     assert (
-        Undertaking(spec=spec, old=folder, change=Change(fixed={"device": "cuda"})).device == "cuda"
+        PlannedRun(spec=spec, old=folder, change=Change(fixed={"device": "cuda"})).device == "cuda"
     )
 
 
 def test_stop_says_so_when_a_run_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flow, "_STOPPED_LIMIT_S", 0.2)
+    monkeypatch.setattr(runs_api, "_STOPPED_LIMIT_S", 0.2)
     header = RunHeader(
         id="mine-0001", created_at=0.0, flatout_version="0.1.0", python="",
         spec=ExperimentSpec(name="mine"),
@@ -347,6 +375,6 @@ def test_stop_says_so_when_a_run_does_not(tmp_path: Path, monkeypatch: pytest.Mo
     lock = folder.lock()
     assert lock.acquire()
     with pytest.raises(RunFailed, match="has not stopped within") as told:
-        flow.stop(str(folder.path))
+        runs_api.stop(str(folder.path))
     assert told.value.rule == "run-does-not-stop" and folder.stop.exists()
     lock.release()

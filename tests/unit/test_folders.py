@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.system import folders
+from flatout.system import paths
 
 VARIABLES = ("FLATOUT_STATE", "FLATOUT_DATA", "XDG_STATE_HOME", "XDG_DATA_HOME", "LOCALAPPDATA")
 
@@ -24,21 +24,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="XDG folders")
 def test_folders_when_nothing_is_set(home: Path) -> None:
-    assert folders.runs_folder() == home / ".local/state/flatout/runs"
-    assert folders.data_folders() == [home / ".local/share/flatout/data"]
+    assert paths.runs_folder() == home / ".local/state/flatout/runs"
+    assert paths.data_folders() == [home / ".local/share/flatout/data"]
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="%LOCALAPPDATA%")
 def test_folders_when_nothing_is_set_on_windows(home: Path) -> None:
-    assert folders.runs_folder() == home / "AppData" / "Local" / "flatout" / "runs"
+    assert paths.runs_folder() == home / "AppData" / "Local" / "flatout" / "runs"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="XDG folders")
 def test_folders_when_xdg_is_set(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/var/state")
     monkeypatch.setenv("XDG_DATA_HOME", "relative/is/ignored")
-    assert folders.runs_folder() == Path("/var/state/flatout/runs")
-    assert folders.data_folders() == [home / ".local/share/flatout/data"]
+    assert paths.runs_folder() == Path("/var/state/flatout/runs")
+    assert paths.data_folders() == [home / ".local/share/flatout/data"]
 
 
 def test_folders_when_flatout_s_own_variables_are_set(
@@ -46,8 +46,8 @@ def test_folders_when_flatout_s_own_variables_are_set(
 ) -> None:
     monkeypatch.setenv("FLATOUT_STATE", str(tmp_path / "state"))
     monkeypatch.setenv("FLATOUT_DATA", "~/data")
-    assert folders.runs_folder() == tmp_path / "state" / "runs"
-    named, own = folders.data_folders()
+    assert paths.runs_folder() == tmp_path / "state" / "runs"
+    named, own = paths.data_folders()
     assert named == tmp_path / "data"
     assert own.parts[-2:] == ("flatout", "data")
 
@@ -58,5 +58,5 @@ def test_folders_when_a_variable_is_blank_or_relative(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FLATOUT_STATE", "  ")
     monkeypatch.setenv("FLATOUT_DATA", "here")
-    assert folders.state_folder().name == "flatout"
-    assert folders.data_folders()[0] == tmp_path / "here"
+    assert paths.state_folder().name == "flatout"
+    assert paths.data_folders()[0] == tmp_path / "here"

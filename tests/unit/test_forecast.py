@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout.errors import UsageError
-from flatout.nouns.scaling import (
+from flatout.cluster.model.scaling_model import (
     Link,
     MeasuredStep,
     Rates,
@@ -23,6 +22,7 @@ from flatout.nouns.scaling import (
     parse_price,
     parse_workers,
 )
+from flatout.errors import UsageError
 
 # 100 million parameters: 400 MB of gradients, 0.32 s over 10 Gbit/s.
 STEP = MeasuredStep(
@@ -187,7 +187,7 @@ def test_command_predicts_from_a_run_and_says_what_it_does_not_know(cli: Any) ->
 def test_command_takes_shares_from_a_run_in_micro_batches_of_their_size(cli: Any) -> None:
     assert cli.run(*cli.train("--name", "whole")).returncode == 0
     before = cli.run("cluster", "predict", "whole", "--workers", "2,4")
-    assert "than 8 images at once 4 are" in before.stdout
+    assert "4 images per worker (on 2 workers) are than 8" in before.stdout
     assert f"flatout train {cli.experiment} --tune off --use micro_batch_size=4" in " ".join(
         before.stdout.split()
     )

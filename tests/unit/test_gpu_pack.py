@@ -64,5 +64,5 @@ def test_data_is_looked_for_where_it_is_named_first(tmp_path: Path) -> None:
     (tmp_path / "mnist").mkdir()
     given = {"FLATOUT_DATA": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "none")}
     assert gpu_pack._data_set("mnist", given) == tmp_path / "mnist"
-    with pytest.raises(Problem, match="the data set never_made is not here"):
+    with pytest.raises(Problem, match="the data set never_made is missing"):
         gpu_pack._data_set("never_made", given)

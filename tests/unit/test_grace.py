@@ -11,30 +11,31 @@ from pathlib import Path
 import pytest
 
 from flatout.engine.launch import local
-from flatout.engine.launch.job import Job, Lifeline
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Event, Failed
-from flatout.nouns.placement import RANK_DIED
-from flatout.nouns.run import RunHeader
-from flatout.system import clock, grace, store
-from flatout.system.claim import Claim
-from flatout.system.grace import Grace
-from flatout.system.runs import RunFolder, create_run
+from flatout.engine.launch.job import Lifeline, RankJob
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.placement import RANK_DIED
+from flatout.schema.run import RunHeader
+from flatout.schema.run_lines import Event, Failed
+from flatout.system import atomic_files, clock
+from flatout.system.store import shutdown_grace
+from flatout.system.store.run_claim import RunClaim
+from flatout.system.store.run_folder import RunFolder, create_run
+from flatout.system.store.shutdown_grace import ShutdownGrace
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 # What rank 0 does until it has written its checkpoint; another rank fails meanwhile.
 WRITES = """
 import os, sys, time
 from pathlib import Path
-from flatout.system.claim import Claim
-from flatout.system.runs import RunFolder
+from flatout.system.store.run_claim import RunClaim
+from flatout.system.store.run_folder import RunFolder
 if os.environ["RANK"] == "1":
     while not Path("writing").exists():
         time.sleep(0.02)
     sys.exit(3)
 folder = RunFolder(Path.cwd())
 assert folder.lock().acquire()
-Claim(folder.writer)
+RunClaim(folder.writer)
 Path("writing").touch()
 time.sleep(1)
 Path("written").touch()
@@ -74,13 +75,13 @@ def test_ranks_are_waited_for_as_long_as_there_is_something_to_lose(
     limit_s: float,
 ) -> None:
     now_s = 1000.0
-    monkeypatch.setattr(grace, "elapsed_s", lambda: now_s)
+    monkeypatch.setattr(shutdown_grace, "elapsed_s", lambda: now_s)
     # Of whoever has trained before.
-    Claim(folder.writer)
-    one, lock = Grace(folder), folder.lock()
+    RunClaim(folder.writer)
+    one, lock = ShutdownGrace(folder), folder.lock()
     assert lock.acquire(), "it meets the others, at least"
     if does_train:
-        Claim(folder.writer)
+        RunClaim(folder.writer)
     assert not one.is_over({}) and not one.is_over({2: 0}), "those end before rank 0 does"
     now_s += 7200.0
     assert not one.is_over(codes)
@@ -92,7 +93,7 @@ def test_ranks_are_waited_for_as_long_as_there_is_something_to_lose(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Scripted(Job):
+class Scripted(RankJob):
     """Ranks that run these programs, the last of them all further ones."""
 
     programs: list[list[str]]
@@ -122,7 +123,7 @@ def launched(folder: RunFolder, lifeline: Lifeline, *programs: list[str]) -> int
 def test_rank_0_is_not_killed_while_it_writes(
     folder: RunFolder, lifeline: Lifeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grace, "_GRACE_S", 0.1)
+    monkeypatch.setattr(shutdown_grace, "_GRACE_S", 0.1)
     assert launched(folder, lifeline, [sys.executable, "-c", WRITES]) == 1
     assert (folder.path / "written").exists()
 
@@ -130,7 +131,7 @@ def test_rank_0_is_not_killed_while_it_writes(
 def test_a_rank_that_hangs_when_all_is_done_is_ended(
     folder: RunFolder, lifeline: Lifeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grace, "_GRACE_S", 0.1)
+    monkeypatch.setattr(shutdown_grace, "_GRACE_S", 0.1)
     began_s = clock.elapsed_s()
     assert launched(folder, lifeline, [sys.executable, "-c", HANGS]) == RANK_DIED
     assert clock.elapsed_s() - began_s < 60
@@ -141,6 +142,6 @@ def test_ranks_that_cannot_be_started_are_told_and_leave_nobody(
 ) -> None:
     hangs = [sys.executable, "-c", "import time; time.sleep(600)"]
     assert launched(folder, lifeline, hangs, ["/no/such/program"]) == 1
-    told = store.read_lines(folder.events, Event)[-1]
+    told = atomic_files.read_lines(folder.events, Event)[-1]
     assert isinstance(told, Failed) and told.finding.rule == "ranks-not-placed"
     assert told.finding.problem == "rank 1 of 2 could not be started."

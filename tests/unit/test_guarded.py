@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flatout.system.guarded import guarded
+from flatout.system.die_with_parent import guarded
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes have no groups there")
 

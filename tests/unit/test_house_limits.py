@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("src", "scripts", "benchmarks", "examples", "tests")
+FOLDERS = ("src", "scripts", "benchmarks", "campaigns", "examples", "tests")
 
 FILE_LINES = 600
 FUNCTION_LINES = 60
@@ -23,7 +23,7 @@ BANNED_WORDS = {
 
 # "path: what" -> why it may be over its limit. A line that is no longer needed fails the test.
 EXCEPTIONS: dict[str, str] = {
-    "src/flatout/engine/training.py: train": "a notebook's command line: what `flatout train` has",
+    "src/flatout/engine/training/api.py: train": "has the options of `flatout train`",
     "src/flatout/doctor/rules/fabric_manager_not_running.py": "the name of NVIDIA's service",
 }
 

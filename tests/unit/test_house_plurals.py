@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 
 import flatout
-from flatout.cli import machine_rows, wording
-from flatout.nouns.lines import Started
-from flatout.nouns.machine import Cpu, Machine
-from flatout.nouns.units import counted_text
+from flatout.cli.render import machine_rows, wording
+from flatout.schema.machine import Cpu, Machine
+from flatout.schema.run_lines import Started
+from flatout.schema.units import counted_text
 
 SRC = Path(flatout.__file__).parent
 NOUNS = (
@@ -27,7 +27,7 @@ _PLURAL = re.compile(rf"\{{[^{{}}]+\}} (?:{'|'.join(NOUNS)})\b")
 ALLOWED = (
     "CUDA graph of {num_steps} steps", "{recipe.num_threads.value} threads take turns",
     "for each of {num_sharing} ranks", "shared by {facts.num_ranks_here} ranks",
-    "any of {size} ranks", "batches have another form", "{nodes.count} nodes did not meet",
+    "any of {size} ranks", "batches differ in shape", "{nodes.count} nodes did not connect",
     "{first.workers:,} workers", "for {self.num_ranks} ranks", "are {self.num_ranks} ranks",
     "{_PREFETCH} batches ahead",
     "more than {MOST_LINES:,} lines", "counts {found.counts[-1:]} steps",

@@ -17,14 +17,15 @@ import psutil
 import pytest
 
 from flatout import __version__
-from flatout.clustering import placing
+from flatout.cluster import node_end, rank_assignment
+from flatout.cluster.model.cluster import SHARED_GPU, ClusterState, Container, NodeReport
+from flatout.cluster.node_job import NodeJob, NodePart
 from flatout.errors import UsageError
-from flatout.nouns.change import Change
-from flatout.nouns.cluster import SHARED_GPU, ClusterState, Container, NodeReport
-from flatout.nouns.placement import RANK_DIED
-from flatout.system import clock, grace, node_end
-from flatout.system.node_job import NodeJob, NodePart
-from flatout.system.runs import RunFolder
+from flatout.schema.change import Change
+from flatout.schema.placement import RANK_DIED
+from flatout.system import clock
+from flatout.system.store import shutdown_grace
+from flatout.system.store.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "cases" / "cluster" / "fake_docker.py"
@@ -95,10 +96,10 @@ def test_train_in_the_nodes_tells_the_same_as_here(cli: Any, cluster: dict[str, 
     # Three ranks over two workers, which meet at the first; the head computes nothing.
     assert first[first.index("--on") :][:2] == ["--on", "torchrun:2"]
     assert second[second.index("--on") :][:2] == ["--on", "torchrun:1"]
-    assert first[-1] == second[-1] == "172.20.0.3:4001"
+    assert all(one[one.index("--meet") + 1] == "172.20.0.3:4001" for one in (first, second))
     assert "OMP_NUM_THREADS=1" in first and "OMP_NUM_THREADS=2" in second
     # The head and two workers, each asked about itself once.
-    assert sum("flatout.system.node_report" in words for words in calls(cluster)) == 3
+    assert sum("flatout.cluster.compose.node_report" in words for words in calls(cluster)) == 3
 
 
 def test_a_training_goes_on_when_the_command_line_is_killed(
@@ -139,7 +140,7 @@ def test_what_a_cluster_cannot_take_is_refused_before_there_is_a_run(
 ) -> None:
     done = cli.run("train", cli.experiment, "--on", "cluster:5", **cluster)
     assert done.returncode == 2 and "explain ranks-do-not-fit" in done.stderr
-    assert "each takes a CPU, and the nodes have 4" in done.stderr
+    assert "each needs one CPU, and the nodes have 4" in done.stderr
     assert not cli.runs.exists() or not any(cli.runs.iterdir())
 
 
@@ -211,7 +212,7 @@ def test_shards_are_not_asked_of_a_head_that_is_gone(cli: Any, cluster: dict[str
     words = ("ingest", str(data), str(data / "shards"), "--on", "cluster")
     done = cli.run(*words, **cluster)
     assert done.returncode == 2 and "explain cluster-not-up" in done.stderr, done.stderr
-    assert "no container of its `scheduler`" in done.stderr
+    assert "its `scheduler` container" in done.stderr
 
 
 def test_a_script_ends_everywhere_when_one_node_fails(cli: Any, cluster: dict[str, str]) -> None:
@@ -265,7 +266,7 @@ def test_a_job_is_killed_in_all_nodes(docker: dict[str, str], run: Path) -> None
 def test_nodes_end_when_one_of_them_has_failed(
     docker: dict[str, str], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grace, "_GRACE_S", 0.3)
+    monkeypatch.setattr(shutdown_grace, "_GRACE_S", 0.3)
     made = job(docker, run, SLEEP, "import sys; sys.exit(10)")
     wait_until(lambda: not made.is_running())
     assert made.exit_code() == RANK_DIED
@@ -277,7 +278,7 @@ def test_nodes_end_when_one_of_them_has_failed(
 def test_end_leaves_other_runs_alone(tmp_path: Path) -> None:
     def start(folder: str) -> subprocess.Popen[bytes]:
         text = "import time; time.sleep(600)"
-        words = [sys.executable, "-c", text, "flatout.engine.worker", folder]
+        words = [sys.executable, "-c", text, "flatout.engine.training.worker", folder]
         return subprocess.Popen(words, start_new_session=True)
 
     mine, other = start(str(tmp_path / "one")), start(str(tmp_path / "one-more"))
@@ -291,14 +292,16 @@ def test_end_leaves_other_runs_alone(tmp_path: Path) -> None:
         other.wait()
 
 
-def node(name: str, **more: Any) -> placing.Node:
+def node(name: str, **more: Any) -> rank_assignment.RankNode:
     container = Container(id=name, name=name, service=name, number=1, state="running")
-    return placing.Node(container=container, report=report(**more))
+    return rank_assignment.RankNode(container=container, report=report(**more))
 
 
 def test_ranks_are_spread_over_nodes() -> None:
-    def counts(nodes: list[placing.Node], num_ranks: int, device: str = "auto") -> dict[str, int]:
-        placed = placing.ranks_of(nodes, num_ranks, device)
+    def counts(
+        nodes: list[rank_assignment.RankNode], num_ranks: int, device: str = "auto"
+    ) -> dict[str, int]:
+        placed = rank_assignment.ranks_of(nodes, num_ranks, device)
         return {one.name: count for one, count in placed}
 
     both = [node("a"), node("b")]
@@ -310,23 +313,27 @@ def test_ranks_are_spread_over_nodes() -> None:
     assert counts(mixed, 0) == {"b-1": 1}
     assert counts(mixed, 0, "cpu") == {"a-1": 1, "b-1": 1}
     assert counts(mixed, 3, "cpu") == {"a-1": 2, "b-1": 1}
-    with pytest.raises(UsageError, match="no room for 2 ranks") as told:
-        placing.ranks_of(mixed, 2, "auto")
-    assert "each takes a GPU, and the nodes have 1" in str(told.value)
+    with pytest.raises(UsageError, match="too few GPUs for 2 ranks") as told:
+        rank_assignment.ranks_of(mixed, 2, "auto")
+    assert "each needs one GPU, and the nodes have 1" in str(told.value)
     assert "--device cpu" in str(told.value)
 
 
 def test_of_nodes_that_share_a_gpu_one_has_a_rank() -> None:
     """NCCL refuses two ranks on one GPU."""
 
-    def shared(name: str, gpu: str) -> placing.Node:
+    def shared(name: str, gpu: str) -> rank_assignment.RankNode:
         return node(name, num_gpus=1, variables={SHARED_GPU: gpu})
 
     nodes = [shared("a", "0"), shared("b", "0"), shared("c", "1"), node("d", num_gpus=1)]
-    assert [one.name for one, _ in placing.ranks_of(nodes, 0, "auto")] == ["a-1", "c-1", "d-1"]
-    with pytest.raises(UsageError, match="no room for 4 ranks"):
-        placing.ranks_of(nodes, 4, "cuda")
-    assert len(placing.ranks_of(nodes, 0, "cpu")) == 4
+    assert [one.name for one, _ in rank_assignment.ranks_of(nodes, 0, "auto")] == [
+        "a-1",
+        "c-1",
+        "d-1",
+    ]
+    with pytest.raises(UsageError, match="too few GPUs for 4 ranks"):
+        rank_assignment.ranks_of(nodes, 4, "cuda")
+    assert len(rank_assignment.ranks_of(nodes, 0, "cpu")) == 4
 
 
 def test_workers_share_a_gpu_and_the_head_does_not_count() -> None:
@@ -336,16 +343,18 @@ def test_workers_share_a_gpu_and_the_head_does_not_count() -> None:
     def now(*nodes: NodeReport) -> ClusterState:
         return ClusterState(name="lab", folder="", engine="ray", containers=(), nodes=nodes)
 
-    assert placing.is_gpu_shared(
+    assert rank_assignment.is_gpu_shared(
         now(one("head-1", "0"), one("gpu-0-1", "0"), one("gpu-0-2-1", "0"))
     )
-    assert not placing.is_gpu_shared(
+    assert not rank_assignment.is_gpu_shared(
         now(one("head-1", "0"), one("gpu-0-1", "0"), one("gpu-1-1", "1"))
     )
 
 
 def test_variables_of_a_node_hold() -> None:
-    (part,) = placing.parts([(node("a", variables={"OMP_NUM_THREADS": "5"}), 1)], "/r", Change())
+    (part,) = rank_assignment.parts(
+        [(node("a", variables={"OMP_NUM_THREADS": "5"}), 1)], "/r", Change()
+    )
     assert part.variables == {}, "what compose.yaml says holds"
 
 

@@ -13,10 +13,10 @@ from PIL import Image
 from flatout.engine.ingest import listing
 from flatout.engine.ingest.ingestion import ingest
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.nouns.finding import Finding
-from flatout.nouns.ingestion import Ingested, IngestRequest, Manifest
-from flatout.nouns.question import Broken
-from flatout.system.shard_folder import ShardFolder, verify
+from flatout.schema.finding import Finding
+from flatout.schema.ingest_protocol import Ingested, IngestRequest, ShardManifest
+from flatout.schema.predict_protocol import Broken
+from flatout.system.store.shards import ShardFolder, verify
 
 
 def carried_out(source: Path, dest: Path, **options: Any) -> Ingested:
@@ -27,7 +27,7 @@ def carried_out(source: Path, dest: Path, **options: Any) -> Ingested:
     return last
 
 
-def rows_of(dest: Path, manifest: Manifest, part: str | None = None) -> list[dict[str, Any]]:
+def rows_of(dest: Path, manifest: ShardManifest, part: str | None = None) -> list[dict[str, Any]]:
     return [
         row
         for shard in manifest.shards

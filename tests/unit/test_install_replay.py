@@ -44,14 +44,15 @@ LINES = {
     "Remove-Item -Force -LiteralPath $archive": "disk.archive = ''",
     "$null = Receive-File $url $archive": "receive_file()",
     "} catch {": "except Thrown:",
-    'Fail "could not download $url." "$_" '
-    "'check the network (HTTPS_PROXY, if you need one), then run this again: it goes on'":
+    'Fail "could not download $shown." (Hide-Password "$_") '
+    "'check the network (HTTPS_PROXY, if you need one), then run this again to resume'":
         "raise Failed('could not download')",
     "$got = Get-Sum $archive": "got = disk.archive",
     "if ($got -ne $UvSums[$machine]) {": "if got != WHOLE:",
     "Fail 'the download of uv is damaged or was changed.' "
     '"SHA-256: expected $($UvSums[$machine]), got $got" '
-    "'run this again; if it repeats, ask who runs your network'": "raise Failed('was changed')",
+    "'run this again; if it happens again, ask your network administrator'":
+        "raise Failed('was changed')",
 }  # fmt: skip
 
 

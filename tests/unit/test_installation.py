@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import UsageError
-from flatout.nouns.installation import Installation, Way
-from flatout.system import installation
+from flatout.setup.flatout import installation
+from flatout.setup.model.flatout_installation import Installation, Way
 
 FLATOUT = Installation(version="0.1.0", way="pip", python="/venv/bin/python", folder="/venv")
 
@@ -84,7 +84,7 @@ def test_update_command_when_it_cannot_be(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path))
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    with pytest.raises(UsageError, match="by uv, which is not to be found"):
+    with pytest.raises(UsageError, match="by uv, which was not found"):
         installation.update_command(one("uv"))
 
 

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from flatout.system.keepalive import CutWatch
+from flatout.system.tcp_keepalive import TcpKeepalive, open_connections
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no numbers of open files there")
 
 # In a network of its own, which goes away under a connection on which something is under way.
 CUT = """
 import fcntl, socket, struct, sys, time
-from flatout.system.keepalive import CutWatch
+from flatout.system.tcp_keepalive import TcpKeepalive, open_connections
 
 def set_up(is_up):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
@@ -30,7 +30,7 @@ set_up(True)
 server = socket.create_server(("127.0.0.1", 0))
 client = socket.create_connection(server.getsockname())
 accepted, _ = server.accept()
-CutWatch(1.0)
+TcpKeepalive(1.0)
 set_up(False)
 client.sendall(b"here")
 client.settimeout(60)
@@ -55,7 +55,7 @@ def test_every_tcp_connection_of_this_process_is_watched() -> None:
     reading, writing = os.pipe()
     here, there = socket.socketpair()
     with connected() as pair, here, there:
-        watch = CutWatch(6.0)
+        watch = TcpKeepalive(6.0)
         # The listener as well: what it accepts later is as it is.
         assert watch.num_connections >= 3
         for one in pair:
@@ -71,9 +71,19 @@ def test_every_tcp_connection_of_this_process_is_watched() -> None:
     os.close(writing)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows a connection's state")
+def test_a_connection_that_its_other_end_has_closed_is_not_open() -> None:
+    before = open_connections()
+    with connected() as (client, accepted):
+        assert len(open_connections() - before) == 2
+        accepted.close()
+        client.recv(1)
+        assert open_connections() - before == set()
+
+
 def test_who_reads_nothing_is_waited_for() -> None:
     with connected() as (client, accepted):
-        watch = CutWatch(1.0)
+        watch = TcpKeepalive(1.0)
         client.setblocking(False)
         num_sent = 0
         # Until both kernels hold all that they may: then the one asks the other, again and again.

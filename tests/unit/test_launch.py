@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from flatout.cluster.local_launch import launch
+from flatout.cluster.node_processes import NodeCommand, NodeProcesses, free_places
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.launching import launch
-from flatout.nouns.launch import (
+from flatout.schema.script_launch import (
     LaunchRequest,
     NodeEnded,
     NodeEvent,
@@ -22,7 +23,6 @@ from flatout.nouns.launch import (
     rendezvous,
 )
 from flatout.system import clock
-from flatout.system.nodes import NodeCommand, Nodes, free_places
 
 PLACES = [NodePlace("one", (1001, 2001)), NodePlace("two", (1002, 2002))]
 
@@ -100,7 +100,7 @@ def test_one_node_fails_and_all_are_ended(tmp_path: Path) -> None:
     assert clock.elapsed_s() - began_s < 60
     assert isinstance(error, RunFailed)
     assert error.rule == "node-failed"
-    assert error.problem == "node 1 ended with exit code 1; the others were ended."
+    assert error.problem == "node 1 ended with exit code 1; the others were stopped."
     assert error.because == "no such batch"
     assert "about to fail" in error.printed
     ended = {one.node: one for one in events if isinstance(one, NodeEnded)}
@@ -119,7 +119,7 @@ def test_end_of_the_block_ends_what_a_node_has_started(tmp_path: Path) -> None:
 
     (tmp_path / "s.py").write_text(LEAVES_A_CHILD)
     told = tmp_path / "child"
-    with Nodes(
+    with NodeProcesses(
         [NodeCommand(argv=(sys.executable, str(tmp_path / "s.py"), str(told)))], tmp_path / "logs"
     ):
         until_s = clock.elapsed_s() + 30
@@ -136,7 +136,7 @@ def test_end_of_the_block_ends_what_a_node_has_started(tmp_path: Path) -> None:
 
 def test_none_runs_where_one_cannot_be_started(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        Nodes([NodeCommand(argv=(str(tmp_path / "none"),))] * 2, tmp_path / "logs")
+        NodeProcesses([NodeCommand(argv=(str(tmp_path / "none"),))] * 2, tmp_path / "logs")
     assert caught.value.rule == "script-not-started"
 
 
@@ -190,4 +190,4 @@ def test_node_that_is_killed_is_told_as_such(tmp_path: Path) -> None:
     text = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     error = failure_of(request(tmp_path, text, nodes=1), [])
     assert "was killed by SIGKILL" in error.problem
-    assert error.because == "it has printed nothing"
+    assert error.because == "it printed nothing"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flatout.engine.limited_store import LimitedStore
+from flatout.engine.ranks.timeout_store import TimeoutStore
 
 
 class Kept:
@@ -45,7 +45,7 @@ class Kept:
 
 def test_nobody_waits_for_a_keeper_that_stands_still() -> None:
     kept = Kept()
-    store = LimitedStore(kept, 0.3)
+    store = TimeoutStore(kept, 0.3)
     store.set("here/0", b"fine")
     assert store.check(["here/0"]) and store.get("here/0") == b"fine"
     with pytest.raises(RuntimeError, match="wait timeout"):

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.cli import show_runs
+from flatout.cli.render import show_runs
 from flatout.errors import UsageError
-from flatout.nouns.comparison import compare_runs
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Started, Validated
-from flatout.nouns.listed_run import ListedRun, ListRequest, chosen_runs
-from flatout.nouns.run import DamagedRun, Run, RunHeader
-from flatout.system.runs import RunFolder
+from flatout.runs.model.comparison import compare_runs
+from flatout.runs.model.listed import ListedRun, ListRequest, chosen_runs
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run import DamagedRun, Run, RunHeader
+from flatout.schema.run_lines import Started, Validated
+from flatout.system.store.run_folder import RunFolder
 
-SRC = str(Path(show_runs.__file__).parents[2])
+SRC = str(Path(show_runs.__file__).parents[3])
 START = f"import sys; sys.path.insert(0, {SRC!r}); import flatout.__main__ as m; m.main()"
 STARTED = Started(
     at=1.0, step=0, pid=1, num_steps=40, num_epochs=10, steps_per_epoch=4, num_parameters=3,
@@ -69,7 +69,7 @@ def chosen(*conditions: str, sort: str | None = None, names: tuple[str, ...] = (
         (["status=failed"], "c"), (["status!=finished"], "c bad"), (["lr=0.01"], "b"),
         (["lr>1e-2", "experiment=other"], "d"), (["deep=true"], "a b c d"), (["deep=no"], ""),
         (["limit=none"], "a b c d bad"), (["epochs=2"], "a b c d"), (["param.lr<0.15"], "b c"),
-        (["metric.accuracy==0.85"], "b"), (["run=bad"], "bad"), (["made>2000"], "a b c d"),
+        (["metric.accuracy==0.85"], "b"), (["run=bad"], "bad"), (["created>2000"], "a b c d"),
         (["duration>3", "step<9"], "a b c d"),
     ],
 )  # fmt: skip
@@ -132,7 +132,7 @@ def test_a_list_at_80_columns(cli: Any) -> None:
     assert re.search(r"lost +failed", shown)
     # In a pipe there is room for all.
     piped = cli.run("runs").stdout
-    assert "pause=0.001 steps=4 lr=0.3 mode=warn" in piped and "made" in piped
+    assert "pause=0.001 steps=4 lr=0.3 mode=warn" in piped and "created" in piped
     document = json.loads(cli.run("runs", "--json", "--sort", "-accuracy").stdout)
     assert [run["header"]["id"] for run in document][0] == "a-run-with-a-name-0"
     assert document[0]["parameters"] == {"lr": 0.01, "mode": "finish", "steps": 8, "pause": 0.02}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from flatout.nouns.framework import Framework
-from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
+from flatout.schema.framework import Framework
+from flatout.schema.machine import Cpu, Gpu, Host, Machine, Memory
 
 MACHINE = Machine(
     read_at="2026-11-21T03:36:28Z",

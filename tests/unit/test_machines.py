@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout.consult import Recording as MachineRecording
-from flatout.consult import judge, recording_text, replay
-from flatout.nouns.machine import Machine
-from flatout.probes.examination import examine
-from flatout.system.system import RecordedSystem, Recording
+from flatout.doctor.api import MachineRecording as MachineRecording
+from flatout.doctor.api import judge, recording_text, replay
+from flatout.schema.machine import Machine
+from flatout.system.host_system import RecordedSystem, SystemRecording
+from flatout.system.probes.examination import examine
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "machines").glob("*.json"))
 # None means "is not so" or "nothing is wrong" for these.
@@ -31,7 +31,7 @@ NO_REASON_NEEDED = {
 def examined(path: Path) -> tuple[dict[str, Any], Machine]:
     """A case and its machine."""
     case = json.loads(path.read_text(encoding="utf-8"))
-    system = RecordedSystem(msgspec.convert(case["recording"], Recording))
+    system = RecordedSystem(msgspec.convert(case["recording"], SystemRecording))
     return case, examine(system).machine
 
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from flatout.errors import UsageError
-from flatout.nouns.train_request import TrainRequest
-from flatout.nouns.tuning import Candidate, Interval, Profile, Result, Rung, Setting, Trial
-from flatout.nouns.units import bytes_text, parse_bytes
+from flatout.schema.train_request import TrainRequest
+from flatout.schema.tuning import Candidate, Interval, Profile, Result, Rung, Setting, Trial
+from flatout.schema.units import bytes_text, parse_bytes
 from flatout.tune.candidates import base_candidate, candidates, plain_changes
 from flatout.tune.ladder import Ladder
 from flatout.tune.memory import (
@@ -67,7 +67,7 @@ def test_larger_parts_are_tried_where_blocks_can_be_computed_again() -> None:
     found = list(larger_parts(short))
     assert [one.changes["activation_checkpointing"] for one in found] == [0.25, 0.5, 0.75, True]
     assert {one.changes["micro_batch_size"] for one in found} == {26}
-    assert found[0].name == "micro-batches of 26, 25 % of the blocks computed again"
+    assert found[0].name == "micro-batches of 26, 25 % of the blocks recomputed"
     capped = changed(has_blocks=True, baseline={"micro_batch_size": 25}, batch_size=48)
     assert {one.changes["micro_batch_size"] for one in larger_parts(capped)} == {48}
 
@@ -89,9 +89,8 @@ def test_what_the_plain_loop_needs_is_in_every_recipe_of_the_search() -> None:
     setting = changed(baseline={"micro_batch_size": 13}, fixed={"num_threads": 2})
     assert base_candidate(setting).changes == {"micro_batch_size": 13, "num_threads": 2}
     assert plain_changes(setting)["micro_batch_size"] == 13
-    assert "as small as that" in reasons(changed(batch_size=64, baseline={"micro_batch_size": 16}))[
-        "4 micro-batches of 16"
-    ]  # fmt: skip
+    found = reasons(changed(batch_size=64, baseline={"micro_batch_size": 16}))
+    assert "already needs micro-batches this small" in found["4 micro-batches of 16"]
 
 
 def test_the_ladder_begins_with_the_loop_that_fits() -> None:
@@ -101,7 +100,7 @@ def test_the_ladder_begins_with_the_loop_that_fits() -> None:
     assert ladder.rungs[0].name == "plain loop, 4 micro-batches"
     assert loop_name({}, 50) == "plain loop"
     said = loop_name({"activation_checkpointing": True}, 50)
-    assert said == "plain loop, all blocks computed again"
+    assert said == "plain loop, all blocks recomputed"
     assert "50 % of the blocks" in loop_name({"activation_checkpointing": 0.5}, 50)
 
 
@@ -128,14 +127,15 @@ def test_leave_free_crosses_the_border() -> None:
 
 ROOMS: list[tuple[int | None, dict[str, Any], tuple[int, bool, bool], str]] = [
     # On Linux NVML tells; a GPU without a display is flatout's alone.
-    (None, {"has_display": False}, (0, False, False), "no display"),
+    (None, {"has_display": False}, (0, False, False), "not drive a display"),
     (None, {"has_display": True}, (DESKTOP_BYTES, True, True), "drives a display"),
-    (None, {"has_display": None}, (0, False, False), "no display"),
+    (None, {"has_display": None}, (0, False, False), "not drive a display"),
     # Under WSL it is not told: Windows drives its display with the GPU.
     (None, {"has_display": None, "has_windows_driver": True}, (DESKTOP_BYTES, True, True),
-     "assumed"),
+     "assuming"),
     # A second card on Windows: nothing to leave, but the driver must not move memory.
-    (None, {"has_display": False, "has_windows_driver": True}, (0, False, True), "no display"),
+    (None, {"has_display": False, "has_windows_driver": True}, (0, False, True),
+     "not drive a display"),
     (0, {"has_display": True}, (0, True, False), "set by you"),
     (GIB, {"has_display": False}, (GIB, False, True), "set by you"),
     (GIB, {"is_gpu": False, "has_display": False}, (GIB, False, False), "on a CPU"),
@@ -218,6 +218,6 @@ def test_what_the_driver_has_moved_did_not_fit(
 
 def test_data_that_others_would_have_to_make_room_for_is_not_put_on_the_gpu() -> None:
     setting = changed(data_bytes=3 * GIB, free_bytes=2 * GIB)
-    assert reasons(setting)["data held on the GPU"] == "it takes 3.0 GiB, and 2.0 GiB are to be had"
-    assert too_large(changed(free_bytes=-GIB), 1) == "it takes 1 B, and 0 B are to be had"
+    assert reasons(setting)["data held on the GPU"] == "it needs 3.0 GiB, but only 2.0 GiB is free"
+    assert too_large(changed(free_bytes=-GIB), 1) == "it needs 1 B, but only 0 B is free"
     assert too_large(SETTING, 3 * GIB) is None

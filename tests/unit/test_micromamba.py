@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_home import PYTHON, Home
+from support.fake_home import PYTHON, Home
 
 from flatout.cli.main import run
-from flatout.environments import ground
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.environment_request import EnvironmentRequest
-from flatout.nouns.indexes import Indexes
-from flatout.system import micromamba, programs
-from flatout.system.installers import Conda, Pip, told
-from flatout.system.opener import opener_for
+from flatout.schema.package_indexes import Indexes
+from flatout.setup.env import context
+from flatout.setup.model.environment_request import EnvironmentRequest
+from flatout.setup.packages import micromamba
+from flatout.setup.packages.installers import Conda, Pip, failed_install
+from flatout.system.http import opener_for
 
 # Makes a prefix as micromamba does, with what a venv has in place of conda-forge's Python.
 PROGRAM = f"""#!/bin/sh
@@ -91,7 +91,7 @@ def test_a_micromamba_that_was_changed_is_not_run(
 def test_no_conda_and_no_network_is_refused(bare: Home) -> None:
     request = EnvironmentRequest(manager="conda", is_offline=True)
     with pytest.raises(UsageError, match="--manager conda") as refused:
-        ground.read_ground(request, ground.read_machine(), may_get_uv=False)
+        context.read_context(request, context.read_machine(), may_get_uv=False)
     assert "--offline was given" in (refused.value.because or "")
 
 
@@ -100,10 +100,10 @@ def test_no_conda_on_a_system_without_micromamba_is_refused(
 ) -> None:
     monkeypatch.setattr(micromamba, "_RELEASES", {})
     with pytest.raises(UsageError) as refused:
-        ground.read_ground(
-            EnvironmentRequest(manager="conda"), ground.read_machine(), may_get_uv=False
+        context.read_context(
+            EnvironmentRequest(manager="conda"), context.read_machine(), may_get_uv=False
         )
-    assert "no program for this system" in (refused.value.because or "")
+    assert "does not support this system" in (refused.value.because or "")
 
 
 @POSIX
@@ -112,16 +112,16 @@ def test_a_conda_that_is_here_is_taken(bare: Home, monkeypatch: pytest.MonkeyPat
     own.parent.mkdir()
     own.write_text("#!/bin/sh\n")
     own.chmod(0o755)
-    assert programs.find_conda() is None
+    assert micromamba.find_conda() is None
     # `conda init` defines a function in the shell; the program need not be on the path.
     monkeypatch.setenv("CONDA_EXE", str(own))
-    assert programs.find_conda() == str(own)
+    assert micromamba.find_conda() == str(own)
     request = EnvironmentRequest(manager="conda", is_offline=True)
-    found = ground.read_ground(request, ground.read_machine(), may_get_uv=False)
+    found = context.read_context(request, context.read_machine(), may_get_uv=False)
     assert found.micromamba is None and found.program.name == "conda"
     monkeypatch.delenv("CONDA_EXE")
     (bare.folder / "bin/mamba").symlink_to(own)
-    assert programs.find_conda() == str(bare.folder / "bin/mamba")
+    assert micromamba.find_conda() == str(bare.folder / "bin/mamba")
 
 
 def test_every_release_has_a_whole_checksum() -> None:
@@ -159,4 +159,4 @@ def test_certificates_of_a_company_are_handed_on(monkeypatch: pytest.MonkeyPatch
     ],
 )  # fmt: skip
 def test_what_micromamba_says_is_understood(said: str, rule: str) -> None:
-    assert told(said, None, "conda", "making the environment").rule == rule
+    assert failed_install(said, None, "conda", "creating the environment").rule == rule

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.probes.gpus import Found, parse_nvml
-from flatout.system.system import Completed, LocalSystem
+from flatout.system.host_system import Completed, LocalSystem
+from flatout.system.probes.gpus import Found, parse_nvml
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
@@ -53,7 +53,7 @@ def ask(
     """What the child says that finds this library."""
     (folder / "pynvml.py").write_text(library, encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", f"{folder}{':' if sys.platform != 'win32' else ';'}{SRC}")
-    return LocalSystem().run([sys.executable, "-P", "-m", "flatout.system.nvml"], timeout_s)
+    return LocalSystem().run([sys.executable, "-P", "-m", "flatout.system.nvml_child"], timeout_s)
 
 
 def test_nvml_when_some_fields_are_not_told(

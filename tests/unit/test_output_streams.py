@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from flatout.cli import main as cli_main
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 
@@ -46,9 +49,33 @@ def test_reader_that_has_seen_enough_ends_a_command_as_it_ends_git(
     assert ended(f"{_FLATOUT} {command} | true", tmp_path) == (141, "")
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "told"),
+    [
+        (errno.ENOSPC, 1, "error: no space left to write a file."),
+        (errno.EIO, 3, "error: this is a bug in flatout"),
+        (errno.EFBIG, 3, "error: this is a bug in flatout"),
+    ],
+)
+def test_file_that_cannot_be_written_is_not_taken_for_standard_output(
+    number: int, code: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fail(*_: object, **__: object) -> None:
+        print("{}")
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setenv("FLATOUT_STATE", str(tmp_path))
+    monkeypatch.setattr(cli_main.main, "main", fail)
+    write = sys.stdout.write
+    assert cli_main.run(["runs"]) == code
+    assert told in capsys.readouterr().err
+    assert sys.stdout.write == write
+
+
 def test_deleted_current_folder_is_told(tmp_path: Path) -> None:
     line = f"mkdir gone && cd gone && rmdir ../gone && {_FLATOUT}"
     code, told = ended(f"{line} runs", tmp_path)
     assert code == 2
-    assert "error: the current folder is no longer there." in told
+    assert "error: the current folder no longer exists." in told
     assert ended(f"{line} --version", tmp_path) == (0, "")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.errors import UsageError
-from flatout.experiment_text import Parameter, parse_parameters, parse_settings
+from flatout.runs.experiment_params import Parameter, parse_parameters, parse_settings
 
 SOURCE = """
 import torch
@@ -72,11 +72,11 @@ def test_parse_settings_when_a_text_fits_its_type(setting: str, expected: object
         ("lr=fast", "bad-parameter-value", "give a number"),
         ("lr=nan", "bad-parameter-value", "give a number"),
         ("lr=inf", "bad-parameter-value", "give a number"),
-        ("width=1.5", "bad-parameter-value", "give a whole number"),
-        ("width=1e-3", "bad-parameter-value", "give a whole number"),
+        ("width=1.5", "bad-parameter-value", "give an integer"),
+        ("width=1e-3", "bad-parameter-value", "give an integer"),
         ("act=tanh", "bad-parameter-value", "give one of: relu, gelu, 3"),
         ("bias=maybe", "bad-parameter-value", "give true or false"),
-        ("limit=x", "bad-parameter-value", "give a whole number or none"),
+        ("limit=x", "bad-parameter-value", "give an integer or none"),
         ("layers=3", "bad-parameter-value", "change its default in the file"),
         ("widht=3", "unknown-parameter", "did you mean `width`?"),
         ("lr", "bad-setting", "-s lr=value"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from flatout.engine.patience import OFTEN_FACTOR, Patience, late_ranks
-from flatout.engine.place import Place
-from flatout.nouns.finding import Finding
+from flatout.engine.ranks.rank_env import RankEnv
+from flatout.engine.ranks.wait_watchdog import OFTEN_FACTOR, WaitWatchdog, late_ranks
+from flatout.schema.finding import Finding
 from flatout.system.clock import elapsed_s
 
 
@@ -26,14 +26,14 @@ class Store:
         return all(name in self.words for name in names)
 
 
-def place(rank: int, size: int) -> Place:
-    return Place(rank=rank, size=size, local_rank=rank, host="127.0.0.1", port=0)
+def place(rank: int, size: int) -> RankEnv:
+    return RankEnv(rank=rank, size=size, local_rank=rank, host="127.0.0.1", port=0)
 
 
 def test_who_does_not_wait_is_waited_for_and_told_once() -> None:
     store = Store()
     told: list[Finding] = []
-    first, second = (Patience(store, place(rank, 3)) for rank in (0, 1))
+    first, second = (WaitWatchdog(store, place(rank, 3)) for rank in (0, 1))
     first.begin(told.append, told_after_s=0.3)
     second.begin(lambda finding: None, told_after_s=0.3)
     # An update ago the third was there, too.
@@ -56,7 +56,7 @@ def test_all_that_wait_are_not_told_to_be_late() -> None:
 
 def test_a_long_wait_is_told_however_many_there_were_before() -> None:
     told: list[Finding] = []
-    patience = Patience(Store(), place(0, 2))
+    patience = WaitWatchdog(Store(), place(0, 2))
     patience.begin(told.append, told_after_s=1.0)
 
     def waits(meeting: int, since_s: float) -> int:

@@ -9,18 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engine.launch.job import Job, Lifeline, rank_variables, thread_variables
+from flatout.engine import launch
+from flatout.engine.launch.job import Lifeline, RankJob, rank_variables, thread_variables
 from flatout.errors import UsageError
-from flatout.nouns.framework import Framework
-from flatout.nouns.machine import Cpu, Gpu, Host, Machine, Memory
-from flatout.nouns.placement import (
+from flatout.schema.framework import Framework
+from flatout.schema.machine import Cpu, Gpu, Host, Machine, Memory
+from flatout.schema.placement import (
+    LAUNCHERS,
     RANK_DIED,
     Placement,
     ending_code,
     num_gpus_for,
     parse_placement,
 )
-from flatout.nouns.train_request import TrainRequest
+from flatout.schema.train_request import TrainRequest
 
 ONE_GPU = Machine(
     read_at="", host=Host(os="linux"), cpu=Cpu(), memory=Memory(), gpus=(Gpu(index=0, name="RTX"),),
@@ -31,6 +33,13 @@ ONE_GPU = Machine(
 def test_parse_placement() -> None:
     assert parse_placement(" local:4 ") == Placement(launcher="local", num_ranks=4)
     assert str(parse_placement("torchrun:2")) == "torchrun:2"
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_every_launcher_is_parsed_as_itself_and_has_a_module(name: str) -> None:
+    assert parse_placement(f"{name}:2") == Placement(launcher=name, num_ranks=2)
+    module = Path(launch.__file__).with_name(f"{name}.py")
+    assert "def launch(job: RankJob) -> int:" in module.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -127,6 +136,7 @@ def test_variables_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LATE = """
 import os, sys, threading, time
+from flatout.engine import launch
 from flatout.engine.launch.job import Lifeline
 # Whatever runs in another thread comes late.
 threading.settrace(lambda *_: time.sleep(0.2))
@@ -156,7 +166,7 @@ def test_lifeline_ends_with_its_own_input_whatever_is_put_in_its_place() -> None
 
 def test_command_of_a_rank(tmp_path: Path) -> None:
     lifeline = Lifeline(is_attached=False)
-    command = Job(folder=tmp_path, num_ranks=2, change="{}", lifeline=lifeline).command()
+    command = RankJob(folder=tmp_path, num_ranks=2, change="{}", lifeline=lifeline).command()
     lifeline.cut()
     assert command[0] == sys.executable
     assert command[-5:] == [str(tmp_path), "--ranked", "--attached", "--change", "{}"]

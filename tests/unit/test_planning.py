@@ -12,19 +12,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout.consult import judge
+from flatout.doctor.api import judge
 from flatout.doctor.diagnose import case_from_text, diagnose
-from flatout.doctor.families import RULES
-from flatout.doctor.planning import with_plans
-from flatout.nouns.diagnosis import Diagnosis
-from flatout.nouns.finding import WSLCONFIG, Finding, Fix
-from flatout.nouns.machine import Host, Machine
-from flatout.nouns.plan import Block, Edit, Entry, Packages, Plan, Run, Step
-from flatout.nouns.repair import by_hand, mended, repairs
-from flatout.nouns.surroundings import Environment
-from flatout.nouns.wsl import Windows, Wsl
-from flatout.probes.examination import examine
-from flatout.system.system import RecordedSystem, Recording
+from flatout.doctor.fix.plan import with_plans
+from flatout.doctor.model.diagnosis import Diagnosis
+from flatout.doctor.model.fix_plan import by_hand, mended, repairs
+from flatout.doctor.rules.families import RULES
+from flatout.schema.environment_facts import Environment
+from flatout.schema.finding import WSLCONFIG, Finding, Fix
+from flatout.schema.machine import Host, Machine
+from flatout.schema.plan import Block, Edit, Entry, InstallPackages, Plan, PlanStep, RunProgram
+from flatout.schema.wsl import Windows, Wsl
+from flatout.system.host_system import RecordedSystem, SystemRecording
+from flatout.system.probes.examination import examine
 
 CASES = Path(__file__).parents[1] / "cases"
 PYTHON = "/home/ada/.venv/bin/python"
@@ -70,7 +70,7 @@ def diagnoses() -> Iterator[tuple[str, Machine, Diagnosis]]:
     healthy: dict[str, Machine] = {}
     for path in sorted((CASES / "machines").glob("*.json")):
         case = json.loads(path.read_text(encoding="utf-8"))
-        system = RecordedSystem(msgspec.convert(case["recording"], Recording))
+        system = RecordedSystem(msgspec.convert(case["recording"], SystemRecording))
         healthy[path.stem] = examine(system).machine
     faults = tomllib.loads((CASES / "machines" / "faults.toml").read_text(encoding="utf-8"))["case"]
     ill = {f"{fault['base']} with {fault['rule']}": with_fault(healthy[fault["base"]], fault)
@@ -112,7 +112,7 @@ def test_safe_means_safe(fixes: list[tuple[str, str | None, Fix]]) -> None:
             assert step.safety == "safe", place
             assert not step.needs_root and not step.removes_packages and not step.restarts, place
             # Of all actions, only this one stays in the environment asked about.
-            assert isinstance(step.action, Packages), place
+            assert isinstance(step.action, InstallPackages), place
             assert step.action.python == python, place
 
 
@@ -131,7 +131,7 @@ def test_fix_with_commands_says_what_it_changes(fixes: list[tuple[str, str | Non
 def test_every_step_tells_the_truth(fixes: list[tuple[str, str | None, Fix]]) -> None:
     for place, _, fix in fixes:
         for step in fix.plan.steps if fix.plan else ():
-            words = " ".join(step.action.argv if isinstance(step.action, Run) else ())
+            words = " ".join(step.action.argv if isinstance(step.action, RunProgram) else ())
             if "wsl.exe" in words:
                 assert step.restarts == "wsl" and step.safety == "ask", place
                 assert ("wsl.exe", "--list", "--running") in step.shows, place
@@ -141,8 +141,8 @@ def test_every_step_tells_the_truth(fixes: list[tuple[str, str | None, Fix]]) ->
             assert not re.search(r"sudo|modprobe|dkms|initramfs|mokutil|grub|reboot", words), place
 
 
-def _removes(step: Step) -> bool:
-    return isinstance(step.action, Packages) and step.action.words[0] == "uninstall"
+def _removes(step: PlanStep) -> bool:
+    return isinstance(step.action, InstallPackages) and step.action.words[0] == "uninstall"
 
 
 def test_plan_of_every_fix_survives_json(fixes: list[tuple[str, str | None, Fix]]) -> None:
@@ -171,7 +171,7 @@ def actions(fix: Fix) -> list[object]:
 def test_packages_go_into_the_environment_asked_about() -> None:
     fix = planned(asked("python -m pip install --force-reinstall 'numpy<2'"))
     words = ("install", "--force-reinstall", "numpy<2")
-    assert actions(fix) == [Packages(python=PYTHON, words=words)]
+    assert actions(fix) == [InstallPackages(python=PYTHON, words=words)]
     assert fix.safety == "safe"
     assert planned(asked("pip install x"), certainty="possible").safety == "ask"
     assert planned(asked("pip uninstall jax", "pip install 'jax[cuda12]'")).safety == "ask"
@@ -230,7 +230,7 @@ def test_driver_inside_wsl_is_removed_by_its_packages() -> None:
     assert fix.plan is not None and fix.safety == "ask"
     (step,) = fix.plan.steps
     names = ("libnvidia-compute-550", "nvidia-utils-550")
-    assert isinstance(step.action, Run)
+    assert isinstance(step.action, RunProgram)
     assert step.action.argv == ("apt-get", "--purge", "remove", "--yes", *names)
     assert step.removes_packages and step.undo == ("apt-get", "install", "--yes", *names)
     bare = msgspec.structs.replace(UNDER_WSL, wsl=Wsl())

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 from flatout.errors import RunFailed
-from flatout.monitor import pictures, plots
-from flatout.monitor.pictures import Curves
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Classified, EpochEnded, Progress, Validated
-from flatout.nouns.results import Results
-from flatout.nouns.run import Run, RunHeader
+from flatout.monitor import figures, plots
+from flatout.monitor.figures import Curves
+from flatout.schema.class_report import Results
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run import Run, RunHeader
+from flatout.schema.run_lines import Classified, EpochEnded, Progress, Validated
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 needs_matplotlib = pytest.mark.skipif(not HAS_MATPLOTLIB, reason="needs the package matplotlib")
@@ -98,7 +98,7 @@ def test_curves_put_losses_together_and_leave_out_what_is_not_finite() -> None:
     curves = Curves(lines)
     assert curves.panels == {
         "loss": {
-            "training": [(1, 2.0)], "training, mean of the epoch": [(2, 1.5)],
+            "training": [(1, 2.0)], "training, epoch mean": [(2, 1.5)],
             "validation": [(2, 1.0)],
         },
         "macro f1": {"macro_f1": [(2, 0.5)]},
@@ -132,7 +132,7 @@ LINES = [
         ([], results(classified(3, num_empty=1)), ["confusion", "per_class"]),
         ([], results(classified(3, num_empty=3)), []),
         ([], results(classified(60)), ["confusion", "per_class"]),
-        ([], results(classified(pictures.MOST_CLASSES + 1)), ["per_class"]),
+        ([], results(classified(figures.MOST_CLASSES + 1)), ["per_class"]),
         ([], results(classified(2), classified(3, "kind/of it")),
          ["confusion", "per_class", "confusion-kind-of-it", "per_class-kind-of-it"]),
     ],
@@ -184,7 +184,7 @@ def test_train_draws_when_all_is_said(cli: Any) -> None:
     done = cli.run(*cli.train(mode="classify"))
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
-    assert last.startswith("plots") and "being drawn, into " in last
+    assert last.startswith("plots") and "being drawn in " in last
     assert is_there(cli.runs / "mine-0001" / "plots" / "per_class.png")
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
-from flatout.cli.predictions import PredictionTable, agreement_text
+from flatout.cli.render.predictions import PredictionTable, agreement_text
 from flatout.errors import UsageError
-from flatout.nouns.question import Evaluated, Loaded, Predicted, check_output
-from flatout.system import input_names
-from flatout.system.row_files import CsvRows, JsonRows, NpyRows
+from flatout.runs import predict_inputs
+from flatout.schema.predict_protocol import Evaluated, Loaded, Predicted, check_output
+from flatout.system.store.row_files import CsvRows, JsonRows, NpyRows
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_evaluate_shows_both_sides(trained: Any) -> None:
         ["accuracy", "50.0", "%", "50.0", "%"],
         ["validation", "loss", "0.25", "0.25"],
     ]
-    assert "equal, digit for digit" in done.stderr
+    assert "identical to the recorded metrics, digit for digit" in done.stderr
 
 
 def test_evaluate_with_another_parameter_as_json(trained: Any) -> None:
@@ -158,12 +158,12 @@ LOADED = Loaded(step=1, recorded={"loss": 0.5}, device="cpu", precision="fp32", 
 @pytest.mark.parametrize(
     ("metrics", "text"),
     [
-        ({"loss": 0.5}, "equal, digit for digit, to what the run recorded"),
-        ({"loss": 0.75}, "different from what the run recorded by at most 0.25: "
-         "other than in the run: precision=bf16"),
-        ({"loss": None}, "different from what the run recorded: "
-         "other than in the run: precision=bf16"),
-        ({"other": 1.0}, "the run recorded no metrics of these weights"),
+        ({"loss": 0.5}, "identical to the recorded metrics, digit for digit"),
+        ({"loss": 0.75}, "different from the recorded metrics by at most 0.25: "
+         "changed since the run: precision=bf16"),
+        ({"loss": None}, "different from the recorded metrics: "
+         "changed since the run: precision=bf16"),
+        ({"other": 1.0}, "the run recorded no metrics for these weights"),
     ],
 )  # fmt: skip
 def test_agreement_text(metrics: dict[str, float | None], text: str) -> None:
@@ -207,14 +207,14 @@ def test_expand_inputs_of_folders_and_texts(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     (tmp_path / "inner").mkdir()
     folder = str(tmp_path)
-    found = input_names.expand_inputs([folder, "To be?", "a.png"])
+    found = predict_inputs.expand_inputs([folder, "To be?", "a.png"])
     inside = tuple(os.path.join(folder, name) for name in ("a.png", "b.png"))
     assert found == (*inside, "To be?", "a.png")
 
 
 def test_expand_inputs_of_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
-        input_names.expand_inputs([str(tmp_path)])
+        predict_inputs.expand_inputs([str(tmp_path)])
     assert refused.value.rule == "no-input"
 
 
@@ -222,7 +222,7 @@ def test_expand_inputs_of_an_empty_folder(tmp_path: Path) -> None:
 def test_expand_inputs_of_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff.png")).touch()
     with pytest.raises(UsageError) as refused:
-        input_names.expand_inputs([str(tmp_path)])
+        predict_inputs.expand_inputs([str(tmp_path)])
     assert refused.value.rule == "input-not-readable"
 
 
@@ -230,7 +230,7 @@ READING = """
 import sys
 {begin}
 from flatout.errors import UsageError
-from flatout.system.input_names import expand_inputs
+from flatout.runs.predict_inputs import expand_inputs
 try:
     expand_inputs(["-"])
 except UsageError as error:

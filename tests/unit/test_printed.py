@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from flatout.system.printed import printed_lines
+from flatout.system.progress_output import printed_lines
 
 
 class Pieces(io.RawIOBase):

@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 
-from flatout.nouns.surroundings import Disk, Unmet
-from flatout.probes.cgroup import num_killed
-from flatout.probes.disks import with_speed
-from flatout.probes.distribution import num_unfinished, nvidia_sources, probe_packages, version_in
-from flatout.probes.environments import read_environment
-from flatout.probes.module import parse_modprobe
-from flatout.probes.requirements import is_met, unmet
-from flatout.probes.wsl import programs_on_drives
-from flatout.system.system import Calls, Completed, RecordedSystem, Recording
+from flatout.schema.environment_facts import Disk, Unmet
+from flatout.system.host_system import Calls, Completed, RecordedSystem, SystemRecording
+from flatout.system.probes.cgroup import num_killed
+from flatout.system.probes.disks import with_speed
+from flatout.system.probes.distribution import (
+    num_unfinished,
+    nvidia_sources,
+    probe_packages,
+    version_in,
+)
+from flatout.system.probes.environments import read_environment
+from flatout.system.probes.module import parse_modprobe
+from flatout.system.probes.requirements import is_met, unmet
+from flatout.system.probes.wsl import programs_on_drives
 
 STATUS = """\
 Package: cuda-keyring
@@ -51,7 +56,7 @@ Signed-By: /usr/share/keyrings/ubuntu-archive-keyring.gpg
 
 def system(**fields: Any) -> RecordedSystem:
     calls = Calls(python_version="3.12.3", num_threads=2)
-    return RecordedSystem(Recording(platform="linux", calls=calls, **fields))
+    return RecordedSystem(SystemRecording(platform="linux", calls=calls, **fields))
 
 
 def test_packages_are_counted_and_found_by_their_state() -> None:

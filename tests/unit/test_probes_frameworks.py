@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.nouns.framework import Framework
-from flatout.probes.frameworks import parse_build_text, parse_report, parse_requirements
+from flatout.schema.framework import Framework
+from flatout.system.probes.frameworks import parse_build_text, parse_report, parse_requirements
 
 
 @pytest.mark.parametrize(

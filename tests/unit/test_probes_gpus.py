@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.probes.gpus import Found, parse_nvml, parse_smi, probe_gpus
-from flatout.system.system import Calls, Completed, RecordedSystem, Recording
+from flatout.system.host_system import Calls, Completed, RecordedSystem, SystemRecording
+from flatout.system.probes.gpus import Found, parse_nvml, parse_smi, probe_gpus
 
 FIELDS = ("name", "memory.total", "memory.free", "pci.bus_id", "uuid", "driver_version")
 CALLS = Calls(python_version="3.12.3", num_threads=4)
@@ -23,7 +23,7 @@ CALLS = Calls(python_version="3.12.3", num_threads=4)
         (-6, "terminate called", "NVML: crashed (exit code -6)"),
         (0xC0000005, "", "NVML: crashed (exit code 3221225477)"),
         (1, "Traceback\nImportError: x", "NVML: Traceback (exit code 1)"),
-        (1, "", "NVML: said nothing (exit code 1)"),
+        (1, "", "NVML: no output (exit code 1)"),
     ],
 )
 def test_parse_nvml_when_the_child_failed(exit_code: int, stderr: str, reason: str) -> None:
@@ -55,7 +55,7 @@ def test_probe_gpus_starts_no_process_when_there_is_nothing_to_ask() -> None:
         def run(self, argv: object, timeout_s: float) -> Completed:
             raise AssertionError("a process was started")
 
-    found = probe_gpus(Deaf(Recording(platform="linux", calls=CALLS)))
+    found = probe_gpus(Deaf(SystemRecording(platform="linux", calls=CALLS)))
     assert found.unread["gpus"].endswith("no NVIDIA driver is installed")
 
 
@@ -67,12 +67,12 @@ def test_probe_gpus_starts_no_process_when_there_is_nothing_to_ask() -> None:
     ],
 )
 def test_probe_gpus_when_only_the_kernel_knows_of_one(path: str, told: str) -> None:
-    recording = Recording(platform="linux", calls=CALLS, files={path: None})
+    recording = SystemRecording(platform="linux", calls=CALLS, files={path: None})
     assert told in probe_gpus(RecordedSystem(recording)).unread["gpus"]
 
 
 def test_probe_gpus_finds_the_program_when_it_is_in_path_only() -> None:
-    recording = Recording(
+    recording = SystemRecording(
         platform="linux",
         calls=CALLS,
         environment={"PATH": "/opt/here:/usr/bin"},
@@ -91,5 +91,5 @@ def test_probe_gpus_asks_smi_once_when_it_fails_for_another_reason() -> None:
             return Completed(exit_code=9, stdout="no driver")
 
     files: dict[str, str | None] = {"/usr/bin/nvidia-smi": None}
-    probe_gpus(Counting(Recording(platform="linux", calls=CALLS, files=files)))
+    probe_gpus(Counting(SystemRecording(platform="linux", calls=CALLS, files=files)))
     assert len(asked) == 1

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.probes.cgroup import cpu_quota, parse_group
-from flatout.probes.cpu import parse_cpuinfo
-from flatout.probes.host import parse_os_release, parse_wsl, probe_host, windows_name
-from flatout.probes.memory import parse_meminfo
-from flatout.system.system import Calls, RecordedSystem, Recording
+from flatout.system.host_system import Calls, RecordedSystem, SystemRecording
+from flatout.system.probes.cgroup import cpu_quota, parse_group
+from flatout.system.probes.cpu import parse_cpuinfo
+from flatout.system.probes.host import parse_os_release, parse_wsl, probe_host, windows_name
+from flatout.system.probes.memory import parse_meminfo
 
 CALLS = Calls(python_version="3.12.3", num_threads=4)
 
@@ -73,7 +73,7 @@ def test_parse_os_release_when_written_so(text: str, name: str | None) -> None:
 def test_probe_host_when_in_a_container(
     files: dict[str, str | None], environment: dict[str, str], container: str | None
 ) -> None:
-    recording = Recording(platform="linux", calls=CALLS, files=files, environment=environment)
+    recording = SystemRecording(platform="linux", calls=CALLS, files=files, environment=environment)
     assert probe_host(RecordedSystem(recording))[0].container == container
 
 
@@ -84,7 +84,10 @@ def test_cpu_quota_is_the_smallest_when_several_groups_have_one() -> None:
         "/sys/fs/cgroup/a/cpu.max": "150000 100000\n",
         "/sys/fs/cgroup/cpu.max": "400000 100000\n",
     }
-    assert cpu_quota(RecordedSystem(Recording(platform="linux", calls=CALLS, files=files))) == 1.5
+    assert (
+        cpu_quota(RecordedSystem(SystemRecording(platform="linux", calls=CALLS, files=files)))
+        == 1.5
+    )
 
 
 def test_parse_group_when_controllers_share_a_line() -> None:

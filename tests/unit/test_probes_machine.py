@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout.nouns.machine import Machine
-from flatout.probes.machine import probe
-from flatout.system.system import LocalSystem, RecordedSystem, Recording
+from flatout.schema.machine import Machine
+from flatout.system.host_system import LocalSystem, RecordedSystem, SystemRecording
+from flatout.system.probes.machine import probe
 
 # What only the doctor asks: None, and without a reason, where a training probes.
 NOT_ASKED = {
@@ -27,10 +27,10 @@ LATER = {
 CASES = sorted((Path(__file__).parents[1] / "cases" / "probes").glob("*.json"))
 
 
-def load(path: Path) -> tuple[Recording, dict[str, Any]]:
+def load(path: Path) -> tuple[SystemRecording, dict[str, Any]]:
     """A case's recording, and the machine it should be read as."""
     case = json.loads(path.read_text(encoding="utf-8"))
-    return msgspec.convert(case["recording"], Recording), case["machine"]
+    return msgspec.convert(case["recording"], SystemRecording), case["machine"]
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)

@@ -10,21 +10,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.nouns.driver import KernelModule
-from flatout.nouns.surroundings import ContainerEngine, Limits
-from flatout.probes import disks, engines, libraries, limits, module, network, toolkits, working
-from flatout.probes.environments import probe_environments
-from flatout.probes.examination import examine
-from flatout.system.system import (
+from flatout.schema.driver import KernelModule
+from flatout.schema.environment_facts import ContainerEngine, ProcessLimits
+from flatout.system.host_system import (
     Calls,
     Completed,
     LocalSystem,
     RecordedSystem,
-    Recording,
     Space,
+    SystemRecording,
     Unread,
 )
-from flatout.system.together import run_together
+from flatout.system.probes import (
+    disks,
+    engines,
+    libraries,
+    module,
+    network,
+    process,
+    toolkits,
+    working,
+)
+from flatout.system.probes.environments import probe_environments
+from flatout.system.probes.examination import examine
+from flatout.system.timeout_threads import run_together
 
 CALLS = Calls(python_version="3.12.3", num_threads=4, folder="/mnt/c/Users/ada/p")
 
@@ -34,7 +43,7 @@ def recorded(
     environment: dict[str, str] | None = None, spaces: dict[str, Space] | None = None,
 ) -> RecordedSystem:  # fmt: skip
     return RecordedSystem(
-        Recording(
+        SystemRecording(
             platform="linux", calls=CALLS, files=files, commands=tuple((commands or {}).items()),
             environment=environment or {}, spaces=spaces or {},
         )
@@ -51,7 +60,7 @@ def test_run_together_when_one_fails_and_one_hangs() -> None:
     assert time.perf_counter() - began < 10
     release.set()
     assert told["a"] == 1
-    assert told["b"] == Unread("our own fault: ValueError: no")
+    assert told["b"] == Unread("a bug in flatout: ValueError: no")
     assert told["c"] == Unread("no answer within 0.3 s")
 
 
@@ -197,7 +206,7 @@ def test_probe_disks_when_the_project_is_on_a_windows_drive() -> None:
     assert (project.kind, project.is_windows_drive, project.has_metadata) == ("9p", True, True)
     assert (home.kind, home.is_windows_drive, home.free_inodes) == ("ext4", False, 3)
     assert by_role["data"].free_bytes == 5
-    assert unread["disks.0.free_inodes"] == "it does not count them"
+    assert unread["disks.0.free_inodes"] == "it does not count inodes"
 
 
 def test_probe_engines_when_docker_runs() -> None:
@@ -272,7 +281,7 @@ def test_probe_network() -> None:
 
 def test_parse_limits() -> None:
     text = "Max processes   96365   96365   processes\nMax open files  1024  4096  files\n"
-    assert limits.parse_limits(text) == Limits(open_files=1024, processes=96365)
+    assert process.parse_limits(text) == ProcessLimits(open_files=1024, processes=96365)
 
 
 def test_probe_environments_tells_what_one_is_made_of() -> None:
@@ -281,7 +290,7 @@ def test_probe_environments_tells_what_one_is_made_of() -> None:
                 "pytorch-triton": {"version": "3.5.0"}, "jax": {"version": "0.8.0"}}  # fmt: skip
     report = {"python": "3.12.3", "packages": packages, "made": made}
     system = RecordedSystem(
-        Recording(platform="linux", calls=CALLS, environment={"CONDA_PREFIX": "/c"},
+        SystemRecording(platform="linux", calls=CALLS, environment={"CONDA_PREFIX": "/c"},
                   files={"/c/bin/python": ""}, packages={"/v/bin/python": report})
     )  # fmt: skip
     first, second = probe_environments(system, "/v/bin/python")
@@ -296,7 +305,7 @@ def test_probe_environments_tells_what_one_is_made_of() -> None:
 
 def test_try_environment_leaves_a_build_without_cuda_alone() -> None:
     environment = probe_environments(
-        RecordedSystem(Recording(platform="linux", calls=CALLS, packages={"/p": {
+        RecordedSystem(SystemRecording(platform="linux", calls=CALLS, packages={"/p": {
             "packages": {"torch": {"version": "2.9.1+cpu"}, "jax": {"version": "0.8.0"},
                          "jax-cuda12-plugin": {"version": "0.8.0"}}}})), "/p",
     )[0].environment  # fmt: skip
@@ -323,7 +332,7 @@ def test_parse_start(done: Completed, error: str | None) -> None:
 
 
 def test_examine_gives_a_reason_where_nothing_is_to_be_read() -> None:
-    found = examine(RecordedSystem(Recording(platform="linux", calls=CALLS))).machine
+    found = examine(RecordedSystem(SystemRecording(platform="linux", calls=CALLS))).machine
     assert found.environments is not None
     assert {"gpus", "driver", "module.loaded", "libraries", "limits"} <= found.unread.keys()
 
@@ -353,5 +362,5 @@ def test_parsers_when_the_text_is_garbage(text: str) -> None:
     network.parse_hosts(text, "ada")
     network.parse_listening(text)
     network.parse_fib_trie(text)
-    limits.parse_limits(text)
+    process.parse_limits(text)
     working.parse_start(Completed(exit_code=0, stdout=text))

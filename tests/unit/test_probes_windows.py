@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.nouns.wsl import Windows
-from flatout.probes.packages import NVIDIA_DRIVER, parse_dpkg_status
-from flatout.probes.settings_files import parse_settings, without_damage
-from flatout.probes.windows import (
+from flatout.schema.wsl import Windows
+from flatout.system.command import decoded
+from flatout.system.host_system import Calls, Completed, RecordedSystem, SystemRecording
+from flatout.system.probes.packages import NVIDIA_DRIVER, parse_dpkg_status
+from flatout.system.probes.settings_files import parse_settings, without_damage
+from flatout.system.probes.windows import (
     Cim,
     parse_cim,
     parse_cmd,
@@ -18,9 +20,7 @@ from flatout.probes.windows import (
     parse_registry_number,
     probe_windows,
 )
-from flatout.probes.wsl import find_system32, parse_version, probe_wsl
-from flatout.system.command import decoded
-from flatout.system.system import Calls, Completed, RecordedSystem, Recording
+from flatout.system.probes.wsl import find_system32, parse_version, probe_wsl
 
 CALLS = Calls(python_version="3.12.3", num_threads=4)
 SYSTEM32 = "/mnt/c/Windows/System32"
@@ -82,7 +82,7 @@ def test_parse_cim() -> None:
 
 def recorded(commands: dict[tuple[str, ...], str], **files: str) -> RecordedSystem:
     return RecordedSystem(
-        Recording(
+        SystemRecording(
             platform="linux",
             calls=CALLS,
             files={f"{SYSTEM32}/cmd.exe": None, **files},
@@ -121,7 +121,7 @@ def test_probe_windows_when_interop_is_off() -> None:
     read = probe_windows(recorded({}), SYSTEM32, frozenset())
     assert read.windows == Windows()
     assert read.unread["windows.build"] == "cmd.exe: No such file or directory"
-    assert read.unread["windows.wslconfig"] == "cmd.exe did not tell the profile's folder"
+    assert read.unread["windows.wslconfig"] == "cmd.exe did not report the profile folder"
     assert len(read.unread) == len(Windows.__struct_fields__)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.system.processor import cpu_quota, num_usable_cores
+from flatout.system.cpu_name import cpu_quota, num_usable_cores
 
 CASES: dict[str, tuple[dict[str, str], float]] = {
     "no cgroups": ({}, math.inf),

@@ -13,7 +13,7 @@ import pytest
 
 import flatout
 from flatout.errors import RunFailed
-from flatout.setup.proving import EXPECTED, STEPS, judge, problem
+from flatout.setup.env.smoke_test import EXPECTED, STEPS, judge, problem
 
 
 def losses_by_hand() -> list[float]:
@@ -115,7 +115,7 @@ def test_paddles_own_check_fails_where_no_device_works(
     nn.functional = None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "paddle", paddle)
     monkeypatch.setitem(sys.modules, "paddle.nn", nn)
-    file = Path(flatout.__file__).parent / "engine" / "proofs" / "paddle_steps.py"
+    file = Path(flatout.__file__).parent / "engine" / "smoke_tests" / "paddle_steps.py"
     spec = spec_from_file_location("paddle_steps", file)
     assert spec and spec.loader
     steps = module_from_spec(spec)

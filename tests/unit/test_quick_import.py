@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engine.quick_import import import_quickly
+from flatout.engine.runtime.fast_import import import_quickly
 
 
 @pytest.fixture

@@ -15,19 +15,20 @@ from typing import Any
 import pytest
 
 from flatout import __version__
-from flatout.engine import ray_cluster
-from flatout.engine.ingest import crews
+from flatout.engine.ingest import executors
 from flatout.engine.launch import ray as launch_ray
+from flatout.engine.launch import ray_cluster
 from flatout.engine.launch.job import Lifeline
 from flatout.engine.launch.ray import _attend, own_variables, rank_bundles, refuse_unfit
-from flatout.engine.ray_cluster import Bundle, RayCluster, said
+from flatout.engine.launch.ray_cluster import Bundle, RayCluster, said
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.lines import Event, Failed
-from flatout.nouns.run import RunHeader
-from flatout.system import grace, store
-from flatout.system.grace import Grace
-from flatout.system.runs import RunFolder, create_run
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run import RunHeader
+from flatout.schema.run_lines import Event, Failed
+from flatout.system import atomic_files
+from flatout.system.store import shutdown_grace
+from flatout.system.store.run_folder import RunFolder, create_run
+from flatout.system.store.shutdown_grace import ShutdownGrace
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 # A head that computes nothing, and what may be beside it.
@@ -60,12 +61,14 @@ def test_what_each_rank_takes(
 @pytest.mark.parametrize(
     ("nodes", "wanted", "device", "because", "fix"),
     [
-        ([HEAD, CPUS], 3, "auto", "each takes a CPU, and the nodes have 2", "--on with 2 of them"),
-        ([ONE_GPU, CPUS, CPUS], 3, "auto", "each takes a GPU, and the nodes have 1",
-         "--on with 1 of them; or train on the CPUs: --device cpu"),
-        ([ONE_GPU], 3, "auto", "each takes a GPU, and the nodes have 1", "--on with 1 of them"),
-        ([CPUS], 0, "cuda", "each takes a GPU, and the nodes have 0",
-         "train on the CPUs: --device cpu"),
+        ([HEAD, CPUS], 3, "auto", "each needs one CPU, and the nodes have 2",
+         "use --on with at most 2 ranks"),
+        ([ONE_GPU, CPUS, CPUS], 3, "auto", "each needs one GPU, and the nodes have 1",
+         "use --on with at most 1 rank; or train on CPUs: --device cpu"),
+        ([ONE_GPU], 3, "auto", "each needs one GPU, and the nodes have 1",
+         "use --on with at most 1 rank"),
+        ([CPUS], 0, "cuda", "each needs one GPU, and the nodes have 0",
+         "train on CPUs: --device cpu"),
     ],
 )  # fmt: skip
 def test_more_ranks_than_room_are_refused_by_what_is_short(
@@ -105,7 +108,7 @@ def test_nodes_that_would_train_something_else_are_refused() -> None:
     with pytest.raises(UsageError, match="0.0.1 on host-b") as told:
         refuse_unfit([node("a"), node("b", version="0.0.1")], "/runs/mine-0001")
     assert told.value.rule == "cluster-versions-differ"
-    with pytest.raises(UsageError, match="/runs/mine-0001 is not seen by host-b") as told:
+    with pytest.raises(UsageError, match="/runs/mine-0001 is not visible on host-b") as told:
         refuse_unfit([node("a"), node("b", sees=False)], "/runs/mine-0001")
     assert told.value.rule == "run-not-shared"
 
@@ -152,7 +155,7 @@ def actor(rank: int) -> Any:
 def test_ranks_that_hang_are_ended_before_ray_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grace, "_GRACE_WITHOUT_FIRST_S", 0.0)
+    monkeypatch.setattr(shutdown_grace, "_GRACE_WITHOUT_FIRST_S", 0.0)
     awaited: list[list[str]] = []
 
     def wait(references: list[str], num_returns: int, timeout: float) -> tuple[list[str], Any]:
@@ -162,7 +165,7 @@ def test_ranks_that_hang_are_ended_before_ray_is_left(
     ray: Any = SimpleNamespace(wait=wait, get=lambda references, timeout: [1])
     job: Any = SimpleNamespace(lifeline=Lifeline(is_attached=False))
     codes = _attend(
-        job, RayCluster(ray), [actor(rank) for rank in range(3)], Grace(RunFolder(tmp_path))
+        job, RayCluster(ray), [actor(rank) for rank in range(3)], ShutdownGrace(RunFolder(tmp_path))
     )
     assert codes == {0: 1, 1: -9, 2: -9}
     assert awaited[-1] == ["end 1", "end 2"]
@@ -203,12 +206,12 @@ class AnyRay:
 def test_ingestion_joins_ray_like_everybody_and_leaves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = AnyRay()
     monkeypatch.setattr(ray_cluster, "ray_module", lambda: ray)
-    monkeypatch.setattr(crews, "carry_out", lambda job, piece: (job, piece))
+    monkeypatch.setattr(executors, "carry_out", lambda job, piece: (job, piece))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     work: Any = ("job", ["a", "b"])
 
     def carried_out(address: str | None) -> list[Any]:
-        return list(crews.carry_out_all(*work, "ray", 2, address))
+        return list(executors.carry_out_all(*work, "ray", 2, address))
 
     with socket.create_server(("127.0.0.1", 0)) as head:
         place = f"127.0.0.1:{head.getsockname()[1]}"
@@ -218,7 +221,7 @@ def test_ingestion_joins_ray_like_everybody_and_leaves_it(monkeypatch: pytest.Mo
         monkeypatch.setenv("RAY_ADDRESS", place)
         carried_out(None)
     assert ray.where == [place, "local", place] and ray.num_left == 3
-    with pytest.raises(RunFailed, match=f"no Ray answers at {place}") as told:
+    with pytest.raises(RunFailed, match=f"Ray does not answer at {place}") as told:
         carried_out(None)
     assert told.value.rule == "scheduler-not-reachable" and len(ray.where) == 3
 
@@ -232,7 +235,7 @@ def test_a_ray_that_refuses_is_not_told_as_absent(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(ray_cluster, "ray_module", lambda: ray)
     with socket.create_server(("127.0.0.1", 0)) as head:
         place = f"127.0.0.1:{head.getsockname()[1]}"
-        with pytest.raises(RunFailed, match=f"somebody answers at {place}") as told:
+        with pytest.raises(RunFailed, match=f"cannot connect to Ray at {place}") as told:
             ray_cluster.join(place)
     assert "Version mismatch" in (told.value.because or "")
 
@@ -252,7 +255,7 @@ def test_a_rank_of_rays_is_given_the_port_that_was_found_for_it(
         with pytest.raises(OSError, match="in use"):
             socket.create_server(place)
     listens = (
-        "import os, socket; from flatout.engine.listening import listening_socket\n"
+        "import os, socket; from flatout.engine.ranks.listen_socket import listening_socket\n"
         "number = listening_socket('127.0.0.1', 0)\n"
         "print(socket.socket(fileno=number).getsockname())"
     )
@@ -295,6 +298,6 @@ def test_a_launcher_that_cannot_start_says_why_in_the_run(
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
-    (told,) = store.read_lines(folder.events, Event)
+    (told,) = atomic_files.read_lines(folder.events, Event)
     assert isinstance(told, Failed) and told.finding.rule == rule
     assert "Traceback" not in done.stderr

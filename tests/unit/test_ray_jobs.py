@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from flatout import __version__
+from flatout.cluster import ray_jobs
+from flatout.cluster.ray_jobs import RayHead
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.placement import LAUNCHER_LOST, Placement, parse_placement
-from flatout.system import ray_jobs
-from flatout.system.ray_jobs import RayHead
+from flatout.schema.placement import LAUNCHER_LOST, Placement, parse_placement
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="jobs are lines of sh")
 
@@ -50,7 +50,7 @@ class Head:
         self.entrypoints.append(entrypoint)
         if self.is_blind:
             entrypoint = entrypoint.replace("/runs/", "/not/here/")
-        launched = entrypoint.replace("engine.launch", "engine.worker")
+        launched = entrypoint.replace("engine.launch", "engine.training.worker")
         words = re.sub(r" --(on|flatout) \S+", "", launched)
         line = words.replace("python3", self.python, 1)
         # The fake engine, not that of this checkout.
@@ -300,13 +300,13 @@ def test_a_token_is_taken_from_where_ray_has_it(
     done = cli.run("train", cli.experiment, "--on", address, "--json", **kept)
     assert done.returncode == 0 and len(ray.entrypoints) == 1, done.stderr
     other = cli.run("train", cli.experiment, "--on", address, RAY_AUTH_TOKEN="second", **kept)
-    assert other.returncode == 2 and "that is another one" in other.stderr
+    assert other.returncode == 2 and "rejects this one" in other.stderr
     # Nobody is to read it in a message.
     assert "first" not in repr(RayHead(address=address, token="first"))
 
 
 def test_no_ray_is_told_with_the_way() -> None:
-    with pytest.raises(RunFailed, match="no Ray answers at http://127.0.0.1:1") as told:
+    with pytest.raises(RunFailed, match="Ray does not answer at http://127.0.0.1:1") as told:
         ray_jobs.version(RayHead(address="http://127.0.0.1:1"))
     assert "flatout cluster up" in told.value.fix
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.errors import UsageError
-from flatout.nouns.recipe import check_field, parse_field, recipe_fields
+from flatout.schema.recipe import check_field, parse_field, recipe_fields
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 
 from flatout.errors import UsageError
-from flatout.nouns.recipe import Choice, Recipe, recipe_fields
-from flatout.nouns.train_request import TrainRequest
-from flatout.system import store
-from flatout.system.recipes import fields_in, left_to_ranks
-from flatout.undertaking import specify
+from flatout.runs.start import specify
+from flatout.schema.recipe import Choice, Recipe, recipe_fields
+from flatout.schema.train_request import TrainRequest
+from flatout.system import atomic_files
+from flatout.system.store.recipe_cache import fields_in, left_to_ranks
 
 VALUES: dict[str, Any] = {
     "device": "cpu", "precision": "bf16", "attention": "auto", "data_path": "loader",
@@ -32,7 +32,7 @@ VALUES: dict[str, Any] = {
 def recipe_file(folder: Path, **fields: Any) -> Path:
     choices = {name: Choice(value=value, why="so") for name, value in (VALUES | fields).items()}
     path = folder / "recipe.json"
-    store.write_json(path, Recipe(**choices))
+    atomic_files.write_json(path, Recipe(**choices))
     return path
 
 

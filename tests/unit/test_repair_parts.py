@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.nouns.framework import Framework
-from flatout.nouns.installed import Installed
-from flatout.setup.conflicts import (
+from flatout.compat.conflicts import (
     closure,
     conflicts,
     constraint_lines,
     is_same_version,
     requirement_names,
-)  # fmt: skip
-from flatout.setup.fit import Gpu, Target, Wish
-from flatout.setup.installed_fit import why_wrong
-from flatout.setup.tables import shipped_tables
+)
+from flatout.compat.fit import BuildRequest, Target, TargetGpu
+from flatout.compat.installed_fit import why_wrong
+from flatout.compat.tables import shipped_tables
+from flatout.schema.framework import Framework
+from flatout.schema.installed_packages import Installed
 
 TABLES = shipped_tables()
-PASCAL = Gpu(name="GTX 1080 Ti", capability=(6, 1))
-AMPERE = Gpu(name="RTX 3070", capability=(8, 6))
+PASCAL = TargetGpu(name="GTX 1080 Ti", capability=(6, 1))
+AMPERE = TargetGpu(name="RTX 3070", capability=(8, 6))
 MARKERS = {"python_version": "3.12", "python_full_version": "3.12.3"}
 
 
@@ -30,11 +30,11 @@ def held(build: str | None, name: str = "torch", version: str = "2.13.0") -> Fra
 @pytest.mark.parametrize(
     ("framework", "gpus", "driver", "said"),
     [
-        (held("cu130"), (PASCAL,), "580.95.05", "no code for compute capability 6.1"),
+        (held("cu130"), (PASCAL,), "580.95.05", "no kernels for compute capability 6.1"),
         (held("cu126"), (PASCAL,), "580.95.05", None),
         (held("cu130"), (AMPERE,), "550.54.14", "needs driver 580"),
         (held("cu130"), (AMPERE,), "580.95.05", None),
-        (held("cpu"), (AMPERE,), "580.95.05", "built for the CPU, and RTX 3070 is here"),
+        (held("cpu"), (AMPERE,), "580.95.05", "built for the CPU, but RTX 3070 is present"),
         (held("cpu"), (), None, None),
         # It computes on the CPU there.
         (held("cu130"), (), None, None),
@@ -47,20 +47,22 @@ def held(build: str | None, name: str = "torch", version: str = "2.13.0") -> Fra
     ],
 )
 def test_why_wrong(
-    framework: Framework, gpus: tuple[Gpu, ...], driver: str | None, said: str | None
+    framework: Framework, gpus: tuple[TargetGpu, ...], driver: str | None, said: str | None
 ) -> None:
     target = Target(os="linux", driver=driver, gpus=gpus)
-    why = why_wrong(framework, target, Wish(framework="torch", python=(3, 12)), TABLES)
+    why = why_wrong(framework, target, BuildRequest(framework="torch", python=(3, 12)), TABLES)
     assert why is None if said is None else why is not None and said in why
 
 
 def test_why_wrong_when_a_person_has_settled_it() -> None:
     target = Target(os="linux", driver="580.95.05", gpus=(AMPERE,))
-    cpu = why_wrong(held("cu130"), target, Wish(framework="torch", is_cpu=True), TABLES)
-    assert cpu is not None and "the CPU was asked for" in cpu
-    other = why_wrong(held("cu130"), target, Wish(framework="torch", cuda="cu126"), TABLES)
-    assert other is not None and "cu126 was asked for" in other
-    assert why_wrong(held("cpu"), target, Wish(framework="torch", is_cpu=True), TABLES) is None
+    cpu = why_wrong(held("cu130"), target, BuildRequest(framework="torch", is_cpu=True), TABLES)
+    assert cpu is not None and "the CPU was requested" in cpu
+    other = why_wrong(held("cu130"), target, BuildRequest(framework="torch", cuda="cu126"), TABLES)
+    assert other is not None and "cu126 was requested" in other
+    assert (
+        why_wrong(held("cpu"), target, BuildRequest(framework="torch", is_cpu=True), TABLES) is None
+    )
 
 
 def packages(**requires: tuple[str, ...]) -> dict[str, Installed]:

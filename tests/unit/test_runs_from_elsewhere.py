@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from flatout.errors import UsageError
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.run import DamagedRun, RunHeader
-from flatout.system import reading, runs, store, usage
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.run import DamagedRun, RunHeader
+from flatout.setup.flatout import disk_usage
+from flatout.system import atomic_files
+from flatout.system.store import run_folder, run_reader
 
 NOT_ON_WINDOWS = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX files")
 
@@ -106,32 +108,32 @@ def test_find_run_refuses_a_folder_without_a_separator(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     for text in (str(tmp_path / "x"), "./none", f"a{os.sep}nul\0byte"):
         with pytest.raises(UsageError) as caught:
-            runs.find_run(text, tmp_path)
+            run_folder.find_run(text, tmp_path)
         assert caught.value.rule == "unknown-run"
 
 
 def test_check_id_refuses_the_word_for_the_newest() -> None:
     with pytest.raises(UsageError, match="bad-run-name"):
-        runs.check_id("last")
+        run_folder.check_id("last")
 
 
 @NOT_ON_WINDOWS
 def test_remove_run_when_it_is_a_link(home: Path) -> None:
-    real = runs.create_run(header("real"), home / "elsewhere")
+    real = run_folder.create_run(header("real"), home / "elsewhere")
     (home / "runs").mkdir()
     (home / "runs" / "linked").symlink_to(real.path)
-    runs.remove_run(runs.find_run("linked"))
+    run_folder.remove_run(run_folder.find_run("linked"))
     assert list((home / "runs").iterdir()) == []
     assert real.header.exists()
 
 
 def test_remove_run_before_its_worker_has_the_lock(home: Path) -> None:
-    folder = runs.create_run(header("mine"))
+    folder = run_folder.create_run(header("mine"))
     assert folder.attended.acquire()
     with pytest.raises(UsageError, match="run-in-use"):
-        runs.remove_run(runs.find_run("mine"))
+        run_folder.remove_run(run_folder.find_run("mine"))
     folder.attended.release()
-    runs.remove_run(runs.find_run("mine"))
+    run_folder.remove_run(run_folder.find_run("mine"))
     assert not folder.path.exists()
 
 
@@ -188,32 +190,32 @@ def test_numbers_out_of_reason_are_listed(trained: Any) -> None:
 @NOT_ON_WINDOWS
 @pytest.mark.parametrize("name", ["events.jsonl", "metrics.jsonl", "run.json", "lock", "attended"])
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(home: Path, name: str) -> None:
-    good, bad = (runs.create_run(header(name)) for name in ("good", "bad"))
+    good, bad = (run_folder.create_run(header(name)) for name in ("good", "bad"))
     (bad.path / name).unlink(missing_ok=True)
     os.mkfifo(bad.path / name)
-    found = {Path(run.folder).name: run for run in reading.list_runs()}
+    found = {Path(run.folder).name: run for run in run_reader.list_runs()}
     assert not isinstance(found["good"], DamagedRun)
     if name in ("events.jsonl", "metrics.jsonl", "run.json"):
         unreadable = found["bad"]
         assert isinstance(unreadable, DamagedRun)
         assert "not a regular file" in unreadable.because
-    runs.remove_run(bad)
+    run_folder.remove_run(bad)
     assert good.path.exists()
 
 
 @NOT_ON_WINDOWS
 def test_a_folder_that_may_not_be_read_never_affects_the_others() -> None:
     with ordinary_user() as state:
-        runs.create_run(header("good"))
-        bad = runs.create_run(header("bad"))
-        searches = runs.create_run(header("search"), state / "tunes")
+        run_folder.create_run(header("good"))
+        bad = run_folder.create_run(header("bad"))
+        searches = run_folder.create_run(header("search"), state / "tunes")
         for folder in (bad, searches):
             folder.path.chmod(0)
         try:
-            found = {Path(run.folder).name: run for run in reading.list_runs()}
-            newest = reading.newest_run()
-            usage.disk_use()
-            assert usage.running_runs() == []
+            found = {Path(run.folder).name: run for run in run_reader.list_runs()}
+            newest = run_reader.newest_run()
+            disk_usage.disk_use()
+            assert disk_usage.running_runs() == []
         finally:
             for folder in (bad, searches):
                 folder.path.chmod(0o755)
@@ -269,4 +271,4 @@ def header(run_id: str) -> RunHeader:
 def test_read_json_when_it_is_not_utf_8(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(b'{"id": "\xff"}')
     with pytest.raises(Exception, match="damaged-file"):
-        store.read_json(tmp_path / "x.json", RunHeader)
+        atomic_files.read_json(tmp_path / "x.json", RunHeader)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import RunFailed
-from flatout.system.scan import each_line, last_line
+from flatout.system.store.jsonl_scan import each_line, last_line
 
 WORDS = st.sampled_from(["progress", "validated", "epochended", "pro"])
 

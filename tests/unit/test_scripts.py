@@ -23,12 +23,12 @@ from nvidia import Gpus, parse_gpus
 from progress import Done, Problem, bytes_text, pip_environment
 from torch_install import torch_ways, visible_gpus
 
-from flatout.setup.torch_builds import Place, choose_build, cpu_build
+from flatout.compat.torch_builds import TorchPlatform, choose_build, cpu_build
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRIES = ("check", "gpu", "quickstart", "test")
-LINUX = Place(os="linux", machine="x86_64", python=(3, 12))
-WINDOWS = Place(os="windows", machine="x86_64", python=(3, 12))
+LINUX = TorchPlatform(os="linux", machine="x86_64", python=(3, 12))
+WINDOWS = TorchPlatform(os="windows", machine="x86_64", python=(3, 12))
 
 
 def script(name: str) -> ModuleType:
@@ -83,7 +83,7 @@ def test_parse_gpus_when_there_are_some(text: str, exit_code: int, expected: Gpu
         ('Field "compute_cap" is not a valid field to query.\n', 2, "older than 510"),
         ("No devices were found\n", 6, "No devices were found"),
         ("Failed to initialize NVML: Driver/library version mismatch\n", 18, "version mismatch"),
-        ("", 0, "it said: nothing"),
+        ("", 0, "its output: nothing"),
         ("580.65.06, [N/A], NVIDIA X\n", 0, "no driver and compute capability"),
         ("[N/A], 8.6, NVIDIA X\n", 0, "no driver and compute capability"),
         ("what is this\n", 0, "no driver and compute capability"),
@@ -129,7 +129,7 @@ def test_torch_ways_when_there_is_no_gpu() -> None:
         (WINDOWS, "581.42", "torch==2.15.0+cu130"),
     ],
 )
-def test_torch_ways_when_there_is_a_gpu(place: Place, driver: str, last: str) -> None:
+def test_torch_ways_when_there_is_a_gpu(place: TorchPlatform, driver: str, last: str) -> None:
     assert torch_ways(choose_build(place, driver, ["8.6"]), place)[-1][1][0] == last
 
 
@@ -195,7 +195,7 @@ def test_requirements_of_when_there_are_two_extras() -> None:
 def test_shortages_when_a_disk_is_too_full() -> None:
     assert shortages([("/a", 10, 10), ("/b", 0, 0)]) == []
     (text,) = shortages([("/a", 10, 10), ("/tmp", 2_500_000_000, 1_000_000)])
-    assert text == "/tmp has 1 MB free; about 2.5 GB are needed"
+    assert text == "/tmp has 1 MB free, but needs about 2.5 GB"
 
 
 def test_bytes_text_when_large() -> None:

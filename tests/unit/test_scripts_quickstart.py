@@ -36,7 +36,7 @@ esac
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for name in ("scripts", "src/flatout/setup"):
+    for name in ("scripts", "src/flatout/compat", "src/flatout/schema"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("pyproject.toml", "src/flatout/__init__.py"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -100,7 +100,7 @@ def test_quickstart_when_there_is_no_cpu_build(checkout: Path) -> None:
     (checkout / ".venv" / "bin" / "missing").write_text("torch==2.13.0+cpu")
     done = quickstart(checkout)
     assert done.returncode == 1
-    assert "error: torch for the CPU could not be installed." in done.stderr
+    assert "error: the CPU build of torch could not be installed." in done.stderr
     assert "--allow-cuda-build" in done.stderr
     assert "comes with gigabytes of CUDA packages" in done.stdout
     index = "https://download.pytorch.org/whl/cpu"
@@ -141,7 +141,7 @@ def test_quickstart_when_the_environment_is_half_made(checkout: Path, left_over:
         start_new_session=True,
     ) as process:
         assert process.stdout is not None
-        assert any("it is made again" in line for line in process.stdout)
+        assert any("recreating it" in line for line in process.stdout)
         until_s = time.monotonic() + 10
         while (venv / "lib" / "torn").exists() and time.monotonic() < until_s:
             time.sleep(0.01)

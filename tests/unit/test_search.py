@@ -10,8 +10,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.nouns.finding import Finding
-from flatout.nouns.tuning import (
+from flatout.schema.finding import Finding
+from flatout.schema.tuning import (
     Candidate,
     Check,
     Decision,
@@ -123,7 +123,7 @@ def test_the_defaults_stay_where_nothing_gains_three_percent() -> None:
 def test_the_defaults_stay_where_they_are_slower_than_the_plain_loop_by_little() -> None:
     decision, history = searched(problem(), speeds(base=0.97))
     assert decision.is_default and decision.is_decided and decision.over_plain is not None
-    assert decision.why == "nothing that was tried is faster"
+    assert decision.why == "no candidate was faster"
     # Nothing came out on top, so nothing is measured in fresh processes.
     assert [one for one in history if one.trial.stage == "final"] == []
 
@@ -364,14 +364,14 @@ def test_what_needs_another_setting_is_tried_once_that_has_won() -> None:
         return tried[1:], [skip.reason for skip in decision.skipped]
 
     assert names(2.0) == (["workers", "ahead"], [])
-    assert names(0.5) == (["workers"], ["without loader_workers it does nothing"])
+    assert names(0.5) == (["workers"], ["it has no effect without loader_workers"])
 
 
 def test_a_bound_search_without_time_for_a_trial_measures_nothing() -> None:
     decision, history = searched(problem(budget_s=0.2, spent_s=0.8, is_bound=True), speeds(bf16=2))
     assert not history and not decision.has_measured and decision.is_default
     assert not decision.is_decided
-    assert decision.why.endswith("a search of 2 s would do")
+    assert decision.why.endswith("a search of 2 s would be enough")
     # Where nobody has set a limit, what usually helps is tried all the same.
     assert searched(problem(budget_s=0.2, candidates=USUAL), speeds(bf16=2.0))[1]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flatout.nouns.tuning import (
+from flatout.schema.tuning import (
     Candidate,
     Check,
     Decision,

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from setup_cases import FOLDER, Case, cases
+from support.setup_cases import FOLDER, Case, cases
 
 GROUPS = [(key, list(group)) for key, group in groupby(cases(), key=lambda case: case.group)]
 

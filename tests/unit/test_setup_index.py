@@ -12,21 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from flatout import setting_up
-from flatout.nouns.setup_request import SetupRequest
-from flatout.setup.checking import Seen, checked, wheel_project
-from flatout.setup.fit import Gpu, Target, Wish
-from flatout.setup.listing import has_wheel, wheels
-from flatout.setup.rows import Build, Tables
-from flatout.setup.tables import shipped_tables
-from flatout.setup.update import families, newer_builds
-from flatout.system import folders, package_index
+from flatout.compat import api as compat_api
+from flatout.compat.compat_update import families, newer_builds
+from flatout.compat.fit import BuildRequest, Target, TargetGpu
+from flatout.compat.index_check import IndexEntry, checked, wheel_project
+from flatout.compat.index_listing import has_wheel, wheels
+from flatout.compat.request import SetupRequest
+from flatout.compat.rows import Build, Tables
+from flatout.compat.tables import shipped_tables
+from flatout.system import package_index, paths
+from flatout.system.host_system import Unread
 from flatout.system.package_index import IndexPage
-from flatout.system.simple_index import file_names
-from flatout.system.system import Unread
+from flatout.system.package_index_page import file_names
 
 TABLES = shipped_tables()
-LINUX = Target(os="linux", driver="580.95.05", gpus=(Gpu(name="RTX 3060", capability=(8, 6)),))
+LINUX = Target(
+    os="linux", driver="580.95.05", gpus=(TargetGpu(name="RTX 3060", capability=(8, 6)),)
+)
 NAMES = [
     "torch-2.14.1+cu126-cp312-cp312-manylinux_2_28_x86_64.whl",
     "torch-2.14.1+cu126-cp312-cp312-win_amd64.whl",
@@ -116,20 +118,20 @@ def test_wheel_project_when_a_plugin_decides() -> None:
 
 
 def test_checked_when_the_index_lacks_the_best() -> None:
-    def look(build: Build, python: tuple[int, int], target: Target) -> Seen:
-        return Seen(is_there=build.version != "2.15.0", said=f"asked for {build.version}")
+    def look(build: Build, python: tuple[int, int], target: Target) -> IndexEntry:
+        return IndexEntry(is_there=build.version != "2.15.0", said=f"asked for {build.version}")
 
-    answer = checked(LINUX, Wish(framework="torch"), TABLES, look)
+    answer = checked(LINUX, BuildRequest(framework="torch"), TABLES, look)
     assert answer.choice and answer.choice.version == "2.14.1"
     assert answer.why[-1] == "asked for 2.14.1"
-    assert any("2.15.0" in line and "does not have it" in line for line in answer.ruled_out)
+    assert any("2.15.0" in line and "not in its package index" in line for line in answer.ruled_out)
 
 
 def test_checked_when_the_index_has_nothing() -> None:
-    def look(build: Build, python: tuple[int, int], target: Target) -> Seen:
-        return Seen(is_there=False, said="no")
+    def look(build: Build, python: tuple[int, int], target: Target) -> IndexEntry:
+        return IndexEntry(is_there=False, said="no")
 
-    answer = checked(LINUX, Wish(framework="torch"), TABLES, look)
+    answer = checked(LINUX, BuildRequest(framework="torch"), TABLES, look)
     assert answer.choice is None and answer.ruled_out
 
 
@@ -201,7 +203,7 @@ def test_read_page_when_the_certificates_are_none(
     bundle.write_text("these are no certificates")
     monkeypatch.setenv("PIP_CERT", str(bundle))
     found = package_index.read_page(index, "torch")
-    assert isinstance(found, Unread) and "holds no certificates" in found.reason
+    assert isinstance(found, Unread) and "contains no certificates" in found.reason
 
 
 # Updates.
@@ -231,7 +233,7 @@ def test_families_when_one_index_has_every_cuda() -> None:
 
 def test_newer_builds_when_the_page_is_of_something_else() -> None:
     other = list(wheels(["torch-9.0.0+cu126-cp312-cp312-win_amd64.whl"], "torch"))
-    with pytest.raises(ValueError, match="no version of torch that is known"):
+    with pytest.raises(ValueError, match="it lists no known version of torch"):
         newer_builds(build(), other, date(2030, 1, 2))
 
 
@@ -248,13 +250,13 @@ def test_update_compat_when_an_index_has_more(index: str) -> None:
     newer = "torch-2.16.0+cu130-cp312-cp312-manylinux_2_28_x86_64.whl"
     Pages.pages["/cu130/torch/"] = page([known, newer])
     tables = local_tables(index)
-    state = setting_up.update_compat(tables)
+    state = compat_api.update_compat(tables)
     assert state.num_added == 1
     assert state.tables[0].newest == "2.16.0"
     assert state.not_reached
     request = SetupRequest(cards=("RTX 3060",), driver="580.95.05", is_offline=True)
-    choice = setting_up.choose(request, tables).answers[0].choice
+    choice = compat_api.choose(request, tables).answers[0].choice
     assert choice and choice.version == "2.16.0"
     # A file that somebody has spoilt is not used.
-    folders.compat_update_file().write_text('{"update_version": 1, "builds": "none"}')
-    assert setting_up.compat_state(shipped=tables).num_added == 0
+    paths.compat_update_file().write_text('{"update_version": 1, "builds": "none"}')
+    assert compat_api.compat_state(shipped=tables).num_added == 0

@@ -13,16 +13,17 @@ from types import ModuleType
 import msgspec
 import pytest
 
+from flatout.compat.tables import shipped_tables
 from flatout.errors import UsageError
-from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Plan, Run, Step
-from flatout.setup.goals.compilers import gcc_for, newest_gcc, visual_studio_for
-from flatout.setup.goals.docker import plan_docker
-from flatout.setup.goals.place import Place
-from flatout.setup.goals.toolkit import plan_toolkit
-from flatout.setup.goals.wsl import plan_wsl, wslconfig_settings
-from flatout.setup.tables import shipped_tables
-from flatout.setup.windows_script import commands, request_text, script_text
+from flatout.schema.environment_facts import ContainerEngine
+from flatout.schema.machine import Machine
+from flatout.schema.plan import Plan, PlanStep, RunProgram
+from flatout.setup.host.compilers import gcc_for, newest_gcc, visual_studio_for
+from flatout.setup.host.docker import plan_docker
+from flatout.setup.host.host_facts import HostFacts
+from flatout.setup.host.toolkit import plan_toolkit
+from flatout.setup.host.windows_script import commands, request_text, script_text
+from flatout.setup.host.wsl import plan_wsl, wslconfig_settings
 
 
 def _cases() -> ModuleType:
@@ -60,7 +61,7 @@ def test_there_is_no_plan_of_nothing() -> None:
     assert {path.stem for path in CASES.PLANS.glob("*.txt")} == set(MACHINES)
 
 
-def every_step() -> Iterator[tuple[str, str, Step]]:
+def every_step() -> Iterator[tuple[str, str, PlanStep]]:
     for name, machine in MACHINES.items():
         for goal, plan in plans(machine):
             for step in plan.steps:
@@ -84,9 +85,9 @@ def test_no_plan_installs_what_brings_a_driver_along() -> None:
 def test_every_step_says_what_it_changes_and_how_it_is_taken_back() -> None:
     for name, goal, step in every_step():
         assert step.changes and step.text, (name, goal)
-        if isinstance(step.action, Run) and step.safety == "ask" and step.needs_root:
+        if isinstance(step.action, RunProgram) and step.safety == "ask" and step.needs_root:
             can = step.can_be_undone or step.changes.startswith("nothing")
-            can = can or "driver" in step.text or "up to date" in step.text
+            can = can or "driver" in step.text or step.text == "update WSL"
             assert can or step.action.argv[0] in ("apt-get",), (name, goal, step.text)
 
 
@@ -168,7 +169,7 @@ def test_script_has_no_error_of_syntax(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-UBUNTU_24 = Place(os="linux", family="ubuntu", release="24.04")
+UBUNTU_24 = HostFacts(os="linux", family="ubuntu", release="24.04")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_toolkit_is_proved_by_compiling() -> None:
         pytest.skip("needs a CUDA toolkit in /usr/local/cuda")
     plan = plan_toolkit(MACHINES["linux-without-gpu"], "13.0", "~/.bashrc", shipped_tables())
     proof = plan.steps[-1].action
-    assert isinstance(proof, Run)
+    assert isinstance(proof, RunProgram)
     line = proof.argv[-1].replace("/usr/local/cuda-13.0", "/usr/local/cuda")
     assert subprocess.run(["sh", "-c", line]).returncode == 0
     assert subprocess.run(["sh", "-c", line.replace("kernel()", "kernel(")]).returncode != 0
@@ -236,6 +237,20 @@ def test_docker_comes_with_compose_and_its_group() -> None:
                                                "ada").steps]  # fmt: skip
     assert "install docker-compose-v2" in texts
     assert any("ada" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("user", "is_member", "is_joined"),
+    [("ada", False, True), ("ada", True, False), ("root", None, False), ("1000", False, False)],
+)
+def test_docker_under_sudo_goes_by_the_groups_of_the_person(
+    user: str, is_member: bool | None, is_joined: bool
+) -> None:
+    machine = MACHINES["linux-two-rtx3090"]
+    engine = ContainerEngine(name="docker", version="28.0", is_permitted=True, compose="2.30")
+    machine = msgspec.structs.replace(machine, engines=(engine,))
+    steps = plan_docker(machine, shipped_tables(), user, is_member=is_member).steps
+    assert any("without sudo" in step.text for step in steps) == is_joined
 
 
 def test_request_is_one_page() -> None:

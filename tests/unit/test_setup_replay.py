@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from flatout.setup.goals.wsl import DISTRO, plan_wsl
-from flatout.setup.tables import shipped_tables
-from flatout.setup.windows_script import script_text
+from flatout.compat.tables import shipped_tables
+from flatout.setup.host.windows_script import script_text
+from flatout.setup.host.wsl import DISTRO, plan_wsl
 
 
 class Ended(Exception):

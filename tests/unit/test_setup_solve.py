@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.nouns.machine import Gpu as MachineGpu
-from flatout.nouns.machine import Host, Machine
-from flatout.setup.fit import Gpu, Target, Wish, driver_numbers
-from flatout.setup.rows import Os, Pair
-from flatout.setup.solve import Answer, solve
-from flatout.setup.tables import FRAMEWORKS, shipped_tables
-from flatout.setup.target import target_from
+from flatout.compat.fit import BuildRequest, Target, TargetGpu, driver_numbers
+from flatout.compat.rows import Os
+from flatout.compat.solve import CompatAnswer, solve
+from flatout.compat.tables import FRAMEWORKS, shipped_tables
+from flatout.compat.target import target_from
+from flatout.schema.machine import Gpu as MachineGpu
+from flatout.schema.machine import Host, Machine
+from flatout.schema.versions import Pair
 
 TABLES = shipped_tables()
 CAPABILITIES: list[Pair] = sorted({card.capability for card in TABLES.cards})
@@ -24,14 +25,14 @@ OSES: list[Os] = ["linux", "wsl2", "windows"]
 
 
 def target(capability: Pair = (6, 1), driver: str | None = "580.95.05", os: Os = "linux") -> Target:
-    return Target(os=os, driver=driver, gpus=(Gpu(name="the card", capability=capability),))
+    return Target(os=os, driver=driver, gpus=(TargetGpu(name="the card", capability=capability),))
 
 
-def ask(where: Target, framework: str = "torch", **wish: object) -> Answer:
-    return solve(where, Wish(framework=framework, **wish), TABLES)  # type: ignore[arg-type]
+def ask(where: Target, framework: str = "torch", **wish: object) -> CompatAnswer:
+    return solve(where, BuildRequest(framework=framework, **wish), TABLES)  # type: ignore[arg-type]
 
 
-def text(answer: Answer) -> str:
+def text(answer: CompatAnswer) -> str:
     return " ".join((*answer.why, *answer.ruled_out, *answer.nearest))
 
 
@@ -39,13 +40,13 @@ def test_solve_when_the_last_branch_must_not_be_left() -> None:
     answer = ask(target((6, 1)))
     assert answer.choice and answer.choice.cuda == "cu126"
     assert "do not update the driver past branch 580" in text(answer)
-    assert any("cu130" in line and "no code" in line for line in answer.ruled_out)
+    assert any("cu130" in line and "no kernels" in line for line in answer.ruled_out)
 
 
 def test_solve_when_the_driver_no_longer_knows_the_card() -> None:
     answer = ask(target((7, 0), "595.58.03"))
     assert answer.choice is None
-    assert "no longer knows Volta" in answer.why[0]
+    assert "no longer supports Volta" in answer.why[0]
     assert len(answer.ruled_out) == 1 and answer.ruled_out[0].startswith("every build of torch: ")
     assert answer.nearest[0].startswith("driver of branch 580")
 
@@ -53,7 +54,7 @@ def test_solve_when_the_driver_no_longer_knows_the_card() -> None:
 def test_solve_when_windows_needs_the_index() -> None:
     answer = ask(target((8, 6), "581.42", "windows"))
     assert answer.choice and answer.choice.index == "https://download.pytorch.org/whl/cu130"
-    assert "only builds for the CPU for Windows" in text(answer)
+    assert "for Windows PyPI has only CPU builds" in text(answer)
 
 
 @pytest.mark.parametrize("framework", ["tensorflow", "jax"])
@@ -79,7 +80,7 @@ def test_solve_when_an_old_driver_holds_a_card_back() -> None:
 
 def test_solve_when_gpus_share_no_build() -> None:
     gpus = tuple(
-        Gpu(name=name, capability=pair)
+        TargetGpu(name=name, capability=pair)
         for name, pair in (("GTX 1080 Ti", (6, 1)), ("RTX 5090", (12, 0)), ("RTX 3060", (8, 6)))
     )
     answer = ask(Target(os="linux", driver="580.95.05", gpus=gpus))
@@ -106,7 +107,7 @@ def test_solve_when_the_table_is_unsure() -> None:
 def test_solve_when_the_driver_is_not_known() -> None:
     answer = ask(target((8, 6), None))
     assert answer.choice and answer.choice.cuda == "cu130"
-    assert "the driver is not known: it takes 580 or newer" in answer.why
+    assert "the driver is not known: it needs 580 or newer" in answer.why
 
 
 def test_solve_when_nothing_like_it_is_published() -> None:
@@ -117,7 +118,7 @@ def test_solve_when_nothing_like_it_is_published() -> None:
 
 
 def test_solve_when_wsl_is_not_for_the_card() -> None:
-    assert "may work all the same" in text(ask(target((5, 2), "581.42", "wsl2")))
+    assert "though it may work" in text(ask(target((5, 2), "581.42", "wsl2")))
 
 
 def test_document_has_what_was_promised() -> None:
@@ -152,7 +153,7 @@ def test_target_from_when_there_is_no_gpu() -> None:
     assert answer.choice and answer.choice.cuda == "cpu"
     assert answer.why[0] == "no NVIDIA GPU: no NVIDIA driver is installed"
     old = Machine(host=Host(os="linux", wsl=1), gpus=(MachineGpu(index=0, name="Tesla T4"),))
-    assert ask(target_from(old, TABLES)).why[0] == "no NVIDIA GPU: WSL 1 reaches none"
+    assert ask(target_from(old, TABLES)).why[0] == "no NVIDIA GPU: WSL 1 cannot use GPUs"
 
 
 # What must hold for every machine.
@@ -212,4 +213,12 @@ def test_what_the_index_lacks_is_never_chosen_again(where: Target, framework: st
     if first.build:
         second = ask(where, framework, absent=(first.build,))
         assert second.build != first.build
-        assert any("its index does not have it" in line for line in second.ruled_out)
+        assert any("not in its package index" in line for line in second.ruled_out)
+
+
+def test_solve_says_that_a_python_was_requested_only_when_it_was() -> None:
+    where = target((8, 6))
+    assert "was requested" in text(ask(where, python=(3, 12)))
+    found = text(ask(where, python=(3, 12), is_python_found=True))
+    assert "Python 3.12 is installed; this version" in found and "was requested" not in found
+    assert "was requested" not in text(ask(where))

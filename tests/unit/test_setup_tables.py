@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from flatout.setup import tables
-from flatout.setup.cards import find_card, near_cards
-from flatout.setup.fit import Wish, python_for
-from flatout.setup.rows import Tables
-from flatout.setup.tables import FRAMEWORKS, shipped_tables, with_updates
-from flatout.setup.versions import cuda_label, driver_text, meets, numbers, pair
+from flatout.compat import tables
+from flatout.compat.cards import find_card, near_cards
+from flatout.compat.fit import BuildRequest, python_for
+from flatout.compat.rows import Tables
+from flatout.compat.tables import FRAMEWORKS, shipped_tables, with_updates
+from flatout.schema.versions import cuda_label, driver_text, meets, numbers, pair
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 TABLES = shipped_tables()
@@ -65,8 +65,9 @@ def test_solver_needs_only_the_standard_library() -> None:
     # -S: nothing installed can be found.
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); "
-        "from flatout.setup.torch_builds import *; "
-        "print(choose_build(Place(os='linux', machine='x86_64', python=(3, 12)), '580.1', ['6.1']))"
+        "from flatout.compat.torch_builds import *; "
+        "here = TorchPlatform(os='linux', machine='x86_64', python=(3, 12)); "
+        "print(choose_build(here, '580.1', ['6.1']))"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(SRC)],
@@ -173,7 +174,7 @@ def test_versions_when_they_are_written_another_way() -> None:
 
 def test_python_for_when_the_usual_one_does_not_fit() -> None:
     builds = {(one.framework, one.version): one for one in TABLES.builds if one.cuda == "cpu"}
-    wish = Wish(framework="torch")
+    wish = BuildRequest(framework="torch")
     assert python_for(builds["torch", "2.15.0"], wish) == (3, 12)
     assert python_for(builds["torch", "2.1.2"], wish) == (3, 11)
 

@@ -25,4 +25,4 @@ def test_default_sharding_goes_by_what_is_free(needed: int, free: int | None, va
 
 def test_default_sharding_says_why() -> None:
     why = default_sharding(90 * GIB, 80 * GIB).why
-    assert "90.0 GiB on each rank, more than 80 % of the 80.0 GiB that are free" in why
+    assert "90.0 GiB on each rank, more than 80 % of the 80.0 GiB free on a GPU" in why

@@ -14,14 +14,17 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from flatout import flow
-from flatout.cli import show, wording
 from flatout.cli.main import COMMANDS
-from flatout.cli.progress import TrainingState
-from flatout.nouns.comparison import compare_runs
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.finding import Finding
-from flatout.nouns.lines import (
+from flatout.cli.render import show, wording
+from flatout.cli.render.progress import TrainingState
+from flatout.runs import api as runs_api
+from flatout.runs.model.comparison import compare_runs
+from flatout.schema.class_report import Results
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.finding import Finding
+from flatout.schema.recipe import Choice, Recipe
+from flatout.schema.run import Run, RunHeader, checkpointing
+from flatout.schema.run_lines import (
     Checkpointed,
     EpochEnded,
     Finished,
@@ -30,9 +33,6 @@ from flatout.nouns.lines import (
     Stopped,
     Validated,
 )
-from flatout.nouns.recipe import Choice, Recipe
-from flatout.nouns.results import Results
-from flatout.nouns.run import Run, RunHeader, checkpointing
 
 LENGTHS = ("num_steps", "num_epochs", "steps_per_epoch")
 
@@ -259,7 +259,7 @@ def test_train_on_a_terminal_moves_and_stays_within_80_columns(cli: Any) -> None
 
     ours, theirs = pty.openpty()
     environment = cli.environment(TERM="xterm", COLUMNS="80")
-    src = str(Path(wording.__file__).parents[2])
+    src = str(Path(wording.__file__).parents[3])
     start = f"import sys; sys.path.insert(0, {src!r}); import flatout.__main__ as m; m.main()"
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", start, *cli.train(steps=20)],
@@ -360,7 +360,7 @@ def test_show_begins_with_the_error_and_does_not_repeat_it(monkeypatch: pytest.M
 def test_each_command_is_shown_as_it_can_be_typed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    monkeypatch.setattr(flow, "own_command", lambda: "/elsewhere/bin/flatout")
+    monkeypatch.setattr(runs_api, "own_command", lambda: "/elsewhere/bin/flatout")
     show.print_note(f"try flatout {name} --help; pip install flatout; flatout is {name}")
     said = capsys.readouterr().err
     assert f"try /elsewhere/bin/flatout {name} --help" in said

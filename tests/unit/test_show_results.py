@@ -9,9 +9,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from flatout.cli.show_results import print_results
-from flatout.nouns.lines import Classified, Generated
-from flatout.nouns.results import Results
+from flatout.cli.render.show_results import print_results
+from flatout.schema.class_report import Results
+from flatout.schema.run_lines import Classified, Generated
 
 
 def shown(results: Results, width: int = 80) -> str:
@@ -43,12 +43,12 @@ def many(num_classes: int) -> Results:
 # Nothing is made up for what is not there; the means are over cat and owl.
 FEW = """
 kinds (1,013 images, step 1,200)
-  class          samples  precision  recall      F1
-  cat              1,002     99.6 %  99.8 %  99.7 %
-  dog                  0      0.0 %       -   0.0 %
-  owl                 11          -   0.0 %   0.0 %
-  macro mean                 49.8 %  49.9 %  49.9 %
-  weighted mean              98.5 %  98.7 %  98.6 %
+  class             samples  precision  recall      F1
+  cat                 1,002     99.6 %  99.8 %  99.7 %
+  dog                     0      0.0 %       -   0.0 %
+  owl                    11          -   0.0 %   0.0 %
+  macro average                 49.8 %  49.9 %  49.9 %
+  weighted average              98.5 %  98.7 %  98.6 %
 
   rows: true class; columns: predicted
          cat  dog  owl

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from flatout.cli.show_tune import print_tuned
-from flatout.cli.wording import decision_text, unused_lines
-from flatout.nouns.finding import Finding
-from flatout.nouns.lines import Tuned
-from flatout.nouns.tuned_recipe import TunedRecipe
-from flatout.nouns.tuning import Candidate, Decision, Result, Rung, Skip, Trial
+from flatout.cli.render.show_tune import print_tuned
+from flatout.cli.render.wording import decision_text, unused_lines
+from flatout.schema.finding import Finding
+from flatout.schema.run_lines import Tuned
+from flatout.schema.tuned_recipe import TunedRecipe
+from flatout.schema.tuning import Candidate, Decision, Result, Rung, Skip, Trial
 
 
 def decision(*problems: str, has_measured: bool = True) -> Decision:
@@ -47,7 +47,7 @@ def test_what_was_not_searched_says_so() -> None:
     line = Tuned(
         at=0.0, step=0, decision=decision(has_measured=False), unit="samples", is_from_cache=False
     )
-    assert decision_text(line).startswith("not searched, the defaults train")
+    assert decision_text(line).startswith("not searched; training with the defaults")
 
 
 def skipped(count: int, *, is_for_time: bool = False) -> tuple[Skip, ...]:
@@ -72,11 +72,11 @@ def test_the_result_comes_last_and_what_does_not_apply_is_counted(
     capsys: pytest.CaptureFixture[str], count: int, text: str
 ) -> None:
     lines = shown(capsys, (*skipped(count), *skipped(1, is_for_time=True)))
-    [others] = [line for line in lines if line.startswith("not here")]
-    assert others.split(maxsplit=2)[2] == f"{text}; --json lists them with the reasons"
+    [others] = [line for line in lines if line.startswith("n/a")]
+    assert others.split(maxsplit=1)[1] == f"{text}; --json lists them with the reasons"
     [late] = [line for line in lines if line.startswith("not tried")]
     assert late.endswith("candidate 0: reason 0")
-    order = ("lost", "not tried", "not here", "plain loop", "recipe", "search")
+    order = ("lost", "not tried", "n/a", "plain loop", "recipe", "search")
     places = [[line.startswith(begin) for line in lines].index(True) for begin in order]
     assert places == sorted(places)
     assert lines[-1].startswith("search") and len(lines) == 9

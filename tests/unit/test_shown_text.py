@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.consult import as_sarif, report
-from flatout.doctor.families import RULES
-from flatout.doctor.shown_text import Shown
-from flatout.explaining import as_shown, explain_text
-from flatout.nouns.diagnosis import Diagnosis
-from flatout.nouns.examined import Examined
-from flatout.nouns.finding import Evidence, Finding
-from flatout.nouns.machine import Machine
+from flatout.doctor.api import as_sarif, report
+from flatout.doctor.explain import as_shown, explain_text
+from flatout.doctor.model.diagnosis import Diagnosis, Examined
+from flatout.doctor.redact_text import RedactedText
+from flatout.doctor.rules.families import RULES
+from flatout.schema.finding import Evidence, Finding
+from flatout.schema.machine import Machine
 
-SHOWN = Shown(RULES)
+SHOWN = RedactedText(RULES)
 SECRETS = (
     "adalove", "lovelace-laptop", "/home/ada/secret-project/train.py", r"C:\Users\Ada Lovelace\x",
     "http://10.0.0.7:8080", "registry.example.com/ada/image", "10.0.0.7", "0320517034821",

@@ -7,21 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from flatout import consult, groundwork
 from flatout.cli.main import run
-from flatout.doctor.forbidding import without_forbidden
-from flatout.environments.ground import read_ground
+from flatout.doctor import api as doctor_api
+from flatout.doctor.api import without_forbidden
+from flatout.doctor.model.diagnosis import Diagnosis
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.diagnosis import Diagnosis
-from flatout.nouns.environment_request import EnvironmentRequest
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.groundwork import GroundworkRequest
-from flatout.nouns.machine import Gpu, Host, Machine
-from flatout.nouns.plan import Plan
-from flatout.system import datasets
-from flatout.system.datasets import DataFile, DataSet
-from flatout.system.folders import environments_folder
-from flatout.system.site_file import read_site
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Gpu, Host, Machine
+from flatout.schema.plan import Plan
+from flatout.setup.env.context import read_context
+from flatout.setup.host import api as host_api
+from flatout.setup.model.environment_request import EnvironmentRequest
+from flatout.setup.model.host_plan import HostPlanRequest
+from flatout.system.paths import environments_folder
+from flatout.system.site_policy import read_site
+from flatout.system.store import datasets
+from flatout.system.store.datasets import DataFile, DataSet
 
 MIRRORS = """
 [mirrors]
@@ -51,14 +52,14 @@ def test_site_when_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[mirrors\n", "no TOML"),
+        ("[mirrors\n", "not valid TOML"),
         ("[mirror]\n", "`mirror`"),
         ("file = 1\n", "`file`"),
         ("[mirrors]\nconda = 'https://x'\n", "`conda` - at `mirrors`"),
-        ("[mirrors]\npackages = 'x'\n", "mirrors.packages is to be an address"),
+        ("[mirrors]\npackages = 'x'\n", "mirrors.packages must be an address"),
         ("[mirrors]\npackages = 1\n", "`mirrors.packages`"),
         ("[setup]\nmanager = 'poetry'\n", "'poetry' - at `setup.manager`"),
-        ("[setup]\nfolder = 'here'\n", "setup.folder is to be a whole path"),
+        ("[setup]\nfolder = 'here'\n", "setup.folder must be an absolute path"),
         ("[forbidden]\ngoals = ['everything']\n", "`forbidden.goals[0]`"),
         ("[forbidden]\nrules = ['docker-nvidia-toolkit-missin']\n", "did you mean"),
     ],
@@ -66,7 +67,7 @@ def test_site_when_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_site_when_something_is_wrong_in_it(site: Path, text: str, said: str) -> None:
     site.write_text(text)
     with pytest.raises(UsageError) as caught:
-        consult.read_site()
+        doctor_api.read_site()
     assert caught.value.rule == "site-file-wrong"
     assert str(site) in caught.value.problem and said in str(caught.value.because)
 
@@ -76,7 +77,7 @@ def test_site_when_defaults_are_taken_from_it(
 ) -> None:
     monkeypatch.setenv("WHO", "me")
     site.write_text(f"{MIRRORS}[setup]\nfolder = '{tmp_path.as_posix()}/$WHO'\nmanager = 'pip'\n")
-    ground = read_ground(EnvironmentRequest(), Machine(), may_get_uv=False)
+    ground = read_context(EnvironmentRequest(), Machine(), may_get_uv=False)
     assert ground.indexes.default == "https://packages.example.com/simple"
     assert ground.torch_mirror == "https://packages.example.com/torch"
     assert ground.program.name == "pip"
@@ -84,10 +85,10 @@ def test_site_when_defaults_are_taken_from_it(
     assert environments_folder() == tmp_path / "me"
     # What a person has settled wins over it, and what was typed over both.
     monkeypatch.setenv("PIP_INDEX_URL", "https://mine.example.com")
-    own = read_ground(EnvironmentRequest(), Machine(), may_get_uv=False)
+    own = read_context(EnvironmentRequest(), Machine(), may_get_uv=False)
     assert own.indexes.default == "https://mine.example.com"
     typed = EnvironmentRequest(mirrors=("packages=https://typed", "torch=https://t"), manager="pip")
-    asked = read_ground(typed, Machine(), may_get_uv=False)
+    asked = read_context(typed, Machine(), may_get_uv=False)
     assert (asked.indexes.default, asked.torch_mirror) == ("https://typed", "https://t")
     assert asked.notes == ()
 
@@ -124,9 +125,9 @@ def test_site_when_a_goal_is_forbidden(site: Path) -> None:
         driver="580.95.05",
     )
     site.write_text("")
-    assert groundwork.lay(GroundworkRequest(goal="toolkit"), machine).refusal is None
+    assert host_api.lay(HostPlanRequest(goal="toolkit"), machine).refusal is None
     site.write_text("[forbidden]\ngoals = ['toolkit']\nreason = 'ask us'\n")
-    found = groundwork.lay(GroundworkRequest(goal="toolkit"), machine)
+    found = host_api.lay(HostPlanRequest(goal="toolkit"), machine)
     assert found.refusal == f"forbidden by {site}: ask us"
     assert {step.safety for step in found.plan.steps} == {"manual"}
 
@@ -135,7 +136,7 @@ def test_doctor_tells_what_is_settled(site: Path, capsys: pytest.CaptureFixture[
     site.write_text(MIRRORS)
     run(["doctor", "-v"])
     shown = capsys.readouterr().out
-    assert f"settled in {site}" in shown
+    assert f"set in {site}" in shown
     assert "mirrors torch = https://packages.example.com/torch" in shown
 
 

@@ -15,33 +15,32 @@ import pytest
 from click.testing import CliRunner
 
 from flatout.cli.commands import new
-from flatout.cli.questions import answered, settled_name
+from flatout.cli.flows.new_experiment import answered, settled_name
 from flatout.errors import UsageError
-from flatout.experiment_text import parse_parameters, parse_settings
-from flatout.nouns.ingestion import FORMAT, Column, Manifest, Settings
-from flatout.nouns.sketch import (
+from flatout.runs.experiment_params import parse_parameters, parse_settings
+from flatout.runs.model.new_experiment import (
     CONTENT_OF,
-    DATA_KINDS,
     DATA_OF,
     TABLES,
     TASKS,
-    Sketch,
-    SketchRequest,
+    NewExperiment,
+    NewExperimentRequest,
     check_name,
 )
-from flatout.templates.writing import written
+from flatout.runs.scaffold.write import written
+from flatout.schema.ingest_protocol import FORMAT, Column, Settings, ShardManifest
 
 PARAMETERS = {"lr", "width", "batch_size", "steps"}
 
 
-def sketches() -> Iterator[Sketch]:
+def sketches() -> Iterator[NewExperiment]:
     """Every combination that can be written."""
     for task, kinds in DATA_OF.items():
         for kind in kinds:
             for path in (None, 'my $data/it\'s "here"', "/elsewhere/\\odd"):
                 if kind == "synthetic" and path:
                     continue
-                made = Sketch(
+                made = NewExperiment(
                     name="mine",
                     task=task,
                     data=kind,
@@ -57,13 +56,13 @@ def sketches() -> Iterator[Sketch]:
                     yield msgspec.structs.replace(sketch, target=target)
 
 
-def described(sketch: Sketch) -> str:
+def described(sketch: NewExperiment) -> str:
     place = "beside" if sketch.is_path_beside else "made-up" if sketch.is_made_up else "elsewhere"
     return f"{sketch.task}-{sketch.data}-{sketch.ingested or ''}-{place}"
 
 
 @pytest.mark.parametrize("sketch", list(sketches()), ids=described)
-def test_written_experiment_can_be_parsed(sketch: Sketch) -> None:
+def test_written_experiment_can_be_parsed(sketch: NewExperiment) -> None:
     text = written(sketch)
     parameters = parse_parameters(text, "mine.py")
     assert {one.name for one in parameters} >= PARAMETERS
@@ -98,7 +97,7 @@ def test_written_paths_and_columns_are_those_that_were_given() -> None:
 def test_options_are_those_of_the_templates() -> None:
     # --help does not load the templates' table.
     assert set(new._TASKS) == set(TASKS)
-    assert set(new._DATA) == set(DATA_KINDS)
+    assert set(new._DATA) == {kind for kinds in DATA_OF.values() for kind in kinds}
 
 
 @pytest.mark.parametrize(
@@ -107,12 +106,12 @@ def test_options_are_those_of_the_templates() -> None:
         ("two words", "imported by its name"),
         ("3d", "imported by its name"),
         ("a/b", "imported by its name"),
-        ("class", "of Python itself"),
+        ("class", "reserved word in Python"),
         ("CON", "Windows"),
         ("com1.py", "Windows"),
-        ("random", "no longer find"),
-        ("torch", "no longer find"),
-        ("pandas", "no longer find"),
+        ("random", "would hide the module"),
+        ("torch", "would hide the module"),
+        ("pandas", "would hide the module"),
     ],
 )
 def test_name_is_refused_when_it_cannot_be_a_module(name: str, because: str) -> None:
@@ -139,7 +138,7 @@ def test_name_may_be_given_with_its_ending() -> None:
     ],
 )
 def test_defaults_follow_what_was_said(said: dict[str, str], settled: tuple[str, str]) -> None:
-    request = SketchRequest(name="mine", **said)
+    request = NewExperimentRequest(name="mine", **said)
     assert (request.settled_task, request.settled_data) == settled
 
 
@@ -162,7 +161,7 @@ def test_questions_complete_what_was_said(
     said: dict[str, str], typed: str, answers: tuple[str | None, ...]
 ) -> None:
     with CliRunner().isolation(input=typed) as (stdout, *_):
-        request = answered(SketchRequest(name="mine", **said))
+        request = answered(NewExperimentRequest(name="mine", **said))
         sys.stdout.flush()
         # Standard output is for what a program may read.
         assert stdout.getvalue() == b""
@@ -196,7 +195,7 @@ def test_new_takes_the_last_column_of_a_csv_file(cli: Any) -> None:
 
 
 def write_shards(folder: Path, settings: Settings, **counts: int) -> None:
-    manifest = Manifest(
+    manifest = ShardManifest(
         format=FORMAT, settings=settings, num_rejected=0, source="", versions={}, shards=(),
         counts={"train": 9, "validation": 0, "test": 0, **counts},  # type: ignore[dict-item]
     )  # fmt: skip

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.system import store
+from flatout.system import atomic_files
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,17 +46,17 @@ def largest_file(num_bytes: int) -> Iterator[None]:
 
 def test_write_atomically_when_all_is_well(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    store.write_atomically(path, b"first")
-    store.write_atomically(path, b"second")
+    atomic_files.write_atomically(path, b"first")
+    atomic_files.write_atomically(path, b"second")
     assert path.read_bytes() == b"second"
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_write_atomically_keeps_the_old_file_when_there_is_no_room(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    store.write_atomically(path, b"old")
+    atomic_files.write_atomically(path, b"old")
     with largest_file(1000), pytest.raises(RunFailed):
-        store.write_atomically(path, b"x" * 100_000)
+        atomic_files.write_atomically(path, b"x" * 100_000)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path], "the half of a file takes room"
 
@@ -72,17 +72,17 @@ def test_write_atomically_when_a_real_disk_is_full(tmp_path: Path) -> None:
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("this root may not mount")
     try:
-        store.write_atomically(disk / "file", b"old")
+        atomic_files.write_atomically(disk / "file", b"old")
         with pytest.raises(RunFailed) as caught:
-            store.write_atomically(disk / "file", b"x" * 200_000)
+            atomic_files.write_atomically(disk / "file", b"x" * 200_000)
         assert caught.value.rule == "disk-full"
         assert (disk / "file").read_bytes() == b"old"
-        lines = store.Lines(disk / "lines.jsonl")
+        lines = atomic_files.Lines(disk / "lines.jsonl")
         with pytest.raises(RunFailed):
             for step in range(1000):
                 lines.append(Line(step=step, text="x" * 1000))
         lines.close()
-        written = store.read_lines(disk / "lines.jsonl", Line)
+        written = atomic_files.read_lines(disk / "lines.jsonl", Line)
         assert [line.step for line in written] == list(range(len(written)))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -90,7 +90,7 @@ def test_write_atomically_when_a_real_disk_is_full(tmp_path: Path) -> None:
 
 def test_write_atomically_when_the_folder_is_gone(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as caught:
-        store.write_atomically(tmp_path / "gone" / "file", b"x")
+        atomic_files.write_atomically(tmp_path / "gone" / "file", b"x")
     assert caught.value.rule == "file-not-accessible"
 
 
@@ -105,7 +105,7 @@ def test_write_atomically_when_the_folder_is_gone(tmp_path: Path) -> None:
     ],
 )
 def test_mapped_os_errors_when(number: int, kind: type[FlatoutError], rule: str) -> None:
-    with pytest.raises(kind) as caught, store.mapped_os_errors(Path("/a/file")):
+    with pytest.raises(kind) as caught, atomic_files.mapped_os_errors(Path("/a/file")):
         raise OSError(number, os.strerror(number))
     assert caught.value.rule == rule
     assert str(Path("/a/file")) in caught.value.problem
@@ -114,11 +114,11 @@ def test_mapped_os_errors_when(number: int, kind: type[FlatoutError], rule: str)
 
 def test_read_json_when_it_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "line.json"
-    store.write_json(path, Line(step=3))
-    assert store.read_json(path, Line) == Line(step=3)
+    atomic_files.write_json(path, Line(step=3))
+    assert atomic_files.read_json(path, Line) == Line(step=3)
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(RunFailed) as caught:
-        store.read_json(path, Line)
+        atomic_files.read_json(path, Line)
     assert caught.value.rule == "damaged-file"
     assert str(path) in caught.value.problem
 
@@ -138,12 +138,12 @@ def test_lines_when_torn_at_any_byte(
     cut = data.draw(st.integers(0, len(whole)))
     path.write_bytes(whole[:cut])
     num_whole = sum(len(b"".join(encoded[: index + 1])) <= cut for index in range(len(lines)))
-    assert store.read_lines(path, Line) == lines[:num_whole]
+    assert atomic_files.read_lines(path, Line) == lines[:num_whole]
     # Who writes on does so behind the last whole line.
-    file = store.Lines(path)
+    file = atomic_files.Lines(path)
     file.append(Line(step=7))
     file.close()
-    assert store.read_lines(path, Line) == [*lines[:num_whole], Line(step=7)]
+    assert atomic_files.read_lines(path, Line) == [*lines[:num_whole], Line(step=7)]
 
 
 @given(LINES, st.data())
@@ -152,22 +152,22 @@ def test_cut_back_when_lines_came_after(
 ) -> None:
     path = tmp_path_factory.mktemp("cut") / "lines.jsonl"
     num_kept = data.draw(st.integers(0, len(lines)))
-    file = store.Lines(path)
+    file = atomic_files.Lines(path)
     sizes = [0]
     for line in lines:
         file.append(line)
         sizes.append(file.size_bytes())
     file.close()
-    store.cut_back(path, sizes[num_kept])
-    assert store.read_lines(path, Line) == lines[:num_kept]
+    atomic_files.cut_back(path, sizes[num_kept])
+    assert atomic_files.read_lines(path, Line) == lines[:num_kept]
 
 
 def test_cut_back_when_the_file_is_shorter_or_missing(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    store.cut_back(path, 10)
+    atomic_files.cut_back(path, 10)
     assert not path.exists()
     path.write_bytes(b'{"step":1}\n')
-    store.cut_back(path, 400)
+    atomic_files.cut_back(path, 400)
     assert path.read_bytes() == b'{"step":1}\n'
 
 
@@ -176,32 +176,32 @@ def test_read_lines_when_a_line_in_the_middle_is_damaged(tmp_path: Path, line: b
     path = tmp_path / "lines.jsonl"
     path.write_bytes(b'{"step":1}\n' + line + b'{"step":2}\n')
     with pytest.raises(RunFailed) as caught:
-        store.read_lines(path, Line)
+        atomic_files.read_lines(path, Line)
     assert caught.value.rule == "damaged-file"
     assert str(path) in caught.value.problem
 
 
 def test_lines_append_leaves_no_half_line_when_there_is_no_room(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    lines = store.Lines(path)
+    lines = atomic_files.Lines(path)
     lines.append(Line(step=1))
     with largest_file(path.stat().st_size + 10), pytest.raises(RunFailed):
         lines.append(Line(step=2, text="x" * 100))
     lines.append(Line(step=3))
     lines.close()
-    assert [line.step for line in store.read_lines(path, Line)] == [1, 3]
+    assert [line.step for line in atomic_files.read_lines(path, Line)] == [1, 3]
 
 
 def test_read_lines_from_when_more_is_written(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    assert store.read_lines_from(path, 0, Line) == ([], 0)
+    assert atomic_files.read_lines_from(path, 0, Line) == ([], 0)
     path.write_bytes(b'{"step":1}\n{"st')
-    lines, offset = store.read_lines_from(path, 0, Line)
+    lines, offset = atomic_files.read_lines_from(path, 0, Line)
     assert ([line.step for line in lines], offset) == ([1], 11)
     path.write_bytes(b'{"step":1}\n{"step":2}\n')
-    lines, offset = store.read_lines_from(path, offset, Line)
+    lines, offset = atomic_files.read_lines_from(path, offset, Line)
     assert ([line.step for line in lines], offset) == ([2], 22)
-    assert store.read_lines_from(path, offset, Line) == ([], 22)
+    assert atomic_files.read_lines_from(path, offset, Line) == ([], 22)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_read_lines_from_when_more_is_written(tmp_path: Path) -> None:
 def test_read_lines_from_when_the_file_was_cut_and_grew_again(tmp_path: Path, now: bytes) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_bytes(now)
-    lines, offset = store.read_lines_from(path, 30, Line)
+    lines, offset = atomic_files.read_lines_from(path, 30, Line)
     assert lines[0].step == 5
     assert offset == len(now)
 
@@ -218,8 +218,8 @@ def test_read_lines_from_when_the_file_was_cut_and_grew_again(tmp_path: Path, no
 HOLD = """
 import sys, time
 from pathlib import Path
-from flatout.system.store import Lock
-lock = Lock(Path(sys.argv[1]))
+from flatout.system.atomic_files import FileLock
+lock = FileLock(Path(sys.argv[1]))
 print(lock.acquire(), flush=True)
 {then}
 time.sleep(60)
@@ -246,7 +246,7 @@ def holder(path: Path, then: str = "") -> Iterator[subprocess.Popen[str]]:
 
 
 def test_lock_when_another_process_holds_it_and_dies(tmp_path: Path) -> None:
-    lock = store.Lock(tmp_path / "lock")
+    lock = atomic_files.FileLock(tmp_path / "lock")
     with holder(tmp_path / "lock") as process:
         assert lock.is_taken()
         assert not lock.acquire()
@@ -264,16 +264,16 @@ def test_lock_is_free_when_its_owner_was_killed_and_a_forked_child_lives_on(tmp_
         assert process.stdout is not None
         child = int(process.stdout.readline())
         try:
-            assert store.Lock(tmp_path / "lock").is_taken()
+            assert atomic_files.FileLock(tmp_path / "lock").is_taken()
             process.kill()
             process.wait()
-            assert store.Lock(tmp_path / "lock").acquire()
+            assert atomic_files.FileLock(tmp_path / "lock").acquire()
         finally:
             os.kill(child, signal.SIGKILL)
 
 
 def test_lock_when_asked_before_it_was_ever_taken(tmp_path: Path) -> None:
-    assert not store.Lock(tmp_path / "lock").is_taken()
+    assert not atomic_files.FileLock(tmp_path / "lock").is_taken()
     assert not (tmp_path / "lock").exists(), "asking must not change the folder"
 
 
@@ -283,16 +283,16 @@ def test_lock_is_not_taken_when_somebody_else_is_asking_too(tmp_path: Path) -> N
 
     with open(tmp_path / "lock", "wb") as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
-        assert not store.Lock(tmp_path / "lock").is_taken()
-        assert not store.Lock(tmp_path / "lock").acquire()
+        assert not atomic_files.FileLock(tmp_path / "lock").is_taken()
+        assert not atomic_files.FileLock(tmp_path / "lock").acquire()
 
 
 def test_lock_when_others_keep_asking(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     path.touch()
     asking = (
-        "import sys; from pathlib import Path; from flatout.system.store import Lock\n"
-        "lock = Lock(Path(sys.argv[1])); print('on', flush=True)\n"
+        "import sys; from pathlib import Path; from flatout.system.atomic_files import FileLock\n"
+        "lock = FileLock(Path(sys.argv[1])); print('on', flush=True)\n"
         "while True: lock.is_taken()\n"
     )
     process = subprocess.Popen(
@@ -305,7 +305,7 @@ def test_lock_when_others_keep_asking(tmp_path: Path) -> None:
     try:
         assert process.stdout.readline() == "on\n"
         for _ in range(50):
-            lock = store.Lock(path)
+            lock = atomic_files.FileLock(path)
             assert not lock.is_taken()
             assert lock.acquire()
             lock.release()
@@ -316,7 +316,10 @@ def test_lock_when_others_keep_asking(tmp_path: Path) -> None:
 
 
 def test_lock_twice_in_one_process_is_refused(tmp_path: Path) -> None:
-    first, second = store.Lock(tmp_path / "lock"), store.Lock(tmp_path / "lock")
+    first, second = (
+        atomic_files.FileLock(tmp_path / "lock"),
+        atomic_files.FileLock(tmp_path / "lock"),
+    )
     assert first.acquire()
     assert not second.acquire()
     first.release()

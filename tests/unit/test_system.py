@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flatout.system.system import LocalSystem, RecordedSystem, Recording, System, Unread
+from flatout.system.host_system import LocalSystem, RecordedSystem, System, SystemRecording, Unread
 
 PYTHON = sys.executable
 
@@ -136,7 +136,7 @@ def test_packages_when_the_interpreter_fails(tmp_path: Path) -> None:
 def test_recorded_system_when_something_was_not_recorded() -> None:
     calls = LocalSystem().calls()
     files: dict[str, str | None] = {"/etc/a": "text", "/etc/b/c": None}
-    system: System = RecordedSystem(Recording(platform="linux", calls=calls, files=files))
+    system: System = RecordedSystem(SystemRecording(platform="linux", calls=calls, files=files))
     assert system.read("/etc/a") == "text"
     assert system.read("/etc/b/c") == Unread("/etc/b/c: Permission denied")
     assert system.read("/etc/d") == Unread("/etc/d: No such file or directory")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flatout.nouns.lines import EpochEnded, Line, Started, Stopped
-from flatout.system import store
-from flatout.system.runs import RunFolder
-from flatout.system.tail import Tail, follow_lines
+from flatout.schema.run_lines import EpochEnded, Line, Started, Stopped
+from flatout.system import atomic_files
+from flatout.system.store.run_folder import RunFolder
+from flatout.system.store.run_tail import RunTail, follow_lines
 
 
 def started(step: int, *, is_resumed: bool) -> Started:
@@ -22,7 +22,7 @@ def ended(step: int) -> EpochEnded:
 
 
 def append(path: Path, *lines: Line) -> None:
-    file = store.Lines(path)
+    file = atomic_files.Lines(path)
     for line in lines:
         file.append(line)
     file.close()
@@ -37,14 +37,14 @@ def earlier_session(tmp_path: Path) -> RunFolder:
 
 
 def test_tail_reads_everything_in_the_order_of_time(tmp_path: Path) -> None:
-    tail = Tail(earlier_session(tmp_path))
+    tail = RunTail(earlier_session(tmp_path))
     assert [line.step for line in tail.new_lines()] == [0, 1, 2, 3, 4, 5, 5]
     assert tail.new_lines() == []
 
 
 def test_tail_from_the_end_tells_only_the_new_session(tmp_path: Path) -> None:
     folder = earlier_session(tmp_path)
-    tail = Tail(folder, is_from_end=True)
+    tail = RunTail(folder, is_from_end=True)
     assert tail.new_lines() == []
     # The worker cuts its metrics back to the checkpoint, then says that it has started.
     kept = folder.metrics.read_bytes().splitlines(keepends=True)[:3]
@@ -59,7 +59,7 @@ def test_tail_from_the_end_tells_only_the_new_session(tmp_path: Path) -> None:
 
 def test_tail_from_the_end_when_a_resume_begins_anew(tmp_path: Path) -> None:
     folder = earlier_session(tmp_path)
-    tail = Tail(folder, is_from_end=True)
+    tail = RunTail(folder, is_from_end=True)
     folder.metrics.write_bytes(b"")
     append(folder.events, started(0, is_resumed=False))
     append(folder.metrics, ended(1))
@@ -74,13 +74,13 @@ def test_follow_lines_reads_what_was_written_last(tmp_path: Path) -> None:
         append(folder.metrics, ended(6))
         return False
 
-    (lines,) = follow_lines(Tail(folder), is_working)
+    (lines,) = follow_lines(RunTail(folder), is_working)
     assert lines[-1].step == 6
 
 
 def test_tail_when_a_session_goes_back(tmp_path: Path) -> None:
     folder = earlier_session(tmp_path)
-    tail = Tail(folder)
+    tail = RunTail(folder)
     tail.new_lines()
     # In the midst of a session: first its metrics are cut back, then it says so.
     kept = folder.metrics.read_bytes().splitlines(keepends=True)[:3]

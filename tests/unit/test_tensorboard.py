@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flatout.monitor.tensorboard import scalars
-from flatout.nouns.lines import EpochEnded, Line, Progress, Validated
+from flatout.schema.run_lines import EpochEnded, Line, Progress, Validated
 
 HAS_WRITER = importlib.util.find_spec("tensorboardX") is not None
 PROGRESS = Progress(

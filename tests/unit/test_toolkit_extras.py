@@ -10,16 +10,16 @@ from types import ModuleType
 
 import pytest
 
-from flatout import groundwork
+from flatout.compat.tables import shipped_tables
 from flatout.errors import UsageError
-from flatout.nouns.groundwork import GroundworkRequest
-from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Plan, Run, Write
-from flatout.setup.goals.local_installer import local_installer
-from flatout.setup.goals.toolkit import plan_toolkit
-from flatout.setup.tables import shipped_tables
-from flatout.setup.windows_script import commands
-from flatout.system.debian_file import package_in
+from flatout.schema.machine import Machine
+from flatout.schema.plan import Plan, RunProgram, Write
+from flatout.setup.host import api as host_api
+from flatout.setup.host.local_installer import local_installer
+from flatout.setup.host.toolkit import plan_toolkit
+from flatout.setup.host.windows_script import commands
+from flatout.setup.model.host_plan import HostPlanRequest
+from flatout.setup.packages.debian_file import package_in
 
 
 def _cases() -> ModuleType:
@@ -119,7 +119,7 @@ CUDNN_DEB = "cudnn-local-repo-ubuntu2404-9.5.1"
 
 def test_local_installer_is_added_with_pin_and_key_and_needs_no_network() -> None:
     plan = planned(LINUX, None, package=CUDA_DEB)
-    assert plan.goal == "CUDA toolkit 12.6, of the local installer"
+    assert plan.goal == "CUDA toolkit 12.6, from the local installer"
     typed = lines(plan)
     assert f"sudo dpkg --install /media/{CUDA_DEB}.deb" in typed
     assert f"sudo sh -c 'cp /var/{CUDA_DEB}/cuda-*-keyring.gpg /usr/share/keyrings/'" in typed
@@ -159,10 +159,10 @@ def test_local_installer_of_cudnn_adds_cudnn_alone() -> None:
         (LINUX, "cuda-repo-ubuntu2204-12-6-local", None, "ubuntu2404 is needed here"),
         (LINUX, "cudnn-local-repo-ubuntu2204-9.5.1", None, "ubuntu2404 is needed here"),
         (WSL, CUDA_DEB, None, "wsl-ubuntu is needed here"),
-        (LINUX, CUDA_DEB, "12.8", "holds CUDA 12.6, not 12.8"),
+        (LINUX, CUDA_DEB, "12.8", "contains CUDA 12.6, not 12.8"),
         (machine(CASES.WINDOWS), CUDA_DEB, None, "this is Windows 10"),
         (machine(CASES.LINUX, **CASES.UBUNTU, gpus=PASCAL),
-         "cudnn-local-repo-ubuntu2404-9.23.2", "12.6", "begins with Turing"),
+         "cudnn-local-repo-ubuntu2404-9.23.2", "12.6", "need Turing"),
     ],
 )  # fmt: skip
 def test_local_installer_for_something_else_is_refused(
@@ -197,11 +197,11 @@ def test_installer_is_known_by_what_is_in_it_and_not_by_its_name(tmp_path: Path)
     subprocess.run(["dpkg-deb", "--build", str(tmp_path / "tree"), str(file)], check=True,
                    capture_output=True)  # fmt: skip
     assert package_in(str(file)) == (str(file), CUDNN_DEB)
-    request = GroundworkRequest(goal="toolkit", cuda="12.6", installer=str(file))
-    plan = groundwork.lay(request, LINUX).plan
+    request = HostPlanRequest(goal="toolkit", cuda="12.6", installer=str(file))
+    plan = host_api.lay(request, LINUX).plan
     action = next(one.action for one in plan.steps if "add the repository" in one.text)
     # No shell reads it: the space and the brackets stay.
-    assert isinstance(action, Run) and action.argv == ("dpkg", "--install", str(file))
+    assert isinstance(action, RunProgram) and action.argv == ("dpkg", "--install", str(file))
     file.write_bytes(b"<html>")
     with pytest.raises(UsageError, match="not a Debian package") as refused:
         package_in(str(file))
@@ -209,14 +209,14 @@ def test_installer_is_known_by_what_is_in_it_and_not_by_its_name(tmp_path: Path)
 
 
 def test_installer_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no file") as refused:
-        groundwork.lay(GroundworkRequest(goal="toolkit", installer=str(tmp_path / "a.deb")), LINUX)
+    with pytest.raises(UsageError, match="does not exist") as refused:
+        host_api.lay(HostPlanRequest(goal="toolkit", installer=str(tmp_path / "a.deb")), LINUX)
     assert refused.value.rule == "source-not-found"
 
 
 def test_other_packages_beside_a_toolkit_are_refused() -> None:
     with pytest.raises(UsageError, match="--with nccl") as refused:
-        groundwork.lay(GroundworkRequest(goal="toolkit", packages=("cudnn,nccl",)), LINUX)
+        host_api.lay(HostPlanRequest(goal="toolkit", packages=("cudnn,nccl",)), LINUX)
     assert "--with cudnn" in (refused.value.fix or "")
-    found = groundwork.lay(GroundworkRequest(goal="toolkit", packages=("cuDNN",)), LINUX)
+    found = host_api.lay(HostPlanRequest(goal="toolkit", packages=("cuDNN",)), LINUX)
     assert "cuDNN" in found.plan.goal

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flatout.nouns.topology import Topology
-from flatout.system.topology import parse_cpu_list, parse_topology, read_topology
+from flatout.schema.cpu_topology import Topology
+from flatout.system.cpu_topology import parse_cpu_list, parse_topology, read_topology
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "topology").glob("*.json"))
 

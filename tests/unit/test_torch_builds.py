@@ -6,13 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from flatout.setup.torch_builds import Place, choose_build, cpu_build, disk_bytes, plain_build
+from flatout.compat.torch_builds import (
+    TorchPlatform,
+    choose_build,
+    cpu_build,
+    disk_bytes,
+    plain_build,
+)
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
 
-def place(os: str = "linux", machine: str = "x86_64", python: tuple[int, int] = (3, 12)) -> Place:
-    return Place(os=os, machine=machine, python=python)  # type: ignore[arg-type]
+def place(
+    os: str = "linux", machine: str = "x86_64", python: tuple[int, int] = (3, 12)
+) -> TorchPlatform:
+    return TorchPlatform(os=os, machine=machine, python=python)  # type: ignore[arg-type]
 
 
 # The decision table: driver, capabilities, what is to be installed.
@@ -55,8 +63,8 @@ def test_choose_build_when_one_runs(driver: str, capabilities: list[str], versio
     ("driver", "capability", "reason"),
     [
         ("450.80.01", "8.0", "driver 450.80.01 is older than 450.80.02"),
-        ("524.0", "12.0", "driver 524.0 does not know Blackwell yet"),
-        ("580.65.06", "3.7", "driver 580.65.06 no longer knows Kepler"),
+        ("524.0", "12.0", "driver 524.0 does not support Blackwell yet"),
+        ("580.65.06", "3.7", "driver 580.65.06 no longer supports Kepler"),
         ("470.82.01", "3.0", "runs on GPU 0 (compute capability 3.0), whatever"),
         ("[N/A]", "8.6", "not known: [N/A]"),
     ],
@@ -136,5 +144,5 @@ def test_disk_bytes_when_pip_keeps_the_wheels() -> None:
 
 def test_torch_builds_needs_only_the_standard_library() -> None:
     # -S: nothing installed can be found.
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import flatout.setup.torch_builds"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import flatout.compat.torch_builds"
     subprocess.run([sys.executable, "-I", "-S", "-c", code, str(SRC)], check=True, timeout=30)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flatout.doctor.torch_install import torch_install
-from flatout.nouns.machine import Gpu, Host, Machine
+from flatout.schema.machine import Gpu, Host, Machine
 
 
 def machine(capability: str, driver: str, os: str = "linux") -> Machine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from flatout.system.trees import keep_tree, prune, put_back_tree, tree_digest
+from flatout.system.hardlink_copy import keep_tree, prune, restore_tree, tree_digest
 
 
 def content(root: Path) -> dict[str, bytes | None]:
@@ -48,7 +48,7 @@ def test_tree_is_put_back(tmp_path: Path) -> None:
     assert tree_digest(root) == digest
     replace_packages(root)
     assert tree_digest(root) != digest
-    assert put_back_tree(copy, root) == []
+    assert restore_tree(copy, root) == []
     assert content(root) == before and tree_digest(root) == digest
     assert not (root / "scipy").exists()
 
@@ -62,7 +62,7 @@ def test_tree_is_put_back_by_halves(tmp_path: Path) -> None:
     # As if the first undo was killed when it had removed what was new.
     (root / "scipy" / "__init__.py").unlink()
     (root / "numpy" / "core").unlink()
-    assert put_back_tree(copy, root) == []
+    assert restore_tree(copy, root) == []
     assert content(root) == before
 
 
@@ -75,7 +75,7 @@ def test_only_what_was_replaced_stays_kept(tmp_path: Path) -> None:
     prune(copy, root)
     assert [path.name for path in (copy / "files").rglob("*") if path.is_file()] == ["__init__.py"]
     (root / "numpy" / "core" / "a.so").unlink()
-    assert put_back_tree(copy, root) == [str(root / "numpy" / "core" / "a.so")]
+    assert restore_tree(copy, root) == [str(root / "numpy" / "core" / "a.so")]
     assert (root / "numpy" / "__init__.py").read_text() == "2"
 
 
@@ -84,5 +84,5 @@ def test_nothing_is_put_back_where_keeping_broke_off(tmp_path: Path) -> None:
     make(root)
     (copy / "files").mkdir(parents=True)
     before = content(root)
-    assert put_back_tree(copy, root) == []
+    assert restore_tree(copy, root) == []
     assert content(root) == before

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from flatout.nouns.recipe import recipe_fields
+from flatout.schema.recipe import recipe_fields
 from flatout.tune.gate import (
     BANDS,
     Errors,
-    Part,
+    TensorError,
     coarser,
     curve_difference,
     gradient_check,
@@ -77,7 +77,10 @@ def test_gradient_check_when_the_reference_is_fp32() -> None:
 
 
 def test_gradient_check_when_one_small_tensor_is_wrong() -> None:
-    parts = (Part(name="a.weight", error=1e-6, eager=1e-6), Part(name="b", error=1.0, eager=1e-6))
+    parts = (
+        TensorError(name="a.weight", error=1e-6, eager=1e-6),
+        TensorError(name="b", error=1.0, eager=1e-6),
+    )
     check = gradient_check(Errors(error=1e-6, eager=1e-6, parts=parts), "fp32")
     assert not check.is_passed
     assert check.note == "relative error of b"
@@ -85,17 +88,20 @@ def test_gradient_check_when_one_small_tensor_is_wrong() -> None:
 
 def test_worst_part_when_eager_itself_is_rounding() -> None:
     # The gradient of a bias before BatchNorm is zero; what comes out is noise in both.
-    assert worst_part([Part(name="bias", error=90.0, eager=10.0)], 0.1) is None
+    assert worst_part([TensorError(name="bias", error=90.0, eager=10.0)], 0.1) is None
 
 
 def test_worst_part_when_a_gradient_is_missing() -> None:
-    missing = Part(name="bias", error=math.inf, eager=0.0)
-    assert worst_part([missing, Part(name="a", error=0.5, eager=0.0)], 0.1) == missing
+    missing = TensorError(name="bias", error=math.inf, eager=0.0)
+    assert worst_part([missing, TensorError(name="a", error=0.5, eager=0.0)], 0.1) == missing
 
 
 @pytest.mark.parametrize(("error", "is_passed"), [(3e-3, True), (5e-3, False), (math.nan, False)])
 def test_ratio_check_at_four_times(error: float, is_passed: bool) -> None:
-    parts = [Part(name="a", error=0.0, eager=1.0), Part(name="b", error=error, eager=1e-3)]
+    parts = [
+        TensorError(name="a", error=0.0, eager=1.0),
+        TensorError(name="b", error=error, eager=1e-3),
+    ]
     assert ratio_check("optimizer", parts, 1e-6, "error").is_passed is is_passed
 
 

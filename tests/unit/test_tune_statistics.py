@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.nouns.tuning import Decision, Interval, Known, Load, Wish
+from flatout.schema.tuning import Decision, Interval, Known, Load, TuneRequest
 from flatout.tune.cache import cache_key, is_of_use, still_holds
 from flatout.tune.statistics import mean_load, speedup, speedup_over_processes
 
@@ -125,7 +125,7 @@ def known(*, is_default: bool, is_thorough: bool, budget_s: float = 60.0) -> Kno
 
 
 def test_what_a_hurried_search_did_not_find_may_be_there_all_the_same() -> None:
-    run, thorough = Wish(mode="auto"), Wish(mode="full")
+    run, thorough = TuneRequest(mode="auto"), TuneRequest(mode="full")
     assert not is_of_use(known(is_default=True, is_thorough=False), run)
     assert is_of_use(known(is_default=False, is_thorough=False), run)
     assert is_of_use(known(is_default=True, is_thorough=True), run)
@@ -135,7 +135,7 @@ def test_what_a_hurried_search_did_not_find_may_be_there_all_the_same() -> None:
 
 def test_a_search_that_is_given_more_time_than_the_last_one_is_made() -> None:
     short = known(is_default=False, is_thorough=False, budget_s=3.0)
-    assert is_of_use(short, Wish(mode="full", budget_s=3.0))
-    assert not is_of_use(short, Wish(mode="full", budget_s=60.0))
+    assert is_of_use(short, TuneRequest(mode="full", budget_s=3.0))
+    assert not is_of_use(short, TuneRequest(mode="full", budget_s=60.0))
     full = known(is_default=True, is_thorough=True, budget_s=60.0)
-    assert not is_of_use(full, Wish(mode="full", budget_s=300.0))
+    assert not is_of_use(full, TuneRequest(mode="full", budget_s=300.0))

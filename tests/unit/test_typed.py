@@ -9,19 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from flatout.cli import wording
+from flatout.cli.render import wording
 from flatout.errors import UsageError
-from flatout.nouns import typed
-from flatout.nouns.experiment_spec import ExperimentSpec
-from flatout.nouns.finding import Finding
-from flatout.nouns.lines import Extended, Finished, Started
-from flatout.nouns.run import Run, RunHeader
-from flatout.nouns.train_request import TrainRequest
-from flatout.nouns.tuning import Wish
-from flatout.nouns.units import parse_bytes, size_text
-from flatout.undertaking import refuse_if_long_enough
+from flatout.runs.start import refuse_if_long_enough
+from flatout.schema import suggested_command
+from flatout.schema.experiment_spec import ExperimentSpec
+from flatout.schema.finding import Finding
+from flatout.schema.run import Run, RunHeader
+from flatout.schema.run_lines import Extended, Finished, Started
+from flatout.schema.train_request import TrainRequest
+from flatout.schema.tuning import TuneRequest
+from flatout.schema.units import parse_bytes, size_text
 
-AUTO = Wish(mode="auto")
+AUTO = TuneRequest(mode="auto")
 
 
 def run(**facts: Any) -> Run:
@@ -110,16 +110,16 @@ def test_failed_run_goes_on_by_what_works(
 @pytest.mark.parametrize(
     ("spec", "facts", "words"),
     [
-        ({"tuning": Wish(mode="full")}, {}, "--tune full"),
-        ({"tuning": Wish(mode="off")}, {}, "--tune off"),
-        ({"tuning": Wish(mode="full", numerics="fast")}, {}, "--tune full --numerics fast"),
-        ({"tuning": Wish(mode="auto", numerics="strict")}, {}, "--numerics strict"),
+        ({"tuning": TuneRequest(mode="full")}, {}, "--tune full"),
+        ({"tuning": TuneRequest(mode="off")}, {}, "--tune off"),
+        ({"tuning": TuneRequest(mode="full", numerics="fast")}, {}, "--tune full --numerics fast"),
+        ({"tuning": TuneRequest(mode="auto", numerics="strict")}, {}, "--numerics strict"),
         # Without a search nothing may round in another way.
-        ({"tuning": Wish(mode="off", numerics="fast")}, {}, "--tune off"),
+        ({"tuning": TuneRequest(mode="off", numerics="fast")}, {}, "--tune off"),
         ({"leave_free_bytes": 3 * 2**29}, {}, "--leave-free 1.5GiB"),
         ({}, {"asked": {"leave_free_bytes": 0}}, "--leave-free 0B"),
         # Ranks search nothing unasked.
-        ({"tuning": Wish(mode="off")}, {"asked": {"on": "local:2"}}, "--on local:2"),
+        ({"tuning": TuneRequest(mode="off")}, {"asked": {"on": "local:2"}}, "--on local:2"),
         ({}, {"python": "/other/python"}, "--python /other/python"),
         ({}, {"asked": {"python": "/other/python"}}, "--python /other/python"),
     ],
@@ -194,15 +194,22 @@ def test_size_is_read_back(num_bytes: int) -> None:
 
 def test_recipe_of_a_file_cannot_be_typed() -> None:
     spec = ExperimentSpec(name="digits", fixed={f"field_{n}": n for n in range(20)})
-    assert typed.train_command(spec) is None
+    assert suggested_command.train_command(spec) is None
     assert not any("--seed" in one for one in commands(run(spec=spec)))
 
 
 def test_words_are_quoted_for_the_shell_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
-    assert typed.command_line(["flatout", "a b", "it's"]) == "flatout 'a b' 'it'\"'\"'s'"
+    assert (
+        suggested_command.command_line(["flatout", "a b", "it's"]) == "flatout 'a b' 'it'\"'\"'s'"
+    )
     monkeypatch.setattr(sys, "platform", "win32")
-    assert typed.command_line(["flatout", "a b"]) == 'flatout "a b"'
+    assert (
+        suggested_command.command_line(
+            ["flatout", "a b", "a=$x", "`id`", "a,b", "@x", "#", "it\u2019s"]
+        )
+        == "flatout 'a b' 'a=$x' '`id`' 'a,b' '@x' '#' 'it\u2019\u2019s'"
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,6 +257,28 @@ def test_length_that_is_given_twice_is_told(
     found = list(TrainRequest(experiment="digits", settings=settings, **asked).warnings())
     assert [one.rule for one in found] == (["length-set-twice"] if says else [])
     assert says is None or says in found[0].problem
+
+
+@pytest.mark.parametrize(
+    ("asked", "options"),
+    [
+        ({}, []),
+        ({"tune": "auto", "numerics": "fast"}, []),
+        ({"tune": "full", "is_dry_run": True}, ["--tune full"]),
+        ({"tune": "auto", "numerics": "fast", "is_dry_run": True}, ["--numerics fast"]),
+        ({"tune": "auto", "budget": 5.0, "is_dry_run": True}, ["--budget"]),
+        ({"tune": "off", "numerics": "fast"}, ["--numerics fast"]),
+        ({"tune": "auto", "numerics": "strict", "recipe": "r.json"}, ["--numerics strict"]),
+        ({"tune": "full", "experiment": None, "resume": "tour"}, ["--tune full"]),
+        ({"is_trusted": True}, ["--trust"]),
+        ({"is_trusted": True, "experiment": None, "resume": "./tour"}, []),
+    ],
+)
+def test_option_without_effect_on_a_training_is_named(
+    asked: dict[str, Any], options: list[str]
+) -> None:
+    found = list(TrainRequest(**({"experiment": "digits"} | asked)).warnings())
+    assert [one.problem for one in found] == [f"`{name}` has no effect." for name in options]
 
 
 @pytest.mark.parametrize(

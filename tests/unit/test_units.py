@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.nouns.units import bytes_text, count_text, percent_text, rate_text, seconds_text
+from flatout.schema.units import bytes_text, count_text, percent_text, rate_text, seconds_text
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flatout import upkeep
-from flatout.apply import applying
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.plan import Plan, Step, Write
-from flatout.system import journal
+from flatout.schema.plan import Plan, PlanStep, Write
+from flatout.setup.flatout import api as flatout_api
+from flatout.system.changes import apply
+from flatout.system.store import change_journal
 
 
 @pytest.fixture
@@ -23,16 +23,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "share"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    if upkeep.installed().way != "checkout":
+    if flatout_api.installed().way != "checkout":
         pytest.skip("needs flatout run from its sources: an installed one would be taken away")
     return tmp_path
 
 
 def change(file: Path, text: str) -> None:
     """A change as the doctor makes it."""
-    step = Step(text="write it", action=Write(file=str(file), text=text), changes=str(file))
+    step = PlanStep(text="write it", action=Write(file=str(file), text=text), changes=str(file))
     plan = Plan(goal=f"have {file.name}", steps=(step,))
-    assert [one.how for one in applying.apply(plan)] == ["done"]
+    assert [one.how for one in apply.apply(plan)] == ["done"]
 
 
 def test_removal_puts_back_what_flatout_has_changed(home: Path) -> None:
@@ -41,17 +41,17 @@ def test_removal_puts_back_what_flatout_has_changed(home: Path) -> None:
     change(mine, "first")
     change(mine, "second")
     change(made, "new")
-    removal = upkeep.plan_removal((), is_with_runs=False)
+    removal = flatout_api.plan_removal((), is_with_runs=False)
     (edits,) = [part for part in removal.parts if part.name == "edits"]
     assert "have mine.conf" in edits.text and removal.parts[0] is edits
-    upkeep.remove_part(edits, removal.installation)
+    flatout_api.remove_part(edits, removal.installation)
     assert mine.read_text() == "before" and not made.exists()
-    assert {one.status for one in journal.entries()} == {"undone"}
+    assert {one.status for one in change_journal.entries()} == {"undone"}
 
 
 def test_removal_keeps_what_was_asked_to_stay(home: Path) -> None:
     change(home / "mine.conf", "new")
-    removal = upkeep.plan_removal(("edits",), is_with_runs=False)
+    removal = flatout_api.plan_removal(("edits",), is_with_runs=False)
     assert "edits" not in [part.name for part in removal.parts]
     assert "undo" in [use.kind for use in removal.kept]
 
@@ -61,9 +61,9 @@ def test_removal_puts_back_all_but_what_somebody_has_changed_and_says_so(home: P
     change(other, "flatout's")
     change(file, "flatout's")
     file.write_text("somebody's")
-    removal = upkeep.plan_removal((), is_with_runs=False)
+    removal = flatout_api.plan_removal((), is_with_runs=False)
     with pytest.raises(RunFailed) as told:
-        upkeep.remove_part(removal.parts[0], removal.installation)
+        flatout_api.remove_part(removal.parts[0], removal.installation)
     assert told.value.rule == "not-all-put-back" and "mine.conf" in (told.value.because or "")
     assert file.read_text() == "somebody's" and not other.exists()
 
@@ -72,17 +72,17 @@ def test_removal_leaves_runs_and_recipes_that_are_kept(home: Path) -> None:
     for name in ("recipes/a.json", "runs/one/run.json"):
         (home / "state" / name).parent.mkdir(parents=True)
         (home / "state" / name).write_text("{}")
-    removal = upkeep.plan_removal(("recipes",), is_with_runs=False)
+    removal = flatout_api.plan_removal(("recipes",), is_with_runs=False)
     assert removal.installation.way == "checkout" and removal.parts[-1].commands == ()
     for part in removal.parts:
-        upkeep.remove_part(part, removal.installation)
+        flatout_api.remove_part(part, removal.installation)
     assert (home / "state/recipes/a.json").exists() and (home / "state/runs/one/run.json").exists()
-    removal = upkeep.plan_removal((), is_with_runs=True)
+    removal = flatout_api.plan_removal((), is_with_runs=True)
     for part in removal.parts:
-        upkeep.remove_part(part, removal.installation)
+        flatout_api.remove_part(part, removal.installation)
     assert not (home / "state").exists()
 
 
 def test_removal_refuses_to_keep_what_it_does_not_know(home: Path) -> None:
-    with pytest.raises(UsageError, match="names nothing"):
-        upkeep.plan_removal(("enviroments",), is_with_runs=False)
+    with pytest.raises(UsageError, match="not a known kind"):
+        flatout_api.plan_removal(("enviroments",), is_with_runs=False)

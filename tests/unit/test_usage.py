@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from flatout.errors import UsageError
-from flatout.nouns.disk_use import DiskUse
-from flatout.nouns.made_environment import EnvironmentWish, MadeEnvironment, Proof
-from flatout.system import made_environments, store, usage
+from flatout.schema.environment import EnvironmentSpec, MadeEnvironment, SmokeTestResult
+from flatout.setup.flatout import disk_usage
+from flatout.setup.model.disk_use import DiskUse
+from flatout.system import atomic_files
+from flatout.system.store import environments
+from flatout.system.store.environment_folder import NOTE
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def kept(home: Path, kind: str) -> DiskUse:
-    return next(use for use in usage.disk_use() if use.kind == kind)
+    return next(use for use in disk_usage.disk_use() if use.kind == kind)
 
 
 def write(path: Path, num_bytes: int) -> Path:
@@ -41,19 +44,19 @@ def write(path: Path, num_bytes: int) -> Path:
 
 
 def test_disk_use_when_there_is_nothing(home: Path) -> None:
-    uses = usage.disk_use()
+    uses = disk_usage.disk_use()
     assert [use.num_items for use in uses] == [0] * len(uses)
-    assert usage.free(uses) == 0
+    assert disk_usage.free(uses) == 0
     # Asking makes no folders.
     assert list(home.iterdir()) == []
 
 
 def test_size_counts_what_is_linked_twice_once(tmp_path: Path) -> None:
     first = write(tmp_path / "a/file", 100_000)
-    alone = usage.size_of(tmp_path / "a", set())
+    alone = disk_usage.size_of(tmp_path / "a", set())
     os.link(first, tmp_path / "a/link")
     assert alone >= 100_000
-    assert usage.size_of(tmp_path / "a", set()) - alone < 10_000
+    assert disk_usage.size_of(tmp_path / "a", set()) - alone < 10_000
 
 
 def test_size_follows_no_link_to_a_folder(tmp_path: Path) -> None:
@@ -63,8 +66,8 @@ def test_size_follows_no_link_to_a_folder(tmp_path: Path) -> None:
         (tmp_path / "near/link").symlink_to(tmp_path / "far")
     except OSError:
         pytest.skip("needs the right to make links")
-    assert usage.size_of(tmp_path / "near", set()) < 100_000
-    usage.delete(tmp_path / "near")
+    assert disk_usage.size_of(tmp_path / "near", set()) < 100_000
+    disk_usage.delete(tmp_path / "near")
     assert (tmp_path / "far/file").exists()
 
 
@@ -72,7 +75,7 @@ def test_free_deletes_what_is_asked_and_nothing_else(home: Path) -> None:
     recipe = write(home / "state/recipes/a.json", 1000)
     text = write(home / "share/flatout/data/tinyshakespeare/input.txt", 100_000)
     (text.parent / ".lock").touch()
-    num_bytes = usage.free([kept(home, "data")])
+    num_bytes = disk_usage.free([kept(home, "data")])
     assert num_bytes >= 100_000 and recipe.exists()
     assert not text.parent.exists()
 
@@ -83,7 +86,7 @@ def test_free_leaves_what_a_person_put_among_the_data_sets(home: Path, name: str
     text = write(home / "share/flatout/data/tinyshakespeare/input.txt", 1000)
     digits = write(home / "share/flatout/data/mnist/t10k-labels-idx1-ubyte.gz", 1000)
     assert set(kept(home, "data").freeable) == {str(text), str(digits)}
-    usage.free(usage.disk_use())
+    disk_usage.free(disk_usage.disk_use())
     assert mine.exists() and not text.exists() and not digits.exists()
 
 
@@ -91,7 +94,7 @@ def test_data_of_the_person_is_never_freed(home: Path, monkeypatch: pytest.Monke
     mine = write(home / "mine/mnist/file", 1000)
     monkeypatch.setenv("FLATOUT_DATA", str(home / "mine"))
     assert kept(home, "data").num_items == 0
-    usage.free(usage.disk_use())
+    disk_usage.free(disk_usage.disk_use())
     assert mine.exists()
 
 
@@ -101,28 +104,28 @@ def test_environments_made_elsewhere_are_counted_and_forgotten(home: Path) -> No
     write(top / "torch/flatout-half-made.json", 10)
     own = write(top / "own/lib/file", 1000)
     write(elsewhere / "bin/python", 100_000)
-    proof = Proof(device="cpu", version="2.13.0", losses=(1.0, 0.5), deviation=0.0,
+    proof = SmokeTestResult(device="cpu", version="2.13.0", losses=(1.0, 0.5), deviation=0.0,
                   tolerance=0.1, at="2026-01-01T00:00:00Z")  # fmt: skip
     made = MadeEnvironment(
         name="mine", folder=str(elsewhere), python=str(elsewhere / "bin/python"),
         python_version="3.12", version="2.13.0", cuda="cpu", index=None, installer="pip",
-        wish=EnvironmentWish(framework="torch"), machine="", pins=(), size_bytes=1,
+        wish=EnvironmentSpec(framework="torch"), machine="", pins=(), size_bytes=1,
         made_at="2026-01-01T00:00:00Z", proof=proof,
     )  # fmt: skip
-    store.write_json(elsewhere / "flatout-environment.json", made)
+    atomic_files.write_json(elsewhere / "flatout-environment.json", made)
     pointer = top / "mine.json"
     pointer.write_text(json.dumps({"folder": str(elsewhere)}))
     found = kept(home, "environments")
     assert set(found.freeable) == {str(top / "torch"), str(elsewhere)}
-    assert usage.free([found]) >= 150_000
+    assert disk_usage.free([found]) >= 150_000
     assert not here.exists() and not elsewhere.exists() and not pointer.exists()
     assert own.exists()
 
 
 def test_environments_are_not_freed_while_one_is_made(home: Path) -> None:
     file = write(home / "environments/torch/flatout-half-made.json", 1000)
-    with made_environments.locked(), pytest.raises(UsageError, match="setup-in-progress"):
-        usage.free([kept(home, "environments")])
+    with environments.locked(), pytest.raises(UsageError, match="setup-in-progress"):
+        disk_usage.free([kept(home, "environments")])
     assert file.exists()
 
 
@@ -135,17 +138,18 @@ def test_caches_hold_wheels_and_pages_of_indexes(home: Path) -> None:
 def test_delete_when_files_may_only_be_read(tmp_path: Path) -> None:
     path = write(tmp_path / "environment/.git/object", 10)
     path.chmod(0o400)
-    usage.delete(tmp_path / "environment")
+    disk_usage.delete(tmp_path / "environment")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_left_overs_of_a_removal_are_freed_with_caches(home: Path) -> None:
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
                           capture_output=True, text=True, check=True)  # fmt: skip
-    old = write(home / f"environments/.torch-{done.stdout.strip()}/file", 10)
-    ours = write(home / f"environments/.jax-{os.getpid()}/file", 10)
-    usage.free([kept(home, "caches")])
-    assert not old.exists() and ours.exists()
+    old = write(home / f"environments/.torch-{done.stdout.strip()}/{NOTE}", 10)
+    ours = write(home / f"environments/.jax-{os.getpid()}/{NOTE}", 10)
+    of_others = write(home / f"environments/.venv-{done.stdout.strip()}/file", 10)
+    disk_usage.free([kept(home, "caches")])
+    assert not old.exists() and ours.exists() and of_others.exists()
 
 
 # With the command line, and with runs.

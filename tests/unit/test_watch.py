@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engine.watch import StoppedEarly, StopRequest, watched_file
+from flatout.engine.runtime.stop_signals import StoppedEarly, StopRequest, watched_file
 
 
 @pytest.mark.parametrize(

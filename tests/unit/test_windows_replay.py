@@ -24,16 +24,16 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from flatout.apply import actions
-from flatout.apply.exit_codes import ended_text
-from flatout.consult import judge
-from flatout.doctor.planning import with_plans
+from flatout.compat.tables import shipped_tables
+from flatout.doctor.api import judge
+from flatout.doctor.fix.plan import with_plans
 from flatout.errors import RunFailed
-from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Plan, Prints, Run, Step
-from flatout.setup.goals.toolkit import plan_toolkit
-from flatout.setup.tables import shipped_tables
-from flatout.system import rewriting
+from flatout.schema.machine import Machine
+from flatout.schema.plan import Plan, PlanStep, Prints, RunProgram
+from flatout.setup.host.toolkit import plan_toolkit
+from flatout.system import edit_file
+from flatout.system.changes import actions
+from flatout.system.changes.exit_codes import ended_text
 from flatout.system.command import Completed
 
 
@@ -140,7 +140,7 @@ class Windows:
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> Windows:
     made = Windows()
-    monkeypatch.setattr(rewriting, "run_as_root", made.run)
+    monkeypatch.setattr(edit_file, "run_as_root", made.run)
     return made
 
 
@@ -149,15 +149,15 @@ def plan(cuda: str) -> Plan:
     return plan_toolkit(here, cuda, "", shipped_tables())
 
 
-def steps_of(cuda: str) -> list[Step]:
+def steps_of(cuda: str) -> list[PlanStep]:
     """Those that winget does, with what brings a visible change."""
-    return [one for one in plan(cuda).steps if isinstance(one.action, Run)
+    return [one for one in plan(cuda).steps if isinstance(one.action, RunProgram)
             and one.action.argv[0] == "winget"]  # fmt: skip
 
 
 def carry_out(cuda: str) -> None:
     for step in steps_of(cuda):
-        assert isinstance(step.action, Run)
+        assert isinstance(step.action, RunProgram)
         actions.run_command(step.action, step, None)  # type: ignore[arg-type]  # It needs none.
 
 
@@ -196,15 +196,13 @@ def test_installer_that_was_cancelled_is_said_in_words(windows: Windows) -> None
     with pytest.raises(RunFailed) as failed:
         carry_out("12.6")
     assert failed.value.rule == "step-failed"
-    assert "0x8A15010C: it was cancelled" in (failed.value.because or "")
+    assert "0x8A15010C: it was canceled" in (failed.value.because or "")
 
 
 def test_exit_codes_have_their_meaning_with_and_without_a_sign() -> None:
     for code in (NOT_NEWER, NOT_NEWER - 2**32):
         told = ended_text(("winget", "install"), code)
-        assert told == (
-            "it ended with exit code 0x8A15002B: it is installed, and there is nothing newer"
-        )
+        assert told == ("it ended with exit code 0x8A15002B: it is installed and up to date")
     assert ended_text(("winget.exe", "install"), 3010).endswith("Windows must restart to finish it")
     assert ended_text(("winget", "install"), 7) == "it ended with exit code 7"
     assert ended_text(("apt-get", "install"), 100) == "it ended with exit code 100"
@@ -212,9 +210,9 @@ def test_exit_codes_have_their_meaning_with_and_without_a_sign() -> None:
 
 def test_every_step_of_winget_names_what_is_agreed_to() -> None:
     for step in steps_of("12.6"):
-        assert isinstance(step.action, Run)
+        assert isinstance(step.action, RunProgram)
         assert "--accept-package-agreements" in step.action.argv
-        assert "you agree to its licence" in step.changes
+        assert "you agree to its license" in step.changes
 
 
 TABLE = {("0.0.0.0", "8000"): ("172.20.1.3", "8000"), ("0.0.0.0", "80"): ("192.168.1.9", "80"),
@@ -260,7 +258,7 @@ class Forwards:
         ]
 
 
-def removals() -> list[Step]:
+def removals() -> list[PlanStep]:
     """The doctor's steps for what in the table leads into a WSL that has moved."""
     base: Machine = CASES.machine_of(CASES.WSL)
     assert base.windows is not None
@@ -280,7 +278,9 @@ def test_stale_forwards_alone_are_removed_and_come_back() -> None:
     steps = removals()
     assert len(steps) == 2
     for step in steps:
-        assert isinstance(step.action, Run) and isinstance(step.done_if, Prints) and step.undo
+        assert (
+            isinstance(step.action, RunProgram) and isinstance(step.done_if, Prints) and step.undo
+        )
         assert forwards.powershell(step.done_if.argv) == 1
         assert forwards.powershell(step.action.argv) == 0
         # Carried out once more, there is nothing to do: netsh itself would fail.
@@ -296,5 +296,5 @@ def test_stale_forwards_alone_are_removed_and_come_back() -> None:
 def test_forward_stays_where_the_administrator_says_no() -> None:
     forwards = Forwards(dict(TABLE), is_allowed=False)
     (step, _) = removals()
-    assert isinstance(step.action, Run) and forwards.powershell(step.action.argv) == 1
+    assert isinstance(step.action, RunProgram) and forwards.powershell(step.action.argv) == 1
     assert forwards.table == TABLE

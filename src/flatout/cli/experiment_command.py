@@ -1,8 +1,7 @@
 """Commands that take an experiment's parameters: as `-s lr=0.1`, and as options, `--lr 0.1`.
 
-The options are those of the experiment that is named on the same line; its text is read for them,
-never run, and only where somebody asks: for help, for an option that the command does not have, or
-for a word to be completed.
+The options are those of the experiment named on the same line. Its text is parsed, never run, and
+only when needed: for --help, for an option unknown to the command, or for completion.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from flatout.cli.complete import PARAMETERS, settings, values_of
+from flatout.cli.completion_words import PARAMETERS, settings, values_of
 from flatout.errors import FlatoutError, UsageError, nearest_name
 
 if TYPE_CHECKING:
-    from flatout.experiment_text import Parameter
+    from flatout.runs.experiment_params import Parameter
 
 _PREFIX = "parameter_"
 _METAVARS = {"int": "INT", "float": "FLOAT", "str": "TEXT", "bool": "BOOL", "None": "none"}
@@ -29,7 +28,7 @@ set_parameters = click.option(
 
 
 class _Named(NamedTuple):
-    """What is known of the experiment on a command line. error: why there are no parameters."""
+    """The experiment on a command line. error: why its parameters are unknown."""
 
     place: str
     parameters: tuple[Parameter, ...] = ()
@@ -74,7 +73,7 @@ class ExperimentCommand(click.Command):
         return rest
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        """Those of the command, then those of the experiment."""
+        """The parameters of the command, then those of the experiment."""
         return [*super().get_params(context), *context.meta.get(_OPTIONS, ())]
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
@@ -105,7 +104,7 @@ class ExperimentCommand(click.Command):
         return first or _Named("")
 
     def _parameters_of(self, word: str) -> tuple[Parameter, ...]:
-        from flatout import listing
+        from flatout.runs import listing
 
         return listing.parameters_of_run(word) if self.is_of_run else listing.parameters_of(word)
 
@@ -179,7 +178,7 @@ def _help_of(parameter: Parameter, option: click.Option | None) -> tuple[str, st
         notes.append(f"is a {parameter.annotation}: set it in the file")
     elif option is None:
         name = f"-s {parameter.name}={_metavar(parameter)}"
-        notes.append("by -s only: the command has an option of that name")
+        notes.append("only with -s: the command has an option of that name")
     else:
         name = option.opts[0]
         name += f" / {option.secondary_opts[0]}" if parameter.is_flag else f" {_metavar(parameter)}"

@@ -1,4 +1,4 @@
-"""The command `flatout`: finds the one that was asked for, loads only that, and maps its errors."""
+"""The command `flatout`: finds the subcommand, loads only that one, and maps its errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -25,24 +25,24 @@ COMMANDS = (
     ("runs", "Train", "List, stop and remove runs."),
     ("show", "Train", "Show a run: result, metrics, recipe, where the time went."),
     ("compare", "Train", "Compare runs: what differs, and the results."),
-    ("predict", "Use", "Predict with the kept weights of a run."),
-    ("evaluate", "Use", "Compute the validation metrics of a run's kept weights once more."),
-    ("setup", "Make", "Make an environment whose framework fits this machine, and prove it."),
-    ("envs", "Make", "List the environments made by `flatout setup`."),
-    ("cluster", "Make", "Run a cluster of containers on this machine."),
-    ("doctor", "Mend", "Check this machine: what is wrong, why, and how to fix it."),
-    ("undo", "Mend", "Undo what flatout has changed on this machine."),
-    ("explain", "Mend", "Name the cause in a log, a traceback or any other text."),
-    ("docs", "Keep", "Show the documentation."),
+    ("predict", "Predict", "Predict with the saved weights of a run."),
+    ("evaluate", "Predict", "Recompute the validation metrics of a run's saved weights."),
+    ("setup", "Set up", "Create and test an environment that fits this machine."),
+    ("envs", "Set up", "List the environments made by `flatout setup`."),
+    ("cluster", "Set up", "Run a cluster of containers on this machine."),
+    ("doctor", "Diagnose", "Check this machine: what is wrong, why, and how to fix it."),
+    ("undo", "Diagnose", "Undo what flatout has changed on this machine."),
+    ("explain", "Diagnose", "Find the cause in a log, a traceback or any other text."),
+    ("docs", "Maintain", "Show the documentation."),
     ("data", "Train", "List, download and verify data sets."),
     ("launch", "Train", "Start your own script on several nodes."),
-    ("ingest", "Train", "Turn images, tables or texts into shards to train on."),
-    ("compat", "Make", "Show or update the tables that `setup` chooses from."),
-    ("completion", "Keep", "Print the script that lets a shell complete experiments and runs."),
-    ("disk", "Keep", "Show what flatout keeps on this disk, and delete it."),
-    ("self", "Keep", "Update or remove flatout."),
+    ("ingest", "Train", "Convert images, tables or texts into shards for training."),
+    ("compat", "Set up", "Show or update the tables that `setup` chooses from."),
+    ("completion", "Maintain", "Print a completion script for your shell."),
+    ("disk", "Maintain", "Show what flatout keeps on this disk; delete some of it."),
+    ("self", "Maintain", "Update or remove flatout."),
 )
-# What other tools call it.
+# Names of other tools for the same commands.
 ELSEWHERE = {
     "help": "flatout --help", "version": "flatout --version", "list": "flatout runs",
     "ls": "flatout runs", "status": "flatout runs", "ps": "flatout runs",
@@ -57,14 +57,44 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-# As a shell tells that SIGPIPE has ended a program, which it does with git.
+# The exit code that a shell reports for a program killed by SIGPIPE, such as git.
 _SIGPIPE_CODE = 141
-# What the system says where standard output is a file that takes no more.
+# Errors of the system when standard output is a file that cannot grow.
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 class _PipeClosed(Exception):
     """The reader of standard output, such as `head`, has closed it."""
+
+
+class _OutputFailed(OSError):
+    """The target of standard output accepts no more data."""
+
+
+@contextlib.contextmanager
+def _marked_output() -> Iterator[None]:
+    """Distinguishes a failure to write to standard output from one to write anywhere else."""
+    stdout = sys.stdout
+
+    def marked(write: Callable[..., Any]) -> Callable[..., Any]:
+        def written(*arguments: Any) -> Any:
+            try:
+                return write(*arguments)
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                raise _OutputFailed(error.errno, error.strerror) from error
+
+        return written
+
+    calls = {"write": marked(stdout.write), "flush": marked(stdout.flush)}
+    # The stream stays the same object: click and rich remember the one they inspected first.
+    vars(stdout).update(calls)
+    try:
+        yield
+    finally:
+        for name in calls:
+            vars(stdout).pop(name, None)
 
 
 @contextlib.contextmanager
@@ -95,7 +125,7 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Loads the command that was named; a mistyped name gets the nearest."""
         is_known = not arguments or arguments[0] in self.list_commands(context)
-        # While a shell completes a line, what is wrong in it is not told.
+        # No errors while a shell completes a line.
         if not is_known and not context.resilient_parsing:
             raise UsageError(
                 "unknown-command",
@@ -106,15 +136,15 @@ class Commands(click.Group):
         return super().resolve_command(context, arguments)
 
     def invoke(self, context: click.Context) -> Any:
-        """Runs the command, if there is a folder to run it in."""
+        """Runs the command, if the current folder exists."""
         try:
             os.getcwd()
         except FileNotFoundError:
             raise UsageError(
                 "current-folder-gone",
-                "the current folder is no longer there.",
-                because="it was deleted or moved after this shell had gone into it",
-                fix='change to one that is there: cd "$HOME"',
+                "the current folder no longer exists.",
+                because="it was deleted or moved while this shell was in it",
+                fix='change to another folder: cd "$HOME"',
             ) from None
         with _report_closed_pipe():
             return super().invoke(context)
@@ -150,10 +180,10 @@ def main(context: click.Context) -> None:
     Nothing is assumed, everything is measured, and every choice says why.
     """
     if context.invoked_subcommand is None:
-        from flatout import flow
-        from flatout.cli import show
+        from flatout.cli.render import show
+        from flatout.runs import api as runs_api
 
-        show.print_advice(*flow.next_step())
+        show.print_advice(*runs_api.next_step())
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -161,18 +191,19 @@ def run(arguments: Sequence[str]) -> int:
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # A redirected stream under Windows may not know every sign that is printed.
+            # The encoding of a redirected stream under Windows may lack some characters.
             stream.reconfigure(errors="replace")
     asked = os.environ.get("_FLATOUT_COMPLETE")
     if asked is not None:
-        from flatout.cli import completing
+        from flatout.cli import shell_completion
 
-        return completing.answer(main, asked)
+        return shell_completion.answer(main, asked)
     try:
         _check_unicode(arguments)
-        code = main.main(list(arguments), prog_name="flatout", standalone_mode=False)
-        # What cannot be written is known only now, and Python would complain in its own words.
-        sys.stdout.flush()
+        with _marked_output():
+            code = main.main(list(arguments), prog_name="flatout", standalone_mode=False)
+            # A failed write may show only now, and Python would print its own message.
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except FlatoutError as error:
         return _report(error, arguments)
@@ -184,26 +215,28 @@ def run(arguments: Sequence[str]) -> int:
     except (BrokenPipeError, _PipeClosed):
         _drop_output()
         return _SIGPIPE_CODE
-    except OSError as error:
-        if error.errno not in _NO_ROOM or error.filename is not None:
-            return _own_fault()
+    except _OutputFailed as error:
         _drop_output()
         return _report(
             RunFailed(
                 "output-not-writable",
                 "cannot write to standard output.",
                 because=error.strerror,
-                fix="make room where it is written to, or send it elsewhere",
+                fix="free space where it is written, or redirect it elsewhere",
             ),
             (),
         )
-    # Whatever else escapes is our own fault, and is written down.
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _own_fault()
+        return _report(_full_disk(error), arguments)
+    # Anything else that escapes is a bug, and is logged.
     except Exception:  # noqa: BLE001
         return _own_fault()
 
 
 def _open_closed_streams() -> None:
-    """Gives back what was closed (`>&-`): else the next file that is opened takes its place."""
+    """Reopens closed streams (`>&-`): else the next opened file takes their descriptors."""
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")
     if sys.stdout is None:
@@ -213,7 +246,7 @@ def _open_closed_streams() -> None:
 
 
 def _drop_output() -> None:
-    """Lets what is still to be written go nowhere: Python would complain at exit."""
+    """Discards buffered output, about which Python would complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -223,21 +256,21 @@ def _check_unicode(arguments: Sequence[str]) -> None:
         if any("\ud800" <= letter <= "\udfff" for letter in argument):
             raise UsageError(
                 "wrong-usage",
-                f"{ascii(argument)} is not text in UTF-8.",
+                f"{ascii(argument)} is not valid UTF-8.",
                 fix="rename the file or folder",
             )
 
 
 def _report(error: FlatoutError, arguments: Sequence[str]) -> int:
-    from flatout.cli import show
-    from flatout.nouns.finding import finding_from
+    from flatout.cli.render import show
+    from flatout.schema.finding import finding_from
 
     finding = finding_from(error)
     show.print_finding(finding)
     if isinstance(error, RunFailed) and error.printed:
-        from flatout.cli import failing
+        from flatout.cli.flows import explain_failure
 
-        failing.explain(finding, error.printed)
+        explain_failure.explain(finding, error.printed)
     if "--json" in arguments:
         show.print_json({"error": finding})
     return error.exit_code
@@ -246,7 +279,7 @@ def _report(error: FlatoutError, arguments: Sequence[str]) -> int:
 def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageError:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "flatout"
-    # Click sets choices below each other, with tabs.
+    # Click lists choices on separate lines, with tabs.
     message, fix = " ".join(error.format_message().split()), f"{path} --help"
     if isinstance(error, click.NoSuchOption):
         return _no_such_option(error, fix)
@@ -254,10 +287,10 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
     if isinstance(error, click.MissingParameter) and isinstance(option, click.Option):
         given = next((one for one in option.opts if one in arguments), None)
         if given is not None:
-            # What stands behind a script is the script's own.
+            # What follows the script belongs to the script.
             return UsageError(
                 "wrong-usage",
-                f"`{given}` comes after the script, which is given all that follows it.",
+                f"`{given}` comes after the script, so it is passed to the script.",
                 fix=f"put it before the script: {path} {given} ... SCRIPT",
             )
     return UsageError("wrong-usage", message, fix=fix)
@@ -266,23 +299,32 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
 def _no_such_option(error: click.NoSuchOption, fix: str) -> UsageError:
     command = error.ctx.command if error.ctx else None
     names = [name for one in command.params for name in one.opts] if command else []
-    # The dashes make no two of them alike.
+    # Without the dashes, which all options share.
     bare = {name.lstrip("-"): name for name in names if name.startswith("--")}
     near = nearest_name(error.option_name.lstrip("-"), bare)
     return UsageError(
         "wrong-usage",
-        f"there is no option {error.option_name}.",
+        f"no such option: {error.option_name}.",
         fix=f"did you mean {bare[near]}? (all: {fix})" if near is not None else fix,
     )
 
 
+def _full_disk(error: OSError) -> RunFailed:
+    return RunFailed(
+        "disk-full",
+        f"no space left to write {error.filename or 'a file'}.",
+        because=error.strerror,
+        fix="free space: flatout disk shows what flatout keeps",
+    )
+
+
 def _own_fault() -> int:
-    from flatout import flow
+    from flatout.runs import api as runs_api
 
     try:
-        place = f"the traceback is in {flow.record_crash(traceback.format_exc())}"
+        place = f"the traceback is in {runs_api.record_crash(traceback.format_exc())}"
     except (FlatoutError, OSError):
         traceback.print_exc()
         place = "the traceback is above"
-    print(f"error: this is flatout's own fault; {place}", file=sys.stderr)
+    print(f"error: this is a bug in flatout; {place}", file=sys.stderr)
     return 3

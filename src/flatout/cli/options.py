@@ -1,4 +1,4 @@
-"""Options that several commands have, so that they are called and explained alike."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from flatout.cli import complete
+from flatout.cli import completion_words
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -16,12 +16,12 @@ json_document = click.option(
 )  # fmt: skip
 trusts_run = click.option(
     "--trust", "is_trusted", is_flag=True,
-    help="Run the code of a run's folder that is not among your runs.",
+    help="Trust the code in the folder of a run that is not among your runs.",
 )  # fmt: skip
 _ASKING = (
     click.option(
-        "--experiment", metavar="NAME|FILE", shell_complete=complete.experiments,
-        help="Experiment to build the model with, instead of the one the run keeps.",
+        "--experiment", metavar="NAME|FILE", shell_complete=completion_words.experiments,
+        help="Experiment to build the model from, instead of the run's own copy.",
     ),  # fmt: skip
     click.option(
         "--batch-size", type=click.IntRange(1), metavar="N", help="Number of samples per batch.",
@@ -31,18 +31,18 @@ _ASKING = (
         default="auto",
         metavar="auto|cpu|cuda|cuda:N",
         show_default=True,
-        help="Device to compute on; auto is the one the run was trained on.",
+        help="Device to compute on; auto: the one the run was trained on.",
     ),
     click.option(
-        "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Fix a field of the recipe."
+        "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Set a field of the recipe."
     ),
     click.option("--python", metavar="PATH", help="Python interpreter to compute with."),
     click.option(
-        "--env", metavar="NAME", help="Environment made by `flatout setup` to compute in."
+        "--env", metavar="NAME", help="Environment to compute in (see `flatout envs`)."
     ),
     click.option(
         "--on", type=click.Choice(["cluster"]),
-        help="Compute in the cluster of this folder, in its `inference` service.",
+        help="Compute in the `inference` service of the cluster in this folder.",
     ),
     trusts_run,
     json_document,
@@ -50,7 +50,7 @@ _ASKING = (
 
 
 def asks_weights(command: Command) -> Command:
-    """What every command can be told that computes with the kept weights of a run."""
+    """Options of every command that computes with the saved weights of a run."""
     for option in reversed(_ASKING):
         command = option(command)
     return command

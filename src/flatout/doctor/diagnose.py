@@ -1,4 +1,4 @@
-"""The rules over a case: which causes, in which order."""
+"""Applies the rules to a case and ranks the causes."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from flatout.doctor.logs.facts import FACTS, machine_from
-from flatout.doctor.logs.scanning import scan
-from flatout.doctor.logs.shared import SHARED
+from flatout.doctor.model.diagnosis import Diagnosis, Undecided
 from flatout.doctor.rule import Case, Rule
-from flatout.doctor.same_machine import is_elsewhere, together
+from flatout.doctor.same_machine import is_elsewhere, merge_machines
+from flatout.doctor.scan.facts import FACTS, machine_from
+from flatout.doctor.scan.scanner import scan
+from flatout.doctor.scan.shared_signatures import SHARED
 from flatout.doctor.signature import Sign, Signature
-from flatout.nouns.diagnosis import Diagnosis, Undecided
-from flatout.nouns.finding import Evidence, Finding
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Evidence, Finding
+from flatout.schema.machine import NO_NVML, NO_SMI, Machine
 
 _CERTAINTIES = ("decided", "likely", "possible")
 _SEVERITIES = ("error", "warning", "note")
-# Where a fact was read that a text tells by the way.
+# The source shown for a fact that comes from a text.
 _IN_TEXT = "in text"
 
 Signs = Mapping[str, tuple[Sign, ...]]
@@ -26,7 +26,7 @@ Look = Callable[[], Machine | None]
 
 
 def nowhere() -> None:
-    """The machine of a text that may come from any."""
+    """No machine, for a text that may come from anywhere."""
     return None
 
 
@@ -35,60 +35,64 @@ def case_from_text(
     rules: Sequence[Rule],
     here: Look = nowhere,
 ) -> Case:
-    """What a text tells: facts and signs.
+    """The facts and signs in a text.
 
     Args:
         chunks: the text.
-        rules: whose signs are looked for.
-        here: asked after the text was read: the machine that it was printed on, or None where that
-            is not known. What the text tells wins; a text that tells of another machine is left
-            to itself.
+        rules: rules whose signs are looked for.
+        here: called after the text was read: the machine that it was printed on, or None if
+            unknown. The text takes precedence; if it is from another machine, this one is ignored.
     """
     signs: Signs = scan(chunks, signatures_of(rules))
-    told = machine_from(signs)
+    described = machine_from(signs)
     machine = here()
-    if machine is None or is_elsewhere(told, machine):
-        signs = _with_facts(signs, told, rules, is_told=True)
-        return Case(machine=told, signs=signs, is_text=True)
-    both = together(told, machine)
+    if machine is None or is_elsewhere(described, machine):
+        signs = _with_facts(signs, described, rules, is_from_text=True)
+        return Case(machine=described, signs=signs, is_text=True)
+    both = merge_machines(described, machine)
     return Case(
         machine=both, signs=_with_facts(signs, both, rules), is_text=True, is_here=True
     )  # fmt: skip
 
 
 def case_from_machine(machine: Machine, rules: Sequence[Rule], said: str = "") -> Case:
-    """What a machine tells, and what its programs said of the GPU when they were asked."""
-    lines = [*_told(machine), said]
+    """The facts of a machine, and what its programs printed about the GPU."""
+    lines = [*_driver_messages(machine), said]
     signs = scan(["\n".join(lines).encode(errors="replace")], signatures_of(rules))
     return Case(machine=machine, signs=_with_facts(signs, machine, rules), is_here=True)
 
 
 def _with_facts(
-    signs: Signs, machine: Machine, rules: Sequence[Rule], *, is_told: bool = False
+    signs: Signs, machine: Machine, rules: Sequence[Rule], *, is_from_text: bool = False
 ) -> Signs:
-    """The signs, and those that the facts of a machine leave. is_told: by a text alone."""
+    """The signs, plus those of a machine's facts. is_from_text: the facts are only from a text."""
     found = dict(signs)
     for rule in rules:
-        for one in rule.readings:
+        for one in rule.fact_checks:
             found.setdefault(one.sign, ())
-            if is_told and not one.is_for_texts:
+            if is_from_text and not one.is_for_texts:
                 continue
             facts = tuple(
-                Sign(id=one.sign, line=0, text=fact.text, where=_IN_TEXT if is_told else fact.where)
+                Sign(
+                    id=one.sign,
+                    line=0,
+                    text=fact.text,
+                    where=_IN_TEXT if is_from_text else fact.where,
+                )
                 for fact in one.read(machine)
             )
             found[one.sign] = (*found[one.sign], *facts)
     return found
 
 
-def _told(machine: Machine) -> list[str]:
-    """What NVML, nvidia-smi and CUDA gave for reasons; not what flatout says of them."""
+def _driver_messages(machine: Machine) -> list[str]:
+    """The reasons given by NVML, nvidia-smi and CUDA, without flatout's own wording."""
     reasons = dict.fromkeys(machine.unread.get(path, "") for path in ("gpus", "driver", "cuda"))
     parts = [part for reason in reasons for part in reason.split("; ")]
-    programs, ours = ("NVML: ", "nvidia-smi: "), ("NVML: there is no ", "nvidia-smi: not found")
+    programs, ours = ("NVML: ", "nvidia-smi: "), (NO_NVML, NO_SMI)
     parts = [part for part in parts if part.startswith(programs) and not part.startswith(ours)]
     lines = list(parts)
-    # As NVML's own programs say it.
+    # In the wording of NVML's own programs.
     lines += [f"Failed to initialize {part}" for part in parts if part.startswith("NVML: ")]
     if machine.cuda_start and machine.cuda_start.error:
         lines.append(f"cuInit: {machine.cuda_start.error}")
@@ -96,31 +100,30 @@ def _told(machine: Machine) -> list[str]:
 
 
 def signatures_of(rules: Sequence[Rule]) -> tuple[Signature, ...]:
-    """All that is looked for in a text: facts, shared signatures and those of the rules."""
+    """All signatures to look for: facts, shared signatures and those of the rules."""
     return (*FACTS, *SHARED, *(one for rule in rules for one in rule.signatures))
 
 
 def diagnose(case: Case, rules: Sequence[Rule]) -> Diagnosis:
     """The causes that fit a case, most likely first.
 
-    What is decided by evidence comes before what is likely, and that before what is possible; then
-    what is more severe, then what is more common. A finding that another at least as certain
-    explains is left out. Of a text, what is known of the machine alone comes last, and only where
-    it is more than a note.
+    Decided findings come before likely ones, and those before possible ones; then the more severe,
+    then the more common. A finding that is explained by another at least as certain is omitted.
+    For a text, findings based only on facts of the machine come last, and notes are omitted.
     """
     by_id = {rule.id: rule for rule in rules}
     facts = _facts(case.signs)
     found = [finding for rule in rules if (finding := _found(rule, case, facts))]
     for finding in found:
         assert finding.rule in by_id, f"{finding.rule} is not the name of a rule's file"
-    beside = {one.rule for one in found if case.is_text and _is_of(facts, one)}
-    found = [one for one in found if one.rule not in beside or one.severity != "note"]
+    only_facts = {one.rule for one in found if case.is_text and _is_of(facts, one)}
+    found = [one for one in found if one.rule not in only_facts or one.severity != "note"]
 
     def rank(finding: Finding) -> tuple[bool, int, int, int, str]:
         certainty = _CERTAINTIES.index(finding.certainty)
         severity = _SEVERITIES.index(finding.severity)
-        is_beside = finding.rule in beside
-        return is_beside, certainty, severity, -by_id[finding.rule].prior, finding.rule
+        is_only_facts = finding.rule in only_facts
+        return is_only_facts, certainty, severity, -by_id[finding.rule].prior, finding.rule
 
     found.sort(key=rank)
     kept: list[Finding] = []
@@ -132,7 +135,7 @@ def diagnose(case: Case, rules: Sequence[Rule]) -> Diagnosis:
 
 
 def _facts(signs: Signs) -> frozenset[Evidence]:
-    """All facts that stand for a sign."""
+    """All facts that produced a sign."""
     return frozenset(
         Evidence(text=sign.text, where=sign.where)
         for places in signs.values()
@@ -142,11 +145,11 @@ def _facts(signs: Signs) -> frozenset[Evidence]:
 
 
 def _found(rule: Rule, case: Case, facts: frozenset[Evidence]) -> Finding | None:
-    """The rule's finding; where facts alone speak, with the weight that the rule gives them."""
+    """The rule's finding; if only facts support it, with the severity that the rule gives them."""
     finding = rule.check(case)
     if finding is None or not _is_of(facts, finding):
         return finding
-    for one in rule.readings:
+    for one in rule.fact_checks:
         if any(sign.where is not None for sign in case.signs[one.sign]):
             return msgspec.structs.replace(finding, severity=one.severity, certainty=one.certainty)
     return finding
@@ -161,7 +164,7 @@ def _is_as_certain(one: Finding, other: Finding) -> bool:
 
 
 def _undecided(findings: Sequence[Finding]) -> tuple[Undecided, ...]:
-    """What would decide, where the first finding is not decided by evidence."""
+    """The commands that would decide, if the first finding is not decided."""
     if not findings or findings[0].certainty == "decided":
         return ()
     open_ones = [one for one in findings if one.certainty == findings[0].certainty]

@@ -1,8 +1,8 @@
-"""What of a machine may be shown to others: an allow-list, so that what is forgotten stays here.
+"""Redaction of machines by an allow-list, so that a forgotten field is not shared.
 
-Numbers and truth values pass. A text passes only where the table below has its place, and only as
-far as the table's pattern goes: no user, host, folder, project, container, address, serial number
-or identifier. Of what a program said, the phrases that all of them print alike.
+Numbers and booleans pass. A text passes only if the table below lists its field, and only as far
+as the table's pattern matches: no user, host, folder, project, container, address, serial number
+or identifier. Of a program's messages, only standard phrases pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.machine import Machine
+from flatout.schema.machine import Machine
 
 HIDDEN = "(not shown)"
 
@@ -21,7 +21,7 @@ Show = Callable[[str], str]
 
 
 def redacted(machine: Machine) -> Machine:
-    """The machine without anything that tells whose it is."""
+    """The machine without anything that identifies its owner."""
     shown = _shown(msgspec.to_builtins(machine), "")
     return msgspec.convert(shown, Machine)
 
@@ -31,7 +31,7 @@ def _shown(value: Any, place: str) -> Any:
         return _ALLOWED[place](value) if place in _ALLOWED else HIDDEN
     if isinstance(value, list | tuple):
         shown = [_shown(item, place) for item in value]
-        # What is not shown of a list of names is not counted either.
+        # Hidden names of a list are dropped, so that they cannot be counted either.
         return [item for item in shown if item != HIDDEN]
     if isinstance(value, dict):
         if place in _MAPPINGS:
@@ -41,13 +41,13 @@ def _shown(value: Any, place: str) -> Any:
 
 
 def _whole(*patterns: str) -> Show:
-    """The text where one of the patterns is all of it."""
+    """The text if one of the patterns matches all of it."""
     pattern = re.compile("|".join(patterns))
     return lambda text: text if pattern.fullmatch(text) else HIDDEN
 
 
 def _begun(pattern: str) -> Show:
-    """As much of the text as the pattern matches from its beginning on."""
+    """The beginning of the text that the pattern matches."""
     compiled = re.compile(pattern)
 
     def show(text: str) -> str:
@@ -58,13 +58,13 @@ def _begun(pattern: str) -> Show:
 
 
 def _kernel(text: str) -> str:
-    """A kernel's release with an x for every part that somebody gave it."""
+    """A kernel's release with an x for every custom part."""
     parts = re.split(r"([-+_])", text)
     return "".join(one if one in "-+_" or _KERNEL_PART.fullmatch(one) else "x" for one in parts)
 
 
 def _phrases(text: str) -> str:
-    """The known phrases of a text, with the program that said it."""
+    """The known phrases of a text, with the program that printed it."""
     program = re.match(r"NVML|nvidia-smi|docker|podman|torch|tensorflow|paddlepaddle|jax", text)
     said = "; ".join(dict.fromkeys(_PHRASE.findall(text))) or HIDDEN
     return f"{program[0]}: {said}" if program else said
@@ -77,7 +77,7 @@ def shared_path(text: str) -> str | None:
 
 
 def _path(text: str) -> str:
-    """A path that is the same on every machine; else the file's name alone, if that is."""
+    """A path that is the same on every machine; else only the file's name, if that is."""
     if _SHARED_PATH.fullmatch(text):
         return text
     name = re.split(r"[/\\]", text)[-1]
@@ -117,14 +117,14 @@ _DISTRIBUTION = (
     r"|Amazon Linux|Linux Mint|Pop!_OS|Kali GNU/Linux Rolling|Alpine Linux|Oracle Linux Server"
     r"|Windows|Manjaro Linux)(?:[ -]v?[\d.]+)?(?: LTS| \d\dH\d| \([A-Za-z ]{3,20}\))?"
 )
-# Makers' names for what they sell.
+# Vendors' product names.
 _PROCESSOR = (
     r"(?:AMD|Intel|Apple|Ampere|Neoverse|ARM|Qualcomm|Snapdragon|NVIDIA|Genuine Intel|\d\dth Gen)"
     r"[\w ()@.+/-]{0,60}"
 )
 _CARD = r"(?:NVIDIA|GeForce|Quadro|Tesla|GRID|TITAN)[\w ().+/-]{0,60}"
 _PACKAGE = r"(?:lib)?(?:nvidia|cuda)[\w.+-]{0,60}|linux-(?:modules|objects)-nvidia-[\w.-]{1,40}"
-# Only what the probes know is looked up at all.
+# The probes look up only these.
 _KNOWN_PACKAGE = (
     "torch|torchvision|torchaudio|tensorflow|tensorflow-cpu|tensorflow-intel|paddlepaddle"
     "|paddlepaddle-gpu|jax|jaxlib|triton|triton-windows|pytorch-triton|numpy|ray|bitsandbytes"
@@ -136,7 +136,7 @@ _FOLDER = (
     r"|/usr/local/cuda(?:-[\d.]+)?/(?:lib64|compat|targets/[\w-]{3,30}/lib)(?:/stubs)?"
     r"|C:\\Windows\\System32"
 )
-# Each by its whole name: a person's could be glued to a part of one.
+# Each by its whole name: a user's name could be glued to a part of one.
 _OF_CUDA = (
     r"cuda(?:rt|debugger)?|cudnn(?:_(?:adv|cnn|ops|graph|engines_precompiled|engines_runtime_compiled"
     r"|heuristic)(?:_infer|_train)?)?|cublas(?:Lt)?|cufft|cufile|curand|cusolver(?:Mg)?|cusparse(?:Lt)?"
@@ -149,7 +149,7 @@ LIBRARY = (
 _FILE = rf"{LIBRARY}|(?:{_OF_CUDA})(?:64)?(?:_\d{{1,4}}){{0,3}}\.dll|(?:nvcuda|nvml|nvapi64)\.dll"
 _SHARED_PATH = re.compile(rf"(?:{_FOLDER})(?:[/\\](?:{_FILE}))?")
 _LIBRARY_FILE = re.compile(_FILE)
-# Settings of WSL whose value is a number, a size or a word of WSL's own.
+# Settings of WSL whose value is a number, a size or one of WSL's own words.
 _SETTING_KEY = re.compile(
     r"(?:wsl2|experimental|automount|network|interop|gpu|general|time)\.(?:memory|processors|swap"
     r"|kernel|kernelcommandline|localhostforwarding|networkingmode|guiapplications|gpusupport"
@@ -170,7 +170,7 @@ _VARIABLE_VALUE = re.compile(
     r":(?:[\d.]{1,8}|True|False|native|cudaMallocAsync),?){1,4}",
     re.IGNORECASE,
 )
-# What programs say of the GPU in every language and version; the rules read these too.
+# GPU messages that are the same in every language and version; the rules read these too.
 _PHRASE = re.compile(
     r"Driver/library version mismatch|NVML/RM version mismatch"
     r"|The operating system has blocked the request|Driver Not Loaded|GPU is lost"
@@ -185,9 +185,9 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 
-# Place of a text, without the numbers of lists -> how much of it is shown.
+# Field path, without list indices -> how much of its text is shown.
 _ALLOWED: dict[str, Show] = {
-    # In results of benchmarks it is a version; elsewhere a path, which is not shown.
+    # In benchmark results it is a version; elsewhere a path, which is not shown.
     "python": _whole(_NUMBERS),
     "read_at": _whole(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"),
     "host.os": _whole("linux|windows|macos"),
@@ -219,7 +219,7 @@ _ALLOWED: dict[str, Show] = {
     },
     "windows.build": _whole(_NUMBERS),
     "windows.driver": _whole(_NUMBERS),
-    # Of this machine alone, or of WSL's own net.
+    # Only addresses of this machine or of WSL's own network.
     "windows.stale_forwards": _whole(
         r"(?:\*|0\.0\.0\.0|127\.0\.0\.1)/\d{1,5} 172\.\d{1,3}\.\d{1,3}\.\d{1,3}/\d{1,5}"
     ),

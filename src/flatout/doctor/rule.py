@@ -1,4 +1,4 @@
-"""A rule, and the case that it looks at."""
+"""A rule, and the case that it examines."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from flatout.doctor.reading import Reading
+from flatout.doctor.fact_check import FactCheck
 from flatout.doctor.signature import Sign, Signature
-from flatout.nouns.finding import Certainty, Evidence, Finding
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Evidence, Finding
+from flatout.schema.machine import Machine
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """Everything known: facts, and signs seen in a text.
 
-    signs: every known signature's id -> its places, none where it was not seen; facts that
-    stand for it are among them. Asking for one that nobody declares is a KeyError, which every
-    test meets.
+    signs: every known signature's id -> where it was found, empty if it was not; includes the
+    facts that produce the sign. An undeclared id is a KeyError, so that tests catch it.
     is_here: the facts are those of this machine, read just now.
-    is_text: a text was looked at that somebody has; without it, what programs just said.
+    is_text: the signs are from a user's text, not from what programs just printed.
     """
 
     machine: Machine
@@ -32,16 +31,16 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """Whether any of these signs was seen."""
         return any(self.signs[id] for id in ids)
 
-    def certainty(self, *telling: str) -> Certainty:
-        """Decided where one of these signs was seen, which have no second cause; else likely."""
-        return "decided" if self.sees(*telling) else "likely"
+    def certainty(self, *decisive: str) -> Certainty:
+        """Decided if one of these signs was seen, which have only one cause; else likely."""
+        return "decided" if self.sees(*decisive) else "likely"
 
     def value(self, id: str, name: str) -> str | None:
-        """What the first place of a sign caught under that name, or None."""
+        """The first value with that name among the sign's matches, or None."""
         return next((sign.values[name] for sign in self.signs[id] if name in sign.values), None)
 
     def evidence(self, *ids: str) -> tuple[Evidence, ...]:
-        """The first place of each of these signs in the text, each line once, then the facts."""
+        """The first line of each of these signs in the text, without repeats, then the facts."""
         lines = {
             sign.line: Evidence(
                 text=sign.text, where=f"line {sign.line}" if self.is_text else "here"
@@ -59,40 +58,40 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_wsl(self) -> bool:
-        """Under WSL 1 or 2, or told so."""
+        """Under WSL 1 or 2, by the facts or the text."""
         return self.machine.host.wsl is not None
 
     @property
     def is_container(self) -> bool:
-        """In a container, or one is started."""
+        """In a container, or while starting one."""
         return self.machine.host.container is not None
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause, known by what it leaves behind.
+    """One cause, recognized by its signs.
 
     Attributes:
         check: the case's finding, or None. A pure function; its module's name is the rule's id,
             and the module's docstring its page.
-        signatures: what only this rule, or this rule first, looks for in text.
-        readings: what it looks for in the facts of a machine.
-        explains: rules whose findings are this one's consequences, and hidden where it is found.
-        prior: how common this cause is among those that leave the same evidence behind, 0 to 100.
-            Of two findings equally certain the more common comes first.
+        signatures: texts to look for that are declared by this rule.
+        fact_checks: of a machine; they produce the same signs as texts do.
+        explains: rules whose findings are consequences of this one, and hidden if it is found.
+        prior: how common this cause is among those with the same evidence, 0 to 100. Of two
+            equally certain findings, the more common comes first.
     """
 
     check: Callable[[Case], Finding | None]
     signatures: tuple[Signature, ...] = ()
-    readings: tuple[Reading, ...] = ()
+    fact_checks: tuple[FactCheck, ...] = ()
     explains: tuple[str, ...] = ()
     prior: int = 50
 
     @property
     def id(self) -> str:
-        """The label in kebab case."""
+        """The rule's id in kebab case."""
         return self.check.__module__.rpartition(".")[2].replace("_", "-")
 
     @property
     def page(self) -> str:
-        """What it checks, why that matters, an example, the fix and its source, in Markdown."""
+        """Problem, checks, reason, example, fix and source, in Markdown."""
         return sys.modules[self.check.__module__].__doc__ or ""

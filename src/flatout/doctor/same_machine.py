@@ -1,4 +1,4 @@
-"""Whether a text was printed on the machine that was read, and what both know together."""
+"""Whether a text was printed on the examined machine, and the facts of both merged."""
 
 from __future__ import annotations
 
@@ -6,58 +6,58 @@ from typing import TypeVar
 
 import msgspec
 
-from flatout.nouns.machine import Gpu, Machine
+from flatout.schema.machine import Gpu, Machine
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def is_elsewhere(told: Machine, here: Machine) -> bool:
-    """Whether a text tells of another machine: system, WSL, driver or card are not those of here.
+def is_elsewhere(from_text: Machine, here: Machine) -> bool:
+    """Whether a text is from another machine: its system, WSL, driver or card differ from ours.
 
-    What the text does not tell, or could not be read, says nothing. A text that names no card may
-    come from a container of this machine, so containers are not compared.
+    Unknown facts on either side are not compared. A text without a card may come from a container
+    on this machine, so containers are not compared.
     """
     pairs = (
-        (told.host.os, here.host.os),
-        (told.host.wsl, here.host.wsl if here.host.os == "linux" else None),
-        (told.host.release, here.host.release),
-        (told.driver, here.driver),
-        (told.windows and told.windows.build, here.windows and here.windows.build),
+        (from_text.host.os, here.host.os),
+        (from_text.host.wsl, here.host.wsl if here.host.os == "linux" else None),
+        (from_text.host.release, here.host.release),
+        (from_text.driver, here.driver),
+        (from_text.windows and from_text.windows.build, here.windows and here.windows.build),
     )
     if any(a and b and not _is_part(str(a), str(b)) for a, b in pairs):
         return True
-    if told.host.wsl and here.host.os and not here.host.wsl:
+    if from_text.host.wsl and here.host.os and not here.host.wsl:
         return True
     names = [gpu.name for gpu in here.gpus if gpu.name]
     return bool(names) and any(
         not any(_is_part(_bare(gpu.name), _bare(name)) for name in names)
-        for gpu in told.gpus
+        for gpu in from_text.gpus
         if gpu.name
     )
 
 
-def together(told: Machine, here: Machine) -> Machine:
-    """The facts of both; where both know one, the text's, which are of the time it was printed."""
-    named = {one.name: one for one in (*here.frameworks, *told.frameworks)}
+def merge_machines(from_text: Machine, here: Machine) -> Machine:
+    """The facts of both; if both know one, the text's, which is from the time of printing."""
+    named = {one.name: one for one in (*here.frameworks, *from_text.frameworks)}
     families = {
-        name: _filled(getattr(told, name), getattr(here, name))
+        name: _filled(getattr(from_text, name), getattr(here, name))
         for name in ("host", "cpu", "memory", "windows", "wsl", "module", "network", "limits")
     }
-    gpus = told.gpus if told.gpus and not here.gpus else _gpus(told, here)
+    gpus = from_text.gpus if from_text.gpus and not here.gpus else _gpus(from_text, here)
     return msgspec.structs.replace(
         here,
         gpus=gpus,
-        driver=told.driver or here.driver,
-        cuda=told.cuda or here.cuda,
+        driver=from_text.driver or here.driver,
+        cuda=from_text.cuda or here.cuda,
         frameworks=tuple(named.values()),
         **families,
     )
 
 
-def _gpus(told: Machine, here: Machine) -> tuple[Gpu, ...]:
-    """This machine's cards; what a text says of one is the same, or it were another machine."""
-    if len(told.gpus) == len(here.gpus):
-        return tuple(_completed(a, b) for a, b in zip(told.gpus, here.gpus, strict=True))
+def _gpus(from_text: Machine, here: Machine) -> tuple[Gpu, ...]:
+    """This machine's cards, completed from the text; it is known to be the same machine."""
+    if len(from_text.gpus) == len(here.gpus):
+        return tuple(_completed(a, b) for a, b in zip(from_text.gpus, here.gpus, strict=True))
     return here.gpus
 
 
@@ -68,7 +68,7 @@ def _filled(first: T | None, second: T | None) -> T | None:
 
 
 def _completed(first: T, second: T) -> T:
-    """The first with what it does not know from the second."""
+    """The first, with its unknown fields taken from the second."""
     unknown = {
         name: getattr(second, name)
         for name in first.__struct_fields__
@@ -82,6 +82,6 @@ def _is_part(one: str, other: str) -> bool:
 
 
 def _bare(name: str | None) -> str:
-    """ "NVIDIA GeForce RTX 3060 Laptop GPU" -> "rtx 3060 laptop": people leave out the rest."""
+    """ "NVIDIA GeForce RTX 3060 Laptop GPU" -> "rtx 3060 laptop": users omit the rest."""
     words = (name or "").lower().split()
     return " ".join(word for word in words if word not in ("nvidia", "geforce", "gpu", "tesla"))

@@ -1,4 +1,4 @@
-"""Findings as SARIF 2.1.0, which code hosts and editors show.
+"""Findings as SARIF 2.1.0, which code hosts and editors display.
 
 Source: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flatout.nouns.finding import Finding
+from flatout.schema.finding import Finding
 
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -16,7 +16,7 @@ _SCHEMA = (
 
 
 def sarif(findings: Sequence[Finding], version: str) -> dict[str, Any]:
-    """One run of flatout with a result for each finding; a machine has no lines to point at."""
+    """One run with a result per finding; its location is the machine, since it has no lines."""
     rules = list(dict.fromkeys(one.rule for one in findings))
     problems = {one.rule: one.problem for one in reversed(findings)}
     return {

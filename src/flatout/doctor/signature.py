@@ -1,4 +1,4 @@
-"""What a program prints that means something, and the places where it was seen."""
+"""Texts that programs print, and the places where they were found."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 
 import msgspec
 
-# A line is looked at this far around what was found: nothing can make a pattern slow.
+# A pattern sees only this much around a fixed text, so that no input can make it slow.
 WINDOW_BYTES = 2048
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """A signature seen. line: its number, from 1; values: what the pattern's groups caught.
+    """A match of a signature. line: its number, from 1; values: those of the pattern's groups.
 
-    where: of a fact that stands for it, the place where that was read; its line is 0.
+    where: for a fact that produces the sign, its source; line is then 0.
     """
 
     id: str
@@ -24,15 +24,15 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Signature(msgspec.Struct, frozen=True, kw_only=True):
-    """Text that a program prints, as it is in every version, language and log of it.
+    """Text that a program prints in every version, language and log.
 
     Attributes:
-        id: in kebab case, unlike any other signature's.
-        texts: fixed pieces of text, one of which must be there, in any case of letters. They begin
-            and end where words do, because they are looked up by their words.
-        pattern: must match from anywhere in the line, in any case of letters; None where the text
-            says it all. Its named groups are kept. No nested repetition.
-        lines: how many lines the pattern sees, beginning with the one that holds the text.
+        id: in kebab case, unique.
+        texts: fixed texts; at least one must occur, ignoring case. They begin and end at word
+            boundaries, because they are looked up by their words.
+        pattern: must match anywhere in the line, ignoring case; None if the fixed text is enough.
+            Its named groups are kept. No nested repetition.
+        lines: how many lines the pattern sees, starting with the one that holds the text.
     """
 
     id: str
@@ -41,7 +41,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     lines: int = 1
 
     def match(self, window: str) -> dict[str, str] | None:
-        """The values that the pattern catches in a line and those below it; None if it does not."""
+        """The values of the pattern's groups in these lines; None if it does not match."""
         if self.pattern is None:
             return {}
         found = re.search(self.pattern, window, re.IGNORECASE)
@@ -49,5 +49,5 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def signature(id: str, *texts: str, pattern: str | None = None, lines: int = 1) -> Signature:
-    """A signature in a line or two."""
+    """Builds a signature."""
     return Signature(id=id, texts=texts, pattern=pattern, lines=lines)

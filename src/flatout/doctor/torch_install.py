@@ -1,37 +1,37 @@
-"""The command that installs torch, and what goes with it, for the card and driver of a case."""
+"""The command that installs torch and matching packages for a case's card and driver."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flatout.nouns.finding import Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Fix
+from flatout.schema.machine import Machine
 
 if TYPE_CHECKING:
-    from flatout.setup.fit import Target
-    from flatout.setup.torch_builds import TorchChoice
+    from flatout.compat.fit import Target
+    from flatout.compat.torch_builds import TorchChoice
 
 _PIP = "python -m pip install --force-reinstall"
 _INDEX = "https://download.pytorch.org/whl"
-# What flatout itself needs: the person's own Python may be another, and is not known here.
+# flatout's own minimum: the user's Python may be another one, and is unknown here.
 _PYTHON = (3, 11)
-# What CUDA 13 needs, by the solver's tables; and the usual builds.
+# The driver that CUDA 13 needs, by the solver's tables; and the usual builds.
 _NEW = 580
-_USUAL = ("cu130", "cu128", "cu126")
+_COMMON_BUILDS = ("cu130", "cu128", "cu126")
 
 
 def torch_install(machine: Machine, *others: str) -> Fix:
-    """A fix that replaces torch by a build that this machine can run, as `flatout setup` would.
+    """A fix that replaces torch with a build that this machine can run, as `flatout setup` would.
 
     Args:
-        machine: what is known; without a driver the builds for a new and an older one are named,
-            without a card those for most cards.
-        others: packages that must come from the same index, `torchvision` for one.
+        machine: the known facts; without a driver, builds for a new and an older one are named,
+            without a card, those for most cards.
+        others: packages that must come from the same index, such as `torchvision`.
     """
-    # The solver takes 40 ms to import, and most texts are of something else.
-    from flatout.setup.tables import shipped_tables
-    from flatout.setup.target import target_from
+    # The solver takes 40 ms to import, and most texts do not need it.
+    from flatout.compat.tables import shipped_tables
+    from flatout.compat.target import target_from
 
     target = target_from(machine, shipped_tables())
     chosen = _chosen(target) if target.gpus else ()
@@ -39,20 +39,18 @@ def torch_install(machine: Machine, *others: str) -> Fix:
     if not chosen:
         text = (
             f"install {what} for this card: cu130 with driver {_NEW} or newer and compute "
-            f"capability 7.5 "
-            "or higher; else cu128 for RTX 50, cu126 for older cards. On that machine, "
-            "`flatout setup "
-            "torch` chooses"
+            "capability 7.5 or higher; otherwise cu128 for RTX 50, cu126 for older cards; "
+            "or run `flatout setup torch` on that machine"
         )
-        commands = tuple(_command(" ".join(("torch", *others)), cuda) for cuda in _USUAL)
+        commands = tuple(_command(" ".join(("torch", *others)), cuda) for cuda in _COMMON_BUILDS)
     else:
         (first, of_first), *older = chosen
         text = f"install {of_first.requirement}{first}"
         if older:
-            text += f", else {older[0][1].requirement}"
+            text += f", otherwise {older[0][1].requirement}"
         elif target.driver is not None:
             text += f": {of_first.why}"
-        text += "; or make a new environment: `flatout setup torch`"
+        text += "; or create a new environment: `flatout setup torch`"
         commands = tuple(
             _command(" ".join((f'"{choice.requirement}"', *others)), choice.cuda or "cpu")
             for _, choice in chosen
@@ -61,14 +59,13 @@ def torch_install(machine: Machine, *others: str) -> Fix:
         text=text,
         safety="ask",
         commands=commands,
-        changes="replaces them in the environment whose python this is",
+        changes=f"replaces {what} in the environment of this python",
     )
 
 
 def _chosen(target: Target) -> tuple[tuple[str, TorchChoice], ...]:
-    """The solver's builds with CUDA for a card, each with its condition where the driver "
-    "decides."""
-    from flatout.setup.torch_builds import choose_for
+    """The solver's CUDA builds for a card, each with its condition if it depends on the driver."""
+    from flatout.compat.torch_builds import choose_for
 
     if target.driver is not None:
         choices = [("", choose_for(target, _PYTHON))]
@@ -80,7 +77,7 @@ def _chosen(target: Target) -> tuple[tuple[str, TorchChoice], ...]:
         choices = [(f" with driver {_NEW} or newer", new), ("", old)]
         if new.requirement == old.requirement:
             choices = [("", new)]
-    return tuple((said, choice) for said, choice in choices if choice.cuda is not None)
+    return tuple((condition, choice) for condition, choice in choices if choice.cuda is not None)
 
 
 def _command(packages: str, cuda: str) -> str:

@@ -1,4 +1,4 @@
-"""Training behind the process border: the one place, with the built-ins, that imports torch.
+"""The training engine: the only package, with the built-in experiments, that imports torch.
 
 For notebooks and scripts:
 
@@ -11,39 +11,45 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from flatout.engine.experiment import Experiment
+from flatout.engine.experiment import Experiment, Updates
 
 if TYPE_CHECKING:
-    from flatout.engine import schedules
-    from flatout.engine.confusion_matrix import Confusion, confusion
-    from flatout.engine.custom_step import Updates
-    from flatout.engine.datasets import dataset
-    from flatout.engine.first_step import dry_run
-    from flatout.engine.groups import decayed_groups
-    from flatout.engine.inference import Predictor, load
-    from flatout.engine.sampling import sampled_tokens
-    from flatout.engine.training import Trained, train
-    from flatout.engine.tuning import TunedHere, tune
+    from flatout.engine.data.builtin_datasets import dataset
+    from flatout.engine.optim import lr_schedules as schedules
+    from flatout.engine.optim.param_groups import decayed_groups
+    from flatout.engine.predict.predictor import Predictor, load
+    from flatout.engine.predict.text_sampling import sampled_tokens
+    from flatout.engine.tensors.confusion_matrix import Confusion, confusion
+    from flatout.engine.training.api import Trained, train
+    from flatout.engine.training.dry_run import dry_run
+    from flatout.engine.tuner.api import TunedHere, tune
 
 __all__ = [
     "Confusion", "Experiment", "Predictor", "Trained", "TunedHere", "Updates", "confusion",
     "dataset", "decayed_groups", "dry_run", "load", "sampled_tokens", "schedules", "train", "tune",
 ]  # fmt: skip
 
-# Where what takes torch to import is to be found.
+# Modules of the public names whose import needs torch.
 _PLACES = {
-    "Confusion": "confusion_matrix", "Predictor": "inference", "Trained": "training",
-    "TunedHere": "tuning", "Updates": "custom_step", "confusion": "confusion_matrix",
-    "dataset": "datasets", "decayed_groups": "groups", "dry_run": "first_step",
-    "load": "inference",
-    "sampled_tokens": "sampling", "train": "training", "tune": "tuning",
-}  # fmt: skip
+    "Confusion": "tensors.confusion_matrix",
+    "Predictor": "predict.predictor",
+    "Trained": "training.api",
+    "TunedHere": "tuner.api",
+    "confusion": "tensors.confusion_matrix",
+    "dataset": "data.builtin_datasets",
+    "decayed_groups": "optim.param_groups",
+    "dry_run": "training.dry_run",
+    "load": "predict.predictor",
+    "sampled_tokens": "predict.text_sampling",
+    "train": "training.api",
+    "tune": "tuner.api",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes a second to import: who only describes an experiment need not wait for it.
+    # Importing torch takes a second: code that only defines an experiment need not wait for it.
     if name in _PLACES:
         return getattr(importlib.import_module(f"flatout.engine.{_PLACES[name]}"), name)
     if name == "schedules":
-        return importlib.import_module("flatout.engine.schedules")
+        return importlib.import_module("flatout.engine.optim.lr_schedules")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

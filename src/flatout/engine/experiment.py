@@ -1,82 +1,120 @@
-"""What a person writes: how to build a model, its optimizer, its loss and its data.
+"""An experiment, as users write it: how to build a model, its optimizer, its loss and its data.
 
-Everything that has state is given as a factory, so that a trial, a reference or a rank can build
-all of it again. This file does not import torch: an experiment is described without it.
+Everything that has state is given as a factory, so that each trial, baseline and rank can build
+its own. This file does not import torch, so that an experiment can be defined without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from flatout.engine.field_checks import check_functions, check_kinds, check_names
-from flatout.engine.person_code import given_as
+from flatout.engine.experiment_checks import check_functions, check_kinds, check_names
+from flatout.engine.runtime.user_code import given_as, kind_text
 from flatout.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from flatout.engine.confusion_matrix import Confusion
-    from flatout.engine.custom_step import Updates
+    from flatout.engine.tensors.confusion_matrix import Confusion
 
     Mean = Tensor | tuple[Tensor, Tensor | float]
     Loss = Callable[[nn.Module, Any], Mean]
-    Step = Callable[[Updates, nn.Module, Any], Mean | Mapping[str, Mean]]
+    Step = Callable[["Updates", nn.Module, Any], Mean | Mapping[str, Mean]]
     Metrics = Callable[[nn.Module, Any], Mapping[str, Mean | Confusion]]
     Optimizers = Optimizer | Mapping[str, Optimizer]
 
 
+class OptimizerUpdate(Protocol):
+    """Makes updates of one optimizer's weights."""
+
+    def __call__(self, loss: Tensor, *, retain_graph: bool = False) -> Tensor:
+        """Backward, clipping and the optimizer's step; the gradients are empty before and after.
+
+        Only this optimizer's weights get gradients, even if the loss depends on others as well.
+
+        Args:
+            loss: a scalar that depends on the optimizer's weights; with several ranks, the mean
+                over this rank's samples.
+            retain_graph: keeps what backward needs, for another update from the same forward pass.
+
+        Returns:
+            The loss of the whole batch, detached.
+
+        Raises:
+            UsageError: loss-is-not-a-scalar.
+        """
+        ...
+
+
+class Updates(Protocol):
+    """Makes the updates in an experiment's `step(updates, model, batch)`.
+
+    `updates["generator"](loss)` makes an update with the optimizer that the experiment named
+    `generator`; a single optimizer without a name is `updates["optimizer"]`.
+    """
+
+    @property
+    def step(self) -> int:
+        """Number of steps before this one; a resumed run continues the count."""
+        ...
+
+    def __getitem__(self, name: str) -> OptimizerUpdate:
+        """The updates of the optimizer of that name."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A training to be run: what is computed, not how fast.
+    """A training experiment: the computation, not its speed.
 
     Args:
         model: builds the model, on the CPU, in fp32.
-        optimizer: builds the optimizer from the model's parameters, as `model.parameters()` gives
-            them; with `named_parameters=True` from (name, parameter) pairs, to make groups of. It
-            may return several optimizers in a dict by name.
+        optimizer: builds the optimizer from `model.parameters()`; with `named_parameters=True`
+            from (name, parameter) pairs, for parameter groups. It may return a dict of several
+            optimizers by name.
         loss: `loss(model, batch)` returns the mean over the batch's samples (a scalar), or a sum
-            and its count, for means over tokens that must stay exact when a batch is accumulated
-            from micro-batches of unequal counts.
-        step: instead of `loss`: `step(updates, model, batch)` makes the updates itself, by
-            `updates["name of the optimizer"](loss)`, and returns the loss to be shown, or several
-            in a dict by name.
+            and its count: means over tokens then stay exact with gradient accumulation, where
+            micro-batches have unequal counts.
+        step: instead of `loss`: `step(updates, model, batch)` makes the updates itself, with
+            `updates["name of the optimizer"](loss)`, and returns the loss to show, or a dict of
+            several by name.
         train_data: builds the training data: a tensor, or a tuple, list or dict of tensors with the
             same first dimension; a map-style dataset (`__len__`, `__getitem__`); or an iterable of
-            samples. Called once for each process.
+            samples. Called once in each process.
         validation_data: the same for validation, or None.
         metrics: `metrics(model, batch)` returns for each name a mean over the batch's samples, or a
-            sum and its count, or what `flatout.engine.confusion` gives. Called in evaluation mode
-            without gradients. If it gives no `loss`, the loss is computed beside it.
+            sum and its count, or a `flatout.engine.confusion`. Called in evaluation mode without
+            gradients. If it returns no `loss`, the loss is computed as well.
         batch_size: samples per update.
         epochs, steps: how long to train; exactly one of them.
-        schedule: builds a learning-rate scheduler from the optimizer, or None. Of several
+        schedule: builds a learning-rate scheduler from the optimizer, or None. With several
             optimizers it gets the dict, and may return a dict of schedulers. If it takes
-            `total_steps`, it is given how often the scheduler steps in the whole training.
+            `total_steps`, it gets the number of scheduler steps in the whole training.
         schedule_every: when the scheduler steps: after each `epoch` or each `step`.
-        collate: makes a batch of a list of samples; None stacks tensors, numbers and their
-            tuples and dicts. Not used for tensors, which are sliced.
+        collate: makes a batch from a list of samples; None stacks tensors, numbers, and tuples
+            and dicts of them. Not used for tensors, which are sliced.
         shuffle: a new order of the training samples in each epoch.
         validate_every: `epoch`, or a number of steps.
         best: the metric that decides which weights are kept; larger is better unless its name
             ends in loss, error, mse (and so rmse), mae, perplexity, ppl, wer, cer, bpc or nll.
-            `macro_f1` and its like are computed from a confusion.
-        early_stop: stop after that many validations without a better one; None never does.
-        ema: decay of an exponential moving average of the weights (0.999, say), which is then what
-            is validated and kept; None keeps none.
-        clip_norm: largest 2-norm of all gradients together (with `step`: of those of each update);
-            None does not clip.
+            `macro_f1` and similar metrics are computed from a confusion.
+        early_stop: stop after this many validations without improvement; None never does.
+        ema: decay of an exponential moving average of the weights (such as 0.999); the averages
+            are then validated and kept instead of the weights. None keeps no average.
+        clip_norm: largest 2-norm of all gradients together (with `step`: of each update's
+            gradients); None does not clip.
         unit: what a sample is, for rates: `images`, `sequences`.
-        labels: names of the classes that a classifier tells apart, in the order of their numbers.
+        labels: class names of a classifier, in the order of their numbers.
         generate: `generate(model)` returns texts that show what the model can do; called after
             each validation, in evaluation mode without gradients, and kept in the run's folder.
-        predict: `predict(model, batch)` returns what is told of each sample: a tensor or a list
-            with an entry for each, or a dict of such. With `labels`, a tensor (samples, classes)
-            holds probabilities. None calls the model with the batch: `model(tensor)`,
-            `model(*tuple)` or `model(**dict)`; with `labels`, the softmax of what comes is told.
-        predict_data: makes data, of any of the kinds of `train_data`, of one input of
+        predict: `predict(model, batch)` returns the prediction for each sample: a tensor or a list
+            with one entry per sample, or a dict of these. With `labels`, a tensor (samples,
+            classes) holds probabilities. None calls the model with the batch: `model(tensor)`,
+            `model(*tuple)` or `model(**dict)`; with `labels`, it takes the softmax of the output.
+        predict_data: builds data, of any kind allowed for `train_data`, from one input of
             `flatout predict`: a path or a text. None reads tensors from .npy and .safetensors.
     """
 
@@ -107,7 +145,7 @@ class Experiment:
     predict_data: Callable[[str], Any] | None = None
 
     def __new__(cls, *values: Any, **fields: Any) -> Self:
-        """Refuses wrong names before Python does, which would name no right one."""
+        """Refuses wrong names before Python does, to suggest the right one."""
         check_names(fields, len(values), cls.__dataclass_fields__)
         return super().__new__(cls)
 
@@ -131,25 +169,25 @@ class Experiment:
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise _bad(f"`clip_norm` is {self.clip_norm}; it must be above 0.")
         if self.early_stop is not None and self.validation_data is None:
-            raise _bad("`early_stop` needs `validation_data` to judge by.")
+            raise _bad("`early_stop` needs `validation_data`.")
         if self.loss is None and self.step is None:
             raise _bad("the experiment has no `loss`.", "give loss(model, batch), or a `step`")
         if self.loss is not None and self.step is not None:
             raise _bad("the experiment has both `loss` and `step`.", "leave one of them out")
         if self.step is not None and self.validation_data is not None and self.metrics is None:
-            raise _bad("with `step`, validation needs `metrics`: there is no `loss` to compute.")
+            raise _bad("with `step`, validation needs `metrics`, since there is no `loss`.")
         if self.epochs is None and self.steps is None:
             raise _bad("the experiment has neither `epochs` nor `steps`.", "give one of them")
         if self.epochs is not None and self.steps is not None:
             raise _bad("the experiment has both `epochs` and `steps`.", "leave one of them out")
         if self.ema is not None and not 0 < self.ema < 1:
-            raise _bad(f"`ema` is {self.ema}; a decay lies between 0 and 1.")
+            raise _bad(f"`ema` is {self.ema}; a decay must be between 0 and 1.")
         if self.labels is not None:
             _check_labels(self.labels)
 
 
 def require_experiment(value: Any, verb: str) -> Experiment:
-    """The experiment; refuses what only leads to one.
+    """Returns the experiment; refuses anything else, such as a function that builds one.
 
     Raises:
         UsageError: bad-experiment.
@@ -162,24 +200,24 @@ def require_experiment(value: Any, verb: str) -> Experiment:
         name = getattr(value, "__name__", "experiment")
         what, fix = f"the function `{name}`", f"call it: {verb}({name}())"
     elif isinstance(value, str):
-        what = f"the text {value!r}"
-        fix = f"give an Experiment; a file or a built-in is trained by: flatout train {value}"
+        what = f"the string {value!r}"
+        fix = f"give an Experiment; to train a file or a built-in, run: flatout train {value}"
     else:
-        what, fix = f"a {type(value).__name__}", f"give an Experiment: {verb}(Experiment(...))"
+        what, fix = kind_text(value), f"give an Experiment: {verb}(Experiment(...))"
     raise UsageError("bad-experiment", f"`{verb}` was given {what}, not an Experiment.", fix=fix)
 
 
 def _check_labels(labels: Sequence[str]) -> None:
-    # A text is a sequence of texts too: "cat" would name three classes.
+    # A string is a sequence of strings too: "cat" would name three classes.
     if (
         isinstance(labels, str)
         or not isinstance(labels, Sequence)
         or not all(isinstance(label, str) for label in labels)
     ):
-        raise _bad(f"`labels` is {labels!r}; give a list of texts, one for each class.")
+        raise _bad(f"`labels` is {labels!r}; give a list of strings, one for each class.")
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if list(labels).count(label) > 1)
-        raise _bad(f"`labels` has {twice!r} twice; each class needs a name of its own.")
+        raise _bad(f"`labels` has {twice!r} twice; each class needs its own name.")
 
 
 def _bad(

@@ -1,1 +1,1 @@
-"""The built-in experiments, written as a person would write them. Only the engine loads them."""
+"""The built-in experiments, written like users' experiments. Only the engine loads them."""

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.engine.data_files import library
+from flatout.system.source_path import library
 
 
 def read_pictures(text: str, num_pixels: int) -> Tensor:
     """Pictures (pictures, 1, num_pixels, num_pixels), 0 for the background to 1 for the ink.
 
-    An image file is one picture: it is made grey, inverted where its border is light (ink on
+    An image file is one picture: it is made gray, inverted where its border is light (ink on
     paper), and brought to this size without changing its proportions. A .npy file holds pictures
     of this size as bytes or as numbers from 0 to 1; an IDX file, also gzipped, as bytes.
     """

@@ -1,4 +1,4 @@
-"""What a language model is to go on with, as `flatout predict` is given it."""
+"""Prompts for a language model, as given to `flatout predict`."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def read_prompt(text: str, alphabet: bytes | None = None) -> list[str]:
         raise ValueError("it is empty")
     strange = sorted(set(prompt) - set(alphabet.decode())) if alphabet is not None else []
     if strange:
-        raise ValueError(f"the model has never met {', '.join(map(repr, strange))}")
+        raise ValueError(f"the model's vocabulary does not have {', '.join(map(repr, strange))}")
     return [prompt]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from flatout.engine.data_files import install_command
 from flatout.errors import UsageError
+from flatout.system.source_path import install_command
 
 
 def transformers_library(at_least: int = 0) -> ModuleType:
@@ -21,12 +21,12 @@ def transformers_library(at_least: int = 0) -> ModuleType:
     try:
         library = importlib.import_module("transformers")
     except ModuleNotFoundError as error:
-        # Something it needs may be lacking: then it is there, but broken, and says so itself.
+        # transformers exists but one of its own imports is missing: let its own error show.
         if error.name != "transformers":
             raise
         raise UsageError(
             "transformers-not-installed",
-            "this experiment's model comes from the package transformers, which is not there.",
+            "this experiment needs the package transformers, which is not installed.",
             because=str(error),
             fix=install_command("transformers"),
         ) from error
@@ -35,8 +35,8 @@ def transformers_library(at_least: int = 0) -> ModuleType:
         command = install_command(f"'transformers>={at_least}'")
         raise UsageError(
             "transformers-too-old",
-            f"this needs transformers {at_least}, and {version} is installed.",
-            because="an attention of another's making is given less by older ones",
-            fix=f"{command}; or train padded batches",
+            f"this needs transformers {at_least} or newer, but {version} is installed.",
+            because="older versions pass fewer arguments to a custom attention",
+            fix=f"{command}; or train with padded batches",
         )
     return library

@@ -28,10 +28,10 @@ NAME = "unpadded"
 
 
 def row_of(is_token_BL: Tensor) -> dict[str, Tensor]:
-    """Where the tokens of a padded batch are in a row without its padding.
+    """The positions of a padded batch's tokens in a row without padding.
 
     Args:
-        is_token_BL: what of the batch is no padding: at least one token of each sequence.
+        is_token_BL: True where the batch has no padding: at least one token of each sequence.
 
     Returns:
         cells_N: each token's cell in the flattened grid, -1 where the row is filled up.

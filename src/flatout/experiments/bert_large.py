@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import flatout
-from flatout.engine import dataset, decayed_groups, schedules
+from flatout.engine import dataset, decayed_groups
+from flatout.engine.optim import lr_schedules
 from flatout.experiments import _unpadding
 from flatout.experiments._transformers import transformers_library
 
@@ -26,8 +27,8 @@ NOT_ASKED = -100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """What differs between the sizes. length: of the sequences, padding included."""
+class BertSize:
+    """Differences between the sizes. length: of the sequences, padding included."""
 
     depth: int
     width: int
@@ -37,8 +38,8 @@ class Size:
 
 
 SIZES = {
-    "full": Size(depth=24, width=1024, num_heads=16, length=384, vocabulary=30_522),
-    "tiny": Size(depth=2, width=64, num_heads=2, length=64, vocabulary=1_128),
+    "full": BertSize(depth=24, width=1024, num_heads=16, length=384, vocabulary=30_522),
+    "tiny": BertSize(depth=2, width=64, num_heads=2, length=64, vocabulary=1_128),
 }
 
 
@@ -67,7 +68,7 @@ def experiment(
         model=lambda: build_model(shape, padded=padded),
         named_parameters=True,
         optimizer=lambda named: torch.optim.AdamW(decayed_groups(named, weight_decay=0.01), lr=lr),
-        schedule=lambda optimizer, total_steps: schedules.cosine(
+        schedule=lambda optimizer, total_steps: lr_schedules.cosine(
             optimizer, warm_up=total_steps // 10, steps=total_steps
         ),
         schedule_every="step",
@@ -84,7 +85,7 @@ def experiment(
     )
 
 
-def build_model(size: Size, *, padded: bool = True) -> nn.Module:
+def build_model(size: BertSize, *, padded: bool = True) -> nn.Module:
     library = transformers_library()
     config = library.BertConfig(
         num_hidden_layers=size.depth,
@@ -99,7 +100,7 @@ def build_model(size: Size, *, padded: bool = True) -> nn.Module:
 
 
 class MaskedSpeeches(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """Speeches in which some characters are to be guessed; others in each epoch.
+    """Speeches with some characters masked; different ones in each epoch.
 
     Args:
         speeches: numbers of the vocabulary (speeches, length), padded.
@@ -158,7 +159,7 @@ def _judged(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tenso
 
 
 def read_speeches(length: int, *, is_test: bool) -> Tensor:
-    """The first 90 % of the speeches or the rest (speeches, length), begun, ended and padded."""
+    """The first 90 % of the speeches or the rest (speeches, length), with begin and end tokens."""
     content = (dataset("tinyshakespeare") / "input.txt").read_bytes()
     speeches = content.split(b"\n\n")
     border = len(speeches) * 9 // 10

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import flatout
-from flatout.engine import dataset, decayed_groups, sampled_tokens, schedules
+from flatout.engine import dataset, decayed_groups, sampled_tokens
+from flatout.engine.optim import lr_schedules
 from flatout.experiments._prompts import read_prompt
 
 # In the order of their numbers; all that tiny Shakespeare has.
@@ -24,8 +25,8 @@ NUM_WRITTEN = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """What differs between the sizes."""
+class CharLmSize:
+    """Differences between the sizes."""
 
     depth: int
     width: int
@@ -38,11 +39,11 @@ class Size:
 
 
 SIZES = {
-    "full": Size(
+    "full": CharLmSize(
         depth=6, width=384, num_heads=6, context=256, dropout=0.2, lr=1e-3, batch_size=64,
         steps=5_000,
     ),
-    "tiny": Size(
+    "tiny": CharLmSize(
         depth=4, width=128, num_heads=4, context=64, dropout=0.0, lr=3e-3, batch_size=32,
         steps=2_000,
     ),
@@ -74,7 +75,7 @@ def experiment(
         optimizer=lambda named: torch.optim.AdamW(
             decayed_groups(named, weight_decay=0.1), lr=chosen.lr, betas=(0.9, 0.99)
         ),
-        schedule=lambda optimizer, total_steps: schedules.cosine(
+        schedule=lambda optimizer, total_steps: lr_schedules.cosine(
             optimizer, warm_up=min(100, total_steps // 10), steps=total_steps, floor=0.1
         ),
         schedule_every="step",
@@ -93,10 +94,10 @@ def experiment(
     )
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention to the characters before, then a small network for each by itself."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: CharLmSize) -> None:
         super().__init__()
         self.num_heads = size.num_heads
         self.dropout = size.dropout
@@ -131,11 +132,11 @@ class Block(nn.Module):
 class CharGPT(nn.Module):
     """Scores of the next character at every place of a window."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: CharLmSize) -> None:
         super().__init__()
         self.characters = nn.Embedding(NUM_CHARACTERS, size.width)
         self.places = nn.Embedding(size.context, size.width)
-        self.blocks = nn.Sequential(*[Block(size) for _ in range(size.depth)])
+        self.blocks = nn.Sequential(*[TransformerBlock(size) for _ in range(size.depth)])
         self.norm = nn.LayerNorm(size.width)
         self.head = nn.Linear(size.width, NUM_CHARACTERS, bias=False)
         self.head.weight = self.characters.weight
@@ -170,7 +171,7 @@ def metrics(model: nn.Module, windows: Tensor) -> dict[str, Tensor]:
 
 
 def write(model: nn.Module, context: int, prompt: str = "\n") -> str:
-    """What the model goes on with after a prompt, drawn character by character."""
+    """The model's continuation of a prompt, sampled character by character."""
     device = next(model.parameters()).device
     begun = torch.tensor([[ALPHABET.index(byte) for byte in prompt.encode()]], device=device)
     tokens = sampled_tokens(

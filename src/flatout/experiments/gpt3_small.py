@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import flatout
-from flatout.engine import dataset, decayed_groups, sampled_tokens, schedules
+from flatout.engine import dataset, decayed_groups, sampled_tokens
+from flatout.engine.optim import lr_schedules
 from flatout.experiments._prompts import read_prompt
 from flatout.experiments._transformers import transformers_library
 
@@ -24,8 +25,8 @@ NUM_WRITTEN = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """What differs between the sizes."""
+class GptSize:
+    """Differences between the sizes."""
 
     depth: int
     width: int
@@ -35,8 +36,8 @@ class Size:
 
 
 SIZES = {
-    "full": Size(depth=12, width=768, num_heads=12, context=1024, vocabulary=50_257),
-    "tiny": Size(depth=2, width=64, num_heads=2, context=64, vocabulary=256),
+    "full": GptSize(depth=12, width=768, num_heads=12, context=1024, vocabulary=50_257),
+    "tiny": GptSize(depth=2, width=64, num_heads=2, context=64, vocabulary=256),
 }
 
 
@@ -64,7 +65,7 @@ def experiment(
         optimizer=lambda named: torch.optim.AdamW(
             decayed_groups(named, weight_decay=0.1), lr=lr, betas=(0.9, 0.95)
         ),
-        schedule=lambda optimizer, total_steps: schedules.cosine(
+        schedule=lambda optimizer, total_steps: lr_schedules.cosine(
             optimizer, warm_up=total_steps // 20, steps=total_steps, floor=0.1
         ),
         schedule_every="step",
@@ -83,7 +84,7 @@ def experiment(
     )
 
 
-def build_model(size: Size) -> nn.Module:
+def build_model(size: GptSize) -> nn.Module:
     library = transformers_library()
     config = library.GPT2Config(
         n_layer=size.depth,
@@ -113,7 +114,7 @@ def metrics(model: Any, batch: Tensor) -> dict[str, tuple[Tensor, int]]:
 
 
 def write(model: Any, context: int, prompt: str = "\n") -> str:
-    """What the model goes on with after a prompt, drawn byte by byte."""
+    """The model's continuation of a prompt, sampled byte by byte."""
     begun = torch.tensor([list(prompt.encode())], device=model.device)
     tokens = sampled_tokens(
         # Of the vocabulary only bytes can be read; the rest is there for the network's size.

@@ -50,7 +50,7 @@ def experiment(
 
 
 def build_model(width: int) -> nn.Module:
-    # The first stride halves the image at once: most of a convolution's cost is its resolution.
+    # The first stride halves the image early: most of a convolution's cost is its resolution.
     return nn.Sequential(
         nn.Conv2d(1, width, kernel_size=5, stride=2, bias=False),
         nn.BatchNorm2d(width),

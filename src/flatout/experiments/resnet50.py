@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 import flatout
-from flatout.engine import Confusion, confusion, decayed_groups, schedules
+from flatout.engine import Confusion, confusion, decayed_groups
+from flatout.engine.optim import lr_schedules
 
 # Patterns have 4 x 4 fields.
 GRID = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """What differs between the sizes. blocks: in each of the four stages."""
+class ResNetSize:
+    """Differences between the sizes. blocks: in each of the four stages."""
 
     blocks: tuple[int, int, int, int]
     width: int
@@ -31,8 +32,8 @@ class Size:
 
 
 SIZES = {
-    "full": Size(blocks=(3, 4, 6, 3), width=64, num_classes=1_000, num_pixels=224),
-    "tiny": Size(blocks=(1, 1, 1, 1), width=8, num_classes=10, num_pixels=32),
+    "full": ResNetSize(blocks=(3, 4, 6, 3), width=64, num_classes=1_000, num_pixels=224),
+    "tiny": ResNetSize(blocks=(1, 1, 1, 1), width=8, num_classes=10, num_pixels=32),
 }
 
 
@@ -61,7 +62,7 @@ def experiment(
         optimizer=lambda named: torch.optim.SGD(
             decayed_groups(named, 1e-4), lr=lr * batch_size / 256, momentum=0.9
         ),
-        schedule=lambda optimizer, total_steps: schedules.cosine(
+        schedule=lambda optimizer, total_steps: lr_schedules.cosine(
             optimizer, warm_up=total_steps // 20, steps=total_steps
         ),
         schedule_every="step",
@@ -78,7 +79,7 @@ def experiment(
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions beside a shortcut; the 3 x 3 has the stride (v1.5)."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions with a shortcut; the 3 x 3 has the stride (v1.5)."""
 
     def __init__(self, inside: int, width: int, stride: int) -> None:
         super().__init__()
@@ -110,7 +111,7 @@ class ResNet(nn.Module):
     Source: He et al. 2015, "Deep Residual Learning for Image Recognition", table 1.
     """
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, size: ResNetSize) -> None:
         super().__init__()
         layers: list[nn.Module] = [
             *convolution(3, size.width, 7, 2),
@@ -162,7 +163,7 @@ def normalised(images: Tensor) -> Tensor:
     return (images.float() - 127.5) / 74
 
 
-def make_pictures(size: Size, count: int, *, seed: int) -> tuple[Tensor, Tensor]:
+def make_pictures(size: ResNetSize, count: int, *, seed: int) -> tuple[Tensor, Tensor]:
     """Pictures (count, 3, pixels, pixels) as bytes, and their classes (count,)."""
     patterns = torch.randint(
         128, (size.num_classes, 3, GRID, GRID), generator=torch.Generator().manual_seed(0)

@@ -54,8 +54,8 @@ def experiment(
 class NoisyImages(torch.utils.data.Dataset[Pair]):
     """Pairs of a noisy and a clean image.
 
-    The noise is drawn anew in each epoch of training; validation always meets the same, because
-    flatout seeds the generators by epoch and sample.
+    Training noise is different in each epoch; validation noise is always the same, because flatout
+    seeds the generators by epoch and sample.
     """
 
     def __init__(self, part: str, noise: float, samples: int | None) -> None:

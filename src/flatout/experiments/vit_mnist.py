@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import flatout
-from flatout.engine import decayed_groups, schedules
+from flatout.engine import decayed_groups
+from flatout.engine.optim import lr_schedules
 from flatout.experiments._pictures import read_pictures
 from flatout.experiments.mnist import LABELS, loss, metrics, predict, read_images
 
@@ -35,7 +36,7 @@ def experiment(
         model=lambda: ViT(depth, width),
         named_parameters=True,
         optimizer=lambda named: torch.optim.AdamW(decayed_groups(named, 0.05), lr=lr),
-        schedule=lambda optimizer, total_steps: schedules.cosine(
+        schedule=lambda optimizer, total_steps: lr_schedules.cosine(
             optimizer, warm_up=total_steps // 10, steps=total_steps
         ),
         schedule_every="step",

@@ -1,1 +1,17 @@
-"""Runs shown elsewhere: reads what a run's folder holds, and never writes into it."""
+"""Runs for other tools, made from what the run has logged.
+
+`runs/api.py` reads the run and calls them: `tensorboard.Writer` is given its lines, `plots.draw`
+a run with its lines and results; only `plots` writes into the run's folder, to `plots/`.
+
+To add an exporter
+------------------
+
+1. `monitor/<name>.py`: lines of `schema/run_lines.py` in, files out. Import an optional package by
+   its name in the function that needs it, and raise `UsageError` `<package>-not-installed`
+   (a section in docs/errors.md). Give it an extra in pyproject.toml.
+2. `runs/api.py`: a verb that reads the run and calls it, like `export_tensorboard`; the command
+   line calls nothing below.
+3. `cli/commands/show.py`: an option; it goes into `tests/cases/cli/options.txt` and docs/runs.md.
+   (`cli/commands/setup_export.py` is something else: environments.)
+4. Tests like tests/unit/test_tensorboard.py and test_plots.py.
+"""

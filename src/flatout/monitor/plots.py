@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.monitor import pictures
-from flatout.monitor.pictures import Curves
-from flatout.nouns.lines import Metric
-from flatout.nouns.results import Results
-from flatout.nouns.run import Run
-from flatout.nouns.typed import show_command
-from flatout.system import store
+from flatout.monitor import figures
+from flatout.monitor.figures import Curves
+from flatout.schema.class_report import Results
+from flatout.schema.run import Run
+from flatout.schema.run_lines import Metric
+from flatout.schema.suggested_command import show_command
+from flatout.system import atomic_files
 
 _PIXELS_PER_INCH = 110
 
@@ -47,10 +47,10 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
         matplotlib = importlib.import_module("matplotlib")
         figure = importlib.import_module("matplotlib.figure").Figure
         with matplotlib.rc_context(), warnings.catch_warnings():
-            # A sign that the font lacks is drawn as a box; nobody needs a warning beside it.
+            # A sign that the font lacks is drawn as a box; no one needs a warning next to it.
             warnings.simplefilter("ignore")
             matplotlib.rcdefaults()
-            matplotlib.rcParams.update(pictures.STYLE)
+            matplotlib.rcParams.update(figures.STYLE)
             drawn = dict(_drawn(run, lines, results, figure))
         return _replace(Path(run.folder) / "plots", drawn)
     except FlatoutError:
@@ -58,17 +58,17 @@ def draw(run: Run, lines: Iterable[Metric], results: Results) -> list[Path]:
     except ImportError as error:
         raise UsageError(
             "matplotlib-not-installed",
-            "pictures need the package matplotlib.",
+            "plots need the package matplotlib.",
             because=str(error),
             fix="pip install 'flatout[plots]'",
         ) from error
-    # One that does not fit the NumPy beside it raises nearly anything as soon as it is imported.
+    # One that does not fit the NumPy next to it raises nearly anything as soon as it is imported.
     except Exception as error:
         raise RunFailed(
             "plots-not-drawn",
-            f"the pictures of {run.id} could not be drawn.",
+            f"the plots of {run.id} could not be drawn.",
             because=f"{type(error).__name__}: {error}",
-            fix="the run itself is not touched; update matplotlib and try again: "
+            fix="the run itself is unaffected; update matplotlib and try again: "
             + show_command(run.typed, "--plots"),
         ) from error
 
@@ -81,16 +81,16 @@ def _drawn(
     best = run.best_validation
     title = run.id if run.status == "finished" else f"{run.id} ({run.status})"
     if curves.panels:
-        yield "curves.png", _png(pictures.draw_curves(figure, curves, title, best))
+        yield "curves.png", _png(figures.draw_curves(figure, curves, title, best))
     if curves.has_changing_rate:
-        yield "learning_rate.png", _png(pictures.draw_learning_rate(figure, curves, title))
+        yield "learning_rate.png", _png(figures.draw_learning_rate(figure, curves, title))
     for number, (line, report) in enumerate(zip(results.confusions, results.reports, strict=True)):
         ending = f"-{re.sub(r'[^A-Za-z0-9_-]+', '-', line.name)}.png" if number else ".png"
         if not report.num_samples:
             continue
-        if len(line.labels) <= pictures.MOST_CLASSES:
-            yield f"confusion{ending}", _png(pictures.draw_confusion(figure, line, title))
-        yield f"per_class{ending}", _png(pictures.draw_classes(figure, report, title))
+        if len(line.labels) <= figures.MOST_CLASSES:
+            yield f"confusion{ending}", _png(figures.draw_confusion(figure, line, title))
+        yield f"per_class{ending}", _png(figures.draw_classes(figure, report, title))
 
 
 def _png(figure: Any) -> bytes:
@@ -100,12 +100,12 @@ def _png(figure: Any) -> bytes:
 
 
 def _replace(folder: Path, drawn: dict[str, bytes]) -> list[Path]:
-    with store.mapped_os_errors(folder):
+    with atomic_files.mapped_os_errors(folder):
         if drawn:
             folder.mkdir(exist_ok=True)
         for old in folder.glob("*.png"):
             if old.name not in drawn:
                 old.unlink()
     for name, content in drawn.items():
-        store.write_atomically(folder / name, content)
+        atomic_files.write_atomically(folder / name, content)
     return [folder / name for name in drawn]

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flatout.errors import UsageError
-from flatout.nouns.lines import EpochEnded, Line, Progress, Validated
+from flatout.schema.run_lines import EpochEnded, Line, Progress, Validated
 
-# Tells our event files from those of other writers in the same folder.
+# Distinguishes our event files from those of other writers in the same folder.
 _SUFFIX = ".flatout"
 
 
 class Writer:
-    """Writes lines of a run as scalars; made anew each time, so that nothing is there twice.
+    """Writes lines of a run as scalars; rebuilt each time, so that nothing is there twice.
 
     Args:
         run_id: names the run in TensorBoard.
@@ -55,7 +55,7 @@ class Writer:
 
 
 def scalars(line: Line) -> Iterator[tuple[str, float]]:
-    """What of a line TensorBoard can draw: names grouped by what comes before the slash."""
+    """The values of a line that TensorBoard can draw, grouped by the name before the slash."""
     if isinstance(line, Progress):
         values: dict[str, float | None] = {
             "train/loss": line.loss,

@@ -1,1 +1,1 @@
-"""Which build of a framework a machine can run: tables, and the function that decides by them."""
+"""`flatout setup`: environments, what they depend on (driver, WSL, CUDA), and flatout itself."""

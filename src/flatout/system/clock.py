@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 elapsed_s = time.perf_counter
 
 
-# Waiting for what somebody else is doing.
+# Waiting for what someone else is doing.
 sleep_s = time.sleep
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
+
+from flatout.system.kill_tree import kill_tree
+from flatout.system.worker_process import ending_text
 
 # A killed process that is stuck in the kernel (a driver that hangs) is not waited for any longer.
 _GRACE_S = 0.5
@@ -20,7 +21,7 @@ else:
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program ended.
+    """The end of a program.
 
     exit_code: below zero for a signal, None if it did not run to its end.
     reason: why it did not.
@@ -57,7 +58,7 @@ def run(
             start_new_session=True,
             creationflags=_CREATION_FLAGS,
             env=environment,
-            # Windows has no such thing, and Python refuses it there.
+            # Windows does not support it, and Python refuses it there.
             pass_fds=kept_open if sys.platform != "win32" else (),
         )
     except (OSError, ValueError) as error:
@@ -68,14 +69,14 @@ def run(
             None if text is None else text.encode(), timeout=timeout_s
         )
     except subprocess.TimeoutExpired as late:
-        _kill_tree(process)
+        _kill(process)
         return Completed(
             stdout=_text(late.stdout),
             stderr=_text(late.stderr),
             reason=f"no answer within {timeout_s:g} s",
         )
     except BaseException:
-        _kill_tree(process)
+        _kill(process)
         raise
     return Completed(stdout=_text(stdout), stderr=_text(stderr), exit_code=process.returncode)
 
@@ -98,6 +99,20 @@ def run_attached(argv: Sequence[str], timeout_s: float) -> Completed:
     )
 
 
+def run_shown(argv: Sequence[str], *, is_output: bool = False) -> str | None:
+    """Runs a program to its end, showing its output; returns the reason if it failed.
+
+    is_output: its output is the result, and goes to stdout; else to stderr, where messages go.
+    """
+    try:
+        code = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=None if is_output else sys.stderr, check=False
+        ).returncode
+    except OSError as error:
+        return error.strerror or str(error)
+    return f"it {ending_text(code)}; its output is above" if code != 0 else None
+
+
 def _text(output: bytes | None) -> str:
     return decoded(output or b"").replace("\r\n", "\n")
 
@@ -113,21 +128,8 @@ def decoded(output: bytes) -> str:
     return output.decode(errors="replace").removeprefix("\ufeff")
 
 
-def _kill_tree(process: subprocess.Popen[bytes]) -> None:
-    if sys.platform == "win32":
-        import psutil
-
-        try:
-            for descendant in psutil.Process(process.pid).children(recursive=True):
-                descendant.kill()
-        except psutil.Error:
-            pass  # It ended by itself in the meantime.
-        process.kill()
-    else:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # macOS says PermissionError when only zombies are left.
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    kill_tree(process.pid)
     try:
         process.communicate(timeout=_GRACE_S)
     except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """The documentation, which comes along with flatout: its pages by name, as Markdown.
 
-In a checkout they lie in `docs`, beside the README; in an installed flatout inside the package.
+In a checkout they are in `docs`, next to the README; in an installed flatout inside the package.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 from flatout.errors import UsageError, nearest
-from flatout.system import store
+from flatout.system import atomic_files
 
 README = "readme"
 # The pages of errors and of rules are shown by `flatout explain`.
@@ -22,7 +22,7 @@ _LINK = re.compile(r"(`[^`\n]*`)|!?\[([^\]]*)\]\(([^)\s]*)\)")
 
 
 def docs_folder() -> Path:
-    """Where the pages are."""
+    """The folder of the pages."""
     import flatout
 
     package = Path(flatout.__file__).parent
@@ -38,7 +38,7 @@ def list_pages() -> dict[str, Path]:
     folder = docs_folder()
     readme = next((one / "README.md" for one in (folder, folder.parent)
                    if (one / "README.md").is_file()), None)  # fmt: skip
-    with store.mapped_os_errors(folder):
+    with atomic_files.mapped_os_errors(folder):
         found = sorted(folder.rglob("*.md"))
     pages = {
         path.stem: path for path in found
@@ -49,7 +49,7 @@ def list_pages() -> dict[str, Path]:
 
 def title_of(path: Path) -> str:
     """The heading of a page."""
-    with store.mapped_os_errors(path):
+    with atomic_files.mapped_os_errors(path):
         text = path.read_text(encoding="utf-8")
     return next((line[2:].strip() for line in text.splitlines() if line.startswith("# ")), "")
 
@@ -68,10 +68,10 @@ def read_page(name: str) -> tuple[str, str]:
     if found not in pages:
         raise UsageError(
             "unknown-page",
-            f"there is no page `{name}` in the documentation.",
+            f"the documentation has no page `{name}`.",
             fix=nearest(found, pages),
         )
-    with store.mapped_os_errors(pages[found]):
+    with atomic_files.mapped_os_errors(pages[found]):
         return found, with_commands(pages[found].read_text(encoding="utf-8"), found, pages)
 
 

@@ -1,4 +1,4 @@
-"""Downloads that go on where they broke off, from the first address that gives what is right."""
+"""Resumable downloads, from the first address that serves the right content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.request import OpenerDirector
 
 from flatout.errors import RunFailed
-from flatout.system import store
+from flatout.system import atomic_files
 
 _CHUNK_BYTES = 256 * 1024
 _SILENCE_S = 20.0
@@ -42,7 +42,7 @@ def download(
 
     Args:
         urls: addresses of the same file, tried in this order.
-        path: where it is put when it is whole and right; until then it grows beside that place.
+        path: where it is put when it is whole and right; until then it grows next to that place.
         expected_bytes: its size, for where the server does not tell it; 0 where it is not known.
             No more than about twice as much is taken in.
         check: says what is wrong with a downloaded file, None if nothing is.
@@ -51,7 +51,7 @@ def download(
     Raises:
         RunFailed: download-failed, disk-full.
     """
-    part = store.part_path(path)
+    part = atomic_files.part_path(path)
     _drop_link(part)
     reasons = []
     for url in urls:
@@ -66,17 +66,17 @@ def download(
                 is_refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
                 if isinstance(error, _TooLarge):
                     is_refused = True
-                    with store.mapped_os_errors(part):
+                    with atomic_files.mapped_os_errors(part):
                         part.unlink(missing_ok=True)
             else:
                 wrong = check(part)
-                with store.mapped_os_errors(path):
+                with atomic_files.mapped_os_errors(path):
                     if wrong is None:
-                        store.move_into_place(part, path)
+                        atomic_files.move_into_place(part, path)
                         return
                     part.unlink(missing_ok=True)
                 reason = wrong
-                # What was put together from two downloads may be wrong only for that.
+                # What was assembled from two downloads may be wrong only for that.
                 is_refused = start_bytes == 0
             reasons.append(f"{url}: {reason}")
             if is_refused or num_barren == _BARREN_TRIES:
@@ -86,7 +86,8 @@ def download(
         "download-failed",
         f"could not download {path.name}.",
         because="; ".join(dict.fromkeys(reasons)),
-        fix=f"check the network (HTTPS_PROXY, if you need one), or put it into {path.parent}",
+        fix="check the network (and HTTPS_PROXY, if you need a proxy), or put the file into "
+        f"{path.parent}",
     )
 
 
@@ -103,7 +104,7 @@ def _continue(
         response = open_(request, timeout=_SILENCE_S)
     except urllib.error.HTTPError as error:
         error.close()
-        # 416: nothing lies behind what is there already; its checksum decides.
+        # 416: nothing is behind what already exists; its checksum decides.
         if error.code == 416 and start_bytes:
             return
         raise
@@ -111,14 +112,14 @@ def _continue(
         if response.status == 206:
             told = response.headers.get("Content-Range", "")
             if not told.startswith(f"bytes {start_bytes}-"):
-                raise http.client.HTTPException(f"asked from byte {start_bytes}, got {told!r}")
+                raise http.client.HTTPException(f"requested from byte {start_bytes}, got {told!r}")
         else:
             start_bytes = 0
         length = response.headers.get("Content-Length", "")
         all_bytes = start_bytes + int(length) if length.isdigit() else expected_bytes
         most_bytes = _MOST_FACTOR * expected_bytes + _MOST_MORE_BYTES
         pace = _Pace()
-        with store.mapped_os_errors(part):
+        with atomic_files.mapped_os_errors(part):
             file = FileIO(part, "a" if start_bytes else "w")
         with file:
             done_bytes = start_bytes
@@ -131,7 +132,7 @@ def _continue(
                     raise _TooLarge(f"it is larger than {done_bytes - len(chunk):,} bytes")
                 pace.add(len(chunk))
                 yield done_bytes, all_bytes
-            with store.mapped_os_errors(part):
+            with atomic_files.mapped_os_errors(part):
                 os.fsync(file.fileno())
     if length.isdigit() and done_bytes < all_bytes:
         raise ConnectionError(f"the connection ended after {done_bytes} of {all_bytes} bytes")
@@ -142,7 +143,7 @@ class _TooLarge(ConnectionError):
 
 
 class _Pace:
-    """How fast bytes come; a server that is too slow for too long is given up."""
+    """The speed of a download; a server that is too slow for too long is given up."""
 
     def __init__(self) -> None:
         self._begun_s = time.monotonic()
@@ -159,27 +160,27 @@ class _Pace:
         if passed_s < _SLOW_S:
             return
         if self._num_bytes < _LEAST_BYTES_PER_S * passed_s:
-            raise ConnectionError(f"only {self._num_bytes:,} bytes came in {passed_s:.0f} s")
+            raise ConnectionError(f"only {self._num_bytes:,} bytes arrived in {passed_s:.0f} s")
         self._begun_s, self._num_bytes = time.monotonic(), 0
 
 
 def _drop_link(part: Path) -> None:
     """Removes a link where a download is put: what it leads to is not flatout's to write."""
-    with store.mapped_os_errors(part):
+    with atomic_files.mapped_os_errors(part):
         if part.is_symlink():
             part.unlink()
 
 
 def _write(file: FileIO, chunk: bytes, part: Path) -> None:
-    # Unbuffered: a full disk is told here, and what a kill leaves is as long as was shown.
-    with store.mapped_os_errors(part):
+    # Unbuffered: a full disk is reported here, and what a kill leaves is as long as was shown.
+    with atomic_files.mapped_os_errors(part):
         rest = memoryview(chunk)
         while rest:
             rest = rest[file.write(rest) :]
 
 
 def _size_bytes(path: Path) -> int:
-    with store.mapped_os_errors(path):
+    with atomic_files.mapped_os_errors(path):
         return path.stat().st_size if path.exists() else 0
 
 

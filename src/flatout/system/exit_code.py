@@ -1,4 +1,4 @@
-"""How a process ends says what came of it, also where its last lines find no room."""
+"""Ends a process so that its code carries the outcome, even if its last lines find no room."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How fast files are read where they lie: many small ones, and one large one.
+"""Read speed of files in place: many small ones, and one large one.
 
-In a process of its own (`python -P -m flatout.system.file_speed FOLDER`), because a share that is
-gone hangs whoever touches it. What is written is a folder that is removed again.
+In a process of its own (`python -P -m flatout.system.file_speed FOLDER`), because a disconnected
+share hangs every process that touches it. What is written is a folder that is removed again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def measure(folder: str, limit_s: float = LIMIT_S) -> dict[str, float]:
     """small_files_bytes_s and stream_bytes_s: written and read, opening included.
 
     What was just written comes back from memory, so writing is timed too: on a share each file is a
-    question to whoever holds it, and that is what makes it slow. Nothing takes longer than limit_s.
+    request to its server, and that is what makes it slow. Nothing takes longer than limit_s.
     """
     end = time.perf_counter() + limit_s
     with tempfile.TemporaryDirectory(prefix=".flatout-", dir=folder) as inside:

@@ -1,4 +1,4 @@
-"""How much more memory this process may take: the machine's, and its control group's."""
+"""Memory that this process may still take, and the kernel's count of processes it ran out for."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _FILES = (
 
 
 def free_memory_bytes(groups: Path = _GROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """Main memory that can still be taken without taking it from anybody.
+    """Main memory that can still be taken without taking it from anyone.
 
     Args:
-        groups: where control groups are told.
-        own: the file that tells which of them this process is in.
+        groups: where control groups are listed. own: the file that shows which of them this process
+            is in.
     """
     return min([psutil.virtual_memory().available, *_left_in_groups(groups, own)])
 
 
 def _left_in_groups(groups: Path, own: Path) -> Iterator[int]:
-    """What this process's group, and each one above it, has left of its limit."""
+    """The rest of the limits of this process's group and each one above it."""
     for controller, limit_name, used_name, reclaimed_name in _FILES:
         path = _own_path(_text(own), controller)
         parts = [part for part in path.split("/") if part] if path is not None else []
-        # In a container the path may be the one outside, which is not there: then the root is.
+        # In a container the path may be the one outside, which is missing: then the root is.
         for length in range(len(parts) + 1 if path is not None else 0):
             folder = groups.joinpath(controller, *parts[:length])
             limit, used = _text(folder / limit_name), _text(folder / used_name)
@@ -61,5 +61,20 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:
-        # Not Linux, or a group that tells less: then there is no limit to be seen.
+        # Not Linux, or a group that reports less: then no limit is visible.
         return ""
+
+
+# Linux reports the number since it was started, those in control groups included.
+# Source: https://docs.kernel.org/filesystems/proc.html, and `oom_kill` in mm/vmstat.c.
+_COUNTS = Path("/proc/vmstat")
+
+
+def num_kernel_kills(counts: Path = _COUNTS) -> int | None:
+    """The number since the system was started; None if it is not reported."""
+    try:
+        lines = counts.read_text().splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
+    return int(found[0]) if found else None

@@ -1,4 +1,4 @@
-"""What other programs take of the CPUs while something is measured."""
+"""The load of other programs on the CPUs during a measurement."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 
 import psutil
 
-from flatout.nouns.tuning import Load
+from flatout.schema.tuning import Load
 from flatout.system.clock import elapsed_s
 
 # The system counts in hundredths of a second: of a shorter time it says nothing.
@@ -18,10 +18,10 @@ _IDLE = ("idle", "iowait")
 
 
 class LoadWatch:
-    """Begun before something is measured; `load` says what others took since then.
+    """Started before a measurement; `load` says what others took since then.
 
     This process, the one that has started it and all that it has started are not others. What has
-    been started and has ended meanwhile counts as own where the system keeps its time, which
+    been started and has ended in the meantime counts as own where the system keeps its time, which
     Windows does not: there it is only seen while it runs.
     """
 
@@ -52,7 +52,7 @@ def _busy_s() -> float:
 
 def _own_s() -> float:
     """Seconds of work of this process with its ended children, of those that run, and of the one
-    that has started it, which shows what goes on.
+    that has started it, which shows what continues.
     """
     own = psutil.Process()
     total_s = _seconds(own, has_children=True)

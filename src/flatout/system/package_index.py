@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import FlatoutError
-from flatout.system import clock, folders, site_file, store
-from flatout.system.opener import opener_for, without_password
-from flatout.system.pip_settings import read_indexes
-from flatout.system.simple_index import files_of
-from flatout.system.system import Unread
+from flatout.system import atomic_files, clock, paths, site_policy
+from flatout.system.host_system import Unread
+from flatout.system.http import opener_for, without_password
+from flatout.system.package_index_page import files_of
+from flatout.system.pip_config import read_indexes
 
 _KEPT_S = 24 * 3600.0
 
@@ -28,7 +28,7 @@ class IndexPage(msgspec.Struct, frozen=True, kw_only=True):
 def read_page(
     index: str | None, project: str, *, is_kept_enough: bool = True
 ) -> IndexPage | Unread:
-    """What an index has for a project.
+    """The page of a project in an index.
 
     Args:
         index: address of the index; None is the one that pip asks by itself.
@@ -36,11 +36,11 @@ def read_page(
         is_kept_enough: a page that was read within a day will do.
 
     Returns:
-        The page, empty where the index has no such project, or why it cannot be had.
+        The page, empty where the index has no such project, or why it is not available.
     """
     place = index or default_index()
     if place is None:
-        return Unread("no pip is here that knows where the index is")
+        return Unread("no pip found whose configuration names the index")
     kept = _kept_file(place, project)
     if is_kept_enough and (page := _read_kept(kept)):
         return page
@@ -52,17 +52,17 @@ def read_page(
         return Unread(f"{without_password(place).rstrip('/')}/{project}: {names.reason}")
     page = IndexPage(names=names, read_at=clock.now_s())
     try:
-        with store.mapped_os_errors(kept):
+        with atomic_files.mapped_os_errors(kept):
             kept.parent.mkdir(parents=True, exist_ok=True)
-        store.write_json(kept, page)
+        atomic_files.write_json(kept, page)
     except FlatoutError:
-        pass  # It is asked again next time.
+        pass  # It is queried again next time.
     return page
 
 
 def default_index() -> str | None:
-    """The address of the index that pip asks: the person's, else the one that pip knows."""
-    return read_indexes().default or site_file.read_site().mirrors.packages or _pips_index()
+    """The address of the index that pip asks: the user's, else the one that pip knows."""
+    return read_indexes().default or site_policy.read_site().mirrors.packages or _pips_index()
 
 
 def _pips_index() -> str | None:
@@ -75,12 +75,12 @@ def _pips_index() -> str | None:
 
 def _kept_file(index: str, project: str) -> Path:
     digest = hashlib.sha256(f"{index} {project}".encode()).hexdigest()[:16]
-    return folders.state_folder() / "indexes" / f"{project}-{digest}.json"
+    return paths.state_folder() / "indexes" / f"{project}-{digest}.json"
 
 
 def _read_kept(path: Path) -> IndexPage | None:
     try:
-        page = store.read_json(path, IndexPage) if path.is_file() else None
+        page = atomic_files.read_json(path, IndexPage) if path.is_file() else None
     except FlatoutError:
         return None
     return page if page and 0 <= clock.now_s() - page.read_at < _KEPT_S else None

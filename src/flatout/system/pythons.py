@@ -1,4 +1,4 @@
-"""Interpreters of a wanted version: those that are here."""
+"""Interpreters of a wanted version, and the error for a program that is none."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from flatout.errors import UsageError
 from flatout.system.command import run
-from flatout.system.variables import setup_environment
+from flatout.system.process_env import setup_environment
 
 _ASK = "import sys; print('%d.%d' % sys.version_info[:2], sys.implementation.name, sys.executable)"
 
 
 def find_python(version: str) -> str | None:
-    """An interpreter of that version ("3.12"), which is asked whether it is; None: there is none.
+    """An interpreter of that version ("3.12"), which is checked whether it is; None: there is none.
 
     Not that of a virtual environment, which may be taken away: the one it was made from.
     """
@@ -28,6 +29,16 @@ def find_python(version: str) -> str | None:
         if done.exit_code == 0 and words[:2] == [version, "cpython"]:
             return words[2]
     return None
+
+
+def not_a_python(python: str, because: str | None) -> UsageError:
+    """The error for a program that does not answer as an interpreter does."""
+    return UsageError(
+        "python-not-found",
+        f"{python} does not behave like a Python interpreter.",
+        because=because,
+        fix="give the path of a Python interpreter, such as .venv/bin/python",
+    )
 
 
 def own_version() -> str:

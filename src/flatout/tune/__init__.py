@@ -1,4 +1,4 @@
-"""Which recipe is the fastest correct one: candidates, the search, and what was found before.
+"""The choice of the fastest correct recipe: candidates, the search, and earlier decisions.
 
-Pure: no torch, no clock, no files. `engine/tuner.py` carries out what is decided here.
+Pure: no torch, no clock, no files. `engine/tuner/driver.py` carries out what is decided here.
 """

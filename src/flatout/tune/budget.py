@@ -1,10 +1,10 @@
-"""What a search may take: as long as was asked for, or a share of the run that it makes faster."""
+"""The time for a search: as requested, or a share of the run that it speeds up."""
 
 from __future__ import annotations
 
-from flatout.nouns.tuning import Wish
+from flatout.schema.tuning import TuneRequest
 
-# A search that was asked for may take this long, or as long as these many plain steps: with
+# An explicitly requested search may take this long, or as long as these many plain steps: with
 # loading, a minute.
 _FULL_S = 54.0
 _FULL_STEPS = 12
@@ -17,23 +17,23 @@ _SHARE_OF_RUN = 0.03
 _LEAST_STEPS = 300
 
 
-def is_too_short(wish: Wish, num_steps: int | None) -> bool:
+def is_too_short(wish: TuneRequest, num_steps: int | None) -> bool:
     """Whether even the first look could cost a run more than a search may.
 
     Args:
-        wish: what a person wants of the search.
-        num_steps: of the run; None where nobody knows.
+        wish: the tuning options.
+        num_steps: of the run; None if unknown.
     """
     is_asked_for = wish.mode == "full" or wish.budget_s is not None
     return not is_asked_for and (num_steps or 0) < _LEAST_STEPS
 
 
-def budget_of(wish: Wish, num_steps: int | None, step_s: float) -> float | None:
-    """What the search may take, in seconds; None where it cannot pay.
+def budget_of(wish: TuneRequest, num_steps: int | None, step_s: float) -> float | None:
+    """The time for the search, in seconds; None if it cannot pay.
 
     Args:
-        wish: what a person wants of the search.
-        num_steps: of the run; None where nobody knows.
+        wish: the tuning options.
+        num_steps: of the run; None if unknown.
         step_s: a plain step.
     """
     if wish.budget_s is not None:
@@ -45,5 +45,5 @@ def budget_of(wish: Wish, num_steps: int | None, step_s: float) -> float | None:
 
 
 def full_s(step_s: float) -> float:
-    """What a search takes that was asked for without a budget."""
+    """Duration of a search requested without a budget."""
     return max(_FULL_S, _FULL_STEPS * step_s)

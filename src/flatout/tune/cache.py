@@ -1,4 +1,4 @@
-"""When a recipe that was found before may be used again."""
+"""The conditions for using an earlier recipe again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.tuning import Interval, Known, Wish
+from flatout.schema.tuning import Interval, Known, TuneRequest
 
 # A probe that differs by more than this from what was found means that something has changed.
 _MOST_DRIFT = 0.10
@@ -29,8 +29,8 @@ def cache_key(identity: dict[str, Any]) -> str:
     return hashlib.sha256(content).hexdigest()[:24]
 
 
-def is_of_use(known: Known, wish: Wish) -> bool:
-    """Whether a decision that was found before answers this wish.
+def is_of_use(known: Known, wish: TuneRequest) -> bool:
+    """Whether an earlier decision answers this request.
 
     What a hurried search has found is good enough for a run; that it found nothing says little.
     Who gives a search more time than the last one had wants it made.

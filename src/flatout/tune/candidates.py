@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.recipe import CpuAffinity
-from flatout.nouns.tuning import Candidate, Numerics, Profile, Setting, Skip
-from flatout.nouns.units import counted_text, percent_text, seconds_text
+from flatout.schema.recipe import CpuAffinity
+from flatout.schema.tuning import Candidate, Numerics, Profile, Setting, Skip
+from flatout.schema.units import counted_text, percent_text, seconds_text
 from flatout.tune import captures
 from flatout.tune.compiling import compiled_candidates
 from flatout.tune.data_paths import AXES, LEAST_SHARE, data_paths
@@ -30,7 +30,7 @@ _LEAST_MICRO_BATCH = 4
 
 
 def plain_changes(setting: Setting) -> dict[str, Any]:
-    """The recipe fields of a plain loop: everything as torch does it when nobody asks."""
+    """The recipe fields of a plain loop: everything as torch does it by default."""
     return {
         "precision": "fp32",
         "memory_format": "contiguous",
@@ -57,14 +57,14 @@ def base_candidate(setting: Setting) -> Candidate:
         name="flatout's defaults",
         axis="loop",
         changes=setting.defaults | setting.fixed | setting.baseline,
-        why="what trains without a search",
+        why="what a run without tuning uses",
     )
 
 
 def candidates(
     setting: Setting, profile: Profile, numerics: Numerics
 ) -> tuple[tuple[Candidate, ...], tuple[Skip, ...]]:
-    """What is worth trying here, in order, and what is not, each with its reason.
+    """The candidates worth trying here, in order, and the others, each with its reason.
 
     Args:
         setting: what experiment and device allow.
@@ -83,7 +83,7 @@ def candidates(
         else:
             skipped.append(Skip(name=candidate.name, axis=candidate.axis, reason=reason))
     data = profile.shares.get("data", 0.0)
-    # Where reading takes longer than everything else, nothing else shows before it is mended.
+    # Where reading takes longer than everything else, no other gain shows before that is fixed.
     first: tuple[str, ...] = AXES if data > 0.5 else ()
     if profile.is_busy:
         # Nothing costs as much there as threads that wait for one that has lost its CPU.
@@ -95,7 +95,7 @@ def candidates(
 
 
 def jump(tried: Iterable[Candidate]) -> Candidate | None:
-    """What usually helps, all at once: for a step so slow that there is time for one comparison.
+    """All settings that usually help, combined: for steps so slow that one comparison must do.
 
     Args:
         tried: what applies here.
@@ -107,10 +107,10 @@ def jump(tried: Iterable[Candidate]) -> Candidate | None:
     changes = {name: value for one in usual for name, value in one.changes.items()}
     if not usual:
         return None
-    # `bf16 autocast` and `bf16 autocast + channels_last` are one thing.
+    # Name parts shared by several candidates are listed once.
     names = dict.fromkeys(part for one in usual for part in one.name.split(" + "))
     return Candidate(
-        name=" + ".join(names), axis="together", changes=changes, why="what usually helps"
+        name=" + ".join(names), axis="together", changes=changes, why="settings that usually help"
     )
 
 
@@ -140,9 +140,9 @@ def _precisions(
         nothing = "--numerics strict allows no other rounding"
     elif not (profile.has_products or profile.has_convolutions):
         nothing = "the step has neither matrix products nor convolutions"
-    tf32 = _precision("tf32", "tf32 products", "tensor cores round their inputs to 10 bits")
-    yield tf32, nothing or (None if setting.has_tf32 else "this device has no tf32")
-    why = "matrix units of the device, half the memory"
+    tf32 = _precision("tf32", "tf32 products", "tensor cores round inputs to 10 bits of mantissa")
+    yield tf32, nothing or (None if setting.has_tf32 else "this device does not support tf32")
+    why = "uses the device's matrix units, with half the memory"
     bf16 = _precision("bf16", "bf16 autocast", why, is_usual=True)
     slow = None if setting.has_bf16 else "this device multiplies bf16 no faster than fp32"
     yield bf16, nothing or slow
@@ -152,7 +152,7 @@ def _precisions(
     yield with_layout, nothing or slow or _no_layout(setting, profile)
     with_math = _together(bf16, "math attention", {"attention": "math"})
     yield with_math, nothing or slow or _no_slow_attention(setting, profile)
-    fp16 = _precision("fp16", "fp16 autocast, scaled", "as bf16, with 3 more bits")
+    fp16 = _precision("fp16", "fp16 autocast, scaled", "as bf16, with 3 more bits of mantissa")
     is_fast = numerics == "fast"
     rare = None if is_fast else "only with --numerics fast: a smaller range than bf16"
     yield fp16, nothing or (rare if setting.device == "cuda" else "slower than fp32 on a CPU")
@@ -160,14 +160,14 @@ def _precisions(
 
 def _no_layout(setting: Setting, profile: Profile) -> str | None:
     if setting.has_volumes:
-        return "torch has it for weights of four dimensions, and some have five"
+        return "torch supports it for 4-d weights only, and some are 5-d"
     return None if profile.has_convolutions else "the step has no convolution"
 
 
 def _no_slow_attention(setting: Setting, profile: Profile) -> str | None:
     if not profile.has_attention:
         return "the step does not call torch's attention"
-    return None if setting.device == "cpu" else "on a GPU the fused attention is the faster one"
+    return None if setting.device == "cpu" else "on a GPU the fused attention is faster"
 
 
 def _together(alone: Candidate, name: str, changes: dict[str, Any]) -> Candidate:
@@ -191,21 +191,24 @@ def _memory_formats(setting: Setting, profile: Profile) -> Iterator[tuple[Candid
         name="channels_last",
         axis="memory format",
         changes={"memory_format": "channels_last"},
-        why="the order in which convolutions read fastest",
+        why="the layout that convolutions read fastest",
     )
     yield candidate, _no_layout(setting, profile)
 
 
 def _benchmark(setting: Setting, profile: Profile) -> tuple[Candidate, str | None]:
+    if setting.defaults.get("benchmark", False):
+        name, value = "no cuDNN benchmark", False
+        why = "cuDNN chooses algorithms without timing them: changing shapes cost less"
+    else:
+        name, value = "cuDNN's benchmark", True
+        why = "cuDNN times its algorithms instead of guessing the fastest"
     candidate = Candidate(
-        name="cuDNN's benchmark",
-        axis="convolution algorithms",
-        changes={"benchmark": True},
-        why="cuDNN times its algorithms, rather than guess which one is fastest",
+        name=name, axis="convolution algorithms", changes={"benchmark": value}, why=why
     )
     reason = None if profile.has_convolutions else "the step has no convolution"
     if setting.device != "cuda":
-        reason = "only cuDNN, on a GPU, has it"
+        reason = "cuDNN only, on a GPU"
     elif setting.is_deterministic:
         reason = "with `deterministic` the choice must not depend on a measurement"
     return candidate, reason
@@ -224,9 +227,9 @@ def _allocator(setting: Setting, profile: Profile) -> tuple[Candidate, str | Non
     if setting.device != "cpu":
         reason = "the step's memory is on the GPU"
     elif reason is None and faults * _PAGE_FAULT_S < LEAST_SHARE * profile.step_s:
-        reason = f"a step waits for {faults:,} new pages of memory only"
+        reason = f"a step waits for only {faults:,} new pages of memory"
     elif reason is None and not setting.has_processes:
-        reason = "only in a process of its own: `flatout tune FILE` tries it, given time"
+        reason = "needs a separate process: `flatout tune FILE` tries it if time allows"
     return candidate, reason
 
 
@@ -259,15 +262,21 @@ def _optimizers(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate,
             why=why,
             is_usual=value == "fused",
         )
-        yield candidate, (None if is_here else f"torch has no {value} form of it here") or little
+        yield (
+            candidate,
+            (None if is_here else f"torch has no {value} version of this optimizer here") or little,
+        )
 
 
 def _threads(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, str | None]]:
     on_gpu = "the step runs on the GPU" if setting.device != "cpu" else None
     operation_s = profile.step_s / max(1, profile.num_operations)
-    # Beside other programs, an operation takes long because its threads wait for each other.
+    # Next to other programs, an operation takes long because its threads wait for each other.
     is_long = operation_s > _LONG_OPERATION_S and not profile.is_busy
-    shared = f"operations take {seconds_text(operation_s)} on average, long enough to be shared"
+    shared = (
+        f"operations take {seconds_text(operation_s)} on average, long enough to split among "
+        "threads"
+    )
     current = setting.defaults.get("num_threads", setting.num_threads)
     counts = {1, max(1, setting.num_cores // 2), setting.num_cores, setting.num_threads}
     if profile.load is not None and profile.is_busy:
@@ -277,11 +286,11 @@ def _threads(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, st
             name=counted_text(count, "CPU thread"),
             axis="threads",
             changes={"num_threads": count},
-            why="small operations cost more to share out than to do",
+            why="small operations take longer to split among threads than to compute",
             is_process_wide=True,
         )
         # What more threads gain on a quiet machine they lose many times over on a busy one.
-        risky = f"with more than {current}, threads wait for each other where other programs run"
+        risky = f"with more than {current}, threads wait for each other while other programs run"
         reason = risky if count > current else shared if count == 1 and is_long else None
         yield candidate, on_gpu or reason
 
@@ -289,7 +298,11 @@ def _threads(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, st
 def _affinities(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
     on_gpu = "the step runs on the GPU" if setting.device != "cpu" else None
     values: tuple[tuple[CpuAffinity, str, str], ...] = (
-        ("one-per-core", "one thread per core", "two threads on one core share what computes"),
+        (
+            "one-per-core",
+            "one thread per core",
+            "two threads on one core share its execution units",
+        ),
         ("performance-cores", "performance cores alone", "fast cores need not wait for slow ones"),
     )
     for value, name, why in values:
@@ -298,7 +311,7 @@ def _affinities(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
         reason = on_gpu or setting.topology.why_not(value)
         fixed = setting.fixed.get("num_threads")
         if fixed is None and count > setting.defaults.get("num_threads", setting.num_threads):
-            reason = reason or "the defaults have fewer threads than that: too little to share out"
+            reason = reason or "the defaults use fewer threads: too little work to split among more"
         if fixed is not None:
             del changes["num_threads"]
             if reason is None and fixed > count:
@@ -313,18 +326,18 @@ def _affinities(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
 def _micro_batches(setting: Setting) -> Iterator[tuple[Candidate, str | None]]:
     reason = None
     if setting.has_batch_norm:
-        reason = "BatchNorm's statistics would be those of micro-batches"
+        reason = "BatchNorm would compute its statistics over micro-batches"
     for parts in (2, 4):
         size = setting.batch_size // parts
         candidate = Candidate(
             name=f"{parts} micro-batches of {size}",
             axis="micro-batch",
             changes={"micro_batch_size": size},
-            why="what a smaller batch computes stays in the cache",
+            why="activations of a smaller batch stay in the cache",
         )
         small = f"micro-batches of {size} are too small" if size < _LEAST_MICRO_BATCH else None
         if size * parts != setting.batch_size:
-            small = f"a batch of {setting.batch_size} is not {parts} equal ones"
+            small = f"a batch of {setting.batch_size} does not split into {parts} equal parts"
         if size >= setting.baseline.get("micro_batch_size", size + 1):
-            small = "the plain loop has parts as small as that, to fit into the memory"
+            small = "the plain loop already needs micro-batches this small to fit into memory"
         yield candidate, reason or small

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from flatout.nouns.tuning import Candidate, Profile, Setting
-from flatout.nouns.units import percent_text
+from flatout.schema.tuning import Candidate, Profile, Setting
+from flatout.schema.units import percent_text
 
 AXIS = "capture"
 
@@ -16,12 +16,12 @@ STEPS = (1, 8)
 # Where the host is busy for less of a step than this, the device never waits for it.
 LEAST_HOST_SHARE = 0.3
 
-# Here the launches are what a step consists of: nothing else shows before that is mended.
+# Here the launches are what a step consists of: no other gain shows before that is fixed.
 LAUNCH_BOUND = 0.7
 
 
 def why_not_captured(device: str, forms: Sequence[str], recipe: Mapping[str, Any]) -> str | None:
-    """What speaks against capturing the step of a recipe; None if nothing does.
+    """The reason against capturing the step of a recipe; None if there is none.
 
     What only a recording can tell is not known here.
 
@@ -32,17 +32,20 @@ def why_not_captured(device: str, forms: Sequence[str], recipe: Mapping[str, Any
     """
     implementation = recipe.get("optimizer_implementation", "own")
     if device != "cuda":
-        return "the step runs on the CPU, which has no graphs"
+        return "the step runs on the CPU, which has no CUDA graphs"
     if not forms:
-        return "the optimizer decides about its update on the CPU"
+        return "the optimizer's update involves the CPU"
     if recipe.get("nonfinite_loss") == "skip":
         return "with nonfinite_loss=skip, each step waits for its loss"
     if recipe.get("activation_checkpointing"):
-        return "torch cannot record activation checkpointing: it reads the generator's state"
+        return (
+            "torch cannot capture activation checkpointing: it reads the state of the random "
+            "generator"
+        )
     if implementation not in forms:
-        return f"this optimizer can be recorded as {' or '.join(forms)}, not as {implementation}"
+        return f"this optimizer can be captured as {' or '.join(forms)}, not as {implementation}"
     if recipe.get("precision") == "fp16" and implementation != "fused":
-        return "with fp16, only a fused optimizer leaves it to the device whether a step is made"
+        return "with fp16, only a fused optimizer decides on the GPU whether to skip a step"
     return None
 
 
@@ -57,10 +60,10 @@ def captures(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, st
                 else f"CUDA graph of {num_steps} steps",
                 axis=AXIS,
                 changes=changes,
-                why="the device need not wait for Python and for launches one by one",
+                why="the GPU need not wait for Python and single kernel launches",
                 is_process_wide=True,
             ),
-            reason or why_in_vain(profile, num_steps, LEAST_HOST_SHARE),
+            reason or why_no_gain(profile, num_steps, LEAST_HOST_SHARE),
         )
 
 
@@ -77,13 +80,13 @@ def in_graphs(setting: Setting, num_steps: int) -> tuple[dict[str, Any], str | N
     return {"capture": "step", "steps_per_launch": num_steps, **form}, reason
 
 
-def why_in_vain(profile: Profile, num_steps: int, least_share: float) -> str | None:
-    """Why graphs of so many steps would gain nothing, by how long the host is busy with a step."""
+def why_no_gain(profile: Profile, num_steps: int, least_share: float) -> str | None:
+    """The reason why graphs of so many steps would gain nothing, by the host's share of a step."""
     share = profile.host_share
     if share is None:
         return None
     if share < least_share:
         return f"the step is not launch-bound (host share {percent_text(share)})"
     if num_steps > 1 and share < LAUNCH_BOUND:
-        return "launching each step by itself takes little of it"
+        return "launching each step separately takes little of its time"
     return None

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.tuning import Candidate, Decision, Result, Skip, Trial
-from flatout.nouns.units import seconds_text
+from flatout.schema.tuning import Candidate, Decision, Result, Skip, Trial
+from flatout.schema.units import seconds_text
 from flatout.tune.compiling import AXIS, trial_s, with_best, with_payback
 from flatout.tune.problem import Problem, out_of_time
 
@@ -20,7 +20,7 @@ def compiled_moves(problem: Problem, decision: Decision) -> Generator[Trial, Res
     """Tries what is compiled, each in a fresh process, as far as there is time for it.
 
     Args:
-        problem: what is to be decided.
+        problem: what to decide.
         decision: what was decided without it; its `search_s` is what that took.
 
     Returns:
@@ -40,10 +40,10 @@ def compiled_moves(problem: Problem, decision: Decision) -> Generator[Trial, Res
 
 
 def left_to_compile(problem: Problem, decision: Decision) -> Problem:
-    """What is compiled alone, on top of a decision of before that has no result of it.
+    """Parts to compile alone, on top of an earlier decision without a result for them.
 
     Args:
-        problem: of the run that is to be made faster now.
+        problem: of the run to tune now.
         decision: of a search for another run, before anything was compiled on top of it.
     """
     tried = {one.trial.candidate.name for one in (*decision.lost, *decision.refused)}
@@ -55,7 +55,7 @@ def left_to_compile(problem: Problem, decision: Decision) -> Problem:
 
 
 def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _Found]:
-    """What came of each, and what was not tried.
+    """The result of each candidate, and the skipped ones.
 
     Where the step is made in CUDA graphs, what is compiled becomes a part of them; what cannot, is
     tried without.
@@ -69,7 +69,7 @@ def _results(problem: Problem, decision: Decision) -> Generator[Trial, Result, _
         candidate = waiting.popleft()
         left_s = problem.budget_s - decision.search_s - sum(one.cost_s for one in found)
         results = (*decision.lost, *found)
-        reason = _why_in_vain(candidate, problem.base.changes, before, results)
+        reason = _why_not_worthwhile(candidate, problem.base.changes, before, results)
         if reason is None and needed_s > left_s:
             skipped.append(out_of_time(candidate, _no_time(problem.budget_s, needed_s)))
             continue
@@ -99,30 +99,30 @@ def _without_graphs(candidate: Candidate) -> Candidate:
     return msgspec.structs.replace(candidate, changes=alone)
 
 
-def _why_in_vain(
+def _why_not_worthwhile(
     candidate: Candidate,
     base: Mapping[str, Any],
     before: Mapping[str, Any],
     results: Sequence[Result],
 ) -> str | None:
-    """Why nothing is left to try here; None if there is.
+    """The reason why nothing is left to try here; None if something is.
 
     Args:
         candidate: something compiled.
-        base: recipe fields of flatout's own loop, with those that the person has set.
+        base: recipe fields of flatout's own loop, with those that the user has set.
         before: of what was decided.
         results: what came of others.
     """
     capture = candidate.changes.get("capture")
     is_bare = capture == "off" or candidate.changes["compiled"] != "loss"
     if is_bare and base.get("capture") == "step":
-        return "you have set capture, and it cannot be in a CUDA graph"
+        return "you have set capture, and this cannot run in a CUDA graph"
     if capture != "step":
         return None
     if before.get("capture") == "step":
-        return "the step is in a CUDA graph already, and what is compiled is tried in it"
+        return "the step is already in a CUDA graph, and compiling is tried within it"
     if any(_rule(result) == "compiling-failed" for result in results):
-        return "it could not be compiled without a CUDA graph either"
+        return "compiling failed without a CUDA graph, too"
     return None
 
 
@@ -133,5 +133,5 @@ def _rule(result: Result) -> str | None:
 def _no_time(budget_s: float, needed_s: float) -> str:
     return (
         f"no time left in a search of {budget_s:.0f} s: compiling and the gate take about "
-        f"{seconds_text(needed_s)}; a larger --budget gives it"
+        f"{seconds_text(needed_s)}; give more time with --budget"
     )

@@ -1,4 +1,4 @@
-"""Which compiled candidates there are, and whether compiling pays: arithmetic, without tensors."""
+"""The compiled candidates, and whether compiling pays: arithmetic, without tensors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.recipe import Compiled, CompileMode
-from flatout.nouns.tuning import (
+from flatout.schema.recipe import Compiled, CompileMode
+from flatout.schema.tuning import (
     Candidate,
     Decision,
     Payback,
@@ -17,8 +17,8 @@ from flatout.nouns.tuning import (
     Result,
     Rung,
     Setting,
-)  # fmt: skip
-from flatout.nouns.units import counted_text, seconds_text
+)
+from flatout.schema.units import counted_text, seconds_text
 from flatout.tune import captures
 from flatout.tune.data_paths import LEAST_SHARE
 from flatout.tune.statistics import product
@@ -44,7 +44,7 @@ _UPDATES_OF_GATE = 16
 def compiled_candidates(
     setting: Setting, profile: Profile
 ) -> Iterator[tuple[Candidate, str | None]]:
-    """What can be compiled, each with the reason why it is not worth trying here, if any."""
+    """The parts that can be compiled, each with the reason against trying it here, if any."""
     reason = _why_not(setting, profile)
     share = profile.shares.get("optimizer", 0.0)
     little = None if share >= LEAST_SHARE else "the optimizer takes too little of the step"
@@ -56,17 +56,21 @@ def compiled_candidates(
         yield _candidate(name, value, "default"), reason or own_reason
     yield from _in_graphs(setting, profile, reason)
     autotuned = _candidate("compiled, kernels timed", "loss", "max-autotune-no-cudagraphs")
-    is_cpu = "on a CPU it takes minutes" if setting.device == "cpu" else None
-    depends = "deterministic: what it makes depends on {}" if setting.is_deterministic else None
+    is_cpu = "takes minutes on a CPU" if setting.device == "cpu" else None
+    depends = (
+        "with `deterministic`: the code it generates depends on {}"
+        if setting.is_deterministic
+        else None
+    )
     yield autotuned, reason or (depends and depends.format("timings")) or is_cpu
     any_size = _candidate("compiled for any shape", "loss", "dynamic")
-    yield any_size, reason or (depends and depends.format("the shapes that come first"))
+    yield any_size, reason or (depends and depends.format("the shapes seen first"))
 
 
 def _in_graphs(
     setting: Setting, profile: Profile, not_compiled: str | None
 ) -> Iterator[tuple[Candidate, str | None]]:
-    """What is compiled as a part of CUDA graphs; offered nowhere but on a GPU.
+    """The compiled parts of CUDA graphs; offered nowhere but on a GPU.
 
     Compiled, the device has less to do, and waits for launches where it did not before.
     """
@@ -77,7 +81,7 @@ def _in_graphs(
         changes, reason = captures.in_graphs(setting, num_steps)
         name = "a CUDA graph" if num_steps == 1 else f"a CUDA graph of {num_steps} steps"
         candidate = _candidate(f"compiled, in {name}", "loss", "default", changes)
-        in_vain = captures.why_in_vain(profile, num_steps, least_share)
+        in_vain = captures.why_no_gain(profile, num_steps, least_share)
         yield candidate, not_compiled or reason or in_vain
 
 
@@ -89,7 +93,7 @@ def _candidate(
         name=name,
         axis=AXIS,
         changes=changes,
-        why="operators in one loop read and write memory once",
+        why="fused operators read and write memory once",
         is_compiled=True,
     )
 
@@ -98,18 +102,18 @@ def _why_not(setting: Setting, profile: Profile) -> str | None:
     if setting.not_compiled is not None:
         return setting.not_compiled
     if not setting.has_processes:
-        return "only in a process of its own: `flatout tune FILE` tries it"
+        return "needs a separate process: `flatout tune FILE` tries it"
     if setting.num_steps is None:
-        return "nobody knows how many steps are to pay for compiling"
+        return "the number of steps is unknown, so compiling may not pay off"
     run_s = setting.num_steps * profile.step_s
     if _MOST_SAVED * run_s < 2 * _LEAST_COMPILE_S:
         steps = counted_text(setting.num_steps, "step")
-        return f"{steps} of {seconds_text(profile.step_s)} cannot pay for compiling"
+        return f"compiling does not pay off in {steps} of {seconds_text(profile.step_s)}"
     return None
 
 
 def trial_s(profile: Profile) -> float:
-    """About what the trial of a compiled candidate takes, its judgement included."""
+    """About what the trial of a compiled candidate takes, its judgment included."""
     compile_s = _COMPILE_S + _COMPILE_S_PER_OPERATION * profile.num_operations
     return profile.start_s + _WITH_GATE * compile_s + 2 * _UPDATES_OF_GATE * profile.step_s
 
@@ -132,7 +136,7 @@ def is_won(result: Result) -> bool:
     return (
         gain is not None
         and gain.low >= LEAST_GAIN
-        # Whether it pays is reckoned in seconds, and these were those of others, too.
+        # Payback is computed in seconds, which other programs have affected.
         and not result.is_busy
         and verdict is not None
         and verdict.is_passed
@@ -167,18 +171,18 @@ def on_top(decision: Decision, result: Result) -> Decision:
         lost=tuple(one for one in decision.lost if one.trial != trial),
         speedup=speedup,
         over_plain=product(over_plain, gain) if over_plain is not None else None,
-        why="faster than flatout's defaults, and still right",
+        why="faster than flatout's defaults, and still correct",
         uncompiled=decision,
     )
 
 
 def uncompiled(decision: Decision) -> Decision:
-    """What was decided before anything was compiled."""
+    """The decision from before anything was compiled."""
     return decision.uncompiled or decision
 
 
 def for_steps(decision: Decision, num_steps: int | None, batch_size: int) -> Decision:
-    """A decision of before, for a run of so many steps: compiled only where that pays in it."""
+    """An earlier decision, for a run of so many steps: compiled only where that pays in it."""
     before = uncompiled(decision)
     lost = tuple(_for_steps(result, num_steps or 0) for result in before.lost)
     return with_best(msgspec.structs.replace(before, lost=lost), batch_size)
@@ -201,7 +205,7 @@ def with_best(decision: Decision, batch_size: int) -> Decision:
 
 
 def _run_s(result: Result, step_s: float) -> float:
-    """What a run takes, compiling included; step_s: a step that is not compiled."""
+    """The time of a run, compiling included; step_s: a step that is not compiled."""
     gain, payback = result.speedup, result.payback
-    assert gain is not None and payback is not None, "it has won"
+    assert gain is not None and payback is not None, "it must have won"
     return payback.compile_s + payback.num_steps * step_s / gain.middle

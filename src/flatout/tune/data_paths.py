@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flatout.nouns.tuning import Candidate, Profile, Setting
-from flatout.nouns.units import bytes_text, counted_text, percent_text
+from flatout.schema.tuning import Candidate, Profile, Setting
+from flatout.schema.units import bytes_text, counted_text, percent_text
 from flatout.tune.memory import too_large
 
 # What takes less of the step than this cannot win the 3 % that a recipe needs to win.
@@ -15,7 +15,7 @@ LEAST_SHARE = 0.02
 # loader at its best.
 AXES = ("data", "prefetch", "pinning", "cache")
 
-# Where reading takes more than this, workers that read beside the step are sure to help.
+# Where reading takes more than this, workers that read in parallel with the step are sure to help.
 _LARGE_SHARE = 0.3
 
 _PREFETCH = 4
@@ -33,11 +33,16 @@ def data_paths(setting: Setting, profile: Profile) -> Iterator[tuple[Candidate, 
             name="data held on the GPU",
             axis="data",
             changes={"data_path": "resident"},
-            why="batches need not be copied",
+            why="batches need no copy to the GPU",
             is_usual=True,
         )
-        here = None if setting.device == "cuda" else "the data is where the step is"
-        yield resident, here or too_large(setting, setting.data_bytes)
+        if setting.device != "cuda":
+            reason: str | None = "the data is already on the step's device"
+        elif setting.defaults.get("data_path") == "resident":
+            reason = "the defaults already do this"
+        else:
+            reason = too_large(setting, setting.data_bytes)
+        yield resident, reason
         return
     share = profile.shares.get("data", 0.0)
     is_little = share < LEAST_SHARE and not profile.is_busy
@@ -62,9 +67,9 @@ def _workers(
             name=counted_text(workers, "loader worker") if workers else "no loader workers",
             axis="data",
             changes={"loader_workers": workers, "loader_persistent": workers > 0},
-            why="samples are read beside the step"
+            why="samples are read while the step runs"
             if workers
-            else "workers take CPUs that the step could use",
+            else "workers use CPUs that the step could use",
             is_usual=is_large and workers == setting.num_cores,
         )
         # Where reading takes little, it is the workers that may be too much.
@@ -76,17 +81,20 @@ def _prefetch() -> Candidate:
         name=f"{_PREFETCH} batches ahead per worker",
         axis="prefetch",
         changes={"loader_prefetch": _PREFETCH},
-        why="a batch that takes longer to read is waited for less",
+        why="slow batches cause fewer waits",
         needs="loader_workers",
     )
 
 
 def _pinning(setting: Setting, profile: Profile) -> tuple[Candidate, str | None]:
+    if setting.defaults.get("loader_pin_memory", False):
+        name, is_pinned = "batches not pinned", False
+        why = "saves copying every batch once more in main memory"
+    else:
+        name, is_pinned = "pinned batches", True
+        why = "copies to the GPU are faster, and overlap with the step"
     candidate = Candidate(
-        name="pinned batches",
-        axis="pinning",
-        changes={"loader_pin_memory": True},
-        why="they are copied to the GPU faster, and beside the step",
+        name=name, axis="pinning", changes={"loader_pin_memory": is_pinned}, why=why
     )
     if setting.device != "cuda":
         return candidate, "there is no GPU to copy to"
@@ -97,16 +105,16 @@ def _pinning(setting: Setting, profile: Profile) -> tuple[Candidate, str | None]
 
 def _cache(setting: Setting, little: str | None) -> tuple[Candidate, str | None]:
     cache = setting.cache
-    why = "each sample is read once, and kept"
+    why = "each sample is read and decoded only once"
     if cache is not None and cache.problem is None:
         why += (
             f": {bytes_text(cache.num_bytes)}; measured with {cache.num_measured:,} of "
-            f"{counted_text(cache.num_samples, 'sample')} kept. The first epoch reads as before"
+            f"{counted_text(cache.num_samples, 'sample')} cached. The first epoch is not faster"
         )
     candidate = Candidate(
         name="decoded cache", axis="cache", changes={"data_path": "cached"}, why=why
     )
     if setting.data_kind == "iterable":
-        return candidate, "an iterable's samples have no index"
-    unknown = "its samples were not looked at"
+        return candidate, "samples of an iterable have no index"
+    unknown = "its samples were not examined"
     return candidate, little or (cache.problem if cache is not None else unknown)

@@ -1,4 +1,4 @@
-"""What the gate asks about a candidate, and how much may differ: arithmetic without tensors.
+"""The gate's questions about a candidate, and its tolerances: arithmetic without tensors.
 
 Differences are relative: 0.1 is a tenth of what it is compared with. The bands were measured on
 the built-ins (LOG.md, "how far a right step is from the plain one").
@@ -12,8 +12,8 @@ from typing import Literal
 
 import msgspec
 
-from flatout.nouns.recipe import Precision
-from flatout.nouns.tuning import Check
+from flatout.schema.recipe import Precision
+from flatout.schema.tuning import Check
 
 Question = Literal["gradients", "accumulation", "optimizer", "curve", "masks", "replays", "data"]
 
@@ -32,11 +32,11 @@ _CONCERNED: dict[str, frozenset[Question]] = {
     "num_threads": frozenset(("gradients",)),
     # Cores of two kinds should compute the same: asked all the same.
     "cpu_affinity": frozenset(("gradients",)),
-    # New pages are zeros; what is kept is not, should a model read what nobody wrote.
+    # New pages are zeros; what is kept is not, should a model read unwritten memory.
     "allocator": frozenset(("gradients",)),
     "deterministic": frozenset(("gradients", "masks")),
     "benchmark": frozenset(("gradients", "curve")),
-    # The other questions are asked of the same step without graphs.
+    # The other checks run the same step without graphs.
     "capture": frozenset(("replays",)),
     "steps_per_launch": frozenset(("replays",)),
     "data_path": _OF_THE_DATA,
@@ -55,7 +55,7 @@ LARGEST_RATIO = 4.0
 
 
 class Band(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a right step in some precision may be from the reference.
+    """The tolerance of a right step in some precision.
 
     gradient: error of all gradients together that is always allowed. parameter: the same for one
     parameter's. loss: of a loss. buffer: of a running statistic. update: by what factor a
@@ -87,14 +87,14 @@ def coarser(one: Precision, other: Precision) -> Precision:
 
 
 def questions(changed: Iterable[str]) -> frozenset[Question]:
-    """What has to be asked where these recipe fields were changed."""
+    """The questions for a recipe in which these fields were changed."""
     asked: frozenset[Question] = frozenset()
     for name in changed:
         asked |= _CONCERNED.get(name, _ALL)
     return asked
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     """Relative errors of one tensor: the candidate's, and the eager step's at its precision."""
 
     name: str
@@ -110,21 +110,21 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
 
     error: float
     eager: float
-    parts: tuple[Part, ...] = ()
+    parts: tuple[TensorError, ...] = ()
     is_double: bool = True
 
 
 def gradient_check(errors: Errors, precision: Precision, note: str | None = None) -> Check:
-    """Whether gradients are no farther from the reference than rounding brings the eager step.
+    """Whether gradients are as close to the reference as rounding allows the eager step to be.
 
     The ratio of the errors of one small tensor is nearly arbitrary: both are a few roundings. So
-    the ratio is asked of all gradients together, and of each tensor only that it is not another.
+    the ratio is checked for all gradients together, and each tensor only for gross errors.
     """
     band = BANDS[precision]
     slack = 1.0 if errors.is_double else 2.0
     if not errors.is_double:
-        note = _joined("the model does not run in fp64: compared with fp32, twice as much allowed",
-                       note)  # fmt: skip
+        no_double = "the model does not run in fp64: compared with fp32, with twice the tolerance"
+        note = _joined(no_double, note)
     allowed = slack * LARGEST_RATIO * max(errors.eager, band.gradient / LARGEST_RATIO)
     worst = worst_part(errors.parts, slack * band.parameter)
     if worst is not None and within(errors.error, allowed):
@@ -141,15 +141,15 @@ def gradient_check(errors: Errors, precision: Precision, note: str | None = None
         is_passed=within(errors.error, allowed),
         measured=errors.error,
         allowed=allowed,
-        note=_joined(f"relative error; eager's own is {errors.eager:.1e}", note),
+        note=_joined(f"relative error; that of the eager step is {errors.eager:.1e}", note),
     )
 
 
-def worst_part(parts: Iterable[Part], band: float) -> Part | None:
+def worst_part(parts: Iterable[TensorError], band: float) -> TensorError | None:
     """The tensor that is farthest outside what is allowed for one, if any is.
 
     Where the eager step itself is nearly all rounding (a bias before BatchNorm, whose gradient is
-    zero), nothing is asked.
+    zero), nothing is checked.
     """
     outside = [
         part
@@ -159,7 +159,7 @@ def worst_part(parts: Iterable[Part], band: float) -> Part | None:
     return max(outside, key=lambda part: _or_infinite(part.error), default=None)
 
 
-def ratio_check(name: str, parts: Sequence[Part], floor: float, what: str) -> Check:
+def ratio_check(name: str, parts: Sequence[TensorError], floor: float, what: str) -> Check:
     """Whether each tensor's error is at most so many times the eager step's, or the floor."""
     worst = max(parts, key=lambda part: _excess(part, floor), default=None)
     if worst is None:
@@ -174,7 +174,7 @@ def ratio_check(name: str, parts: Sequence[Part], floor: float, what: str) -> Ch
     )
 
 
-def _excess(part: Part, floor: float) -> float:
+def _excess(part: TensorError, floor: float) -> float:
     return _or_infinite(part.error) / max(part.eager, floor)
 
 
@@ -191,7 +191,7 @@ def curve_difference(losses: Sequence[float], plain: Sequence[float]) -> float:
 
 
 def ways_ratio(way: float, plain: float) -> float:
-    """By what factor one way is longer or shorter than the plain step's; 1 is equal."""
+    """The factor by which one way is longer or shorter than the plain step's; 1 is equal."""
     if way == plain:
         return 1.0
     if not (way > 0 and plain > 0 and math.isfinite(way)):

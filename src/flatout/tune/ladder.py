@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.nouns.tuning import Candidate, Result, Rung
+from flatout.schema.tuning import Candidate, Result, Rung
 
 
 class Ladder:
@@ -28,7 +28,7 @@ class Ladder:
         self.rungs.append(Rung(name=base.name, changes=base.changes, samples_per_s=samples_per_s))
 
     def climb(self, result: Result) -> None:
-        """What has won becomes the incumbent."""
+        """Makes the winner the incumbent."""
         candidate, gain = result.trial.candidate, result.speedup
         assert gain is not None
         self.changes = result.trial.changes
@@ -37,7 +37,7 @@ class Ladder:
             Rung(
                 name=candidate.name,
                 changes=candidate.changes,
-                # Along the ladder, not as measured: the machine's own speed drifts meanwhile.
+                # Along the ladder, not as measured: the machine's own speed drifts over time.
                 samples_per_s=self.rungs[-1].samples_per_s * gain.middle,
                 gain=gain,
             )

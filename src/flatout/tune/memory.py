@@ -1,4 +1,4 @@
-"""What is done where memory is short: arithmetic on bytes and samples, without tensors."""
+"""Measures against a shortage of memory: arithmetic on bytes and samples, without tensors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.tuning import Candidate, Result, Setting
-from flatout.nouns.units import bytes_text, percent_text
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.tuning import Candidate, Result, Setting
+from flatout.schema.units import bytes_text, percent_text
 
 # Of the blocks of a model, whose activations are computed again: as few as memory demands.
 SHARES: tuple[bool | float, ...] = (0.25, 0.5, 0.75, True)
@@ -28,7 +28,7 @@ _EXPLAINED_SPEED = 0.7
 def accumulated(setting: Setting) -> tuple[dict[str, Any], ...]:
     """Plain loops that accumulate the batch from ever smaller parts: halved down to one sample.
 
-    None where the person has fixed the parts, or where BatchNorm would see them.
+    None where the user has fixed the parts, or where BatchNorm would see them.
     """
     if "micro_batch_size" in setting.fixed or setting.has_batch_norm:
         return ()
@@ -51,8 +51,8 @@ def recomputing(setting: Setting) -> tuple[dict[str, Any], ...]:
 
 
 def larger_parts(setting: Setting) -> Iterator[Candidate]:
-    """Where the plain loop takes parts to fit: parts twice as large, with activations computed
-    again in as few blocks as that takes. What does not fit loses.
+    """Parts that are twice as large as the plain loop's, with activations computed again in as few
+    blocks as they need. Any that do not fit lose.
     """
     size = setting.baseline.get("micro_batch_size")
     fixed = {"activation_checkpointing", "micro_batch_size"} & set(setting.fixed)
@@ -61,10 +61,10 @@ def larger_parts(setting: Setting) -> Iterator[Candidate]:
     larger = min(2 * size, setting.batch_size)
     for share in SHARES:
         yield Candidate(
-            name=f"micro-batches of {larger}, {_share_text(share)} computed again",
+            name=f"micro-batches of {larger}, {_share_text(share)} recomputed",
             axis="recomputation",
             changes={"micro_batch_size": larger, "activation_checkpointing": share},
-            why="larger parts may be quicker by more than it takes to compute blocks again",
+            why="larger micro-batches may save more time than recomputing blocks costs",
         )
 
 
@@ -73,21 +73,21 @@ def _share_text(share: bool | float) -> str:
 
 
 def loop_name(baseline: dict[str, Any], batch_size: int) -> str:
-    """What the ladder calls the plain loop: with what it needs to fit into the memory."""
+    """The plain loop's name on the ladder: with the measures that let it fit into the memory."""
     micro = baseline.get("micro_batch_size")
     if micro is not None:
         return f"plain loop, {-(-batch_size // micro)} micro-batches"
     share = baseline.get("activation_checkpointing")
     if share:
-        return f"plain loop, {_share_text(share)} computed again"
+        return f"plain loop, {_share_text(share)} recomputed"
     return "plain loop"
 
 
-class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run leaves to other programs on its device.
+class ReservedMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that a run leaves to other programs on its device.
 
-    is_desktop: a person looks at a display that the device drives.
-    is_capped: the allocator is to be told; else nothing but choices keeps to it.
+    is_desktop: the device drives a display that someone uses.
+    is_capped: the allocator enforces it; otherwise only choices respect it.
     """
 
     leave_bytes: int
@@ -98,34 +98,39 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 
 def room_for(
     asked_bytes: int | None, *, is_gpu: bool, has_display: bool | None, has_windows_driver: bool
-) -> Room:
-    """What is to be left free, and why.
+) -> ReservedMemory:
+    """The memory to leave free, and the reason.
 
     Args:
-        asked_bytes: what the person wants to be left; None leaves it to flatout.
+        asked_bytes: amount set by the user; None lets flatout choose.
         is_gpu: the device is a GPU.
-        has_display: it drives a display; None where nobody tells.
+        has_display: it drives a display; None if unknown.
         has_windows_driver: it is run by the driver of Windows, there or under WSL.
     """
     if not is_gpu:
-        return Room(
+        return ReservedMemory(
             leave_bytes=asked_bytes or 0,
-            why="set by you; on a CPU, a search keeps to it in what it tries",
+            why="set by you; on a CPU, it limits what tuning tries",
         )
     is_assumed = has_display is None and has_windows_driver
     is_desktop = bool(has_display) or is_assumed
-    why = "the GPU drives no display"
+    why = "the GPU does not drive a display"
     if is_assumed:
-        why = "the driver does not tell whether this GPU drives the display of Windows: assumed"
+        why = (
+            "the driver does not report whether this GPU drives the Windows display; assuming it "
+            "does"
+        )
     elif is_desktop:
         why = "the GPU drives a display"
     if asked_bytes is not None:
         why = f"set by you; {why}"
     default_bytes = DESKTOP_BYTES if is_desktop else 0
     leave_bytes = default_bytes if asked_bytes is None else asked_bytes
-    # Where nothing is to be left, a cap is still what keeps Windows' driver from moving memory.
+    # Even if nothing is reserved, a cap keeps Windows' driver from moving memory.
     is_capped = leave_bytes > 0 or has_windows_driver
-    return Room(leave_bytes=leave_bytes, why=why, is_desktop=is_desktop, is_capped=is_capped)
+    return ReservedMemory(
+        leave_bytes=leave_bytes, why=why, is_desktop=is_desktop, is_capped=is_capped
+    )
 
 
 def lowered_cap(
@@ -138,7 +143,7 @@ def lowered_cap(
         free_bytes: on the GPU.
         held_bytes: what this process holds of it.
         needed_bytes: the most that its tensors have taken: with less, the next step would fail.
-        leave_bytes: what is to be left to others.
+        leave_bytes: reserved for other programs.
     """
     lowered = max(needed_bytes, held_bytes + free_bytes - leave_bytes)
     return lowered if lowered < cap_bytes - _TOLD_FROM_BYTES else None
@@ -148,9 +153,9 @@ def unless_moved(result: Result, setting: Setting) -> Result:
     """The result, as one of a candidate that did not fit where the driver has moved its memory.
 
     Windows' driver, under WSL too, does not refuse memory that the GPU does not have. It shows in
-    two things together: more was taken than was free, and the step is slower than its size tells.
-    A smaller micro-batch may be slower by as much as it is smaller, since a GPU takes as long for
-    fewer samples.
+    two things together: more was taken than was free, and the step is slower than its size
+    explains. A smaller micro-batch may be slower by as much as it is smaller, since a GPU takes as
+    long for fewer samples.
     """
     if result.speedup is None or result.excess_bytes <= 0:
         return result
@@ -164,16 +169,16 @@ def unless_moved(result: Result, setting: Setting) -> Result:
         rule="out-of-memory",
         severity="note",
         problem=f"out of memory: the driver moved {moved} to system memory",
-        because=f"so much more was taken than was free, and x{result.speedup.middle:.2f} samples/s "
-        "are fewer than its size explains",
-        fixes=(Fix(text="a smaller micro_batch_size takes less"),),
+        because=f"this exceeds what was free, and x{result.speedup.middle:.2f} samples/s is "
+        "slower than the batch size explains",
+        fixes=(Fix(text="use a smaller micro_batch_size"),),
     )
     return msgspec.structs.replace(result, speedup=None, effect=None, problem=problem)
 
 
 def too_large(setting: Setting, num_bytes: int | None) -> str | None:
-    """Why something of that size is not to be put on the device; None where it may be."""
+    """The reason why something of that size does not belong on the device; None if it does."""
     free = setting.free_bytes
     if num_bytes is None or free is None or num_bytes <= free:
         return None
-    return f"it takes {bytes_text(num_bytes)}, and {bytes_text(max(0, free))} are to be had"
+    return f"it needs {bytes_text(num_bytes)}, but only {bytes_text(max(0, free))} is free"

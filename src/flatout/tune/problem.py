@@ -1,4 +1,4 @@
-"""What a search is to decide, and what there is time for in it."""
+"""The inputs of a search, and the time for its parts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.tuning import Candidate, Decision, Profile, Rung, Skip
-from flatout.nouns.units import seconds_text
+from flatout.schema.tuning import Candidate, Decision, Profile, Rung, Skip
+from flatout.schema.units import seconds_text
 
 # How many pairs of fresh processes decide.
 NUM_PROCESSES = 3
@@ -40,15 +40,15 @@ _MARGIN = 1.5
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be decided.
+    """The problem that a search solves.
 
     base: flatout's defaults. candidates: in the order in which to try.
     budget_s: what all trials together may take. spent_s: what the search has taken before them.
     is_bound: it may take no longer, not even for the first trial.
     can_start: other processes can load the experiment; a notebook's exists only there.
     plain_name, baseline: of the plain loop, and what it needs to fit into the memory.
-    num_steps: of the run that is to be made faster; None where nobody knows.
-    decided: by a search before, as far as nothing is compiled; None where that is to be decided.
+    num_steps: of the run to tune; None if unknown.
+    decided: by a search before, for uncompiled candidates; None if still undecided.
     """
 
     base: Candidate
@@ -67,7 +67,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limit_s(self) -> float:
-        """What a measurement may take, in seconds; of slow updates it takes longer."""
+        """The limit of a measurement, in seconds; of slow updates it takes longer."""
         least_s, most_s = _TRIAL_S
         return min(most_s, max(least_s, _TRIAL_SHARE * self.budget_s))
 
@@ -92,7 +92,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def final_effort(self) -> int:
-        """How many times as long as others the last word may be measured in each process.
+        """The factor by which the final measurements may be longer in each process.
 
         Of slow steps there are few pairs of blocks in a process, and more of them narrow the
         interval for less than starting another pair of processes does.
@@ -118,7 +118,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_trials(self) -> int:
-        """For how many trials before the last one there is time."""
+        """The number of trials before the last one that there is time for."""
         return int((self.budget_s - self.final_s) / self.trial_s)
 
 
@@ -145,9 +145,9 @@ def unmeasured(problem: Problem) -> Decision:
         refused=(),
         skipped=problem.skipped,
         speedup=None,
-        why=f"no time for a trial: {seconds_text(spent_s)} of {seconds_text(whole_s)} went by "
-        f"before the first, and one takes about {seconds_text(problem.trial_s)}; "
-        f"a search of {enough_s} s would do",
+        why=f"no time for a trial: {seconds_text(spent_s)} of {seconds_text(whole_s)} passed "
+        f"before the first, and one takes about {seconds_text(problem.trial_s)}; a search of "
+        f"{enough_s} s would be enough",
         search_s=spent_s,
         has_measured=False,
     )

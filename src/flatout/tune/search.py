@@ -1,7 +1,7 @@
-"""What to measure next, and when to stop: a function of what has been measured.
+"""The next measurement and the end of a search: a function of the measurements so far.
 
 The search climbs a ladder. It begins with flatout's defaults, compared with the plain loop as a
-yardstick; the candidates of each axis are tried beside the incumbent, and the fastest that passes
+yardstick; the candidates of each axis are compared with the incumbent, and the fastest that passes
 the gate becomes the next rung. What has come out on top is measured against the defaults in fresh
 processes: it wins only if it is at least 3 % faster with 95 % confidence, else the defaults stay.
 """
@@ -13,17 +13,11 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.tuning import (
-    Candidate,
-    Decision,
-    Interval,
-    Result,
-    Skip,
-    Trial,
-)  # fmt: skip
+from flatout.schema.tuning import Candidate, Decision, Interval, Result, Skip, Trial  # fmt: skip
 from flatout.tune.candidates import jump
 from flatout.tune.compiled_trials import compiled_moves
-from flatout.tune.doubt import (
+from flatout.tune.ladder import Ladder
+from flatout.tune.outcomes import (
     Outcomes,
     is_faster,
     is_late,
@@ -32,7 +26,6 @@ from flatout.tune.doubt import (
     load_of,
     problem_of,
 )
-from flatout.tune.ladder import Ladder
 from flatout.tune.problem import (
     MOST_OF_BUDGET,
     Problem,
@@ -65,10 +58,10 @@ _TOGETHER = (
 
 
 def next_move(problem: Problem, history: Sequence[Result]) -> Trial | Decision:
-    """What to measure next, or how the search ends.
+    """The next measurement, or the end of the search.
 
     Args:
-        problem: what is to be decided.
+        problem: what to decide.
         history: the results of all trials asked for so far, in their order.
     """
     moves = _moves(problem)
@@ -97,9 +90,7 @@ _Moves = Generator[Trial, Result, Any]
 
 
 class _Search:
-    """A search under way among what need not be compiled; it is begun anew and replayed whenever
-    something is asked of it.
-    """
+    """A running search among uncompiled candidates; it is restarted and replayed on every query."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -123,7 +114,7 @@ class _Search:
         if problem.num_trials < _FEWEST_TRIALS:
             alone: Decision = yield from self._jump_alone(together)
             return alone
-        base = yield from self._asked(
+        base = yield from self._result_of(
             Trial(
                 stage="screen", candidate=problem.base, incumbent=None,
                 changes=dict(problem.base.changes),
@@ -142,7 +133,7 @@ class _Search:
         decision: Decision = yield from self._finish()
         return decision
 
-    def _asked(self, trial: Trial) -> _Moves:
+    def _result_of(self, trial: Trial) -> _Moves:
         result = yield trial
         self._so_far.results.append(result)
         return result
@@ -159,9 +150,9 @@ class _Search:
         self._ladder.begin(plain_rung(problem, None))
         if together is None:
             self._ladder.stand_on(problem.base, self._ladder.rungs[0].samples_per_s)
-            return self._stays(self._so_far.doubt or "nothing else applies here")
+            return self._stays(self._so_far.doubt or "no other candidate applies here")
         defaults = dict(problem.base.changes)
-        result = yield from self._asked(
+        result = yield from self._result_of(
             Trial(
                 stage="screen", candidate=together, incumbent=defaults,
                 changes={**defaults, **together.changes},
@@ -201,7 +192,7 @@ class _Search:
     def _try(self, candidate: Candidate, before: dict[str, Any], effort: int) -> _Moves:
         problem = self._problem
         if candidate.needs is not None and not before.get(candidate.needs):
-            reason = f"without {candidate.needs} it does nothing"
+            reason = f"it has no effect without {candidate.needs}"
             self._so_far.skipped.append(
                 Skip(name=candidate.name, axis=candidate.axis, reason=reason)
             )
@@ -213,7 +204,7 @@ class _Search:
             reason = f"no time left in a search of {problem.budget_s:.0f} s"
             self._so_far.skipped.append(out_of_time(candidate, reason))
             return None
-        result = yield from self._asked(
+        result = yield from self._result_of(
             Trial(
                 stage="screen",
                 candidate=candidate,
@@ -249,7 +240,7 @@ class _Search:
         """Measures what has come out on top against the defaults, where nothing is warm."""
         problem = self._problem
         if self._ladder.changes == problem.base.changes:
-            return self._stays(self._so_far.doubt or "nothing that was tried is faster")
+            return self._stays(self._so_far.doubt or "no candidate was faster")
         # As many pairs as there is time for, by what one has taken so far; one in any case.
         left_s = problem.budget_s - self._so_far.spent_s
         num_affordable = int(left_s / (problem.process_s * self._pair_factor))
@@ -271,23 +262,23 @@ class _Search:
         return self._decided(_combined(result, can_start=problem.can_start))
 
     def _decided(self, result: Result) -> Decision:
-        """What follows from the comparison of what came out on top with the defaults."""
+        """The decision from comparing the best candidate with the defaults."""
         if result.speedup is None:
             self._so_far.lost.append(result)
             return self._stays(problem_of(result), is_decided=False)
         if result.verdict is not None and not result.verdict.is_passed:
             self._so_far.refused.append(result)
-            return self._stays(self._so_far.doubt or "the gate refused what was fastest")
+            return self._stays(self._so_far.doubt or "the gate rejected the fastest candidate")
         gain = result.speedup
         if gain.low < LEAST_GAIN:
             self._so_far.lost.append(result)
             text = f"x{gain.middle:.2f} [{gain.low:.2f}, {gain.high:.2f}]"
-            why = f"{text} over them is not 3 % faster with 95 % confidence"
+            why = f"{text} over the defaults: not 3 % faster with 95 % confidence"
             doubt = self._so_far.doubt
             if _is_open(result) or doubt is not None:
                 return self._stays("; ".join(filter(None, (why, doubt))), is_decided=False)
             return self._stays(why)
-        return self._decision(result, "faster than flatout's defaults, and still right")
+        return self._decision(result, "faster than flatout's defaults, and still correct")
 
     def _measure_whole(self, num_processes: int) -> _Moves:
         problem = self._problem
@@ -296,9 +287,9 @@ class _Search:
             name=" + ".join(rung.name for rung in rungs),
             axis="final",
             changes={name: value for rung in rungs for name, value in rung.changes.items()},
-            why="all of it together",
+            why="all winners together",
         )
-        result = yield from self._asked(
+        result = yield from self._result_of(
             Trial(
                 stage="final",
                 candidate=whole,

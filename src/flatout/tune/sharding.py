@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from flatout.nouns.recipe import Choice, Sharding
-from flatout.nouns.units import bytes_text, percent_text
+from flatout.schema.recipe import Choice, Sharding
+from flatout.schema.units import bytes_text, percent_text
 
-# Of what is free; the rest is for activations, which nobody can know before a step was made.
+# Of what is free; the rest is for activations, which are unknown before the first step.
 _SHARE = 0.8
 
 
 def state_bytes(weight_bytes: int, trained_bytes: int, num_moments: int) -> int:
-    """What each rank holds of a model that lies whole on it.
+    """The bytes of an unsharded model's state on each rank.
 
     Args:
         weight_bytes: of all weights. trained_bytes: of those that are trained: they have a
@@ -21,16 +21,16 @@ def state_bytes(weight_bytes: int, trained_bytes: int, num_moments: int) -> int:
 
 
 def default_sharding(needed_bytes: int, free_bytes: int | None) -> Choice[Sharding]:
-    """Whether the model is to be spread, where nobody says.
+    """The default for sharding the model.
 
     Args:
         needed_bytes: what a rank holds of a whole one. free_bytes: on the fullest GPU; None where
             the ranks share the computer's memory.
     """
     if free_bytes is None:
-        return Choice(value="none", why="on a CPU: ranks that hold all of it wait less often")
+        return Choice(value="none", why="on a CPU, ranks that hold the whole model wait less often")
     found = f"weights, gradients and moments take {bytes_text(needed_bytes)} on each rank"
-    of_free = f"{percent_text(_SHARE, 0)} of the {bytes_text(free_bytes)} that are free on a GPU"
+    of_free = f"{percent_text(_SHARE, 0)} of the {bytes_text(free_bytes)} free on a GPU"
     if needed_bytes <= _SHARE * free_bytes:
         return Choice(value="none", why=f"{found}, within {of_free}", origin="estimated")
     return Choice(value="full", why=f"{found}, more than {of_free}", origin="estimated")

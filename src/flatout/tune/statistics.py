@@ -1,4 +1,4 @@
-"""How sure a measured speed-up is.
+"""The certainty of a measured speed-up.
 
 Two things measured in turns share what disturbs the machine, so their ratio is taken pair by pair.
 """
@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean, median
 
-from flatout.nouns.tuning import Interval, Load
+from flatout.schema.tuning import Interval, Load
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
 # Source: NIST/SEMATECH e-Handbook of Statistical Methods, table 1.3.6.7.2.
@@ -32,7 +32,7 @@ _LARGEST_LOG = 700.0
 
 
 def speedup(pairs: Sequence[tuple[float, float]]) -> Interval:
-    """How much faster the second of each pair is than the first.
+    """The speed-up of the second of each pair over the first.
 
     A trimmed mean of log ratios, with the interval of Tukey and McLaughlin (1963, Sankhya A 25,
     331-352): a single disturbed pair then says nothing, where it would widen an ordinary t
@@ -88,7 +88,7 @@ def speedup_over_processes(speedups: Sequence[Interval]) -> Interval:
 
 
 def product(first: Interval, second: Interval) -> Interval:
-    """Of two speed-ups one on top of the other: as wide as if both were wrong alike."""
+    """The product of two speed-ups: as wide as if both were wrong alike."""
     return Interval(
         middle=first.middle * second.middle,
         low=first.low * second.low,
@@ -97,8 +97,8 @@ def product(first: Interval, second: Interval) -> Interval:
 
 
 def _outermost(num: int) -> int:
-    """How many of so many numbers can be left out on each side, so that the median of what they
-    are drawn from lies between the others in at least 95 of 100 cases, whatever that is.
+    """The number of values to leave out on each side, so that the median of their distribution is
+    between the others in at least 95 of 100 cases, whatever the distribution is.
 
     The sign test: each number is above the median or below it, with the same chance.
     """

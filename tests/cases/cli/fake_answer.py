@@ -1,4 +1,4 @@
-"""Stands in for `flatout.engine.answer` where only the outside is tried: says lines, no more.
+"""A fake `flatout.engine.predict.worker`, for tests of its callers: prints lines, no more.
 
 It runs as a real child process. What it does is told by the inputs: refuse, noisy, die, raise,
 mute, slow; any other input is predicted. `evaluate` with the parameter `steps` differs.

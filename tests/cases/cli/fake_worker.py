@@ -1,4 +1,4 @@
-"""Stands in for `flatout.engine.worker` where only the outside is tried: writes lines, no more.
+"""A fake `flatout.engine.training.worker`, for tests of its callers: writes lines, no more.
 
 It runs as a real child process, so that starting, stopping, killing and following are tried as
 they happen. Parameter `mode`: finish, fail, die, lose-gpu, lose-gpu-first

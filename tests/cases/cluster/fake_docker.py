@@ -36,7 +36,7 @@ def execute(words: list[str]) -> None:
             os.environ[name] = value
         words.pop(0)
     container, *command = words
-    if "flatout.system.node_report" in command:
+    if "flatout.cluster.compose.node_report" in command:
         print(os.environ["FAKE_REPORT"].replace("NODE", json.loads(command[-1])["node"]))
         return
     if not any(one["Id"] == container for one in containers()):
@@ -52,7 +52,7 @@ def execute(words: list[str]) -> None:
             command = [*command[: command.index("python3")], sys.executable, "-c", FURTHER]
         else:
             command[command.index("python3")] = os.environ["FAKE_PYTHON"]
-            command[command.index("flatout.engine.launch")] = "flatout.engine.worker"
+            command[command.index("flatout.engine.launch")] = "flatout.engine.training.worker"
     else:
         os.environ["PYTHONPATH"] = os.environ["FAKE_SOURCE"]
         command = [sys.executable if word == "python3" else word for word in command]

@@ -1,5 +1,5 @@
 # lot = "own"
-# words = ["unpack", "nesting"]
+# words = ["unpack", "the structure of the data"]
 
 import torch
 from torch import nn

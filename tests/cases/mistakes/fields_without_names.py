@@ -1,5 +1,5 @@
 # lot = "own"
-# words = ["by their names"]
+# words = ["keyword arguments only"]
 
 import torch
 from torch import nn

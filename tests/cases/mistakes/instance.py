@@ -1,5 +1,5 @@
 # lot = "log"
-# words = ["`model`", "built already", "model=lambda: Net(6)"]
+# words = ["`model`", "not a function that builds one", "model=lambda: Net(6)"]
 
 import torch
 from torch import nn

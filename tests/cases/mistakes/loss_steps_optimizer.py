@@ -1,5 +1,5 @@
 # lot = "own"
-# words = ["backward", "leave"]
+# words = ["backward", "without calling backward()"]
 
 import torch
 from torch import nn

@@ -1,5 +1,5 @@
 # lot = "siblings"
-# words = ["no gradient", "requires_grad"]
+# words = ["without a gradient", "requires_grad"]
 
 import torch
 from torch import nn

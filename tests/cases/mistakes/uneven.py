@@ -1,5 +1,5 @@
 # lot = "log"
-# words = ["not of one size", "collate"]
+# words = ["differ in size", "collate"]
 
 import torch
 from torch import nn

@@ -13,38 +13,42 @@ import psutil
 import pytest
 import torch
 from rank_experiments import rows
-from ranks_runs import new_run, ranks_here, train
+from support.ranks_runs import new_run, ranks_here, train
 from torch import Tensor, nn
 
-from flatout.engine import randomness, update_maker
-from flatout.engine.group import Group
-from flatout.engine.history import History
+from flatout.engine.ranks.process_group import MultiRank
+from flatout.engine.runlog.history import History
+from flatout.engine.runtime import rng
+from flatout.engine.training import updater
 from flatout.errors import FlatoutError, RunFailed
 
 LOOPBACK = ("127.0.0.1", "::1")
 
 
-def told_values(ranks: Group) -> None:
+def told_values(ranks: MultiRank) -> None:
     """Values come as they were, of the kind that they are of."""
-    states = randomness.generator_states(torch.device("cpu"))
+    states = rng.generator_states(torch.device("cpu"))
     value = {"nan": math.nan, "pair": (1, None), 3: [torch.arange(3), True], "dice": states}
-    for told in (ranks.told(lambda: value), ranks.gathered(value)[1 - ranks.rank]):
+    for told in (
+        ranks.broadcast_from_rank0(lambda: value),
+        ranks.all_gather(value)[1 - ranks.rank],
+    ):
         assert math.isnan(told["nan"]) and told["pair"] == (1, None)
         assert told[3][0].tolist() == [0, 1, 2]
-        randomness.restore_generators(told["dice"], torch.device("cpu"))
+        rng.restore_generators(told["dice"], torch.device("cpu"))
         assert random.getstate() == told["dice"]["python"]
     made = History(decisions=(), epochs=3, versions={"torch": "2"}, is_finished=False)
-    assert ranks.told(lambda: made, History) == made
+    assert ranks.broadcast_from_rank0(lambda: made, History) == made
 
 
-def told_errors(ranks: Group) -> None:
+def told_errors(ranks: MultiRank) -> None:
     """What the first rank raises is told by its rule; there it keeps its traceback."""
 
     def divide() -> float:
         return 1 / len([])
 
     with pytest.raises(ZeroDivisionError if ranks.is_first else FlatoutError) as caught:
-        ranks.told(divide)
+        ranks.broadcast_from_rank0(divide)
     if ranks.is_first:
         assert caught.traceback[-1].name == "divide"
     else:
@@ -52,11 +56,11 @@ def told_errors(ranks: Group) -> None:
         assert "in_company.py" in caught.value.because and "rank 0: " in caught.value.problem
 
 
-def told_apart(ranks: Group) -> None:
+def told_apart(ranks: MultiRank) -> None:
     """Ranks that meet about different things do not take one for the other."""
     with pytest.raises((AssertionError, FlatoutError)):
-        ranks.gathered(1, about="a checkpoint" if ranks.is_first else "a validation")
-    assert ranks.gathered(ranks.rank) == [0, 1]
+        ranks.all_gather(1, about="a checkpoint" if ranks.is_first else "a validation")
+    assert ranks.all_gather(ranks.rank) == [0, 1]
 
 
 def heard_here_only() -> None:
@@ -66,7 +70,7 @@ def heard_here_only() -> None:
     assert places and places <= set(LOOPBACK), places
 
 
-def lose_gpu(ranks: Group, folder: Path) -> None:
+def lose_gpu(ranks: MultiRank, folder: Path) -> None:
     """Memory runs out on rank 1, and then its GPU is gone: rank 0 has less taken from there on."""
 
     def settle(device: torch.device) -> None:
@@ -81,7 +85,7 @@ def lose_gpu(ranks: Group, folder: Path) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return rows().loss(model, batch)  # type: ignore[misc,return-value]
 
-    pytest.MonkeyPatch().setattr(update_maker, "settle", settle)
+    pytest.MonkeyPatch().setattr(updater, "free_after_oom", settle)
     with pytest.raises(RunFailed, match="the GPU cannot be used any more") as caught:
         train(new_run(folder / "lost", ranks), dataclasses.replace(rows(), loss=loss), ranks)
     assert caught.value.rule == "gpu-state-lost"
@@ -89,7 +93,7 @@ def lose_gpu(ranks: Group, folder: Path) -> None:
 
 if __name__ == "__main__":
     here = ranks_here()
-    assert isinstance(here, Group)
+    assert isinstance(here, MultiRank)
     heard_here_only()
     told_values(here)
     told_errors(here)

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ranks_runs import ranks_here
 from spread_experiments import Deep, deep
+from support.ranks_runs import ranks_here
 from torch import Tensor, nn
 
-from flatout.engine import randomness
-from flatout.engine.deferred_build import has_no_memory
-from flatout.engine.layout import Layout
-from flatout.engine.session import build
+from flatout.engine.ranks.meta_device_build import has_no_memory
+from flatout.engine.ranks.model_layout import ModelLayout
+from flatout.engine.runtime import rng
+from flatout.engine.session.session import build
 
 
 class Cached(nn.Module):
@@ -101,10 +101,10 @@ def found(name: str) -> dict[str, Any]:
     """What building it in parts gives, beside what one rank would have."""
     make, fields = MODELS[name]
     experiment = dataclasses.replace(deep(), model=make, train_data=drawn_rows, **fields)
-    built = build(experiment, 3, "cpu", layout=Layout(ranks=ranks, wish="full"))
+    built = build(experiment, 3, "cpu", layout=ModelLayout(ranks=ranks, wish="full"))
     assert built.sharding is not None
     whole = built.sharding.whole(named(built.model), is_for_all=True)
-    randomness.seed_generators(randomness.mixed_seed(3, "model"))
+    rng.seed_generators(rng.mixed_seed(3, "model"))
     expected = named(make())
     data = drawn_rows()
     differing = [key for key, one in expected.items() if not torch.equal(whole[key], one)]
@@ -117,7 +117,7 @@ def found(name: str) -> dict[str, Any]:
         "ties": len(set(map(id, named(built.model).values())))
         == len(set(map(id, expected.values()))),
     }
-    return {"ranks": ranks.gathered(own), "whys": built.sharding.whys_whole}
+    return {"ranks": ranks.all_gather(own), "whys": built.sharding.whys_whole}
 
 
 folder = Path(sys.argv[1])

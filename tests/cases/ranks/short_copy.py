@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oom_injection import SAID
-from ranks_runs import Together, new_run, ranks_here, train
 from spread_experiments import deep
+from support.oom_injection import SAID
+from support.ranks_runs import Together, new_run, ranks_here, train
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -84,7 +84,7 @@ experiment = dataclasses.replace(deep(), generate=None, steps=8)
 try:
     with short:
         model = train(run, experiment, ranks)
-    result["digests"] = ranks.gathered(digest(model.state_dict()))
+    result["digests"] = ranks.all_gather(digest(model.state_dict()))
 except FlatoutError as error:
     result["error"] = error.rule
 (folder / f"{name}.{ranks.rank}.json").write_text(json.dumps({**result, "failed": short.failed}))

@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 
 from rank_experiments import ALL
-from ranks_runs import new_run, ranks_here, train
 from spread_experiments import COUPLED, FAILING, SPREAD, UNLIKE
+from support.ranks_runs import new_run, ranks_here, train
 
-from flatout.system.runs import RunFolder
+from flatout.system.store.run_folder import RunFolder
 
 folder, mode, *names = Path(sys.argv[1]), *sys.argv[2:]
 known = ALL | SPREAD | UNLIKE | FAILING | COUPLED

@@ -1,1 +1,1 @@
-"""One command a file. A file is loaded when its command is asked for, and loads flow when run."""
+"""One command per file, loaded when used; the rest is imported when it runs."""

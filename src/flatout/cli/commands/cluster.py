@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from flatout.cli.cluster_files import check, init
-from flatout.cli.cluster_forecast import predict
-from flatout.cli.cluster_running import down, logs, scale, status, stop, up
+from flatout.cli.commands.cluster_containers import down, logs, scale, status, stop, up
+from flatout.cli.commands.cluster_files import check, init
+from flatout.cli.commands.cluster_predict import predict
 
 
 @click.group("cluster")

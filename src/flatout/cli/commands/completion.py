@@ -10,13 +10,13 @@ SHELLS = ("bash", "zsh", "fish", "powershell")
 @click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS), metavar="|".join(SHELLS))
 def command(shell: str) -> None:
-    """Print the script that lets a shell complete commands, options, experiments and runs.
+    """Print a shell script that completes commands, options, experiments and runs.
 
     \b
     bash:  flatout completion bash >~/.local/share/bash-completion/completions/flatout
     zsh:   flatout completion zsh >~/.zfunc/_flatout
     fish:  flatout completion fish >~/.config/fish/completions/flatout.fish
     """
-    from flatout.cli import completing
+    from flatout.cli import shell_completion
 
-    click.echo(completing.script(shell), nl=False)
+    click.echo(shell_completion.script(shell), nl=False)

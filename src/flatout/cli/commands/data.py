@@ -16,25 +16,25 @@ def command() -> None:
 @json_document
 def list_(is_json: bool) -> None:
     """List data sets and where they are."""
-    from flatout import flow
-    from flatout.cli import show
+    from flatout.cli.render import show
+    from flatout.runs import api as runs_api
 
-    (show.print_json if is_json else show.print_data)(flow.list_data())
+    (show.print_json if is_json else show.print_data)(runs_api.list_data())
 
 
 @command.command("get")
 @click.argument("name")
 @click.option(
-    "--mirror", metavar="URL", help="Mirror to try first, with a folder for each data set."
+    "--mirror", metavar="URL", help="URL of a mirror to try first, with one folder per data set."
 )
 @json_document
 def get(name: str, mirror: str | None, is_json: bool) -> None:
     """Download a data set; complete files are not downloaded again."""
-    from flatout import flow
-    from flatout.cli import live, show
+    from flatout.cli.render import live, show
+    from flatout.runs import api as runs_api
 
-    live.show_download(name, flow.fetch_data(name, mirror))
-    folder = flow.verify_data(name)
+    live.show_download(name, runs_api.fetch_data(name, mirror))
+    folder = runs_api.verify_data(name)
     show.print_note(f"{name} is complete: {folder}")
     if is_json:
         show.print_json({"name": name, "folder": str(folder)})
@@ -44,16 +44,16 @@ def get(name: str, mirror: str | None, is_json: bool) -> None:
 @click.argument("name", required=False)
 @json_document
 def verify(name: str | None, is_json: bool) -> None:
-    """Compare checksums of NAME, or of every downloaded data set."""
-    from flatout import flow
-    from flatout.cli import show
+    """Verify the checksums of NAME, or of every downloaded data set."""
+    from flatout.cli.render import show
+    from flatout.runs import api as runs_api
 
-    names = [name] if name else [one.name for one in flow.list_data() if one.folder]
+    names = [name] if name else [one.name for one in runs_api.list_data() if one.folder]
     folders = {}
     for each in names:
-        folders[each] = str(flow.verify_data(each))
+        folders[each] = str(runs_api.verify_data(each))
         show.print_note(f"{each} is complete: {folders[each]}")
     if not names:
-        show.print_note("no data set is here yet: flatout data list")
+        show.print_note("no data sets downloaded yet: flatout data list")
     if is_json:
         show.print_json(folders)

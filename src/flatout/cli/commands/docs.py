@@ -15,17 +15,17 @@ def command(page: str | None, is_json: bool) -> None:
 
     In a pipe it is Markdown. The page of an error or a rule is shown by `flatout explain ID`.
     """
-    from flatout import documents
-    from flatout.cli import show, show_docs
+    from flatout.cli.render import show, show_docs
+    from flatout.setup.flatout import docs
 
     if page is None:
-        pages = documents.list_pages()
+        pages = docs.list_pages()
         if is_json:
             show.print_json({"pages": [{"page": one.page, "title": one.title} for one in pages]})
         else:
             show_docs.print_pages(pages)
         return
-    found = documents.read_page(page)
+    found = docs.read_page(page)
     if is_json:
         show.print_json(found)
     else:

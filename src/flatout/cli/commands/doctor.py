@@ -1,4 +1,4 @@
-"""`flatout doctor`: what is wrong with this machine, and mending it."""
+"""`flatout doctor`: finds what is wrong with this machine, and fixes it."""
 
 from __future__ import annotations
 
@@ -10,30 +10,28 @@ from flatout.cli.options import json_document
 
 
 @click.command("doctor")
-@click.option("--python", metavar="PATH", help="Python interpreter whose environment to examine.")
-@click.option("--env", metavar="NAME", help="Environment made by `flatout setup` to examine.")
+@click.option("--python", metavar="PATH", help="Python interpreter of the environment to check.")
+@click.option("--env", metavar="NAME", help="Environment to check (see `flatout envs`).")
 @click.option(
     "--deep",
     "is_deep",
     is_flag=True,
-    help="Also compute on the GPU, resolve a name, and time files; slow.",
+    help="Also test GPU computation, DNS and file speed (slow).",
 )
 @click.option(
     "--fix", "is_fixing", is_flag=True, help="Show a plan, ask, fix what is wrong, and check again."
 )
-@click.option("--yes", "is_sure", is_flag=True, help="With --fix: do what is safe without asking.")
+@click.option("--yes", "is_sure", is_flag=True, help="With --fix: apply safe fixes without asking.")
 @click.option(
     "--dry-run", "is_dry", is_flag=True, help="With --fix: show the plan, change nothing."
 )
 @click.option(
-    "--from", "replayed", metavar="FILE", help="Examine a recording instead of this machine."
+    "--from", "replayed", metavar="FILE", help="Check a recording instead of this machine."
 )
-@click.option(
-    "--record", metavar="FILE", help="Write a recording of this machine without private data."
-)
+@click.option("--record", metavar="FILE", help="Record this machine in FILE, without private data.")
 @click.option(
     "--fail-on", type=click.Choice(["error", "warning"]), default="error", show_default=True,
-    help="Lowest severity that makes the exit code 1.",
+    help="Exit with code 1 at this severity or above.",
 )  # fmt: skip
 @click.option(
     "-v", "--verbose", "is_verbose", is_flag=True, help="Also show what could not be read."
@@ -45,9 +43,9 @@ def command(**options: Any) -> int:
 
     Nothing is sent, and nothing is changed without --fix.
     """
-    from flatout.cli import examining, fixing
-    from flatout.nouns.doctor_request import DoctorManner, DoctorRequest
+    from flatout.cli.flows import doctor, fix
+    from flatout.doctor.model.doctor_request import DoctorOptions, DoctorRequest
 
     read = {name: options.pop(name) for name in DoctorRequest.__struct_fields__}
-    request, manner = DoctorRequest(**read), DoctorManner(**options)
-    return (fixing.fix if manner.is_fixing else examining.report)(request, manner)
+    request, manner = DoctorRequest(**read), DoctorOptions(**options)
+    return (fix.fix if manner.is_fixing else doctor.report)(request, manner)

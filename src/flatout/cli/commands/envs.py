@@ -11,7 +11,9 @@ from flatout.cli.options import json_document
 @json_document
 def command(is_json: bool) -> None:
     """List the environments made by `flatout setup`."""
-    from flatout.cli import show, show_environments
-    from flatout.environments import keep
+    from flatout.cli.render import show, show_environments
+    from flatout.setup.env import manage
 
-    (show.print_json if is_json else show_environments.print_environments)(keep.list_environments())
+    (show.print_json if is_json else show_environments.print_environments)(
+        manage.list_environments()
+    )

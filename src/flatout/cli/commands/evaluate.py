@@ -1,4 +1,4 @@
-"""`flatout evaluate`: the validation metrics of a run's kept weights, computed once more."""
+"""`flatout evaluate`: recomputes the validation metrics of a run's saved weights."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from typing import Any
 
 import click
 
-from flatout.cli import complete
+from flatout.cli import completion_words
 from flatout.cli.experiment_command import RunCommand, set_parameters
 from flatout.cli.options import asks_weights
 
 
 @click.command("evaluate", cls=RunCommand)
-@click.argument("run", shell_complete=complete.runs)
+@click.argument("run", shell_complete=completion_words.runs)
 @set_parameters
 @asks_weights
 def command(on: Any, is_json: bool, **options: Any) -> int:
-    """Compute the validation metrics of a run's kept weights once more.
+    """Recompute the validation metrics of a run's saved weights.
 
-    They are shown beside what the run recorded. The run is only read. Its parameters can be
-    changed, as options or with -s: see `flatout evaluate RUN --help`.
+    They are shown next to the recorded metrics. The run itself is not modified; -s overrides
+    parameters of its experiment, as their own options do: see `flatout evaluate RUN --help`.
     """
-    from flatout.cli import asked, show
-    from flatout.nouns.question import InferenceRequest
+    from flatout.cli.flows import predict
+    from flatout.cli.render import show
+    from flatout.cluster import api as cluster_api
+    from flatout.schema.predict_protocol import InferenceRequest
 
     request = InferenceRequest(**options)
     request = show.with_trust(request, request.run)
-    shown = asked.json_evaluation if is_json else asked.print_evaluation
-    return shown(request.run, asked.answers_of("evaluate", request, on))
+    shown = predict.json_evaluation if is_json else predict.print_evaluation
+    return shown(request.run, cluster_api.predict_or_evaluate("evaluate", request, on))

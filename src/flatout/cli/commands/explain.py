@@ -11,25 +11,25 @@ from flatout.cli.options import json_document
 @click.argument("subject", required=False, metavar="[FILE|ID|-]")
 @click.option(
     "--here/--elsewhere", "is_here", default=None,
-    help="Say whether the text is from this machine, whose facts are then added.",
+    help="Whether the text comes from this machine; if so, facts about it are added.",
 )  # fmt: skip
 @json_document
 def command(subject: str | None, is_here: bool | None, is_json: bool) -> None:
-    """Name the cause in a log, a traceback, or what nvidia-smi, docker or dmesg printed.
+    """Find the cause in a log, a traceback, or output of nvidia-smi, docker or dmesg.
 
-    Without FILE it reads what is piped in, else what the last failed run left, and adds what it
-    sees of this machine, unless the text tells of another one. A FILE may come from any machine:
-    say --here if it is from this one. ID is what stands behind `see:` in an error, or of a rule:
-    then its page is shown. Nothing is sent anywhere.
+    Without FILE, it reads standard input if piped, else the log of the last failed run. Facts about
+    this machine are added unless the text comes from another one. A FILE may come from any machine:
+    pass --here if it is from this one. For the ID of a rule, or the one after `see:` in an error,
+    its page is shown. Nothing is sent anywhere.
     """
-    from flatout import explaining
-    from flatout.cli import show, show_doctor
-    from flatout.nouns.diagnosis import Diagnosis
+    from flatout.cli.render import show, show_doctor
+    from flatout.doctor import explain
+    from flatout.doctor.model.diagnosis import Diagnosis
 
-    told = explaining.explain(subject, is_here=is_here)
+    told = explain.explain(subject, is_here=is_here)
     if isinstance(told, Diagnosis):
         if is_json:
-            show.print_json(explaining.as_shown(told))
+            show.print_json(explain.as_shown(told))
         else:
             show_doctor.print_explanation(told)
     elif is_json:

@@ -1,4 +1,4 @@
-"""`flatout launch`: a person's own script on several nodes."""
+"""`flatout launch`: a user's own script on several nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 from flatout.cli.options import json_document
 
 
-# Options of the script come behind its name and are its own.
+# Options after the script's name belong to the script.
 @click.command("launch", context_settings={"allow_interspersed_args": False})
 @click.option(
     "--framework",
@@ -25,31 +25,29 @@ from flatout.cli.options import json_document
     type=click.Choice(["local", "ray", "cluster"]),
     default="local",
     show_default=True,
-    help="Start processes on this machine, on Ray's nodes, or in a cluster of containers.",
+    help="Where to start: this machine, Ray's nodes, or a cluster of containers.",
 )
 @click.option(
     "--limit",
     "limit_s",
     type=click.FloatRange(min=1),
     metavar="SECONDS",
-    help="Stop all nodes after this time.",
+    help="Time limit, after which all nodes are stopped.",
 )
-@click.option("--logs", metavar="DIR", help="Folder for the output of each node.")
+@click.option("--logs", metavar="DIR", help="Folder for the log of each node.")
 @click.option("--python", metavar="PATH", help="Python interpreter to run the script with.")
-@click.option("--env", metavar="NAME", help="Environment made by `flatout setup` to run it in.")
+@click.option("--env", metavar="NAME", help="Environment to run it in (see `flatout envs`).")
 @json_document
 @click.argument("script")
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
 def command(is_json: bool, **options: Any) -> int:
-    """Start SCRIPT on several nodes at once: processes of this machine, or of a cluster's nodes.
+    """Start SCRIPT on several nodes: processes on this machine, or the nodes of a cluster.
 
     Nodes find each other the way the framework expects. When one fails, all are stopped.
     """
-    from flatout import launching
-    from flatout.cli import launched
-    from flatout.clustering import scripts
-    from flatout.nouns.launch import LaunchRequest
+    from flatout.cli.flows import launch as launched
+    from flatout.cluster import api as cluster_api
+    from flatout.schema.script_launch import LaunchRequest
 
     request = LaunchRequest(**options)
-    launch = scripts.launch if request.on == "cluster" else launching.launch
-    return launched.follow(launch(request), request.warnings(), is_json=is_json)
+    return launched.follow(cluster_api.launch(request), request.warnings(), is_json=is_json)

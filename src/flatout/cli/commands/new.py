@@ -1,4 +1,4 @@
-"""`flatout new`: writes an experiment to begin with."""
+"""`flatout new`: writes a new experiment."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ _DATA = ("synthetic", "images", "csv", "parquet", "huggingface", "tensors", "sha
 @click.command("new")
 @click.argument("name")
 @click.option("--task", type=click.Choice(_TASKS), help="Task to learn.")
-@click.option("--data", type=click.Choice(_DATA), help="Kind of data to learn from.")
-@click.option("--path", metavar="PATH", help="Path of your data; without it, synthetic data.")
-@click.option("--target", metavar="COLUMN", help="Column of a table to predict.")
+@click.option("--data", type=click.Choice(_DATA), help="Kind of training data.")
+@click.option(
+    "--path", metavar="PATH", help="Path of your data; by default synthetic data is used."
+)
+@click.option("--target", metavar="COLUMN", help="Table column to predict.")
 @click.option("--yes", is_flag=True, help="Do not ask; use the defaults.")
-@click.option("--force", is_flag=True, help="Overwrite the file NAME.py.")
+@click.option("--force", is_flag=True, help="Overwrite NAME.py.")
 @json_document
 def command(name: str, yes: bool, force: bool, is_json: bool, **answers: str | None) -> None:
     """Write a new experiment: NAME.py, short, commented, and ready to train.
 
-    On a terminal it asks for what is not given.
+    On a terminal, flatout asks for the options that are missing.
     """
-    from flatout import flow
-    from flatout.cli import show
-    from flatout.nouns.sketch import SketchRequest, check_name
+    from flatout.cli.render import show
+    from flatout.runs import api as runs_api
+    from flatout.runs.model.new_experiment import NewExperimentRequest, check_name
 
     is_asked = sys.stdin.isatty() and sys.stderr.isatty() and not yes
     if is_asked:
-        from flatout.cli.questions import answered, settled_name
+        from flatout.cli.flows.new_experiment import answered, settled_name
 
         name = settled_name(name)
-    request = flow.recognized(SketchRequest(name=check_name(name), **answers))
+    request = runs_api.recognized(NewExperimentRequest(name=check_name(name), **answers))
     if is_asked:
         request = answered(request)
-    sketch = flow.sketch(request)
-    file = flow.write_new(sketch, is_forced=force)
+    sketch = runs_api.sketch(request)
+    file = runs_api.write_new(sketch, is_forced=force)
     for finding in request.warnings():
         show.print_finding(finding)
     next_command = f"flatout train {file.name}"

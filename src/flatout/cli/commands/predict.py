@@ -1,4 +1,4 @@
-"""`flatout predict`: what the kept weights of a run say of new data."""
+"""`flatout predict`: applies the saved weights of a run to new data."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from typing import Any
 
 import click
 
-from flatout.cli import complete
+from flatout.cli import completion_words
 from flatout.cli.options import asks_weights
 
 
 @click.command("predict")
-@click.argument("run", shell_complete=complete.runs)
+@click.argument("run", shell_complete=completion_words.runs)
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
-@click.option("--output", metavar="FILE|DIR", help="Write .jsonl, .csv, .npy, or pictures.")
+@click.option(
+    "--output",
+    metavar="FILE|DIR",
+    help="Write the predictions to .jsonl, .csv or .npy, or as images.",
+)
 @click.option(
     "--top",
     type=click.IntRange(1),
@@ -23,15 +27,17 @@ from flatout.cli.options import asks_weights
 )
 @asks_weights
 def command(on: Any, is_json: bool, **options: Any) -> int:
-    """Predict with the kept weights of a run.
+    """Predict with the saved weights of a run.
 
     INPUT is what the experiment reads: a file, a folder of files, a text, or `-` for the lines of
-    standard input. The run is only read.
+    standard input. The run is not changed.
     """
-    from flatout.cli import asked, show
-    from flatout.nouns.question import InferenceRequest
+    from flatout.cli.flows import predict
+    from flatout.cli.render import show
+    from flatout.cluster import api as cluster_api
+    from flatout.schema.predict_protocol import InferenceRequest
 
     request = InferenceRequest(**options)
     request = show.with_trust(request, request.run)
-    shown = asked.json_predictions if is_json else asked.print_predictions
-    return shown(request.run, asked.answers_of("predict", request, on))
+    shown = predict.json_predictions if is_json else predict.print_predictions
+    return shown(request.run, cluster_api.predict_or_evaluate("predict", request, on))

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from flatout.cli import complete
+from flatout.cli import completion_words
 from flatout.cli.options import json_document
 
 if TYPE_CHECKING:
-    from flatout.nouns.listed_run import Removal
+    from flatout.runs.model.listed import RunRemoval
 
 
 class _Runs(click.Group):
     """A group that is also a list: without a subcommand its words are names of experiments."""
 
     def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
-        """Words that are no subcommand are kept as names."""
+        """Words other than subcommands are kept as names."""
         if any(word in self.commands for word in arguments) or context.resilient_parsing:
             return super().parse_args(context, arguments)
         context.allow_interspersed_args = True
@@ -32,32 +32,34 @@ class _Runs(click.Group):
 )  # fmt: skip
 @click.option(
     "--where", "conditions", multiple=True, metavar="CONDITION",
-    help="Only runs of which this holds: 'accuracy>0.9', status=failed, lr=0.01.",
+    help="Only runs that match, such as 'accuracy>0.9', status=failed, lr=0.01.",
 )  # fmt: skip
 @click.option(
-    "--sort", metavar="KEY", help="Order by a metric, a parameter or a column; -KEY: largest first."
+    "--sort",
+    metavar="KEY",
+    help="Sort by a metric, parameter or column; -KEY sorts in descending order.",
 )
 @json_document
 @click.pass_context
 def command(
     context: click.Context, conditions: tuple[str, ...], sort: str | None, is_json: bool
 ) -> None:
-    """List runs, of all experiments or of those that are named; `rm` and `stop` take ids.
+    """List runs, all or those of the given experiments; `rm` and `stop` take run ids.
 
-    Keys are parameters, metrics of the best validation, and run, experiment, status, epochs, step,
-    duration, made, seed, device.
+    Keys are parameters, metrics of the best validation, and: run, experiment, status, epochs, step,
+    duration, created, seed, device.
     """
     if context.invoked_subcommand:
         for option, value in (("--json", is_json), ("--where", conditions), ("--sort", sort)):
             if value:
                 raise click.UsageError(
-                    f"--json belongs behind `{context.invoked_subcommand}`" if option == "--json"
-                    else f"{option} is for the list, not for `{context.invoked_subcommand}`"
+                    f"put --json after `{context.invoked_subcommand}`" if option == "--json"
+                    else f"{option} applies to the list, not to `{context.invoked_subcommand}`"
                 )  # fmt: skip
         return
-    from flatout import listing
-    from flatout.cli import show, show_runs
-    from flatout.nouns.listed_run import ListRequest
+    from flatout.cli.render import show, show_runs
+    from flatout.runs import listing
+    from flatout.runs.model.listed import ListRequest
 
     request = ListRequest(experiments=context.obj or (), conditions=conditions, sort=sort)
     rows = listing.listed_runs(request)
@@ -68,17 +70,17 @@ def command(
 
 
 @command.command("rm")
-@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=complete.runs)
-@click.option("--failed", "is_failed", is_flag=True, help="Delete every run that has failed.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=completion_words.runs)
+@click.option("--failed", "is_failed", is_flag=True, help="Delete all failed runs.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_document
 def remove(runs: tuple[str, ...], is_failed: bool, yes: bool, is_json: bool) -> int:
     """Delete runs for good.
 
-    Shows their folders and sizes, then asks. Of a link only the link is deleted.
+    Shows folders and sizes, then asks. A link is deleted, not its target.
     """
-    from flatout import listing
-    from flatout.cli import show, show_runs, wording
+    from flatout.cli.render import show, show_runs, wording
+    from flatout.runs import listing
 
     if bool(runs) == is_failed:
         raise click.UsageError("name the runs, or give --failed")
@@ -91,6 +93,8 @@ def remove(runs: tuple[str, ...], is_failed: bool, yes: bool, is_json: bool) -> 
         show_runs.print_removals(removals)
     if removals and not yes and not show.ask(wording.removal_question(removals)):
         show.print_note("nothing was deleted (--yes deletes without asking)")
+        if is_json:
+            show.print_json({"deleted": []})
         return 1
     deleted = [one.id for one in removals if _is_deleted(one, is_failed=is_failed)]
     if is_json:
@@ -99,16 +103,16 @@ def remove(runs: tuple[str, ...], is_failed: bool, yes: bool, is_json: bool) -> 
     return 0
 
 
-def _is_deleted(one: Removal, *, is_failed: bool) -> bool:
-    """Deletes a run; one that failed stays if it has been resumed meanwhile."""
+def _is_deleted(one: RunRemoval, *, is_failed: bool) -> bool:
+    """Deletes a run; one that failed stays if it has been resumed in the meantime."""
     from pathlib import Path
 
-    from flatout import flow
-    from flatout.cli import show, wording
+    from flatout.cli.render import show, wording
     from flatout.errors import UsageError
+    from flatout.runs import api as runs_api
 
     try:
-        flow.remove(Path(one.folder))
+        runs_api.remove(Path(one.folder))
     except UsageError as error:
         if not is_failed or error.rule != "run-in-use":
             raise
@@ -119,16 +123,16 @@ def _is_deleted(one: Removal, *, is_failed: bool) -> bool:
 
 
 @command.command("stop")
-@click.argument("run", shell_complete=complete.runs)
+@click.argument("run", shell_complete=completion_words.runs)
 @json_document
 def stop(run: str, is_json: bool) -> None:
-    """Stop a run after its step, with a checkpoint."""
-    from flatout import flow
-    from flatout.cli import show
-    from flatout.nouns.typed import resume_run
+    """Stop a run after its current step, with a checkpoint."""
+    from flatout.cli.render import show
+    from flatout.runs import api as runs_api
+    from flatout.schema.suggested_command import resume_run
 
-    show.print_note(f"asking {run} to stop after its step; Ctrl-C ends only the waiting")
-    stopped = flow.stop(run)
+    show.print_note(f"asking {run} to stop after its current step; Ctrl-C stops only the wait")
+    stopped = runs_api.stop(run)
     show.print_note(f"{stopped.id}: {stopped.status}; resume it: {resume_run(stopped)}")
     if is_json:
         show.print_json(stopped)

@@ -8,22 +8,22 @@ import click
 
 from flatout.cli.options import json_document
 
-_YES = click.option("--yes", is_flag=True, help="Do not ask.")
+_YES = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 @click.group("self", invoke_without_command=True)
 @json_document
 @click.pass_context
 def command(context: click.Context, is_json: bool) -> None:
-    """Show how this flatout was installed; `update` and `remove` change that."""
+    """Show how flatout was installed; update or remove it."""
     if context.invoked_subcommand and is_json:
-        raise click.UsageError(f"--json belongs behind `{context.invoked_subcommand}`")
+        raise click.UsageError(f"put --json after `{context.invoked_subcommand}`")
     if context.invoked_subcommand:
         return
-    from flatout import upkeep
-    from flatout.cli import show, show_upkeep
+    from flatout.cli.render import show, show_installation
+    from flatout.setup.flatout import api as flatout_api
 
-    (show.print_json if is_json else show_upkeep.print_installation)(upkeep.installed())
+    (show.print_json if is_json else show_installation.print_installation)(flatout_api.installed())
 
 
 @command.command("update")
@@ -33,18 +33,18 @@ def command(context: click.Context, is_json: bool) -> None:
 @json_document
 def update(version: str | None, file: str | None, yes: bool, is_json: bool) -> int:
     """Install another version, the way this one was installed."""
-    from flatout import upkeep
-    from flatout.cli import show, show_upkeep
+    from flatout.cli.render import show, show_installation
+    from flatout.setup.flatout import api as flatout_api
 
     if version and file:
-        raise click.UsageError("--version and --from exclude each other")
-    planned = upkeep.plan_update(version, file)
-    show_upkeep.print_update(planned)
+        raise click.UsageError("--version and --from cannot be combined")
+    planned = flatout_api.plan_update(version, file)
+    show_installation.print_update(planned)
     if not yes and not show.ask("Run it?"):
         show.print_note("nothing was changed (--yes updates without asking)")
         return 1
-    done = upkeep.update(planned)
-    show_upkeep.print_updated(done)
+    done = flatout_api.update(planned)
+    show_installation.print_updated(done)
     if is_json:
         show.print_json(done)
     return 0
@@ -52,26 +52,31 @@ def update(version: str | None, file: str | None, yes: bool, is_json: bool) -> i
 
 @command.command("remove")
 @click.option("--runs", "is_with_runs", is_flag=True, help="Also remove runs with their weights.")
-@click.option("--keep", multiple=True, metavar="KIND", help="Keep environments, data ...")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="KIND",
+    help="Kind to keep: edits, environments, data, searches, recipes, compiled or caches.",
+)
 @_YES
 @json_document
 def remove(is_with_runs: bool, keep: tuple[str, ...], yes: bool, is_json: bool) -> int:
-    """Remove flatout and what it has made; runs stay unless --runs is given.
+    """Remove flatout and its files; runs stay unless --runs is given.
 
-    Shows everything first, and asks for each part.
+    Shows everything first, then asks about each part.
     """
-    from flatout import upkeep
-    from flatout.cli import show, show_fix, show_upkeep
+    from flatout.cli.render import show, show_fix, show_installation
+    from flatout.setup.flatout import api as flatout_api
 
     show_fix.wait_for_program()
-    removal = upkeep.plan_removal(keep, is_with_runs=is_with_runs)
-    show_upkeep.print_removal(removal)
+    removal = flatout_api.plan_removal(keep, is_with_runs=is_with_runs)
+    show_installation.print_removal(removal)
     removed = []
     for part in removal.parts:
-        if yes or show.ask(show_upkeep.question(part)):
-            # Said before: once its files are gone, nothing can be loaded that would say it.
-            words = show_upkeep.last_words(removal, part)
-            left = upkeep.remove_part(part, removal.installation)
+        if yes or show.ask(show_installation.question(part)):
+            # Composed before: once the files are gone, no module can be loaded.
+            words = show_installation.last_words(removal, part)
+            left = flatout_api.remove_part(part, removal.installation)
             sys.stderr.write("".join(f"{line}\n" for line in (*left, words)))
             removed.append(part.name)
     if not removed:

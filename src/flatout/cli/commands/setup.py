@@ -6,19 +6,21 @@ from typing import Any
 
 import click
 
-from flatout.cli.commands.export import command as export
-from flatout.cli.parts import WithParts
+from flatout.cli.command_group import WithParts
+from flatout.cli.commands.setup_export import command as export
+from flatout.cli.options import json_document
 
 _HOW = (
-    click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be done."),
+    click.option("--dry-run", "is_dry", is_flag=True, help="Show what would be done; change "
+                                                           "nothing."),
     click.option("--yes", "is_agreed", is_flag=True, help="Do not ask for confirmation."),
     click.option(
         "--name", metavar="NAME",
-        help="Name of the environment; the framework's by default.",
+        help="Name of the environment; by default the framework's name.",
     ),
     click.option(
         "--in", "folder", metavar="DIR",
-        help="Folder to make the environment in; flatout's own by default.",
+        help="Folder for the environment; by default one of flatout's own.",
     ),
     click.option(
         "--with", "packages", multiple=True, metavar="PACKAGES",
@@ -34,30 +36,40 @@ _HOW = (
     ),
     click.option(
         "--from", "lock", metavar="LOCK|DIR|DEB",
-        help="Recreate the environment of a lock file or a bundle; with --toolkit: install from "
-        "NVIDIA's local installer.",
+        help="Recreate an environment from a lock file or a bundle; with --toolkit: use NVIDIA's "
+             "local installer.",
     ),
     click.option(
         "--bundle", metavar="DIR",
-        help="Only download, into a folder that can be moved to another machine.",
+        help="Only download, to a folder that can be moved to another machine.",
     ),
     click.option(
         "--mirror", "mirrors", multiple=True, metavar="KIND=URL",
-        help="Mirror for packages, torch or python.",
+        help="URL of a mirror for packages, torch or python.",
     ),
     click.option("--remove", metavar="NAME", help="Remove an environment."),
     click.option("--repair", metavar="ENV", help="Repair an existing environment."),
 )  # fmt: skip
 
-# What lies below an environment. One of them at most.
+# What is below an environment. One of them at most.
 _BELOW = (
     click.option(
-        "--driver-plan", "goal", flag_value="driver", help="Plan NVIDIA's driver instead."
+        "--driver-plan",
+        "goal",
+        flag_value="driver",
+        help="Plan the installation of NVIDIA's driver, not an environment.",
     ),
-    click.option("--wsl", "goal", flag_value="wsl", help="Set up WSL from Windows instead."),
-    click.option("--toolkit", "goal", flag_value="toolkit", help="Set up a CUDA toolkit instead."),
     click.option(
-        "--docker", "goal", flag_value="docker", help="Set up the GPU in containers instead."
+        "--wsl", "goal", flag_value="wsl", help="Set up WSL from Windows, not an environment."
+    ),
+    click.option(
+        "--toolkit", "goal", flag_value="toolkit", help="Set up a CUDA toolkit, not an environment."
+    ),
+    click.option(
+        "--docker",
+        "goal",
+        flag_value="docker",
+        help="Set up GPU access for containers, not an environment.",
     ),
 )
 
@@ -72,10 +84,12 @@ def _with_how(command: Any) -> Any:
 @click.argument("frameworks", nargs=-1, metavar="[FRAMEWORK]...")
 @click.option(
     "--for", "cards", multiple=True, metavar="CARD",
-    help="Choose for another machine with this card; `cpu` for none. Repeat for several cards.",
+    help="Plan for a machine with this GPU instead of this machine (repeatable; `cpu` for none).",
 )  # fmt: skip
 @click.option(
-    "--driver", metavar="VERSION", help="NVIDIA driver of that machine; under WSL that of Windows."
+    "--driver",
+    metavar="VERSION",
+    help="NVIDIA driver of that machine; under WSL the one of Windows.",
 )
 @click.option(
     "--os", type=click.Choice(["linux", "wsl2", "windows", "macos"]),
@@ -87,20 +101,20 @@ def _with_how(command: Any) -> Any:
 @click.option("--nightly", "is_nightly", is_flag=True, help="Use nightly builds.")
 @click.option("--offline", "is_offline", is_flag=True, help="Do not use the network.")
 @_with_how
-@click.option("--json", "is_json", is_flag=True, help="Print one JSON document on stdout.")
+@json_document
 def command(is_json: bool, goal: str | None, **options: Any) -> int:
-    """Make an environment for each FRAMEWORK (torch, tensorflow, paddle, jax), and prove it.
+    """Create and test an environment for each FRAMEWORK (torch, tensorflow, paddle, jax).
 
-    A version may follow: torch==2.9.*, 'jax<0.12'. Without FRAMEWORK: torch. With --for: only say
-    what fits another machine.
+    FRAMEWORK may include a version: torch==2.9.*, 'jax<0.12'. The default is torch. With --for,
+    only show what fits another machine.
     """
     if goal is not None:
-        from flatout.cli import laying
+        from flatout.cli.flows import host_setup
 
-        return laying.run(goal, options, is_json=is_json)
-    from flatout.cli import making
+        return host_setup.run(goal, options, is_json=is_json)
+    from flatout.cli.flows import create_env
 
-    return making.run(options, is_json=is_json)
+    return create_env.run(options, is_json=is_json)
 
 
 command.add_command(export)

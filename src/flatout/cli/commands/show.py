@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from flatout.cli import complete
+from flatout.cli import completion_words
 from flatout.cli.options import json_document
 
 
 @click.command("show")
-@click.argument("run", shell_complete=complete.runs)
+@click.argument("run", shell_complete=completion_words.runs)
 @click.option(
     "--follow", is_flag=True, help="Watch the run train; Ctrl-C stops watching, not training."
 )
@@ -22,45 +22,57 @@ def command(
 ) -> int:
     """Show a run: its result, metrics, recipe, and where the time went.
 
-    RUN is an id, the beginning of one, `last`, or a folder written with a separator: ./folder.
+    RUN is an id, its beginning, `last`, or a folder with a path separator: ./folder.
     """
-    from flatout import flow
-    from flatout.cli import show, wording
+    from flatout.cli.render import show, wording
+    from flatout.runs import api as runs_api
+    from flatout.schema.finding import option_without_effect
 
+    others = {"--tensorboard": bool(tensorboard), "--follow": follow, "--plots": plots,
+              "--json": is_json}  # fmt: skip
+    instead = next((option for option, is_given in others.items() if is_given), None)
+    if recipe and instead:
+        because = f"it changes the summary of the run, which {instead} does not show"
+        if is_json:
+            because = "the JSON document has every field anyway"
+        show.print_finding(option_without_effect("--recipe", because, "leave one of them out"))
+    if plots and tensorboard and not is_json:
+        because = "--tensorboard writes only its own files"
+        show.print_finding(option_without_effect("--plots", because, "leave one of them out"))
     if tensorboard:
-        folder = flow.export_tensorboard(run, tensorboard, is_following=follow)
-        show.print_note(f"written to {folder}; look at it: tensorboard --logdir {tensorboard}")
+        folder = runs_api.export_tensorboard(run, tensorboard, is_following=follow)
+        show.print_note(f"written to {folder}; to view: tensorboard --logdir {tensorboard}")
         if not is_json:
             return 0
     elif follow and not _watch(run, is_quiet=is_json):
         return 130
-    found = flow.read(run)
+    found = runs_api.read(run)
     if plots:
-        show.print_note(wording.plots_text(flow.draw_plots(found)))
-    checkpoints, results = flow.checkpoint_steps(found), flow.results_of(found)
+        show.print_note(wording.plots_text(runs_api.draw_plots(found)))
+    checkpoints, results = runs_api.checkpoint_steps(found), runs_api.results_of(found)
     if is_json:
         told = {"classes": results.reports, "samples": results.samples}
         head = {"run": found, "checkpoints": checkpoints, "results": told}
-        show.print_long_json(head, "metrics", flow.each_metric(found))
+        show.print_long_json(head, "metrics", runs_api.each_metric(found))
     elif not follow and not plots:
         show.print_run(
-            found, flow.milestones(found), results, checkpoints, flow.split_of(found),
+            found, runs_api.milestones(found), results, checkpoints, runs_api.split_of(found),
             is_whole=recipe,
         )  # fmt: skip
     return 0
 
 
 def _watch(text: str, *, is_quiet: bool) -> bool:
-    from flatout import flow
-    from flatout.cli.live import Display
+    from flatout.cli.render.live import Display
+    from flatout.runs import api as runs_api
 
-    with flow.interrupts() as interrupts, Display(is_quiet=is_quiet) as display:
-        run = flow.read(text)
+    with runs_api.interrupts() as interrupts, Display(is_quiet=is_quiet) as display:
+        run = runs_api.read(text)
         display.open(run, run.header.machine, is_replayed=True)
-        for lines in flow.watch(text):
+        for lines in runs_api.watch(text):
             display.take(lines)
             if interrupts.count:
                 break
-        now = flow.read(text)
-        display.close(now, flow.split_of(now))
+        now = runs_api.read(text)
+        display.close(now, runs_api.split_of(now))
     return not interrupts.count

@@ -1,4 +1,4 @@
-"""`flatout train`: trains an experiment and shows how it goes."""
+"""`flatout train`: trains an experiment and shows its progress."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from flatout.cli import complete
+from flatout.cli import completion_words
 from flatout.cli.experiment_command import ExperimentCommand, set_parameters
 from flatout.cli.options import trusts_run
 
 
 @click.command("train", cls=ExperimentCommand)
 @click.argument(
-    "experiment", required=False, metavar="NAME|FILE", shell_complete=complete.experiments
+    "experiment", required=False, metavar="NAME|FILE", shell_complete=completion_words.experiments
 )
 @set_parameters
 @click.option(
@@ -21,7 +21,7 @@ from flatout.cli.options import trusts_run
     "uses",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Fix a field of the recipe: how a step is executed.",
+    help="Set a field of the recipe (how a step is executed).",
 )
 @click.option(
     "--recipe", metavar="FILE", help="Use the recipe in FILE, as saved by `flatout tune`."
@@ -37,13 +37,13 @@ from flatout.cli.options import trusts_run
     "--epochs",
     type=click.IntRange(1),
     metavar="N",
-    help="Total number of epochs, instead of the experiment's own.",
+    help="Total number of epochs; overrides the experiment's.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(1),
     metavar="N",
-    help="Total number of updates, instead of the experiment's own length.",
+    help="Total number of updates; overrides the experiment's length.",
 )
 @click.option(
     "--seed", type=click.IntRange(0), metavar="N", help="Random seed for weights and data order."
@@ -51,30 +51,30 @@ from flatout.cli.options import trusts_run
 @click.option(
     "--init",
     metavar="WEIGHTS",
-    shell_complete=complete.weights,
+    shell_complete=completion_words.weights,
     help="Start from a safetensors file or a run's weights.",
 )
 @click.option(
-    "--name", "run_id", metavar="ID", help="Name of the run; NAME-0001, NAME-0002 ... by default."
+    "--name", "run_id", metavar="ID", help="Name of the run; by default NAME-0001, NAME-0002 ..."
 )
 @click.option(
-    "--resume", metavar="RUN", shell_complete=complete.runs,
+    "--resume", metavar="RUN", shell_complete=completion_words.runs,
     help="Resume a run; `last` is the newest.",
 )  # fmt: skip
 @click.option(
     "--changed", "is_changed", is_flag=True,
-    help="With --resume: continue with the experiment's file as it is now.",
+    help="With --resume: use the experiment's file as it is now.",
 )  # fmt: skip
 @click.option(
     "--dry-run", "is_dry_run", is_flag=True,
-    help="Try one training step and one validation batch; keep nothing.",
+    help="Try one training step and one validation batch; save nothing.",
 )  # fmt: skip
 @click.option(
     "--tune",
     type=click.Choice(["auto", "off", "full"]),
     default="auto",
     show_default=True,
-    help="Search for the fastest recipe first: as far as it pays off, not at all, or in full.",
+    help="Tune before training: auto (if it pays off), off, or full.",
 )
 @click.option(
     "--numerics",
@@ -84,12 +84,12 @@ from flatout.cli.options import trusts_run
     help="How far the search may change rounding.",
 )
 @click.option(
-    "--leave-free", metavar="SIZE", help="Memory to leave to other programs, such as 1.5GiB."
+    "--leave-free", metavar="SIZE", help="Memory to reserve for other programs, such as 1.5GiB."
 )
 @click.option(
     "--on-oom",
     type=click.Choice(["auto", "shrink", "stop"]),
-    help="When memory runs out: continue with smaller batches, do so even with BatchNorm, or stop.",
+    help="On out-of-memory: use smaller micro-batches, do so even with BatchNorm, or stop.",
 )
 @click.option(
     "--on", metavar="LAUNCHER:N",
@@ -97,7 +97,7 @@ from flatout.cli.options import trusts_run
 )  # fmt: skip
 @click.option("--detach", is_flag=True, help="Train in the background.")
 @click.option("--python", metavar="PATH", help="Python interpreter to train with.")
-@click.option("--env", metavar="NAME", help="Environment made by `flatout setup` to train in.")
+@click.option("--env", metavar="NAME", help="Environment to train in (see `flatout envs`).")
 @trusts_run
 @click.option(
     "--json", "is_json", is_flag=True, help="Print one JSON document about the run on stdout."
@@ -105,15 +105,17 @@ from flatout.cli.options import trusts_run
 def command(detach: bool, is_json: bool, **options: Any) -> int:
     """Train an experiment, or resume a run.
 
-    NAME is a built-in, FILE a Python file with a function `experiment`. Its parameters are options,
-    too: see `flatout train NAME --help`.
+    NAME is a built-in experiment, FILE a Python file with a function `experiment`. Its parameters
+    are also options: see `flatout train NAME --help`.
     """
-    from flatout import flow
-    from flatout.cli import dry_run, failing, show
-    from flatout.cli.live import Display
+    from flatout.cli.flows import dry_run, explain_failure
+    from flatout.cli.render import show
+    from flatout.cli.render.live import Display
+    from flatout.cluster import api as cluster_api
     from flatout.errors import FlatoutError
-    from flatout.nouns.finding import finding_from, unchanged_file
-    from flatout.nouns.train_request import TrainRequest
+    from flatout.runs import api as runs_api
+    from flatout.schema.finding import finding_from, unchanged_file
+    from flatout.schema.train_request import TrainRequest
 
     request = TrainRequest(**options)
     for finding in request.warnings():
@@ -123,42 +125,37 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     if request.is_dry_run:
         return dry_run.run(request, is_json=is_json, is_detached=detach)
     screen = Display(is_quiet=is_json, is_still=detach)
-    with flow.interrupts() as interrupts, screen as display:
-        if flow.is_stopping(request):
-            display.say(f"{request.resume} has been asked to stop: waiting for it, at most 30 s")
-        if request.placement and request.placement.place:
-            from flatout.clustering import training
-
-            attendance = training.begin(request, interrupts)
-        else:
-            attendance = flow.begin(request, interrupts, is_attached=not detach)
-        if attendance.change.file is not None:
-            show.print_diff(attendance.change.file.diff)
+    with runs_api.interrupts() as interrupts, screen as display:
+        if runs_api.is_stopping(request):
+            display.say(f"{request.resume} is stopping; waiting for it, at most 30 s")
+        supervisor = cluster_api.begin(request, interrupts, is_attached=not detach)
+        if supervisor.change.file is not None:
+            show.print_diff(supervisor.change.file.diff)
         elif request.is_changed:
             show.print_finding(unchanged_file())
-        display.open(flow.read(str(attendance.folder.path)), attendance.machine)
+        display.open(runs_api.read(str(supervisor.folder.path)), supervisor.machine)
         was_interrupted = False
-        for lines in flow.follow(attendance, interrupts):
+        for lines in runs_api.follow(supervisor, interrupts):
             display.take(lines)
-            if detach and attendance.has_begun:
+            if detach and supervisor.has_begun:
                 break
             if interrupts.count == 1 and not was_interrupted:
                 was_interrupted = True
-                display.say("stopping after this step; Ctrl-C again stops at once")
-        outcome = flow.conclude(attendance)
+                display.say("stopping after this step; Ctrl-C again stops immediately")
+        outcome = runs_api.conclude(supervisor)
         if outcome.finding and not interrupts.count:
             display.fail(outcome.finding)
-            outcome = failing.explained(outcome)
-            failing.print_log(outcome)
-            if attendance.is_trained:
+            outcome = explain_failure.explained(outcome)
+            explain_failure.print_log(outcome)
+            if supervisor.is_trained:
                 show.print_next_steps(show.make_console(is_error=True), outcome.run)
         else:
-            display.close(outcome.run, flow.split_of(outcome.run))
+            display.close(outcome.run, runs_api.split_of(outcome.run))
     if is_json:
         show.print_json(outcome)
-    if not detach and outcome.is_kept and attendance.is_trained:
+    if not detach and outcome.is_kept and supervisor.is_trained:
         try:
-            show.print_plots_begun(flow.begin_plots(outcome.run), is_error=is_json)
+            show.print_plots_begun(runs_api.begin_plots(outcome.run), is_error=is_json)
         except FlatoutError as error:
             show.print_finding(finding_from(error, "warning"))
     return 130 if interrupts.count else outcome.exit_code

@@ -6,18 +6,18 @@ from typing import Any
 
 import click
 
-from flatout.cli import complete
+from flatout.cli import completion_words
 from flatout.cli.experiment_command import ExperimentCommand, set_parameters
 from flatout.cli.options import json_document
 
 
 @click.command("tune", cls=ExperimentCommand)
 @click.argument(
-    "experiment", required=False, metavar="NAME|FILE", shell_complete=complete.experiments
+    "experiment", required=False, metavar="NAME|FILE", shell_complete=completion_words.experiments
 )
 @set_parameters
 @click.option(
-    "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Fix a field of the recipe."
+    "--use", "uses", multiple=True, metavar="FIELD=VALUE", help="Set a field of the recipe."
 )
 @click.option(
     "--device", default="auto", metavar="auto|cpu|cuda|cuda:N", show_default=True,
@@ -37,46 +37,54 @@ from flatout.cli.options import json_document
     "--budget", type=click.FloatRange(1), metavar="SECONDS", help="Time limit of the search."
 )
 @click.option(
-    "--leave-free", metavar="SIZE", help="Memory to leave to other programs, such as 1.5GiB."
+    "--leave-free", metavar="SIZE", help="Memory to reserve for other programs, such as 1.5GiB."
 )
 @click.option(
     "--emit", type=click.Choice(["code"]), help="Print the result as a plain PyTorch program."
 )
-@click.option("--forget", is_flag=True, help="Forget all recipes found so far.")
-@click.option("--python", metavar="PATH", help="Python interpreter to train with.")
-@click.option("--env", metavar="NAME", help="Environment made by `flatout setup` to train in.")
+@click.option("--forget", is_flag=True, help="Delete all recipes found so far.")
+@click.option("--python", metavar="PATH", help="Python interpreter to tune with.")
+@click.option("--env", metavar="NAME", help="Environment to tune in (see `flatout envs`).")
 @json_document
 def command(forget: bool, is_json: bool, **options: Any) -> int:
     """Find the fastest correct recipe by measuring: speed settings, not hyperparameters.
 
-    NAME is a built-in, FILE a Python file with a function `experiment`. Its parameters are options,
-    too: see `flatout tune NAME --help`.
+    NAME is a built-in experiment, FILE a Python file with a function `experiment`. Its parameters
+    are also options: see `flatout tune NAME --help`.
     """
-    from flatout import flow
-    from flatout.cli import failing, show
-    from flatout.cli.show_tune import SearchDisplay, print_tuned
-    from flatout.nouns.train_request import TrainRequest
-    from flatout.nouns.units import counted_text
+    from flatout.cli.flows import explain_failure
+    from flatout.cli.render import show
+    from flatout.cli.render.show_tune import SearchDisplay, print_tuned
+    from flatout.runs import api as runs_api
+    from flatout.schema.train_request import TrainRequest
+    from flatout.schema.units import counted_text
 
     if forget:
-        show.print_note(f"{counted_text(flow.forget_recipes(), 'recipe')} forgotten")
+        if options["experiment"]:
+            raise click.UsageError(
+                f"--forget deletes all recipes, not only those of {options['experiment']}"
+            )
+        num_forgotten = runs_api.forget_recipes()
+        show.print_note(f"{counted_text(num_forgotten, 'recipe')} forgotten")
+        if is_json:
+            show.print_json({"forgotten": num_forgotten})
         return 0
     request = TrainRequest(**options, tune="full", is_only_tuned=True)
     display = SearchDisplay(is_quiet=is_json or request.emit is not None)
-    with flow.interrupts() as interrupts, display:
-        attendance = flow.begin(request, interrupts)
-        display.say("experiment", flow.read(str(attendance.folder.path)).header.spec.name)
-        for lines in flow.follow(attendance, interrupts):
+    with runs_api.interrupts() as interrupts, display:
+        attendance = runs_api.begin(request, interrupts)
+        display.say("experiment", runs_api.read(str(attendance.folder.path)).header.spec.name)
+        for lines in runs_api.follow(attendance, interrupts):
             display.take(lines)
-        outcome = flow.conclude(attendance)
+        outcome = runs_api.conclude(attendance)
         if interrupts.count and outcome.run.status != "finished":
-            display.say("stopped", "before a recipe was found; nothing was kept")
+            display.say("stopped", "before a recipe was found; nothing was saved")
             return 130
         if outcome.finding:
             display.fail(outcome.finding)
-            failing.print_log(failing.explained(outcome))
+            explain_failure.print_log(explain_failure.explained(outcome))
             return outcome.exit_code
-        tuned = flow.tuned(outcome.run)
+        tuned = runs_api.tuned(outcome.run)
         display.close()
     if is_json:
         show.print_json(tuned)

@@ -1,13 +1,13 @@
-"""A setting of torch's memory allocator is not understood.
+"""A setting of torch's memory allocator is invalid.
 
-**Checks.** torch's words about PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF.
+**Checks.** torch's errors about PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF.
 
-**Why it matters.** torch ends at its first allocation when the variable has an option it does not
-know, or a value outside its bounds.
+**Why it matters.** torch fails at its first allocation if the variable has an unknown option or an
+out-of-range value.
 
 **Example.** `Unrecognized CachingAllocator option: max_split_size`
 
-**Fix.** Take the variable back, or write it as this torch knows it; safe.
+**Fix.** Unset the variable, or spell the option as this torch version expects it; safe.
 
 **Source.** https://docs.pytorch.org/docs/stable/notes/cuda.html (PYTORCH_CUDA_ALLOC_CONF)
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -26,14 +26,14 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="allocator-setting-invalid",
         severity="error",
-        problem="torch does not understand PYTORCH_CUDA_ALLOC_CONF.",
+        problem="PYTORCH_CUDA_ALLOC_CONF is invalid.",
         evidence=case.evidence("allocator-option"),
         fixes=(
             Fix(
-                text="take the setting back",
+                text="unset the variable",
                 safety="safe",
                 commands=("unset PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF",),
-                changes="this shell alone",
+                changes="only this shell",
             ),
         ),
         confirm=("printenv | grep ALLOC_CONF",),

@@ -1,14 +1,14 @@
-"""apt cannot install this: packages want versions that do not go together.
+"""apt cannot install this: packages require conflicting versions.
 
 **Checks.** Unmet dependencies and held packages.
 
-**Why it matters.** Drivers from NVIDIA's repository, from Ubuntu and from a `.run` file exclude
-each other, and so do packages for another release.
+**Why it matters.** Drivers from NVIDIA's repository, from Ubuntu and from a `.run` file conflict
+with each other; so do packages for another release.
 
 **Example.** `The following packages have unmet dependencies: nvidia-driver-535 : Depends:
 nvidia-dkms-535 but it is not going to be installed`
 
-**Fix.** One source for the driver; `apt-cache policy` shows who offers what; by hand.
+**Fix.** One source for the driver; `apt-cache policy` shows which repository offers what; by hand.
 
 **Source.** help.ubuntu.com/community/PinningHowto;
 docs.nvidia.com/cuda/cuda-installation-guide-linux/.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -29,12 +29,12 @@ def check(case: Case) -> Finding | None:
         rule="apt-dependencies-broken",
         severity="error",
         certainty="likely",
-        problem="apt cannot install this: packages want versions that do not go together.",
+        problem="apt cannot install this: packages require conflicting versions.",
         because="two repositories offer the same packages, or one is for another release",
         evidence=case.evidence("apt-unmet"),
         fixes=(
             Fix(
-                text="see which repository offers which version, and keep one",
+                text="check which repository offers which version, and keep one",
                 safety="safe",
                 commands=("apt-cache policy <package>", "apt-mark showhold"),
                 where="linux",

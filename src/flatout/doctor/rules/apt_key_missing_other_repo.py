@@ -1,15 +1,14 @@
-"""A package repository that has nothing to do with the GPU lacks its key.
+"""The signing key of a package repository unrelated to the GPU is missing.
 
-**Checks.** apt's complaints of keys that are not NVIDIA's.
+**Checks.** apt's key errors, other than for NVIDIA's keys.
 
-**Why it matters.** apt goes on without that repository. Its message often stands beside another
-trouble, and is taken for its cause.
+**Why it matters.** apt continues without that repository. Its message often appears next to another
+error and is mistaken for the cause.
 
 **Example.** `GPG error: http://packages.ros.org/ros/ubuntu bionic InRelease: EXPKEYSIG
 F42ED6FBAB17C654`
 
-**Fix.** Install the new key as the repository's own page tells, or take its source out; asked
-first.
+**Fix.** Install the new key as the repository's page describes, or remove its source; asks first.
 
 **Source.** wiki.debian.org/DebianRepository/UseThirdParty; manpages.debian.org/apt-secure.
 """
@@ -18,13 +17,13 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Evidence, Finding, Fix
+from flatout.schema.finding import Evidence, Finding, Fix
 
 _NVIDIA = ("A4B469963BF863CC", "F60F4B3D7FA2AF80", "DDCAE044F796ECB0", "6ED91CA3AC1160CD")
 
 
 def check(case: Case) -> Finding | None:
-    """A key is missing, and neither it nor its repository is NVIDIA's."""
+    """A missing key that belongs neither to NVIDIA nor to its repository."""
     others = [
         sign
         for sign in case.signs["apt-key-missing"]
@@ -40,12 +39,12 @@ def check(case: Case) -> Finding | None:
         rule="apt-key-missing-other-repo",
         severity="error" if is_refused else "warning",
         certainty="likely",
-        problem="A package repository that has nothing to do with the GPU lacks its key.",
+        problem="The signing key of a package repository unrelated to the GPU is missing.",
         because="the key was never installed, or has expired",
         evidence=evidence,
         fixes=(
             Fix(
-                text="install the key as the repository's page tells, or take its source out",
+                text="install the key as the repository's page describes, or remove its source",
                 safety="manual",
                 commands=("grep -rn '^deb' /etc/apt/sources.list /etc/apt/sources.list.d",),
                 where="linux",

@@ -1,9 +1,9 @@
-"""Another package manager is at work.
+"""Another package manager is running.
 
-**Checks.** Locks that apt and dpkg cannot take.
+**Checks.** Locks that apt and dpkg cannot acquire.
 
-**Why it matters.** Unattended upgrades and software centres install in the background, after a
-start above all.
+**Why it matters.** Unattended upgrades and software centers install in the background, especially
+after boot.
 
 **Example.** `E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 1234
 (unattended-upgr)`
@@ -17,18 +17,18 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Locks that apt and dpkg cannot take."""
+    """Locks that apt and dpkg cannot acquire."""
     if not case.sees("dpkg-locked"):
         return None
     return Finding(
         rule="apt-locked",
         severity="error",
-        problem="Another package manager is at work.",
-        because="unattended upgrades or another terminal installs at the same time",
+        problem="Another package manager is running.",
+        because="unattended upgrades or another terminal is installing packages",
         evidence=case.evidence("dpkg-locked"),
         fixes=(
             Fix(

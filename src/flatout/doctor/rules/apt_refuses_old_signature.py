@@ -1,15 +1,15 @@
-"""apt no longer accepts how this repository's key was signed: with SHA-1.
+"""apt no longer accepts this repository's key: it is signed with SHA-1.
 
 **Checks.** The policy of apt's verifier, sqv.
 
-**Why it matters.** From February 2026 on apt in Debian 13 and later rejects SHA-1, with which
-several older keys vouch for themselves.
+**Why it matters.** From February 2026 on, apt in Debian 13 and later rejects SHA-1, which several
+older keys use for their self-signatures.
 
 **Example.** `Policy rejected non-revocation signature (PositiveCertification) requiring second
 pre-image resistance because: SHA1 is not considered secure`
 
-**Fix.** The newest key package of that repository, for NVIDIA `cuda-keyring` of the
-distribution's own folder; asked first.
+**Fix.** Install that repository's newest key package; for NVIDIA, `cuda-keyring` from the folder of
+your distribution; asks first.
 
 **Source.** manpages.debian.org/testing/apt; wiki.debian.org/DebianRepository/UseThirdParty.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -28,15 +28,15 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="apt-refuses-old-signature",
         severity="error",
-        problem="apt no longer accepts how this repository's key was signed: with SHA-1.",
-        because="SHA-1 is not considered secure any more, and the key vouches for itself with it",
+        problem="apt no longer accepts this repository's key: it is signed with SHA-1.",
+        because="SHA-1 is no longer considered secure, and the key's self-signature uses it",
         evidence=case.evidence("sha1-not-secure"),
         fixes=(
             Fix(
                 text="install the repository's newest key",
                 safety="ask",
                 where="linux",
-                changes="the keys that apt accepts",
+                changes="the keys that apt trusts",
             ),
         ),
     )

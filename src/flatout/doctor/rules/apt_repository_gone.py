@@ -1,6 +1,6 @@
-"""A package repository does not exist for this release, or no longer.
+"""A package repository does not exist, or no longer exists, for this release.
 
-**Checks.** apt's missing Release files and answers 404.
+**Checks.** apt's missing Release files and 404 responses.
 
 **Why it matters.** Releases out of support move to old-releases or archive, and some repositories
 never had one for this release.
@@ -8,7 +8,7 @@ never had one for this release.
 **Example.** `E: The repository 'http://archive.ubuntu.com/ubuntu kinetic Release' does not have a
 Release file.`
 
-**Fix.** A release that is supported, or the right name in the source list; by hand.
+**Fix.** Use a supported release, or correct the name in the source list; by hand.
 
 **Source.** help.ubuntu.com/community/EOLUpgrades; wiki.debian.org/DebianReleases.
 """
@@ -17,23 +17,23 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """apt's missing Release files and answers 404."""
+    """apt's missing Release files and 404 responses."""
     if not case.sees("apt-no-release"):
         return None
     return Finding(
         rule="apt-repository-gone",
         severity="error",
         certainty="likely",
-        problem="A package repository does not exist for this release, or no longer.",
+        problem="A package repository does not exist, or no longer exists, for this release.",
         because="the release is out of support, or its name in the source list is wrong",
         evidence=case.evidence("apt-no-release"),
         fixes=(
             Fix(
-                text="set the right release, or take the source out",
+                text="set the right release, or remove the source",
                 where="linux",
                 commands=("grep -rn '^deb' /etc/apt/sources.list /etc/apt/sources.list.d",),
                 changes="nothing",

@@ -1,14 +1,14 @@
-"""One package repository is named twice, with different keys.
+"""A package repository is listed twice, with different keys.
 
-**Checks.** apt's complaint of the option Signed-By.
+**Checks.** apt's error about the Signed-By option.
 
-**Why it matters.** `cuda-keyring` writes a source list of its own. One that was added by hand
-before names another key, and apt stops altogether.
+**Why it matters.** `cuda-keyring` writes its own source list. If an earlier one, added by hand,
+names another key, apt stops altogether.
 
 **Example.** `E: Conflicting values set for option Signed-By regarding source
 https://developer.download.nvidia.com/...`
 
-**Fix.** Remove the older of both files in /etc/apt/sources.list.d; asked first.
+**Fix.** Remove the older of the two files in /etc/apt/sources.list.d; asks first.
 
 **Source.** manpages.debian.org/sources.list; docs.nvidia.com/cuda/cuda-installation-guide-linux/.
 """
@@ -17,18 +17,18 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """apt's complaint of the option Signed-By."""
+    """apt's error about the Signed-By option."""
     if not case.sees("signed-by-conflict"):
         return None
     return Finding(
         rule="apt-signed-by-conflict",
         severity="error",
-        problem="One package repository is named twice, with different keys.",
-        because="two files in /etc/apt/sources.list.d name the repository",
+        problem="A package repository is listed twice, with different keys.",
+        because="two files in /etc/apt/sources.list.d list the repository",
         evidence=case.evidence("signed-by-conflict"),
         fixes=(
             Fix(
@@ -39,7 +39,7 @@ def check(case: Case) -> Finding | None:
                     "sudo rm /etc/apt/sources.list.d/<older file>",
                 ),
                 where="linux",
-                changes="the sources of apt",
+                changes="apt's sources",
             ),
         ),
     )

@@ -1,14 +1,13 @@
-"""bitsandbytes has no library for this CUDA.
+"""bitsandbytes has no library for this CUDA version.
 
-**Checks.** What bitsandbytes prints of libraries that it does not find, and calls into the one
-for the CPU.
+**Checks.** bitsandbytes' messages about libraries it cannot find, and calls into its CPU library.
 
-**Why it matters.** The package holds one library for each CUDA version; for others, and on
-systems without one, the CPU's is loaded, which lacks the functions.
+**Why it matters.** The package contains one library per CUDA version. For any other version, or
+without CUDA, it loads the CPU library, which lacks these functions.
 
 **Example.** `Required library version not found: libbitsandbytes_cuda121_nocublaslt.so`
 
-**Fix.** A newer bitsandbytes, without BNB_CUDA_VERSION; asked first.
+**Fix.** Install a newer bitsandbytes, and unset BNB_CUDA_VERSION; asks first.
 
 **Source.** huggingface.co/docs/bitsandbytes/installation;
 bitsandbytes-foundation/bitsandbytes#1559, #386.
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("bitsandbytes-broken",)
 
@@ -30,13 +29,13 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="bitsandbytes-cuda-binary-missing",
         severity="error",
-        problem="bitsandbytes has no library for this CUDA.",
+        problem="bitsandbytes has no library for this CUDA version.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
                 text=(
-                    "install a bitsandbytes that has this CUDA's library, and leave "
-                    "BNB_CUDA_VERSION unset"
+                    "install a bitsandbytes version that supports this CUDA version, "
+                    "and leave BNB_CUDA_VERSION unset"
                 ),
                 safety="ask",
                 commands=("pip install --upgrade bitsandbytes",),

@@ -1,15 +1,15 @@
-"""A package is built in an environment of its own, in which there is no torch.
+"""A package is built in an isolated environment without torch.
 
-**Checks.** Builds that do not find torch although it is installed.
+**Checks.** Builds that cannot find torch although it is installed.
 
-**Why it matters.** pip and uv build in an empty environment with what the package says it needs.
-flash-attn, apex, xformers and others need torch there, and do not say so.
+**Why it matters.** pip and uv build in an empty environment that holds only the declared build
+requirements. flash-attn, apex, xformers and others need torch to build but do not declare it.
 
 **Example.** `Getting requirements to build wheel did not run successfully ...
 ModuleNotFoundError: No module named 'torch'`
 
 **Fix.** `pip install --no-build-isolation`, with torch, setuptools, wheel and ninja installed
-first; asked first.
+first; asks first.
 
 **Source.** pip.pypa.io/en/stable/cli/pip_install/ (--no-build-isolation);
 docs.astral.sh/uv/concepts/projects/config/ (build isolation).
@@ -19,23 +19,25 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """torch or numpy was not found while a package was built."""
+    """torch or numpy was not found during a package build."""
     if not case.sees("build-isolation") or not case.sees("build-needs-module"):
         return None
     return Finding(
         rule="build-isolation-hides-torch",
         severity="error",
-        problem="A package is built in an environment of its own, in which there is no torch.",
-        because="pip and uv build in an empty environment, and the package does not say that it"
-        " needs torch",
+        problem="A package is built in an isolated environment without torch.",
+        because=(
+            "pip and uv build in an empty environment, and the package does not declare "
+            "torch as a build requirement"
+        ),
         evidence=case.evidence("build-isolation", "build-needs-module"),
         fixes=(
             Fix(
-                text="build in the environment itself",
+                text="build without isolation",
                 safety="ask",
                 commands=(
                     "pip install torch setuptools wheel ninja packaging",

@@ -1,13 +1,13 @@
-"""A build wants cmake, ninja, git or Rust, which are not there.
+"""A build needs cmake, ninja, git or Rust, which is not installed.
 
-**Checks.** Builds that do not find their tools.
+**Checks.** Builds that cannot find their tools.
 
-**Why it matters.** Packages without a wheel for this machine are built when they are installed,
-with tools that pip does not bring.
+**Why it matters.** Packages without a wheel for this machine are built during installation, with
+tools that pip does not provide.
 
 **Example.** `error: can't find Rust compiler`
 
-**Fix.** Install the tool, or take a version with a wheel; asked first.
+**Fix.** Install the tool, or choose a version that has a wheel; asks first.
 
 **Source.** pip.pypa.io/en/stable/topics/vcs-support/; setuptools-rust.readthedocs.io;
 cmake.org/download.
@@ -17,23 +17,23 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Builds that do not find their tools."""
+    """Builds that cannot find their tools."""
     if not case.sees("build-tool-missing"):
         return None
     return Finding(
         rule="build-tools-missing",
         severity="error",
         certainty="likely",
-        problem="A build wants cmake, ninja, git or Rust, which are not there.",
-        because="the package has no wheel for this machine, and is built",
+        problem="A build needs cmake, ninja, git or Rust, which is not installed.",
+        because="the package has no wheel for this machine, so it is built from source",
         evidence=case.evidence("build-tool-missing"),
         fixes=(
             Fix(
-                text="install what is named",
+                text="install the missing tool",
                 safety="ask",
                 commands=("pip install cmake ninja", "sudo apt install git cargo"),
                 where="linux",

@@ -1,15 +1,15 @@
-"""No C or C++ compiler is found, and something wants to compile.
+"""No C or C++ compiler was found.
 
-**Checks.** Triton, torch.compile, pip, CMake and nvcc that find no gcc, g++ or cl.
+**Checks.** Triton, torch.compile, pip, CMake and nvcc cannot find gcc, g++ or cl.
 
-**Why it matters.** Triton and torch.compile build small programs while they run; packages without
-a wheel are built when they are installed.
+**Why it matters.** Triton and torch.compile compile code at run time; packages without a wheel are
+built during installation.
 
 **Example.** `RuntimeError: Failed to find C compiler. Please specify via CC environment
 variable.`
 
-**Fix.** `sudo apt install build-essential`; on Windows the Build Tools for Visual Studio, and
-their prompt; asked first.
+**Fix.** `sudo apt install build-essential`; on Windows, the Build Tools for Visual Studio and their
+command prompt; asks first.
 
 **Source.** triton-lang/triton: python/triton/runtime/build.py; pytorch/pytorch:
 torch/_inductor/cpp_builder.py; wiki.python.org/moin/WindowsCompilers.
@@ -19,17 +19,17 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Triton, torch.compile, pip, CMake and nvcc that find no gcc, g++ or cl."""
+    """Triton, torch.compile, pip, CMake and nvcc cannot find gcc, g++ or cl."""
     if not case.sees("compiler-not-found"):
         return None
     return Finding(
         rule="c-compiler-missing",
         severity="error",
-        problem="No C or C++ compiler is found, and something wants to compile.",
+        problem="No C or C++ compiler was found.",
         because="Triton, torch.compile and packages without a wheel compile on this machine",
         evidence=case.evidence("compiler-not-found"),
         fixes=(
@@ -42,10 +42,12 @@ def check(case: Case) -> Finding | None:
                 undo="sudo apt remove build-essential",
             ),
             Fix(
-                text="on Windows: Build Tools for Visual Studio with C++, then start from "
-                "its x64 prompt",
+                text=(
+                    "on Windows: install Build Tools for Visual Studio with C++, then start"
+                    " from its x64 prompt"
+                ),
                 where="powershell",
-                # Without the workload they have no compiler.
+                # Without this workload, the Build Tools contain no compiler.
                 commands=(
                     "winget install --exact --id Microsoft.VisualStudio.2022.BuildTools "
                     "--source winget --force --override '--wait --passive --norestart "

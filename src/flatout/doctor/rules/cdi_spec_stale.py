@@ -1,14 +1,14 @@
-"""The CDI specification is missing, or was made for another driver.
+"""The CDI specification is missing or was generated for another driver.
 
-**Checks.** Devices that the engine cannot resolve, and mounts of driver files that are gone. On the
-machine: the driver's version in the specification, and the driver's own.
+**Checks.** Devices that the engine cannot resolve, and mounts of driver files that no longer exist.
+On the machine: the driver version in the specification against the driver's own.
 
-**Why it matters.** The specification lists the driver's files by name and version. After an update
-of the driver, under WSL of Windows', they have other names.
+**Why it matters.** The specification lists the driver's files by name and version. A driver update
+(under WSL, of the Windows driver) renames them.
 
 **Example.** `unresolvable CDI devices nvidia.com/gpu=all`
 
-**Fix.** Write it anew; asked first.
+**Fix.** Regenerate it; asks first.
 
 **Source.** https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/cdi-support.html;
 https://github.com/microsoft/WSL/issues/11589
@@ -16,26 +16,26 @@ https://github.com/microsoft/WSL/issues/11589
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """The engine does not find the devices, or files that the specification names."""
+    """The engine cannot find the devices, or files named in the specification."""
     if not case.sees("cdi-unresolved", "driver-file-gone", "cdi-without-dxcore"):
         return None
     return Finding(
         rule="cdi-spec-stale",
         severity="error",
-        problem="The CDI specification is missing, or was made for another driver.",
+        problem="The CDI specification is missing or was generated for another driver.",
         because="it lists the driver's files by version",
         evidence=case.evidence("cdi-unresolved", "driver-file-gone", "cdi-without-dxcore"),
         fixes=(
             Fix(
-                text="write the specification anew",
+                text="regenerate the specification",
                 safety="ask",
                 commands=("sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",),
                 where="wsl" if case.is_wsl else "host",
@@ -64,7 +64,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=70,
-    readings=(Reading(sign="driver-file-gone", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="driver-file-gone", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "cdi-unresolved",

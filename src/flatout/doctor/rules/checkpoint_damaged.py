@@ -1,13 +1,13 @@
-"""A file of weights or data is cut off or damaged.
+"""A weights or data file is truncated or corrupted.
 
-**Checks.** Readers of torch, safetensors, HDF5, zip and images that stop in the middle.
+**Checks.** Readers of torch, safetensors, HDF5, zip and image files that fail partway.
 
-**Why it matters.** A disk that was full, a run that was killed while it saved, or a download that
-was cut off.
+**Why it matters.** The disk was full, the run was killed while saving, or a download was
+interrupted.
 
 **Example.** `PytorchStreamReader failed reading zip archive: failed finding central directory`
 
-**Fix.** Download it again, or use the checkpoint before; by hand.
+**Fix.** Download it again, or use the previous checkpoint; by hand.
 
 **Source.** pytorch/pytorch: caffe2/serialize/inline_container.cc;
 huggingface.co/docs/safetensors.
@@ -17,23 +17,23 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Readers of torch, safetensors, HDF5, zip and images that stop in the middle."""
+    """Readers of torch, safetensors, HDF5, zip and image files that fail partway."""
     if not case.sees("file-cut-off"):
         return None
     return Finding(
         rule="checkpoint-damaged",
         severity="error",
         certainty="likely",
-        problem="A file of weights or data is cut off or damaged.",
-        because="saving or downloading ended in the middle",
+        problem="A weights or data file is truncated or corrupted.",
+        because="saving or downloading was interrupted",
         evidence=case.evidence("file-cut-off"),
         fixes=(
             Fix(
-                text="delete the file and fetch it again, or take the checkpoint before it",
+                text="delete the file and download it again, or use the previous checkpoint",
                 safety="ask",
                 commands=("ls -l <file>",),
                 changes="nothing",

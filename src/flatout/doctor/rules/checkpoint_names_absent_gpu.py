@@ -1,9 +1,9 @@
-"""A checkpoint was written on a GPU that this machine does not have.
+"""A checkpoint was saved on a GPU that this machine does not have.
 
-**Checks.** torch's words when it loads tensors to a device that is not there.
+**Checks.** torch's errors when it loads tensors to a device that does not exist.
 
-**Why it matters.** torch.save keeps each tensor's device, and torch.load puts it back there: on
-`cuda:3` where there is one GPU, or on CUDA where there is none.
+**Why it matters.** torch.save records each tensor's device, and torch.load restores it there: to
+`cuda:3` on a machine with one GPU, or to CUDA on a machine without any.
 
 **Example.** `Attempting to deserialize object on CUDA device 3 but torch.cuda.device_count() is 1`
 
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.schema.finding import Certainty, Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """torch.load names the device; a machine without any GPU may have another trouble."""
+    """torch.load names the device; on a machine without a GPU the cause may be another one."""
     if not case.sees("checkpoint-device"):
         return None
     is_index = case.value("checkpoint-device", "index") is not None
@@ -29,7 +29,7 @@ def check(case: Case) -> Finding | None:
         rule="checkpoint-names-absent-gpu",
         severity="error",
         certainty=certainty,
-        problem="A checkpoint wants its tensors on a GPU that is not here.",
+        problem="A checkpoint was saved on a GPU that this machine does not have.",
         evidence=case.evidence("checkpoint-device"),
         fixes=(Fix(text='load it with `torch.load(path, map_location="cpu")`'),),
         confirm=('python -c "import torch; print(torch.cuda.device_count())"',),

@@ -1,13 +1,13 @@
-"""A checkpoint names a GPU that is not here.
+"""A checkpoint was saved on a GPU that is not available here.
 
-**Checks.** What `torch.load` says of CUDA devices.
+**Checks.** `torch.load` errors about CUDA devices.
 
-**Why it matters.** Tensors are loaded to where they were saved.
+**Why it matters.** Tensors are loaded to the device they were saved on.
 
 **Example.** `Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is
 False.`
 
-**Fix.** Load with map_location; by hand. If there is a GPU, see why torch does not.
+**Fix.** Load with map_location; by hand. If there is a GPU, find out why torch does not see it.
 
 **Source.** docs.pytorch.org/docs/stable/generated/torch.load.html.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("load-on-gpu",)
 
@@ -29,7 +29,7 @@ def check(case: Case) -> Finding | None:
         rule="checkpoint-saved-on-gpu",
         severity="error",
         certainty="likely",
-        problem="A checkpoint names a GPU that is not here.",
+        problem="A checkpoint was saved on a GPU that is not available here.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(

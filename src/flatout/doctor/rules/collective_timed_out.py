@@ -1,16 +1,15 @@
-"""A collective operation did not end in time: a rank is out of step, slow, or gone.
+"""A collective operation timed out: a rank is out of step, slow or gone.
 
-**Checks.** Watchdogs of NCCL, Gloo and XLA that gave up waiting.
+**Checks.** Timeouts of the NCCL, Gloo and XLA watchdogs.
 
-**Why it matters.** All ranks must make the same calls. One that failed, skipped a batch, saves a
-checkpoint for longer than the limit, or stands in a peer copy that never ends keeps all others
-waiting.
+**Why it matters.** All ranks must make the same calls. A rank that failed, skipped a batch, takes
+longer than the limit to save a checkpoint, or hangs in a peer copy keeps all others waiting.
 
 **Example.** `Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE,
 ...)`
 
-**Fix.** Look for the first rank with another message. Same number of batches on every rank; a
-longer `timeout=` for slow steps; by hand.
+**Fix.** Find the first rank with another message. Give every rank the same number of batches, and
+slow steps a longer `timeout=`; by hand.
 
 **Source.** pytorch/pytorch: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp;
 docs.pytorch.org/docs/stable/distributed.html.
@@ -20,29 +19,31 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Watchdogs of NCCL, Gloo and XLA that gave up waiting."""
+    """Timeouts of the NCCL, Gloo and XLA watchdogs."""
     if not case.sees("collective-timed-out"):
         return None
     return Finding(
         rule="collective-timed-out",
         severity="error",
         certainty="likely",
-        problem="A collective operation did not end in time: a rank is out of step, slow, or gone.",
+        problem="A collective operation timed out: a rank is out of step, slow or gone.",
         because="all ranks must make the same calls in the same order",
         evidence=case.evidence("collective-timed-out"),
         fixes=(
             Fix(
-                text="read the first message of every rank, the one that lacks this one above all",
+                text=(
+                    "read the first message of every rank, above all of a rank without this message"
+                ),
             ),
             Fix(
                 text="see which call each rank is in",
                 safety="safe",
                 commands=("export TORCH_DISTRIBUTED_DEBUG=DETAIL NCCL_DEBUG=INFO",),
-                changes="the environment of this shell",
+                changes="environment variables of this shell",
             ),
         ),
         confirm=(

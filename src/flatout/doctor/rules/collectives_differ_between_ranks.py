@@ -1,14 +1,14 @@
-"""The ranks do not make the same calls, or not with the same shapes.
+"""Ranks diverged: they called different collectives, or used different shapes.
 
-**Checks.** torch's check of collectives against each other.
+**Checks.** torch's check that collectives match across ranks.
 
-**Why it matters.** Collectives are matched by order alone. Where one rank has another shape or
-another call, the result is wrong, or everything waits.
+**Why it matters.** Collectives are matched only by their order. If one rank makes a different call
+or uses a different shape, the result is wrong or all ranks hang.
 
 **Example.** `Detected mismatch between collectives on ranks. Rank 0 is running collective: ...`
 
-**Fix.** Equal batches on all ranks (`drop_last=True`), and no collective under `if rank == 0`; by
-hand.
+**Fix.** Use equal batches on all ranks (`drop_last=True`), and no collective inside `if rank == 0`;
+by hand.
 
 **Source.** docs.pytorch.org/docs/stable/distributed.html (debugging).
 """
@@ -17,23 +17,25 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """torch's check of collectives against each other."""
+    """torch's check that collectives match across ranks."""
     if not case.sees("collectives-mismatched"):
         return None
     return Finding(
         rule="collectives-differ-between-ranks",
         severity="error",
-        problem="The ranks do not make the same calls, or not with the same shapes.",
-        because="collectives are matched by their order alone",
+        problem="Ranks diverged: they called different collectives, or used different shapes.",
+        because="collectives are matched only by their order",
         evidence=case.evidence("collectives-mismatched"),
         fixes=(
             Fix(
-                text="give all ranks equally many batches of equal shape, and take "
-                "collectives out of `if rank == 0`",
+                text=(
+                    "give all ranks the same number of batches with the same shapes, and "
+                    "move collectives out of `if rank == 0`"
+                ),
             ),
         ),
     )

@@ -1,10 +1,9 @@
-"""A compiler misses header files of Python or CUDA.
+"""The compiler cannot find header files of Python or CUDA.
 
-**Checks.** Python.h, CUDA's headers and import libraries that gcc, clang, MSVC or TinyCC do not
-find.
+**Checks.** Python.h, CUDA headers and import libraries that gcc, clang, MSVC or TinyCC cannot find.
 
-**Why it matters.** Triton and extensions compile C at run time. Headers are packages of their
-own, and embedded Pythons have none.
+**Why it matters.** Triton and extensions compile C at run time. Headers come in separate packages,
+and embedded Pythons have none.
 
 **Example.** `fatal error: Python.h: No such file or directory`
 
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("header-missing",)
 
@@ -29,18 +28,19 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="compiler-headers-missing",
         severity="error",
-        problem="A compiler misses header files of Python or CUDA.",
-        because="header files are packages of their own",
+        problem="The compiler cannot find header files of Python or CUDA.",
+        because="header files come in separate packages",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
                 text=(
-                    "install the headers of this Python (python3-dev), or CUDA's toolkit for CUDA's"
+                    "install this Python's headers (python3-dev), or the CUDA toolkit "
+                    "for CUDA's headers"
                 ),
                 safety="ask",
                 commands=("sudo apt-get install python3-dev",),
                 where="linux",
-                changes="installs a package of the system",
+                changes="installs a system package",
                 undo="sudo apt-get remove python3-dev",
             ),
         ),

@@ -1,24 +1,24 @@
 """conda and pip have each installed the same package in one environment.
 
-**Checks.** On the machine: packages whose version by conda's list (`conda-meta`) is another one
-than by their own metadata.
+**Checks.** On the machine: packages whose version in conda's records (`conda-meta`) differs from
+that in their own metadata.
 
-**Why it matters.** The files of both lie in one folder. Which library is loaded is chance, and
-conda's next change may remove what pip has put there.
+**Why it matters.** Both install into the same folder. Which library gets loaded is unpredictable,
+and conda's next change may remove files that pip installed.
 
 **Example.** `torch: conda has 2.5.1, the environment runs 2.9.1+cu130`
 
-**Fix.** Make an environment anew with one of the two; asked first.
+**Fix.** Create a new environment with only one of the two; asks first.
 
 **Source.** docs.conda.io: "Using pip in a conda environment"; pytorch/pytorch#138506.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -33,7 +33,7 @@ def check(case: Case) -> Finding | None:
         evidence=case.evidence("installed-by-both"),
         fixes=(
             Fix(
-                text="make an environment in which pip alone installs the framework",
+                text="create an environment where only pip installs the framework",
                 safety="ask",
                 commands=("conda create -n training python=3.12 pip", "conda activate training",
                           "python -m pip install torch"),
@@ -46,15 +46,15 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """The environment asked about, by both lists."""
+    """The examined environment, by both lists."""
     first = next(iter(machine.environments or ()), None)
     if first is None or not first.mixed:
         return ()
-    return fact(f"by conda and by pip: {', '.join(first.mixed)}", "conda-meta, metadata")
+    return fact(f"installed by conda and by pip: {', '.join(first.mixed)}", "conda-meta, metadata")
 
 
 RULE = Rule(
     check=check,
     prior=40,
-    readings=(Reading(sign="installed-by-both", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="installed-by-both", read=_in_facts, severity="warning"),),
 )

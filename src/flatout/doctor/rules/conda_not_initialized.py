@@ -1,8 +1,8 @@
-"""This shell does not know `conda activate`.
+"""`conda activate` is not available in this shell.
 
-**Checks.** conda's complaint of a shell that was not set up.
+**Checks.** conda's error about a shell that is not initialized.
 
-**Why it matters.** `conda activate` is a function that `conda init` writes into the shell's
+**Why it matters.** `conda activate` is a shell function that `conda init` adds to the shell's
 profile. Scripts, Docker builds and new shells lack it.
 
 **Example.** `CondaError: Run 'conda init' before 'conda activate'`
@@ -16,22 +16,22 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """conda's complaint of a shell that was not set up."""
+    """conda's error about a shell that is not initialized."""
     if not case.sees("conda-shell-unknown"):
         return None
     return Finding(
         rule="conda-not-initialized",
         severity="error",
-        problem="This shell does not know `conda activate`.",
-        because="`conda activate` is a function of the shell's profile, which scripts do not read",
+        problem="`conda activate` is not available in this shell.",
+        because="`conda activate` is defined in the shell's profile, which scripts do not read",
         evidence=case.evidence("conda-shell-unknown"),
         fixes=(
             Fix(
-                text="make it known to this shell",
+                text="load it into this shell",
                 safety="safe",
                 commands=('eval "$(conda shell.bash hook)"', "conda activate <environment>"),
                 changes="this shell",
@@ -40,7 +40,7 @@ def check(case: Case) -> Finding | None:
                 text="or run one command in the environment",
                 safety="safe",
                 commands=("conda run -n <environment> <command>",),
-                changes="nothing that stays",
+                changes="nothing permanently",
             ),
         ),
     )

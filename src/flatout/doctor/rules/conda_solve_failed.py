@@ -1,14 +1,14 @@
-"""conda finds no set of packages that fits.
+"""conda cannot find a compatible set of packages.
 
-**Checks.** What conda and mamba say when they cannot solve, or do not find a package.
+**Checks.** conda's and mamba's errors when they cannot solve or cannot find a package.
 
-**Why it matters.** Channels that do not go together, a Python that is too new, or `pytorch` from
-a channel that ended with 2.5.
+**Why it matters.** The channels are incompatible, Python is too new, or `pytorch` comes from a
+channel that ended with 2.5.
 
 **Example.** `LibMambaUnsatisfiableError: Encountered problems while solving`
 
-**Fix.** A fresh environment from conda-forge alone (`pytorch-gpu`), or pip inside of it; asked
-first.
+**Fix.** Create a fresh environment from conda-forge only (`pytorch-gpu`), or use pip inside it;
+asks first.
 
 **Source.** docs.conda.io/projects/conda/en/stable/user-guide/concepts/conda-performance.html;
 pytorch/pytorch#138506.
@@ -18,24 +18,25 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """What conda and mamba say when they cannot solve, or do not find a package."""
+    """conda's and mamba's errors when they cannot solve or cannot find a package."""
     if not case.sees("conda-unsatisfiable"):
         return None
     return Finding(
         rule="conda-solve-failed",
         severity="error",
         certainty="likely",
-        problem="conda finds no set of packages that fits.",
-        because="no versions in these channels go together, or the channel does not have the "
-        "package",
+        problem="conda cannot find a compatible set of packages.",
+        because=(
+            "no versions in these channels are compatible, or the channel does not have the package"
+        ),
         evidence=case.evidence("conda-unsatisfiable"),
         fixes=(
             Fix(
-                text="make a fresh environment from one channel",
+                text="create a fresh environment from one channel",
                 safety="ask",
                 commands=("conda create -n train -c conda-forge --override-channels pytorch-gpu",),
                 changes="a new environment",

@@ -1,15 +1,15 @@
-"""conda wants the terms of Anaconda's channels accepted first.
+"""conda requires accepting the terms of Anaconda's channels first.
 
-**Checks.** conda's refusal, by its error.
+**Checks.** conda's error about unaccepted terms.
 
-**Why it matters.** From 2025 on conda asks for the terms of the `defaults` channels, which cost
-larger companies money. In scripts and images nobody can answer.
+**Why it matters.** Since 2025, conda asks you to accept the terms of the `defaults` channels, which
+larger companies must pay for. Scripts and image builds cannot answer.
 
 **Example.** `CondaToSNonInteractiveError: Terms of Service have not been accepted for the
 following channels.`
 
-**Fix.** `-c conda-forge --override-channels`, which has no such terms; or accept them if they
-suit you; asked first.
+**Fix.** `-c conda-forge --override-channels`, which has no such terms; or accept the terms; asks
+first.
 
 **Source.** www.anaconda.com/docs/getting-started/tos-plugin;
 conda-forge.org/docs/user/introduction/.
@@ -19,22 +19,22 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """conda's refusal, by its error."""
+    """conda's error about unaccepted terms."""
     if not case.sees("conda-terms"):
         return None
     return Finding(
         rule="conda-terms-not-accepted",
         severity="error",
-        problem="conda wants the terms of Anaconda's channels accepted first.",
-        because="the environment asks the `defaults` channels",
+        problem="conda requires accepting the terms of Anaconda's channels first.",
+        because="the environment uses the `defaults` channels",
         evidence=case.evidence("conda-terms"),
         fixes=(
             Fix(
-                text="use conda-forge alone",
+                text="use only conda-forge",
                 safety="ask",
                 commands=(
                     "conda config --add channels conda-forge",

@@ -1,14 +1,13 @@
-"""The image was made for another kind of processor or operating system.
+"""The image is for another processor architecture or operating system.
 
-**Checks.** Images without a manifest for this platform, and programs in an exec format that the
-processor does not know.
+**Checks.** Images without a manifest for this platform, and "exec format error".
 
-**Why it matters.** Images for arm64 do not run on x86-64, nor those for Linux while Docker Desktop
-is switched to Windows containers.
+**Why it matters.** Images for arm64 do not run on x86-64, and Linux images do not run while Docker
+Desktop is switched to Windows containers.
 
 **Example.** `no matching manifest for windows/amd64 10.0.19045 in the manifest list entries`
 
-**Fix.** Choose the image of this platform, or switch Docker Desktop to Linux containers; by hand.
+**Fix.** Choose the image for this platform, or switch Docker Desktop to Linux containers; by hand.
 
 **Source.** https://docs.docker.com/build/building/multi-platform
 """
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -27,12 +26,14 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="container-image-wrong-platform",
         severity="error",
-        problem="The image was made for another processor or operating system.",
+        problem="The image is for another processor architecture or operating system.",
         evidence=case.evidence("platform-without-image", "image-exec-format"),
         fixes=(
             Fix(
-                text="choose the image of this platform; on Windows switch Docker Desktop to Linux "
-                "containers",
+                text=(
+                    "choose the image for this platform; on Windows, switch Docker Desktop "
+                    "to Linux containers"
+                ),
             ),
         ),
         confirm=("docker version", "uname -m"),

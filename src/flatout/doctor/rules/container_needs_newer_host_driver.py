@@ -1,13 +1,14 @@
-"""The image wants a newer driver than the host has.
+"""The image needs a newer driver than the host has.
 
-**Checks.** The toolkit's requirement, and the words of NVIDIA's images when they start.
+**Checks.** The toolkit's requirement check, and the startup messages of NVIDIA's images.
 
-**Why it matters.** The driver comes from the host, also in a container. An image names the CUDA
-that it needs, and the toolkit refuses to start it on an older driver.
+**Why it matters.** Containers use the host's driver. An image declares the CUDA version it needs,
+and the toolkit refuses to start it on an older driver.
 
 **Example.** `nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8`
 
-**Fix.** A newer driver on the host, under WSL in Windows; or an image for an older CUDA; by hand.
+**Fix.** Install a newer driver on the host (for WSL, in Windows), or use an image for an older
+CUDA; by hand.
 
 **Source.** https://docs.nvidia.com/datacenter/cloud-native/container-toolkit (NVIDIA_REQUIRE_*)
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -28,18 +29,18 @@ def check(case: Case) -> Finding | None:
     is_windows = case.is_wsl or case.machine.host.os == "windows"
     because = f"the image needs CUDA {needed}" if needed else None
     if because and cuda:
-        because += f", the driver runs up to {cuda}"
+        because += f"; the driver supports up to {cuda}"
     return Finding(
         rule="container-needs-newer-host-driver",
         severity="error",
-        problem="The image wants a newer NVIDIA driver than the host has.",
+        problem="The image needs a newer NVIDIA driver than the host has.",
         because=because,
         evidence=case.evidence("requirement-unsatisfied", "image-wants-driver", "nvidia-smi-head"),
         fixes=(
             Fix(
                 text="install a newer driver on the host"
                 + (" (in Windows)" if is_windows else "")
-                + ", or take an image made for an older CUDA",
+                + ", or use an image for an older CUDA",
                 where="powershell" if is_windows else "host",
             ),
         ),

@@ -1,46 +1,46 @@
 """The container was started without the GPU.
 
-**Checks.** What NVIDIA's images, torch, TensorFlow and others say in a container without a driver,
-and the command that started it. On the machine: a container that sees the kernel's driver, and no
-GPU.
+**Checks.** Messages of NVIDIA's images, torch, TensorFlow and others in a container without a
+driver, and the command that started it. On the machine: a container that sees the kernel's driver
+but no GPU.
 
-**Why it matters.** A GPU image alone gives no GPU: the driver's files and devices are put into a
-container only when it is asked for. `docker build` has no GPU at all.
+**Why it matters.** A GPU image alone gives no GPU access: the driver's files and devices are added
+to a container only on request. `docker build` has no GPU at all.
 
 **Example.** `WARNING: The NVIDIA Driver was not detected. GPU functionality will not be available.`
 
-**Fix.** `docker run --gpus all`; in Compose a device reservation, in Kubernetes a limit of
-`nvidia.com/gpu`, with Apptainer `--nv`; by hand.
+**Fix.** `docker run --gpus all`; in Compose, a device reservation; in Kubernetes, a limit for
+`nvidia.com/gpu`; with Apptainer, `--nv`; by hand.
 
 **Source.** https://docs.docker.com/engine/containers/gpu; https://docs.docker.com/compose/how-tos/gpu-support
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _BARE = (
     "no-driver-found", "tf-no-kernel-driver", "tf-no-device-file", "smi-not-found",
     "libcuda-not-opened", "nvml-library-missing", "cuda-no-device", "gpus-undiscovered",
     "cuda-driver-insufficient",
 )  # fmt: skip
-# nvidia-container-cli's own trouble: the GPU was asked for, and the host could not give it.
+# Errors of nvidia-container-cli: a GPU was requested, and the host could not provide it.
 _HOST = ("container-cli-failed", "device-plugin-blind", "gpu-driver-not-selected")
 
 
 def check(case: Case) -> Finding | None:
-    """Nothing of a driver is found inside a container."""
-    is_told = case.sees("image-without-driver")
+    """No part of a driver is found inside the container."""
+    is_explicit = case.sees("image-without-driver")
     is_bare = case.sees(*_BARE) and not case.sees(*_HOST)
     is_run_bare = case.sees("run-without-gpu") and not case.sees("gpu-asked-for")
-    if not is_told and not is_bare:
+    if not is_explicit and not is_bare:
         return None
     certainty: Certainty
-    if is_told or is_run_bare or case.is_container and case.sees("nvidia-smi-head"):
+    if is_explicit or is_run_bare or case.is_container and case.sees("nvidia-smi-head"):
         certainty = "decided"
     elif case.is_container and not case.sees("gpu-asked-for"):
         certainty = "likely"
@@ -53,12 +53,14 @@ def check(case: Case) -> Finding | None:
         severity="error",
         certainty=certainty,
         problem="The container was started without the GPU.",
-        because="a GPU image alone gives none: driver and devices come from the host when asked",
+        because="a GPU image alone gives no GPU access; the container must request it",
         evidence=case.evidence("image-without-driver", "run-without-gpu", *_BARE),
         fixes=(
             Fix(
-                text="start it with the GPU (Compose: a device reservation; Kubernetes: a limit of "
-                "nvidia.com/gpu; Apptainer: --nv)",
+                text=(
+                    "start it with GPU access (Compose: a device reservation; Kubernetes: a"
+                    " limit for nvidia.com/gpu; Apptainer: --nv)"
+                ),
                 commands=("docker run --rm --gpus all ubuntu nvidia-smi",),
                 where="host",
             ),
@@ -68,12 +70,12 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """The kernel has the driver, and the container sees no GPU."""
+    """The kernel has the driver, but the container sees no GPU."""
     module = machine.module
     if machine.host.container is None or machine.gpus or module is None or not module.loaded:
         return ()
     return (
-        *fact(f"the kernel has NVIDIA's driver {module.loaded}", "/proc/driver/nvidia/version"),
+        *fact(f"the kernel has the NVIDIA driver {module.loaded}", "/proc/driver/nvidia/version"),
         *fact("no GPU in this container", "NVML"),
     )
 
@@ -81,8 +83,8 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(
-        Reading(sign="image-without-driver", read=_in_facts, severity="warning"),
+    fact_checks=(
+        FactCheck(sign="image-without-driver", read=_in_facts, severity="warning"),
     ),
     signatures=(
         signature(

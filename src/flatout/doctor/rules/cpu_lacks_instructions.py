@@ -1,15 +1,17 @@
-"""The processor lacks instructions that a library was built for.
+"""The processor lacks instructions that a library was compiled for.
 
-**Checks.** Programs ended by an illegal instruction, and libraries that name what they miss. On the
-machine: a processor without AVX beside TensorFlow or JAX, which are built for it.
+**Checks.** Programs killed by an illegal instruction, and libraries that name the missing
+instructions. On the machine: a processor without AVX, with TensorFlow or JAX installed, which need
+it.
 
-**Why it matters.** Wheels of TensorFlow, and of many others, need AVX or AVX2. Old processors, some
-Pentium, Celeron and Atom, and virtual machines with a generic CPU model have none.
+**Why it matters.** The wheels of TensorFlow and many other packages need AVX or AVX2. Old
+processors, some Pentium, Celeron and Atom models, and virtual machines with a generic CPU model
+lack them.
 
 **Example.** `Illegal instruction (core dumped)`
 
-**Fix.** In a virtual machine pass the host's CPU model through; otherwise a build for this
-processor, as conda-forge has them; by hand.
+**Fix.** In a virtual machine, pass the host's CPU model through; otherwise use a build for this
+processor, for example from conda-forge; by hand.
 
 **Source.** https://www.tensorflow.org/install/pip (hardware requirements);
 https://github.com/tensorflow/tensorflow/issues/17411
@@ -17,29 +19,32 @@ https://github.com/tensorflow/tensorflow/issues/17411
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """A library names instructions that are not there, or the kernel ended a program for one."""
-    is_told = case.sees("instructions-missing")
-    if not is_told and not case.sees("illegal-instruction"):
+    """A library names missing instructions, or the kernel killed a program for using one."""
+    is_explicit = case.sees("instructions-missing")
+    if not is_explicit and not case.sees("illegal-instruction"):
         return None
     return Finding(
         rule="cpu-lacks-instructions",
         severity="error",
-        certainty="decided" if is_told else "likely",
-        problem="The processor lacks instructions that a library was built for.",
-        because="mostly AVX or AVX2, on an old processor or a virtual machine's generic one",
+        certainty="decided" if is_explicit else "likely",
+        problem="The processor lacks instructions that a library was compiled for.",
+        because="usually AVX or AVX2, on an old processor or a virtual machine's generic CPU",
         evidence=case.evidence("instructions-missing", "illegal-instruction"),
         fixes=(
             Fix(
-                text="in a virtual machine pass the host's CPU model through (QEMU: `-cpu host`); "
-                "otherwise install builds for this processor, as conda-forge has them",
+                text=(
+                    "in a virtual machine, pass the host's CPU model through (QEMU: `-cpu "
+                    "host`); otherwise install builds for this processor, for example from "
+                    "conda-forge"
+                ),
                 where="host",
             ),
         ),
@@ -48,7 +53,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """No AVX, beside frameworks whose wheels ask for it."""
+    """No AVX, although installed frameworks need it."""
     features = machine.cpu.features
     needing = [one for one in machine.frameworks if one.name in ("tensorflow", "jax")]
     if "sse4_2" not in features or "avx" in features or not needing:
@@ -61,7 +66,7 @@ def _in_facts(machine: Machine) -> Facts:
 
 RULE = Rule(
     check=check,
-    readings=(Reading(sign="instructions-missing", read=_in_facts),),
+    fact_checks=(FactCheck(sign="instructions-missing", read=_in_facts),),
     signatures=(
         signature(
             "instructions-missing",

@@ -1,9 +1,9 @@
-"""cuBLAS could not be started; the message does not say why.
+"""cuBLAS failed to initialize; the message does not say why.
 
-**Checks.** CUBLAS_STATUS_NOT_INITIALIZED and its like from torch, TensorFlow and others.
+**Checks.** CUBLAS_STATUS_NOT_INITIALIZED and similar errors from torch, TensorFlow and others.
 
-**Why it matters.** Mostly the GPU's memory is full when the handle is made. An index out of range
-in an earlier kernel, and another cuBLAS that is loaded, end in the same line.
+**Why it matters.** Usually the GPU's memory is full when the handle is created. An out-of-range
+index in an earlier kernel, or a different cuBLAS being loaded, produces the same message.
 
 **Example.** `CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling 'cublasCreate(handle)'`
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("cublas-not-started",)
 
@@ -29,14 +29,14 @@ def check(case: Case) -> Finding | None:
         rule="cublas-init-failed-cause-unclear",
         severity="error",
         certainty="likely",
-        problem="cuBLAS could not be started; the message does not say why.",
+        problem="cuBLAS failed to initialize; the message does not say why.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="find the call that fails, and see whether a small batch runs",
+                text="find the call that fails, and check whether a small batch works",
                 safety="safe",
                 commands=("export CUDA_LAUNCH_BLOCKING=1",),
-                changes="this shell alone",
+                changes="only this shell",
                 undo="close the shell",
             ),
         ),

@@ -1,9 +1,9 @@
-"""Deterministic training needs a setting of cuBLAS.
+"""Deterministic training needs a cuBLAS setting.
 
-**Checks.** torch's words about CUBLAS_WORKSPACE_CONFIG.
+**Checks.** torch's error about CUBLAS_WORKSPACE_CONFIG.
 
-**Why it matters.** cuBLAS gives the same sums in each run only with a fixed workspace, which is
-chosen by a variable before CUDA starts.
+**Why it matters.** cuBLAS gives identical results in every run only with a fixed workspace, which
+is set by a variable before CUDA starts.
 
 **Example.** `Deterministic behavior was enabled ... set CUBLAS_WORKSPACE_CONFIG=:4096:8`
 
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """torch asks for it."""
+    """torch asks for the variable."""
     if not case.sees("cublas-workspace-asked"):
         return None
     return Finding(
@@ -33,7 +33,7 @@ def check(case: Case) -> Finding | None:
                 text="set it before the program starts",
                 safety="safe",
                 commands=("export CUBLAS_WORKSPACE_CONFIG=:4096:8",),
-                changes="this shell alone",
+                changes="only this shell",
                 undo="unset CUBLAS_WORKSPACE_CONFIG",
             ),
         ),

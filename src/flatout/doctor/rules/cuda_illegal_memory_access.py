@@ -1,13 +1,13 @@
-"""A kernel read or wrote where it must not.
+"""A GPU kernel accessed memory illegally.
 
-**Checks.** CUDA's errors 700, 716, 717 and 719 and their texts.
+**Checks.** CUDA errors 700, 716, 717 and 719, by number or text.
 
-**Why it matters.** Mostly a kernel of an extension, an index out of range, or a card that is
-overclocked. The line that is blamed is often not the one.
+**Why it matters.** The usual causes are an extension's kernel, an out-of-range index or an
+overclocked card. The reported line is often not the faulty one.
 
 **Example.** `CUDA error: an illegal memory access was encountered`
 
-**Fix.** Name the kernel with CUDA_LAUNCH_BLOCKING=1, leave extensions out; safe.
+**Fix.** Find the kernel with CUDA_LAUNCH_BLOCKING=1, and disable extensions; safe.
 
 **Source.** docs.nvidia.com/cuda/cuda-runtime-api (cudaErrorIllegalAddress);
 docs.nvidia.com/compute-sanitizer.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("illegal-address",)
 
@@ -30,7 +30,7 @@ def check(case: Case) -> Finding | None:
         rule="cuda-illegal-memory-access",
         severity="error",
         certainty="likely",
-        problem="A kernel read or wrote where it must not.",
+        problem="A GPU kernel accessed memory illegally.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
@@ -40,7 +40,7 @@ def check(case: Case) -> Finding | None:
                     "export CUDA_LAUNCH_BLOCKING=1",
                     "compute-sanitizer python <script>",
                 ),
-                changes="this shell alone",
+                changes="only this shell",
                 undo="close the shell",
             ),
         ),

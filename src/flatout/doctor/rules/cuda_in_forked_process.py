@@ -1,13 +1,13 @@
-"""A forked process uses CUDA that its parent has started.
+"""A forked process uses CUDA, which its parent has already initialized.
 
-**Checks.** torch's and CUDA's words about an initialization before a fork.
+**Checks.** torch's and CUDA's errors about initialization before a fork.
 
-**Why it matters.** What CUDA holds does not survive a fork. It happens where a data set puts
-samples on the GPU in a loader's worker, or a module touches CUDA when it is imported.
+**Why it matters.** A CUDA context does not survive a fork. This happens if a data set moves samples
+to the GPU in a loader worker, or a module uses CUDA when imported.
 
 **Example.** `Cannot re-initialize CUDA in forked subprocess`
 
-**Fix.** Leave samples on the CPU in workers, or start them with `spawn`; by hand.
+**Fix.** Keep samples on the CPU in workers, or start them with `spawn`; by hand.
 
 **Source.** https://docs.pytorch.org/docs/stable/notes/multiprocessing.html
 """
@@ -16,24 +16,26 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """torch or CUDA says so."""
+    """torch or CUDA reports it."""
     if not case.sees("cuda-forked"):
         return None
     return Finding(
         rule="cuda-in-forked-process",
         severity="error",
-        problem="A forked process uses CUDA, which its parent has started.",
-        because="what CUDA holds does not survive a fork",
+        problem="A forked process uses CUDA, which its parent has already initialized.",
+        because="a CUDA context does not survive a fork",
         evidence=case.evidence("cuda-forked"),
         fixes=(
             Fix(
-                text="make no CUDA tensors in data sets and their workers, nor when a module is "
-                "imported; or start the processes with "
-                '`torch.multiprocessing.set_start_method("spawn")`',
+                text=(
+                    "create no CUDA tensors in data sets, in their workers or at import "
+                    "time; or start the processes with "
+                    '`torch.multiprocessing.set_start_method("spawn")`'
+                ),
             ),
         ),
     )

@@ -1,26 +1,26 @@
-"""A CUDA library of the system is loaded in place of the framework's own.
+"""A system CUDA library is loaded instead of the framework's own.
 
-**Checks.** Symbols that one CUDA library misses in another, such as nvJitLink or cuBLASLt. On the
-machine: libraries on LD_LIBRARY_PATH that the wheels bring in another version.
+**Checks.** Symbols that one CUDA library cannot find in another, such as nvJitLink or cuBLASLt. On
+the machine: libraries on LD_LIBRARY_PATH in another version than in the wheels.
 
-**Why it matters.** Wheels bring CUDA's libraries of one version. A toolkit in LD_LIBRARY_PATH, or
-one of conda's, gives them a part of another.
+**Why it matters.** Wheels bring CUDA libraries of one version. A toolkit on LD_LIBRARY_PATH, or
+conda's, mixes in libraries of another.
 
 **Example.** `libcusparse.so.12: undefined symbol: __nvJitLinkAddData_12_1, version
 libnvJitLink.so.12`
 
-**Fix.** Leave the toolkit out of LD_LIBRARY_PATH, in this shell; safe.
+**Fix.** Remove the toolkit from LD_LIBRARY_PATH in this shell; safe.
 
 **Source.** pytorch/pytorch#131312, #111469.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("cuda-symbol-missing",)
 
@@ -32,15 +32,15 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="cuda-libs-shadowed-by-ld-library-path",
         severity="error",
-        problem=("A CUDA library of the system is loaded in place of the framework's own."),
-        because="the two libraries are of unlike versions",
+        problem=("A system CUDA library is loaded instead of the framework's own."),
+        because="the two libraries have different versions",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="leave the toolkit out of the loader's path",
+                text="remove the toolkit from the loader's path",
                 safety="safe",
                 commands=("unset LD_LIBRARY_PATH",),
-                changes="this shell alone",
+                changes="only this shell",
                 undo="close the shell",
             ),
         ),
@@ -53,7 +53,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """LD_LIBRARY_PATH holds libraries that the environment's wheels bring themselves."""
+    """LD_LIBRARY_PATH holds libraries that the environment's wheels also contain."""
     passed = ("libcuda", "libnvidia-ml", "libcudnn")
     wheels = {one.name: one for one in machine.libraries or () if one.found_by == "wheel"}
     shadowing = [
@@ -66,7 +66,7 @@ def _in_facts(machine: Machine) -> Facts:
         evidence
         for one in shadowing[:3]
         for evidence in fact(
-            f"{one.name} {one.version} before the environment's {wheels[one.name].version}",
+            f"{one.name} {one.version} found before the environment's {wheels[one.name].version}",
             "LD_LIBRARY_PATH",
         )
     )
@@ -75,7 +75,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="cuda-symbol-missing", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="cuda-symbol-missing", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "cuda-symbol-missing",

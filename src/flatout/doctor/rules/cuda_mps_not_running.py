@@ -1,13 +1,13 @@
-"""CUDA's sharing service (MPS) is asked for and does not answer.
+"""CUDA's Multi-Process Service (MPS) is enabled but does not answer.
 
 **Checks.** CUDA's errors 805 to 809.
 
-**Why it matters.** With CUDA_MPS_PIPE_DIRECTORY set, or a control daemon of another user, each CUDA
-program goes through that service, and fails where it is gone.
+**Why it matters.** If CUDA_MPS_PIPE_DIRECTORY is set or another user's control daemon runs, every
+CUDA program connects to MPS, and fails if it is gone.
 
 **Example.** `MPS client failed to connect to the MPS control daemon or the MPS server`
 
-**Fix.** Start the daemon as the same user, or stop it and unset the variable; asked first.
+**Fix.** Start the daemon as the same user, or stop it and unset the variable; asks first.
 
 **Source.** https://docs.nvidia.com/deploy/mps
 """
@@ -16,28 +16,28 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """CUDA does not reach the service."""
+    """CUDA cannot reach the service."""
     if not case.sees("cuda-mps-failed"):
         return None
     return Finding(
         rule="cuda-mps-not-running",
         severity="error",
-        problem="CUDA's sharing service (MPS) is asked for and does not answer.",
+        problem="CUDA's Multi-Process Service (MPS) is enabled but does not answer.",
         evidence=case.evidence("cuda-mps-failed"),
         fixes=(
             Fix(
-                text="stop what is left of the service, and go without it",
+                text="stop the remaining MPS processes, and run without MPS",
                 safety="ask",
                 commands=(
                     "echo quit | nvidia-cuda-mps-control",
                     "unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY",
                 ),
                 where="host",
-                changes="ends every program that runs through MPS",
+                changes="stops every program that uses MPS",
                 undo="nvidia-cuda-mps-control -d",
             ),
         ),

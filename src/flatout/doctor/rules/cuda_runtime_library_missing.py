@@ -1,15 +1,15 @@
-"""A CUDA library that the program needs is not found.
+"""A CUDA library that the program needs was not found.
 
-**Checks.** libcudart, libcublas, libnvrtc and their like that cannot be opened, by torch, CuPy,
-Numba and other programs.
+**Checks.** libcudart, libcublas, libnvrtc and similar libraries that torch, CuPy, Numba and other
+programs cannot open.
 
-**Why it matters.** Programs that bring no CUDA need a toolkit, or NVIDIA's wheels, of the major
-version in the file's name.
+**Why it matters.** Programs without bundled CUDA libraries need a toolkit, or NVIDIA's wheels, of
+the major version in the file name.
 
 **Example.** `ImportError: libcublas.so.12: cannot open shared object file: No such file or
 directory`
 
-**Fix.** Install the library's package of that version into this environment; asked first.
+**Fix.** Install the package of that library and version in this environment; asks first.
 
 **Source.** docs.cupy.dev/en/stable/install.html; pytorch/pytorch#88882.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("cuda-library-unopened",)
 
@@ -30,11 +30,11 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="cuda-runtime-library-missing",
         severity="error",
-        problem="A CUDA library that the program needs is not found.",
+        problem="A CUDA library that the program needs was not found.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text=("install NVIDIA's wheel of that library, or the toolkit of that version"),
+                text=("install NVIDIA's wheel for that library, or the toolkit of that version"),
                 safety="ask",
                 commands=("pip install nvidia-cuda-runtime-cu12 nvidia-cublas-cu12",),
                 changes="adds packages to this environment",

@@ -1,32 +1,32 @@
-"""CUDA's stub libcuda is loaded instead of the driver's.
+"""The CUDA stub libcuda is loaded instead of the driver's.
 
-**Checks.** CUDA's error 34, the words of the stubs, and their folder on the loader's path. On the
-machine: the libcuda that the loader takes first lies in a folder `stubs`.
+**Checks.** CUDA error 34, the stubs' own message, and their folder on the loader's path. On the
+machine: the loader finds a libcuda in a `stubs` folder first.
 
-**Why it matters.** The toolkit's folder `stubs` holds libraries to link against where no driver is.
-They can do nothing else, and hide the driver's when they are found first.
+**Why it matters.** The toolkit's `stubs` folder holds libraries to link against on machines without
+a driver. They do nothing else, and hide the driver's libraries if found first.
 
 **Example.** `failed call to cuInit: UNKNOWN ERROR (34)`
 
-**Fix.** Take `stubs` from LD_LIBRARY_PATH and /etc/ld.so.conf.d; safe for this shell.
+**Fix.** Remove `stubs` from LD_LIBRARY_PATH and /etc/ld.so.conf.d; safe for this shell.
 
 **Source.** https://docs.nvidia.com/cuda/cuda-driver-api, CUDA_ERROR_STUB_LIBRARY
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _LOADED = ("stub-told", "cuda-error-34")
 _FAILURES = ("cuda-no-device", "cuinit-failed", "cuda-unknown-error", "cuda-driver-insufficient")
 
 
 def check(case: Case) -> Finding | None:
-    """A stub speaks, or its folder is on the path and CUDA fails."""
+    """A stub reports it, or its folder is on the path and CUDA fails."""
     is_on_path = case.sees("stubs-on-path")
     if not case.sees(*_LOADED) and not is_on_path:
         return None
@@ -38,19 +38,21 @@ def check(case: Case) -> Finding | None:
         rule="cuda-stub-library-loaded",
         severity="error" if has_failed else "warning",
         certainty=certainty,
-        problem="CUDA's stub libcuda is loaded instead of the driver's.",
+        problem="The CUDA stub libcuda is loaded instead of the driver's.",
         evidence=case.evidence(*_LOADED, "stubs-on-path", "cuinit-failed"),
         fixes=(
             Fix(
-                text="take the folder `stubs` off the loader's path; in a Dockerfile set it for "
-                "the step that links, and for no other",
+                text=(
+                    "remove the `stubs` folder from the loader's path; in a Dockerfile, set"
+                    " it only for the step that links"
+                ),
                 safety="safe",
                 commands=(
                     "export LD_LIBRARY_PATH=$(printenv LD_LIBRARY_PATH | tr : '\\n' | "
                     "grep -v stubs | paste -sd:)",
                 ),
                 where="container" if case.is_container else "here",
-                changes="this shell alone",
+                changes="only this shell",
             ),
         ),
         confirm=("ldconfig -p | grep libcuda", "printenv LD_LIBRARY_PATH"),
@@ -58,17 +60,17 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """The loader takes a stub."""
+    """The loader finds a stub first."""
     first = next((one for one in machine.libraries or () if one.name == "libcuda"), None)
     if first is None or not first.is_stub:
         return ()
-    return fact(f"the loader takes {first.path}", first.found_by or "ldconfig")
+    return fact(f"the loader finds {first.path} first", first.found_by or "ldconfig")
 
 
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="stub-told", read=_in_facts),),
+    fact_checks=(FactCheck(sign="stub-told", read=_in_facts),),
     signatures=(
         signature(
             "stub-told",

@@ -1,15 +1,14 @@
-"""The CUDA toolkit is of another version than the one that torch was built with.
+"""The CUDA toolkit's version differs from the one torch was built with.
 
-**Checks.** torch's check before it builds an extension. On the machine: the nvcc that is first on
-PATH, and torch's build; a note.
+**Checks.** torch's check before it builds an extension. On the machine: the first nvcc on PATH
+against torch's build; reported as a note.
 
-**Why it matters.** An extension must be compiled with the major version of CUDA that torch was
-built with.
+**Why it matters.** An extension must be compiled with the same CUDA major version as torch.
 
 **Example.** `The detected CUDA version (12.4) mismatches the version that was used to compile
 PyTorch (11.8).`
 
-**Fix.** The toolkit of torch's version, named by CUDA_HOME; or a torch for this toolkit; asked
+**Fix.** Set CUDA_HOME to a toolkit of torch's version, or install a torch for this toolkit; asks
 first.
 
 **Source.** pytorch/pytorch: torch/utils/cpp_extension.py.
@@ -17,11 +16,11 @@ first.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact, version
+from flatout.doctor.fact_check import FactCheck, Facts, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -31,18 +30,18 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="cuda-toolkit-differs-from-torch",
         severity="error",
-        problem="The CUDA toolkit is of another version than the one that torch was built with.",
-        because="CUDA_HOME, or nvcc on PATH, is of another version",
+        problem="The CUDA toolkit's version differs from the one torch was built with.",
+        because="CUDA_HOME, or nvcc on PATH, points to another version",
         evidence=case.evidence("cuda-version-differs"),
         fixes=(
             Fix(
-                text="point to the toolkit of torch's version",
+                text="use the toolkit of torch's version",
                 safety="safe",
                 commands=(
                     'python -c "import torch; print(torch.version.cuda)"',
                     "export CUDA_HOME=/usr/local/cuda-<version>",
                 ),
-                changes="the environment of this shell",
+                changes="environment variables of this shell",
                 undo="unset CUDA_HOME",
             ),
         ),
@@ -50,7 +49,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """nvcc is of another major version than torch's CUDA: it matters to who compiles."""
+    """nvcc and torch's CUDA differ in major version, which matters only for compiling."""
     torch = machine.framework("torch")
     first = next((one for one in machine.toolkits or () if one.is_first), None)
     if (
@@ -71,8 +70,8 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(
-        Reading(sign="cuda-version-differs", read=_in_facts, severity="note", certainty="likely"),
+    fact_checks=(
+        FactCheck(sign="cuda-version-differs", read=_in_facts, severity="note", certainty="likely"),
     ),
     signatures=(
         signature(

@@ -1,15 +1,15 @@
-"""Something is compiled for CUDA, and the toolkit is not there.
+"""A build needs the CUDA toolkit, which is not installed.
 
-**Checks.** Builds that find no nvcc or no CUDA_HOME.
+**Checks.** Builds that cannot find nvcc or CUDA_HOME.
 
-**Why it matters.** Wheels bring CUDA's libraries, not its compiler. Only who compiles extensions
-needs the toolkit.
+**Why it matters.** Wheels bring CUDA's libraries, not its compiler. Only compiling extensions needs
+the toolkit.
 
 **Example.** `OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA
 install root.`
 
-**Fix.** A wheel that is built already; or the toolkit (never the driver, under WSL) and
-CUDA_HOME; asked first.
+**Fix.** Use a prebuilt wheel; or install the toolkit (under WSL, never the driver) and set
+CUDA_HOME; asks first.
 
 **Source.** pytorch/pytorch: torch/utils/cpp_extension.py;
 docs.nvidia.com/cuda/cuda-installation-guide-linux/; docs.nvidia.com/cuda/wsl-user-guide/.
@@ -19,22 +19,22 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Builds that find no nvcc or no CUDA_HOME."""
+    """Builds that cannot find nvcc or CUDA_HOME."""
     if not case.sees("cuda-home-missing"):
         return None
     return Finding(
         rule="cuda-toolkit-missing-for-build",
         severity="error",
-        problem="Something is compiled for CUDA, and the toolkit is not there.",
+        problem="A build needs the CUDA toolkit, which is not installed.",
         because="wheels bring CUDA's libraries, not its compiler",
         evidence=case.evidence("cuda-home-missing"),
         fixes=(
             Fix(
-                text="install the toolkit that fits torch's CUDA, without a driver",
+                text="install the toolkit for torch's CUDA version, without a driver",
                 safety="ask",
                 commands=(
                     'python -c "import torch; print(torch.version.cuda)"',

@@ -1,28 +1,28 @@
-"""A GPU is asked for that does not exist, or that is hidden.
+"""The program requests a GPU that does not exist or is hidden.
 
-**Checks.** CUDA's invalid device, frameworks' words for an index out of range, and
-CUDA_VISIBLE_DEVICES that hides all GPUs. On the machine: the variable, and how many GPUs there are.
+**Checks.** CUDA's "invalid device ordinal", framework errors about an index out of range, and a
+CUDA_VISIBLE_DEVICES that hides all GPUs. On the machine: the variable and the number of GPUs.
 
-**Why it matters.** CUDA_VISIBLE_DEVICES chooses and renumbers: with `=5`, the card is `cuda:0`.
-An entry that does not exist hides itself and all after it; an empty one hides every card.
+**Why it matters.** CUDA_VISIBLE_DEVICES selects and renumbers GPUs: with `=5`, the card is
+`cuda:0`. An invalid entry hides itself and all entries after it; an empty one hides every card.
 
 **Example.** `CUDA error: invalid device ordinal`
 
-**Fix.** Choose from `nvidia-smi -L`, and count indices from 0 among the visible ones; safe.
+**Fix.** Choose from `nvidia-smi -L`, and count indices from 0 among the visible GPUs; safe.
 
 **Source.** https://docs.nvidia.com/cuda/cuda-c-programming-guide (CUDA environment variables)
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import counted_text
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.units import counted_text
 
-_TOLD = (
+_EXPLICIT = (
     "device-ordinal", "device-count-assert", "device-index-outside", "devices-hidden",
     "container-device-unknown",
 )  # fmt: skip
@@ -30,27 +30,29 @@ _NONE = ("cuda-no-device", "device-requested")
 
 
 def check(case: Case) -> Finding | None:
-    """An index outside, GPUs hidden by the variable, or none found by a driver that is there."""
-    if not case.sees(*_TOLD, *_NONE):
+    """An invalid index, GPUs hidden by the variable, or an installed driver that finds none."""
+    if not case.sees(*_EXPLICIT, *_NONE):
         return None
     is_set = case.sees("visible-devices-set")
-    certainty: Certainty = "decided" if case.sees(*_TOLD) else "likely" if is_set else "possible"
+    certainty: Certainty = (
+        "decided" if case.sees(*_EXPLICIT) else "likely" if is_set else "possible"
+    )
     if certainty == "possible" and case.sees("torch-sees-none") and not case.is_container:
-        # torch says so only where a driver answers: no driver has words of its own.
+        # torch reports this only if a driver answers; without a driver its message differs.
         certainty = "likely"
     return Finding(
         rule="cuda-visible-devices-wrong",
         severity="error",
         certainty=certainty,
-        problem="A GPU is asked for that does not exist, or all are hidden.",
-        because="indices count from 0 among the GPUs that CUDA_VISIBLE_DEVICES leaves visible",
-        evidence=case.evidence(*_TOLD, *_NONE, "visible-devices-set"),
+        problem="The program requests a GPU that does not exist, or all GPUs are hidden.",
+        because="indices start at 0 and count only the GPUs in CUDA_VISIBLE_DEVICES",
+        evidence=case.evidence(*_EXPLICIT, *_NONE, "visible-devices-set"),
         fixes=(
             Fix(
-                text="choose GPUs that exist, and index 0 for the first of them",
+                text="select GPUs that exist, and use index 0 for the first",
                 safety="safe",
                 commands=("nvidia-smi -L", "export CUDA_VISIBLE_DEVICES=0"),
-                changes="this shell alone",
+                changes="only this shell",
                 undo="unset CUDA_VISIBLE_DEVICES",
             ),
         ),
@@ -59,31 +61,31 @@ def check(case: Case) -> Finding | None:
 
 
 def _outside(machine: Machine) -> Facts:
-    """An index of the variable is not that of a GPU."""
+    """The variable contains an index without a GPU."""
     text = (machine.variables or {}).get("CUDA_VISIBLE_DEVICES", "")
     indices = [int(part) for part in text.split(",") if part.strip().isdigit()]
     if not machine.gpus or all(index < len(machine.gpus) for index in indices):
         return ()
     return (
-        *fact(f"CUDA_VISIBLE_DEVICES={text}", "the environment's variables"),
+        *fact(f"CUDA_VISIBLE_DEVICES={text}", "environment"),
         *fact(f"{counted_text(len(machine.gpus), 'GPU')}", "NVML"),
     )
 
 
 def _hidden(machine: Machine) -> Facts:
-    """The variable is set, and leaves none visible."""
+    """The variable is set and hides every GPU."""
     text = (machine.variables or {}).get("CUDA_VISIBLE_DEVICES")
     if not machine.gpus or text is None or text.strip() not in ("", "-1"):
         return ()
-    return fact(f"CUDA_VISIBLE_DEVICES={text}", "the environment's variables")
+    return fact(f"CUDA_VISIBLE_DEVICES={text}", "environment")
 
 
 RULE = Rule(
     check=check,
     prior=55,
-    readings=(
-        Reading(sign="device-index-outside", read=_outside),
-        Reading(sign="devices-hidden", read=_hidden, severity="warning"),
+    fact_checks=(
+        FactCheck(sign="device-index-outside", read=_outside),
+        FactCheck(sign="devices-hidden", read=_hidden, severity="warning"),
     ),
     signatures=(
         signature(

@@ -1,15 +1,15 @@
-"""cuDNN could not be started; the message does not say why.
+"""cuDNN failed to initialize; the message does not say why.
 
-**Checks.** CUDNN_STATUS_NOT_INITIALIZED, INTERNAL_ERROR and their like from torch, TensorFlow and
-JAX.
+**Checks.** CUDNN_STATUS_NOT_INITIALIZED, INTERNAL_ERROR and similar errors from torch, TensorFlow
+and JAX.
 
-**Why it matters.** Mostly the GPU's memory is full when cuDNN asks for its own, or another cuDNN
-is loaded.
+**Why it matters.** Usually the GPU's memory is full when cuDNN allocates, or a different cuDNN is
+loaded.
 
 **Example.** `Could not create cudnn handle: CUDNN_STATUS_INTERNAL_ERROR`
 
-**Fix.** Leave memory free: end other programs on the GPU, use smaller batches; let TensorFlow or
-JAX grow, in this shell; safe.
+**Fix.** Leave memory free: stop other programs on the GPU or use smaller batches; let TensorFlow or
+JAX allocate on demand, in this shell; safe.
 
 **Source.** docs.nvidia.com/deeplearning/cudnn; tensorflow/tensorflow#24496.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("cudnn-not-started",)
 
@@ -27,29 +27,31 @@ def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
     if not case.sees(*_SIGNS):
         return None
-    # TensorFlow and JAX take all memory when they start, which a variable keeps them from.
+    # TensorFlow and JAX allocate all memory at startup unless a variable prevents it.
     growing = {
         "cudnn-of-tensorflow": "TF_FORCE_GPU_ALLOW_GROWTH=true",
         "cudnn-of-jax": "XLA_PYTHON_CLIENT_PREALLOCATE=false",
     }
     settings = [setting for id, setting in growing.items() if case.sees(id)]
     fix = Fix(
-        text="leave memory free for cuDNN: end other programs that use the GPU, or use a smaller "
-        "batch",
+        text=(
+            "leave memory free for cuDNN: stop other programs that use the GPU, or use a "
+            "smaller batch"
+        ),
     )
     if settings:
         fix = Fix(
             text="leave memory free for cuDNN",
             safety="safe",
             commands=(f"export {' '.join(settings)}",),
-            changes="this shell alone",
+            changes="only this shell",
             undo="close the shell",
         )
     return Finding(
         rule="cudnn-init-failed-cause-unclear",
         severity="error",
         certainty="likely",
-        problem="cuDNN could not be started; the message does not say why.",
+        problem="cuDNN failed to initialize; the message does not say why.",
         evidence=case.evidence(*_SIGNS),
         fixes=(fix,),
         confirm=(

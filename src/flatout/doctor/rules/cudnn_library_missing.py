@@ -1,15 +1,15 @@
-"""cuDNN is not found by a program that brings none.
+"""A program without its own cuDNN cannot find one.
 
-**Checks.** What CTranslate2, ONNX Runtime and cuDNN itself print where a part of cuDNN is not
-found.
+**Checks.** Messages of CTranslate2, ONNX Runtime and cuDNN itself about parts of cuDNN that were
+not found.
 
-**Why it matters.** torch's cuDNN lies inside its package, where other programs do not look. cuDNN
-8 and 9 have other file names.
+**Why it matters.** torch's cuDNN is inside its package, where other programs do not look. cuDNN 8
+and 9 use different file names.
 
 **Example.** `Unable to load any of {libcudnn_ops.so.9.1.0, libcudnn_ops.so.9.1,
 libcudnn_ops.so.9, libcudnn_ops.so}`
 
-**Fix.** Install cuDNN's package and name its folder in LD_LIBRARY_PATH; asked first.
+**Fix.** Install the cuDNN package and add its folder to LD_LIBRARY_PATH; asks first.
 
 **Source.** SYSTRAN/faster-whisper#1182; OpenNMT/CTranslate2#1826.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("cudnn-part-missing",)
 
@@ -30,13 +30,12 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="cudnn-library-missing",
         severity="error",
-        problem="cuDNN is not found by a program that brings none.",
+        problem="A program without its own cuDNN cannot find one.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
                 text=(
-                    "install cuDNN of the version asked for, and put its folder on the "
-                    "loader's path"
+                    "install the requested cuDNN version, and add its folder to the loader's path"
                 ),
                 safety="ask",
                 commands=(
@@ -46,7 +45,7 @@ def check(case: Case) -> Finding | None:
                         "print(nvidia.cudnn.__path__[0])')/lib"
                     ),
                 ),
-                changes="adds a package to this environment; this shell alone finds it",
+                changes="adds a package to this environment; only this shell finds it",
                 undo="pip uninstall nvidia-cudnn-cu12",
             ),
         ),

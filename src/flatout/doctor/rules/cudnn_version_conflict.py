@@ -1,16 +1,16 @@
-"""Another cuDNN is loaded than the one that came with the framework.
+"""A different cuDNN is loaded than the one bundled with the framework.
 
-**Checks.** What torch, TensorFlow, JAX and Paddle say of the cuDNN they were compiled with and the
-one they found, and parts of cuDNN of unlike versions. On the machine: a cuDNN on LD_LIBRARY_PATH
-beside the wheels' own.
+**Checks.** Messages of torch, TensorFlow, JAX and Paddle about the cuDNN they were compiled with
+and the one they found, and parts of cuDNN in different versions. On the machine: a cuDNN on
+LD_LIBRARY_PATH in addition to the wheels' own.
 
-**Why it matters.** Wheels bring their cuDNN. One named in `LD_LIBRARY_PATH`, or in an image, is
-found before it.
+**Why it matters.** Wheels bring their own cuDNN. One on `LD_LIBRARY_PATH`, or in an image, is found
+first.
 
 **Example.** `cuDNN version incompatibility: PyTorch was compiled against (8, 3, 2) but linked
 against (8, 0, 3)`
 
-**Fix.** Leave the folder out of LD_LIBRARY_PATH, in this shell; safe.
+**Fix.** Remove the folder from LD_LIBRARY_PATH in this shell; safe.
 
 **Source.** pytorch/pytorch:torch/backends/cudnn/__init__.py; pytorch/pytorch#80637;
 docs.nvidia.com/deeplearning/cudnn.
@@ -18,11 +18,11 @@ docs.nvidia.com/deeplearning/cudnn.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("cudnn-conflict",)
 
@@ -34,16 +34,16 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="cudnn-version-conflict",
         severity="error",
-        problem="Another cuDNN is loaded than the one that came with the framework.",
+        problem="A different cuDNN is loaded than the one bundled with the framework.",
         because="the loader finds the other one first",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="leave out of the loader's path what holds another cuDNN",
+                text="remove the folder with the other cuDNN from the loader's path",
                 safety="safe",
                 commands=("unset LD_LIBRARY_PATH",),
                 where="here",
-                changes="this shell alone",
+                changes="only this shell",
                 undo="close the shell",
             ),
         ),
@@ -56,7 +56,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """LD_LIBRARY_PATH holds a cuDNN, which the loader takes in place of the wheel's."""
+    """LD_LIBRARY_PATH holds a cuDNN that the loader prefers to the wheel's."""
     found = {
         one.found_by: one for one in reversed(machine.libraries or ()) if one.name == "libcudnn"
     }
@@ -72,7 +72,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(Reading(sign="cudnn-conflict", read=_in_facts),),
+    fact_checks=(FactCheck(sign="cudnn-conflict", read=_in_facts),),
     signatures=(
         signature(
             "cudnn-conflict",
@@ -92,7 +92,7 @@ RULE = Rule(
             r"Loaded (?:runtime )?CuDNN library:? \S{1,20}[^\n]{0,20} but source"
             r" was compiled with|(?:SUBLIBRARY_VERSION|"
             r"CUDNN_STATUS_VERSION)_MISMATCH|"
-            # Paddle compares more digits than it prints; the same two are no conflict.
+            # Paddle compares more digits than it prints, so two equal numbers are not a conflict.
             r"is compiled with CUDNN ([\d.]{1,12}),? but CUDNN version in your machine is (?!\1,)|"
             r"(?:undefined symbol|symbol)[^\n]{0,100}version libcudnn|"
             r"undefined symbol: cudnn|Outdated cuDNN installation|"

@@ -1,14 +1,14 @@
 """Dask's scheduler does not answer.
 
-**Checks.** Clients and workers that could not connect to the scheduler, mostly on port 8786.
+**Checks.** Clients and workers that could not connect to the scheduler, usually on port 8786.
 
-**Why it matters.** The scheduler prints the address that it listens on. A firewall, another
-address, or TLS on one side only keeps others from it.
+**Why it matters.** The scheduler prints the address it listens on. A firewall, a wrong address, or
+TLS on only one side blocks connections.
 
 **Example.** `OSError: Timed out trying to connect to tcp://10.0.0.5:8786 after 30 s`
 
-**Fix.** See that the scheduler runs and its port is open; give its address as others see it; by
-hand.
+**Fix.** Check that the scheduler runs, its port is open, and its address is reachable from the
+other machines; by hand.
 
 **Source.** dask/distributed: distributed/comm/core.py;
 docs.dask.org/en/stable/deploying-cli.html.
@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Clients and workers that could not connect to the scheduler, mostly on port 8786."""
+    """Clients and workers that could not connect to the scheduler, usually on port 8786."""
     if not case.sees("dask-no-scheduler"):
         return None
     return Finding(
@@ -30,11 +30,14 @@ def check(case: Case) -> Finding | None:
         severity="error",
         certainty="likely",
         problem="Dask's scheduler does not answer.",
-        because="nobody answers at the scheduler's address, or a firewall stands between",
+        because="nothing listens at the scheduler's address, or a firewall blocks it",
         evidence=case.evidence("dask-no-scheduler"),
         fixes=(
             Fix(
-                text="try the port, and start the scheduler with the address that others see",
+                text=(
+                    "test the port, and start the scheduler with an address that other "
+                    "machines can reach"
+                ),
                 safety="ask",
                 commands=("nc -vz <scheduler> 8786", "dask scheduler --host <address>"),
                 changes="starts a scheduler",

@@ -1,14 +1,13 @@
-"""Client, scheduler and workers of Dask have different packages.
+"""Dask's client, scheduler and workers have different package versions.
 
-**Checks.** Dask's table of versions, and what it cannot unpickle.
+**Checks.** Dask's version table, and objects it cannot unpickle.
 
-**Why it matters.** Tasks travel between them as pickled objects and MessagePack. Different
-versions of Python, dask, distributed, msgpack or cloudpickle misread each other, at once or much
-later.
+**Why it matters.** They exchange tasks as pickled objects and MessagePack. Different versions of
+Python, dask, distributed, msgpack or cloudpickle misread each other, sometimes much later.
 
 **Example.** `VersionMismatchWarning: Mismatched versions found`
 
-**Fix.** The same environment on all machines, from one lock file or image; asked first.
+**Fix.** Install the same environment on all machines, from one lock file or image; asks first.
 
 **Source.** dask/distributed: distributed/versions.py;
 docs.dask.org/en/stable/deploying-python-advanced.html.
@@ -18,11 +17,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Dask found them different, or could not read what the others sent."""
+    """Dask found different versions, or could not read a message."""
     is_pickled = case.sees("pickle-of-other-python", "dask-cannot-read") and case.sees("dask-named")
     if not case.sees("dask-versions-differ") and not is_pickled:
         return None
@@ -31,8 +30,8 @@ def check(case: Case) -> Finding | None:
         rule="dask-version-mismatch",
         severity="error" if has_failed else "warning",
         certainty="decided" if case.sees("dask-versions-differ") else "likely",
-        problem="Client, scheduler and workers of Dask have different packages.",
-        because="they send each other pickled objects, which other versions misread",
+        problem="Dask's client, scheduler and workers have different package versions.",
+        because="they exchange pickled objects, which other versions cannot read",
         evidence=case.evidence(
             "dask-versions-differ", "dask-cannot-read", "pickle-of-other-python"
         ),

@@ -1,15 +1,15 @@
-"""Parameters took no part in a loss, and DistributedDataParallel waits for them.
+"""DistributedDataParallel waits for parameters that do not contribute to the loss.
 
-**Checks.** DDP's complaint of a reduction that was not finished.
+**Checks.** DDP's error about an unfinished reduction.
 
-**Why it matters.** DDP averages each parameter's gradient as it becomes ready. One that the loss
-does not depend on never does.
+**Why it matters.** DDP averages each parameter's gradient as it becomes ready. A parameter that the
+loss does not depend on never becomes ready.
 
 **Example.** `RuntimeError: Expected to have finished reduction in the prior iteration before
 starting a new one.`
 
-**Fix.** Freeze such parameters with `requires_grad_(False)`, or `find_unused_parameters=True`,
-which costs a pass over the graph; by hand.
+**Fix.** Freeze such parameters with `requires_grad_(False)`, or pass `find_unused_parameters=True`,
+which costs an extra graph traversal; by hand.
 
 **Source.** docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html.
 """
@@ -18,28 +18,28 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """DDP's complaint of a reduction that was not finished."""
+    """DDP's error about an unfinished reduction."""
     if not case.sees("ddp-not-reduced"):
         return None
     return Finding(
         rule="ddp-unused-parameters",
         severity="error",
-        problem="Parameters took no part in a loss, and DistributedDataParallel waits for them.",
-        because="the loss of this step does not depend on all parameters that want a gradient",
+        problem="DistributedDataParallel waits for parameters that do not contribute to the loss.",
+        because="the loss of this step does not depend on all parameters that require a gradient",
         evidence=case.evidence("ddp-not-reduced"),
         fixes=(
             Fix(
-                text="freeze parameters that are not used, or pass `find_unused_parameters=True`",
+                text="freeze unused parameters, or pass `find_unused_parameters=True`",
             ),
             Fix(
-                text="see which ones",
+                text="list the unused parameters",
                 safety="safe",
                 commands=("export TORCH_DISTRIBUTED_DEBUG=DETAIL",),
-                changes="the environment of this shell",
+                changes="environment variables of this shell",
             ),
         ),
     )

@@ -1,13 +1,13 @@
-"""Packages want versions of each other that do not go together.
+"""Packages require conflicting versions of each other.
 
-**Checks.** What pip, uv and poetry say when no choice of versions fits.
+**Checks.** Errors of pip, uv and poetry when no set of versions satisfies all requirements.
 
-**Why it matters.** Frameworks pin their CUDA libraries exactly: two of them in one environment go
-together by luck.
+**Why it matters.** Frameworks pin their CUDA libraries exactly, so two frameworks in one
+environment are compatible only by luck.
 
 **Example.** `ERROR: ResolutionImpossible: for help visit https://pip.pypa.io/...`
 
-**Fix.** An environment for each framework, or looser requirements; by hand.
+**Fix.** Use one environment per framework, or looser requirements; by hand.
 
 **Source.** pip.pypa.io/en/stable/topics/dependency-resolution/;
 docs.astral.sh/uv/concepts/resolution/.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -29,12 +29,12 @@ def check(case: Case) -> Finding | None:
         rule="dependency-conflict",
         severity="error" if is_refused else "note",
         certainty="likely" if is_refused else "possible",
-        problem="Packages want versions of each other that do not go together.",
-        because="requirements exclude each other",
+        problem="Packages require conflicting versions of each other.",
+        because="the requirements conflict",
         evidence=case.evidence("resolution-impossible", "resolver-warning"),
         fixes=(
             Fix(
-                text="one environment for each framework, or fewer pins",
+                text="use one environment per framework, or fewer pins",
                 safety="ask",
                 commands=("uv venv --python 3.12 <folder>",),
                 changes="a new folder",

@@ -1,13 +1,13 @@
-"""A device has a name that the framework does not know.
+"""Invalid device name.
 
-**Checks.** torch's, TensorFlow's and Paddle's words about device strings.
+**Checks.** Errors of torch, TensorFlow and Paddle about device strings.
 
 **Why it matters.** torch calls NVIDIA's and AMD's GPUs `cuda`, Apple's `mps`, Intel's `xpu`; not
 `gpu`. TensorFlow writes `/GPU:0`, Paddle `gpu:0`.
 
 **Example.** `Expected one of cpu, cuda, ... device type at start of device string: gpu`
 
-**Fix.** Write the name as this framework does; by hand.
+**Fix.** Use this framework's name for the device; by hand.
 
 **Source.** https://docs.pytorch.org/docs/stable/tensor_attributes.html (torch.device)
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -26,9 +26,11 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="device-name-invalid",
         severity="error",
-        problem="A device is named in a way that the framework does not know.",
+        problem="Invalid device name.",
         evidence=case.evidence("device-string"),
-        fixes=(Fix(text="torch: `cuda`, `cuda:0`, `cpu`, `mps`; TensorFlow: `/GPU:0`"),),
+        fixes=(
+            Fix(text="use for torch: `cuda`, `cuda:0`, `cpu`, `mps`; for TensorFlow: `/GPU:0`"),
+        ),
     )
 
 

@@ -1,15 +1,15 @@
-"""A disk is full where something has to be written.
+"""A disk is full.
 
-**Checks.** Writes that fail for space, inodes or quota, and disks that are used to 100 %. On the
-machine: the disks of the project, the data, the home and temporary files.
+**Checks.** Writes that fail for lack of space, inodes or quota, and disks at 100 % usage. On the
+machine: the disks of the project, the data, the home folder and temporary files.
 
-**Why it matters.** Wheels with CUDA take 5 GB, images 20 GB, and caches keep old ones. /tmp, the
-home folder and Docker's folder may lie on small disks.
+**Why it matters.** Wheels with CUDA take 5 GB, images 20 GB, and caches keep old versions. /tmp,
+the home folder and Docker's folder are often on small disks.
 
 **Example.** `OSError: [Errno 28] No space left on device`
 
 **Fix.** Clear caches of pip, uv, conda, Hugging Face and Docker, or point them to a larger disk;
-asked first.
+asks first.
 
 **Source.** pip.pypa.io/en/stable/topics/caching/;
 docs.docker.com/engine/manage-resources/pruning/; man7.org/linux/man-pages/man3/errno.3.html.
@@ -19,19 +19,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.surroundings import Disk
-from flatout.nouns.units import bytes_text
+from flatout.schema.environment_facts import Disk
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.units import bytes_text
 
 _FULL = ("disk-no-space", "disk-quota", "disk-used-up")
 
 
 def check(case: Case) -> Finding | None:
-    """Something could not be written for want of space, and it is not shared memory."""
+    """A write failed for lack of disk space, not shared memory."""
     if not case.sees(*_FULL):
         return None
     certainty: Certainty = "decided"
@@ -44,12 +44,12 @@ def check(case: Case) -> Finding | None:
         rule="disk-full",
         severity="error" if is_error else "warning",
         certainty=certainty,
-        problem="A disk is full where something has to be written.",
-        because="nothing is left on the disk: space, inodes or quota",
+        problem="A disk is full.",
+        because="the disk has run out of space, inodes or quota",
         evidence=case.evidence(*_FULL),
         fixes=(
             Fix(
-                text="see what is full, then clear caches",
+                text="check which disk is full, then clear caches",
                 safety="ask",
                 commands=(
                     "df -h . /tmp ~ /var/lib/docker; df -i .",
@@ -64,7 +64,7 @@ def check(case: Case) -> Finding | None:
                 text="or keep them on a larger disk",
                 safety="safe",
                 commands=("export TMPDIR=<folder> PIP_CACHE_DIR=<folder> HF_HOME=<folder>",),
-                changes="the environment of this shell",
+                changes="environment variables of this shell",
             ),
         ),
         confirm=("df -h", "df -i"),
@@ -72,12 +72,12 @@ def check(case: Case) -> Finding | None:
 
 
 def _full(machine: Machine) -> Facts:
-    """Next to nothing is left."""
+    """Almost no space is left."""
     return _short(machine, lambda free, num_files: free < 100 * 2**20 or num_files == 0)
 
 
 def _nearly_full(machine: Machine) -> Facts:
-    """Not enough is left for a checkpoint or a package of CUDA."""
+    """Not enough space is left for a checkpoint or a CUDA package."""
     return _short(machine, lambda free, num_files: 100 * 2**20 <= free < 2 * 2**30)
 
 
@@ -93,15 +93,15 @@ def _short(machine: Machine, is_short: Callable[[int, int | None], bool]) -> Fac
 
 def _left(disk: Disk) -> str:
     left = bytes_text(disk.free_bytes or 0)
-    return f"{left} free" + (", and no inode" if disk.free_inodes == 0 else "")
+    return f"{left} free" + (", no free inodes" if disk.free_inodes == 0 else "")
 
 
 RULE = Rule(
     check=check,
     prior=55,
-    readings=(
-        Reading(sign="disk-no-space", read=_full),
-        Reading(sign="disk-used-up", read=_nearly_full, severity="warning"),
+    fact_checks=(
+        FactCheck(sign="disk-no-space", read=_full),
+        FactCheck(sign="disk-used-up", read=_nearly_full, severity="warning"),
     ),
     signatures=(
         signature(

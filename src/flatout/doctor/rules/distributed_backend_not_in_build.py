@@ -1,13 +1,12 @@
-"""This build of torch has no such backend: NCCL exists for Linux with CUDA alone.
+"""This torch build lacks the backend: NCCL is only in CUDA builds for Linux.
 
-**Checks.** torch's complaint of a backend that was not built in.
+**Checks.** torch's error about a backend that is not built in.
 
-**Why it matters.** NCCL is not in the wheels for Windows and macOS, nor in CPU builds. Gloo is in
-all of them.
+**Why it matters.** Wheels for Windows and macOS and CPU builds lack NCCL. All of them include Gloo.
 
 **Example.** `RuntimeError: Distributed package doesn't have NCCL built in`
 
-**Fix.** `backend="gloo"`; or WSL 2 or Linux, with a CUDA build of torch.
+**Fix.** Use `backend="gloo"`; or WSL 2 or Linux with a CUDA build of torch.
 
 **Source.** docs.pytorch.org/docs/stable/distributed.html (backends); pytorch/pytorch:
 torch/distributed/distributed_c10d.py.
@@ -17,25 +16,25 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """torch's complaint of a backend that was not built in."""
+    """torch's error about a backend that is not built in."""
     if not case.sees("backend-not-built-in"):
         return None
     return Finding(
         rule="distributed-backend-not-in-build",
         severity="error",
-        problem="This build of torch has no such backend: NCCL exists for Linux with CUDA alone.",
-        because="NCCL is in the CUDA builds for Linux alone",
+        problem="This torch build lacks the backend: NCCL is only in CUDA builds for Linux.",
+        because="only CUDA builds for Linux include NCCL",
         evidence=case.evidence("backend-not-built-in"),
         fixes=(
             Fix(
                 text='use Gloo on this machine: `init_process_group(backend="gloo")`',
             ),
             Fix(
-                text="train under WSL 2 or Linux with a CUDA build",
+                text="or train under WSL 2 or Linux with a CUDA build",
                 safety="manual",
             ),
         ),

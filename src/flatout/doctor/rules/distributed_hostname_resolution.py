@@ -1,16 +1,16 @@
-"""A machine's name leads to the wrong address, or to none.
+"""A host name resolves to the wrong address, or not at all.
 
-**Checks.** Names that Gloo, torch and JAX cannot resolve, and loopback addresses that they try to
-reach from elsewhere.
+**Checks.** Names that Gloo, torch and JAX cannot resolve, and loopback addresses that other
+machines try to reach.
 
-**Why it matters.** Each rank tells the others the address that its own host name resolves to.
-Debian writes that name as `127.0.1.1` into /etc/hosts, Docker Desktop calls a Windows machine
-`kubernetes.docker.internal`: others then call themselves.
+**Why it matters.** Each rank advertises the address that its own host name resolves to. Debian maps
+that name to `127.0.1.1` in /etc/hosts, and Docker Desktop names a Windows machine
+`kubernetes.docker.internal`: the other ranks then connect to themselves.
 
 **Example.** `connect [127.0.1.1]:3210: Connection refused`
 
-**Fix.** Set the interface: GLOO_SOCKET_IFNAME; safe. Or the right address for the host name in
-/etc/hosts, or an IP address as MASTER_ADDR; by hand.
+**Fix.** Set the interface: GLOO_SOCKET_IFNAME; safe. Or set the right address for the host name in
+/etc/hosts, or use an IP address as MASTER_ADDR; by hand.
 
 **Source.** pytorch/pytorch: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and socket.cpp;
 docs.pytorch.org/docs/stable/distributed.html (common environment variables).
@@ -20,14 +20,14 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.schema.finding import Certainty, Finding, Fix
 
 _WRONG = ("gloo-connects-to-loopback", "rendezvous-name-unknown", "gloo-no-device-for-name")
 _HINTS = ("gloo-loopback-fallback", "rendezvous-address-invalid", "rendezvous-name-unknown-once")
 
 
 def check(case: Case) -> Finding | None:
-    """A name was not resolved, or to an address of this machine alone."""
+    """A name was not resolved, or resolved to a loopback address."""
     is_named = case.sees("distributed-named") and case.sees("gaierror")
     has_failed = case.sees("gloo-mesh-failed", "rendezvous-timed-out", "distributed-failed")
     if not case.sees(*_WRONG, *_HINTS, "gloo-mesh-failed") and not is_named:
@@ -40,23 +40,25 @@ def check(case: Case) -> Finding | None:
         rule="distributed-hostname-resolution",
         severity="error" if is_error else "warning",
         certainty=certainty,
-        problem="A machine's name leads to the wrong address, or to none.",
-        because="each rank tells the others the address that its own name resolves to",
+        problem="A host name resolves to the wrong address, or not at all.",
+        because="each rank advertises the address that its own host name resolves to",
         evidence=case.evidence(*_WRONG, *_HINTS, "gloo-mesh-failed", "gaierror"),
         fixes=(
             Fix(
-                text="name the interface, and use an IP address as the meeting point",
+                text="set the interface, and use an IP address as MASTER_ADDR",
                 safety="safe",
                 commands=(
                     "export GLOO_SOCKET_IFNAME=<interface>",
                     "export MASTER_ADDR=<IP address of rank 0>",
                 ),
-                changes="the environment of this shell",
+                changes="environment variables of this shell",
                 undo="unset GLOO_SOCKET_IFNAME MASTER_ADDR",
             ),
             Fix(
-                text="give the host name its address in /etc/hosts, in place of 127.0.1.1 "
-                "(Windows: C:\\Windows\\System32\\drivers\\etc\\hosts)",
+                text=(
+                    "map the host name to its real address in /etc/hosts instead of "
+                    "127.0.1.1 (Windows: C:\\Windows\\System32\\drivers\\etc\\hosts)"
+                ),
                 where="host",
             ),
         ),

@@ -1,13 +1,13 @@
-"""One rank failed, and the others were ended with it.
+"""One rank failed, and the others were terminated with it.
 
 **Checks.** torchrun's report of a failed child, and ranks that lost their peer.
 
-**Why it matters.** What is printed last is seldom the cause: the first message of the first rank
-that failed is.
+**Why it matters.** The last message is rarely the cause; the first message of the first failed rank
+is.
 
 **Example.** `torch.distributed.elastic.multiprocessing.errors.ChildFailedError`
 
-**Fix.** Read that rank's own message; `--tee 3` or `@record` brings it to light.
+**Fix.** Read that rank's own message; `--tee 3` or `@record` reveals it.
 
 **Source.** docs.pytorch.org/docs/stable/elastic/errors.html.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -27,8 +27,8 @@ def check(case: Case) -> Finding | None:
         rule="distributed-worker-failed",
         severity="error",
         certainty="possible",
-        problem="One rank failed, and the others were ended with it.",
-        because="the cause is the first message of the first rank that failed",
+        problem="One rank failed, and the others were terminated with it.",
+        because="the cause is the first message of the first failed rank",
         evidence=case.evidence("torchrun-child-failed", "nccl-peer-lost"),
         fixes=(
             Fix(

@@ -1,15 +1,15 @@
-"""Host names are not resolved.
+"""Host names cannot be resolved.
 
-**Checks.** apt, pip, git, curl and Docker that cannot resolve a host. On the machine, with
-`--deep`: a name is looked up.
+**Checks.** Messages of apt, pip, git, curl and Docker that a host cannot be resolved. On the
+machine, with `--deep`: looks up a name.
 
-**Why it matters.** A container takes its name server from the host when it is made; behind a VPN,
-or where the host asks `127.0.0.53`, that one does not answer.
+**Why it matters.** A container copies its name server from the host when created. Behind a VPN, or
+if the host uses `127.0.0.53`, that server does not answer.
 
 **Example.** `curl: (6) Could not resolve host: github.com`
 
-**Fix.** `--dns` or `dns` in daemon.json for containers; a working server in the system's settings
-elsewhere; by hand.
+**Fix.** For containers, set `--dns`, or `dns` in daemon.json; otherwise set a working server in the
+system's settings; by hand.
 
 **Source.** docs.docker.com/engine/network/ (DNS services);
 man7.org/linux/man-pages/man5/resolv.conf.5.html.
@@ -17,10 +17,10 @@ man7.org/linux/man-pages/man5/resolv.conf.5.html.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -33,7 +33,7 @@ def check(case: Case) -> Finding | None:
         rule="dns-broken",
         severity="error",
         certainty="likely" if is_certain else "possible",
-        problem="Host names are not resolved.",
+        problem="Host names cannot be resolved.",
         because="the name server of this machine or container does not answer, or there is no "
         "network",
         evidence=case.evidence("name-not-resolved", "resolv-conf-nameserver"),
@@ -46,7 +46,7 @@ def check(case: Case) -> Finding | None:
                 changes="a new container",
             ),
             Fix(
-                text="see which server is asked",
+                text="check which name server is used",
                 safety="safe",
                 commands=("cat /etc/resolv.conf", "getent hosts github.com"),
                 changes="nothing",
@@ -57,15 +57,15 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """A name was looked up, and was not found."""
+    """A name lookup failed."""
     if machine.network is None or machine.network.can_resolve is not False:
         return ()
-    return fact("github.com is not found", "the name server")
+    return fact("github.com cannot be resolved", "the name server")
 
 
 RULE = Rule(
     check=check,
     prior=40,
-    readings=(Reading(sign="name-not-resolved", read=_in_facts),),
+    fact_checks=(FactCheck(sign="name-not-resolved", read=_in_facts),),
     explains=("hugging-face-unreachable", "no-wheel-for-python"),
 )

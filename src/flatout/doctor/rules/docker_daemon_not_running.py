@@ -1,28 +1,28 @@
-"""The container engine does not run.
+"""The container engine is not running.
 
-**Checks.** Clients of Docker, Podman and containerd that reach nobody. On the machine: `docker
-info` reaches no daemon; a note, since nobody asked.
+**Checks.** Docker, Podman and containerd clients that cannot connect. On the machine: `docker info`
+reaches no daemon; only a note, since Docker may not be needed.
 
-**Why it matters.** The command is a client; a daemon, or Docker Desktop, does the work.
+**Why it matters.** The command is only a client; a daemon, or Docker Desktop, does the work.
 
 **Example.** `Cannot connect to the Docker daemon at unix:///var/run/docker.sock.`
 
-**Fix.** Start the engine, or Docker Desktop; asked first.
+**Fix.** Start the engine, or Docker Desktop; asks first.
 
 **Source.** https://docs.docker.com/engine/daemon/troubleshoot
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """A client reaches no daemon, or the service does not start."""
+    """A client cannot reach the daemon, or the service does not start."""
     if not case.sees("docker-daemon-unreached", "docker-service-failed"):
         return None
     is_desktop = case.machine.host.os == "windows" or case.sees("docker-desktop-named")
@@ -30,10 +30,10 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="docker-daemon-not-running",
         severity="error",
-        problem="The container engine does not run.",
+        problem="The container engine is not running.",
         evidence=case.evidence("docker-daemon-unreached", "docker-service-failed"),
         fixes=(
-            Fix(text="start Docker Desktop, and wait until it says that it runs")
+            Fix(text="start Docker Desktop, and wait until it reports that it is running")
             if is_desktop
             else Fix(
                 text="start the engine",
@@ -49,7 +49,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Docker's program is here, and its daemon does not answer."""
+    """Docker is installed, but its daemon does not answer."""
     return tuple(
         one
         for engine in machine.engines or ()
@@ -61,7 +61,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="docker-service-failed", read=_in_facts, severity="note"),),
+    fact_checks=(FactCheck(sign="docker-service-failed", read=_in_facts, severity="note"),),
     signatures=(
         signature(
             "docker-daemon-unreached",

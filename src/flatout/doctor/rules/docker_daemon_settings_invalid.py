@@ -1,13 +1,13 @@
-"""Docker's settings cannot be read, and the daemon does not start.
+"""Docker's configuration is invalid, so the daemon does not start.
 
-**Checks.** What dockerd says of /etc/docker/daemon.json.
+**Checks.** dockerd's errors about /etc/docker/daemon.json.
 
-**Why it matters.** A comma too many, a key it does not know, or an option given twice, also in the
-service's command line: Docker then does not start at all.
+**Why it matters.** With an extra comma, an unknown key, or an option that is also given on the
+service's command line, Docker does not start at all.
 
 **Example.** `unable to configure the Docker daemon with file /etc/docker/daemon.json`
 
-**Fix.** Mend the file; `dockerd --validate` tells what is wrong; by hand.
+**Fix.** Correct the file; `dockerd --validate` shows what is wrong; by hand.
 
 **Source.** https://docs.docker.com/engine/daemon/troubleshoot
 """
@@ -16,21 +16,21 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """dockerd says so."""
+    """dockerd rejects the file."""
     if not case.sees("daemon-json-refused"):
         return None
     return Finding(
         rule="docker-daemon-settings-invalid",
         severity="error",
-        problem="Docker cannot read its settings, and does not start.",
+        problem="Docker's configuration is invalid, so Docker does not start.",
         evidence=case.evidence("daemon-json-refused"),
         fixes=(
             Fix(
-                text="mend /etc/docker/daemon.json, and start Docker",
+                text="correct /etc/docker/daemon.json, and start Docker",
                 commands=(
                     "sudo dockerd --validate --config-file=/etc/docker/daemon.json",
                     "sudo systemctl restart docker",

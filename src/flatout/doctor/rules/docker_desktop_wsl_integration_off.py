@@ -1,12 +1,12 @@
-"""Docker Desktop is not switched on for this distro of WSL.
+"""Docker Desktop's integration is off for this WSL distro.
 
-**Checks.** The words of the stand-in that Docker Desktop leaves in each distro.
+**Checks.** The message of the placeholder command that Docker Desktop installs in each distro.
 
-**Why it matters.** Docker Desktop serves the distros that its settings name, and no other.
+**Why it matters.** Docker Desktop is available only in the distros enabled in its settings.
 
 **Example.** `The command 'docker' could not be found in this WSL 2 distro.`
 
-**Fix.** Docker Desktop, Settings, Resources, WSL integration; by hand.
+**Fix.** Enable it under Docker Desktop, Settings, Resources, WSL integration; by hand.
 
 **Source.** https://docs.docker.com/desktop/features/wsl
 """
@@ -15,17 +15,17 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.schema.finding import Certainty, Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """The stand-in speaks; or Docker is missing or silent in a distro beside Docker Desktop."""
-    is_told = case.sees("wsl-integration-told")
+    """The placeholder's message; or Docker is missing or silent where Docker Desktop is used."""
+    is_explicit = case.sees("wsl-integration-told")
     is_silent = case.is_wsl and case.sees("docker-command-missing", "docker-daemon-unreached")
-    if not is_told and not is_silent:
+    if not is_explicit and not is_silent:
         return None
     certainty: Certainty = "possible"
-    if is_told:
+    if is_explicit:
         certainty = "decided"
     elif case.sees("docker-desktop-named") or case.sees("docker-command-missing"):
         certainty = "likely"
@@ -33,13 +33,13 @@ def check(case: Case) -> Finding | None:
         rule="docker-desktop-wsl-integration-off",
         severity="error",
         certainty=certainty,
-        problem="Docker Desktop is not switched on for this distro of WSL.",
+        problem="Docker Desktop's integration is off for this WSL distro.",
         evidence=case.evidence(
             "wsl-integration-told", "docker-command-missing", "docker-daemon-unreached"
         ),
         fixes=(
             Fix(
-                text="switch the distro on in Docker Desktop: Settings, Resources, WSL integration",
+                text="enable the distro in Docker Desktop: Settings, Resources, WSL integration",
                 where="powershell",
             ),
         ),

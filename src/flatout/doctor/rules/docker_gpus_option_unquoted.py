@@ -1,9 +1,9 @@
-"""The list of GPUs in `--gpus` is not quoted as Docker wants it.
+"""The GPU list in `--gpus` needs extra quotes.
 
-**Checks.** Docker's word about Count and DeviceIDs.
+**Checks.** Docker's error about Count and DeviceIDs.
 
-**Why it matters.** `--gpus` is read as a line of CSV: `device=0,1` is a device and then a count. A
-pair of quotes within the shell's keeps it together.
+**Why it matters.** Docker parses `--gpus` as CSV: `device=0,1` is a device followed by a count. A
+second pair of quotes inside the shell's keeps the list together.
 
 **Example.** `cannot set both Count and DeviceIDs on device request`
 
@@ -16,17 +16,17 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Docker says so; or Compose, of both in one reservation."""
+    """Docker reports it; or Compose, for both in one reservation."""
     if not case.sees("count-and-devices"):
         return None
     return Finding(
         rule="docker-gpus-option-unquoted",
         severity="error",
-        problem="The GPUs are asked for by number and by name at once.",
+        problem="`--gpus` requests GPUs both by count and by device id.",
         because="Docker reads `--gpus device=0,1` as a device and a count",
         evidence=case.evidence("count-and-devices"),
         fixes=(

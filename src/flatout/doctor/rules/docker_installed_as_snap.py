@@ -1,15 +1,15 @@
-"""Docker was installed as a snap, which NVIDIA's toolkit does not reach.
+"""Docker is installed as a snap, which the NVIDIA Container Toolkit does not support.
 
-**Checks.** Paths and commands of the snap, beside a container that gets no GPU. On the machine:
-Docker's program or folder below `/snap`, beside a GPU.
+**Checks.** Paths and commands of the snap, with a container that gets no GPU. On the machine:
+Docker's program or folder under `/snap`, with a GPU.
 
-**Why it matters.** A snap has a root of its own: it sees neither the toolkit nor the driver's
-libraries, and reads other settings than /etc/docker.
+**Why it matters.** A snap has its own root file system: it sees neither the toolkit nor the
+driver's libraries, and does not read /etc/docker.
 
 **Example.** `/snap/docker/2915/bin/dockerd`, with `could not select device driver`
 
-**Fix.** Remove the snap and install Docker from its own repository; asked first. Its images and
-volumes stay behind.
+**Fix.** Remove the snap and install Docker from its own repository; asks first. Its images and
+volumes are not carried over.
 
 **Source.** https://docs.docker.com/engine/install/ubuntu;
 https://github.com/NVIDIA/nvidia-docker/issues/1642
@@ -17,11 +17,11 @@ https://github.com/NVIDIA/nvidia-docker/issues/1642
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 FAILURES = (
     "gpu-driver-not-selected", "runtime-unknown", "toolkit-program-missing", "container-cli-failed",
@@ -30,7 +30,7 @@ FAILURES = (
 
 
 def check(case: Case) -> Finding | None:
-    """The snap is seen; a note where nothing fails."""
+    """The snap was seen; only a note if nothing fails."""
     if not case.sees("docker-snap"):
         return None
     has_failed = case.sees(*FAILURES)
@@ -39,11 +39,13 @@ def check(case: Case) -> Finding | None:
         rule="docker-installed-as-snap",
         severity="error" if has_failed else "note",
         certainty=certainty,
-        problem="Docker was installed as a snap, which NVIDIA's toolkit does not reach.",
+        problem=(
+            "Docker is installed as a snap, which the NVIDIA Container Toolkit does not support."
+        ),
         evidence=case.evidence("docker-snap", *FAILURES),
         fixes=(
             Fix(
-                text="replace the snap by Docker's own packages",
+                text="replace the snap with Docker's own packages",
                 safety="ask",
                 commands=("sudo snap remove docker", "sudo apt-get install docker-ce"),
                 where="host",
@@ -55,22 +57,22 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Docker comes from a snap, and there is a GPU for its containers."""
+    """Docker is a snap, and there is a GPU for its containers."""
     if not machine.gpus:
         return ()
     return tuple(
         one
         for engine in machine.engines or ()
         if engine.name == "docker" and engine.is_snap
-        for one in fact("Docker lies below /snap", "docker info")
+        for one in fact("Docker is under /snap", "docker info")
     )
 
 
 RULE = Rule(
     check=check,
     prior=75,
-    readings=(
-        Reading(sign="docker-snap", read=_in_facts, severity="warning"),
+    fact_checks=(
+        FactCheck(sign="docker-snap", read=_in_facts, severity="warning"),
     ),
     signatures=(
         signature(

@@ -1,30 +1,30 @@
-"""The toolkit is installed, and the engine that runs does not know its runtime.
+"""The toolkit is installed, but NVIDIA's runtime is not configured in the container engine.
 
-**Checks.** Engines that do not know a runtime `nvidia`, and a toolkit that is there while GPUs are
-refused. On the machine: the toolkit is installed, and Docker lists neither the runtime nor CDI
+**Checks.** Engines that lack the `nvidia` runtime, and an installed toolkit while GPUs are
+refused. On the machine: the toolkit is installed, but Docker lists neither the runtime nor CDI
 devices.
 
-**Why it matters.** Each engine has settings of its own: Docker, rootless Docker, Docker Desktop,
-containerd, CRI-O. A daemon reads them when it starts.
+**Why it matters.** Docker, rootless Docker, Docker Desktop, containerd and CRI-O each have their
+own configuration. A daemon reads it only at startup.
 
 **Example.** `unknown or invalid runtime name: nvidia`
 
-**Fix.** `nvidia-ctk runtime configure` for the engine in use, and restart it; asked first.
+**Fix.** `nvidia-ctk runtime configure` for the engine in use, and restart it; asks first.
 
 **Source.** https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """The runtime's name is unknown, or the toolkit is there and the engine has no GPUs."""
+    """The runtime's name is unknown, or the toolkit is installed but the engine has no GPUs."""
     is_unknown = case.sees("runtime-unknown")
     is_unused = case.sees("gpu-driver-not-selected") and case.sees("toolkit-present")
     if not is_unknown and not is_unused and not case.sees("device-plugin-blind"):
@@ -39,22 +39,26 @@ def check(case: Case) -> Finding | None:
         rule="docker-nvidia-runtime-not-configured",
         severity="error",
         certainty=certainty,
-        problem="The container engine does not know NVIDIA's runtime.",
-        because="its settings lack it, it was not restarted since, or another engine is in use",
+        problem="NVIDIA's runtime is not configured in the container engine.",
+        because="it is not registered, the engine was not restarted since, or another is used",
         evidence=case.evidence(
             "runtime-unknown", "gpu-driver-not-selected", "device-plugin-blind", "toolkit-present"
         ),
         fixes=(
             Fix(
-                text="tell the engine in use (Docker Desktop and rootless Docker have settings of "
-                "their own), and restart it",
+                text=(
+                    "configure the engine in use (Docker Desktop and rootless Docker have "
+                    "their own configuration), and restart it"
+                ),
                 safety="ask",
                 commands=(
                     f"sudo nvidia-ctk runtime configure --runtime={engine}",
                     f"sudo systemctl restart {engine}",
                 ),
                 where="wsl" if case.is_wsl else "host",
-                changes="adds lines to the engine's settings; its restart may stop containers",
+                changes=(
+                    "adds lines to the engine's configuration; restarting it may stop containers"
+                ),
             ),
         ),
         confirm=("docker context ls", "docker info | grep -iE 'runtimes|operating system'"),
@@ -62,7 +66,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """The toolkit is here, and Docker knows nothing of it."""
+    """The toolkit is installed, but Docker does not know it."""
     if not machine.gpus:
         return ()
     return tuple(
@@ -79,8 +83,8 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(
-        Reading(sign="runtime-unknown", read=_in_facts, severity="warning", certainty="likely"),
+    fact_checks=(
+        FactCheck(sign="runtime-unknown", read=_in_facts, severity="warning", certainty="likely"),
     ),
     signatures=(
         signature(

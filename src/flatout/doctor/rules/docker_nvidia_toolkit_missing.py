@@ -1,32 +1,33 @@
 """The NVIDIA Container Toolkit is not installed.
 
-**Checks.** A container engine that has no driver for GPUs, or misses the toolkit's programs. On the
-machine: a GPU, Docker that runs, and no `nvidia-ctk`; a note, since nobody asked.
+**Checks.** A container engine without a GPU driver, or without the toolkit's programs. On the
+machine: a GPU, a running Docker and no `nvidia-ctk`; only a note, since containers may not be
+needed.
 
-**Why it matters.** Docker and Podman reach GPUs through the toolkit alone. The NVIDIA driver does
-not bring it, and images do not either.
+**Why it matters.** Docker and Podman can use GPUs only through the toolkit. Neither the NVIDIA
+driver nor images include it.
 
 **Example.** `could not select device driver "" with capabilities: [[gpu]]`
 
-**Fix.** Install nvidia-container-toolkit from NVIDIA's repository and let it set up the engine;
-asked first.
+**Fix.** Install nvidia-container-toolkit from NVIDIA's repository and let it configure the engine;
+asks first.
 
 **Source.** https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("gpu-driver-not-selected", "toolkit-program-missing", "toolkit-absent")
 
 
 def check(case: Case) -> Finding | None:
-    """The engine knows no GPUs; a toolkit that is seen makes another cause likelier."""
+    """The engine finds no GPUs; if the toolkit is present, another cause is more likely."""
     if not case.sees(*_SIGNS):
         return None
     certainty: Certainty = "likely"
@@ -39,12 +40,14 @@ def check(case: Case) -> Finding | None:
         severity="error",
         certainty=certainty,
         problem="The NVIDIA Container Toolkit is not installed.",
-        because="the engine reaches GPUs through it alone",
+        because="the engine can use GPUs only through it",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="install the toolkit (NVIDIA's repository must be known to apt), and let it "
-                "set up Docker",
+                text=(
+                    "install the toolkit (apt needs NVIDIA's repository), and let it "
+                    "configure Docker"
+                ),
                 safety="ask",
                 commands=(
                     "sudo apt-get install nvidia-container-toolkit",
@@ -61,7 +64,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """A GPU and Docker of Linux, and no toolkit between them."""
+    """A GPU and Docker on Linux, without the toolkit."""
     if not machine.gpus or machine.host.container:
         return ()
     return tuple(
@@ -70,14 +73,14 @@ def _in_facts(machine: Machine) -> Facts:
         if engine.name == "docker" and engine.is_running and engine.is_permitted
         and engine.toolkit is None and "nvidia" not in (engine.runtimes or ())
         and not engine.cdi_devices
-        for one in fact(f"Docker {engine.version} runs, nvidia-ctk is not here", "PATH")
+        for one in fact(f"Docker {engine.version} is running, nvidia-ctk is not installed", "PATH")
     )  # fmt: skip
 
 
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="toolkit-absent", read=_in_facts, severity="note"),),
+    fact_checks=(FactCheck(sign="toolkit-absent", read=_in_facts, severity="note"),),
     signatures=(
         signature(
             "gpu-driver-not-selected",

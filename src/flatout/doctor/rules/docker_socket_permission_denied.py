@@ -1,25 +1,25 @@
-"""This user may not talk to the Docker daemon.
+"""This user has no permission to use the Docker daemon.
 
-**Checks.** Clients that are refused at the daemon's socket. On the machine: what `docker info` may
-ask; a note, since nobody asked.
+**Checks.** Clients denied access to the daemon's socket. On the machine: whether `docker info` is
+permitted; only a note, since Docker may not be needed.
 
-**Why it matters.** The socket belongs to root and the group `docker`; who may use it, may do what
-root may.
+**Why it matters.** The socket belongs to root and the group `docker`. Access to it is equivalent to
+root access.
 
 **Example.** `permission denied while trying to connect to the Docker daemon socket`
 
-**Fix.** Join the group `docker` and log in anew; asked first.
+**Fix.** Join the group `docker` and log in again; asks first.
 
 **Source.** https://docs.docker.com/engine/install/linux-postinstall
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -29,11 +29,11 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="docker-socket-permission-denied",
         severity="error",
-        problem="This user may not talk to the Docker daemon.",
+        problem="This user has no permission to use the Docker daemon.",
         evidence=case.evidence("docker-socket-refused"),
         fixes=(
             Fix(
-                text="join the group docker, and log in anew (members can become root)",
+                text="join the group docker, and log in again (members can become root)",
                 safety="ask",
                 commands=("sudo usermod -aG docker $USER", "newgrp docker"),
                 where="wsl" if case.is_wsl else "host",
@@ -46,7 +46,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """The daemon runs and does not talk to this user."""
+    """The daemon runs but denies access to this user."""
     return tuple(
         one
         for engine in machine.engines or ()
@@ -58,7 +58,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=70,
-    readings=(Reading(sign="docker-socket-refused", read=_in_facts, severity="note"),),
+    fact_checks=(FactCheck(sign="docker-socket-refused", read=_in_facts, severity="note"),),
     signatures=(
         signature(
             "docker-socket-refused",

@@ -1,8 +1,8 @@
-"""A download was cut off, or a part of it was changed.
+"""A download was interrupted or corrupted.
 
-**Checks.** Reads that ended early, and sums that do not agree.
+**Checks.** Reads that ended early, and checksums that do not match.
 
-**Why it matters.** Connections break, proxies cut long downloads off, and what is kept in a cache
+**Why it matters.** Connections break, proxies cut off long downloads, and a broken file in a cache
 stays broken.
 
 **Example.** `urllib3.exceptions.IncompleteRead: IncompleteRead(1048576 bytes read, 2195845 more
@@ -17,23 +17,23 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Reads that ended early, and sums that do not agree."""
+    """Reads that ended early, and checksums that do not match."""
     if not case.sees("download-cut-off"):
         return None
     return Finding(
         rule="download-interrupted",
         severity="error",
         certainty="likely",
-        problem="A download was cut off, or a part of it was changed.",
-        because="the connection broke, or a proxy or a cache handed out something else",
+        problem="A download was interrupted or corrupted.",
+        because="the connection broke, or a proxy or cache returned something else",
         evidence=case.evidence("download-cut-off"),
         fixes=(
             Fix(
-                text="once more, without the cache",
+                text="download again without the cache",
                 safety="safe",
                 commands=("pip install --no-cache-dir <package>",),
                 changes="the environment",

@@ -1,13 +1,13 @@
-"""A server refuses more downloads until some time has passed.
+"""A server's download rate limit has been reached.
 
-**Checks.** Answers 429 and limits on pulls.
+**Checks.** 429 responses and pull limits.
 
-**Why it matters.** Docker Hub, Hugging Face and GitHub count requests of an address or account. A
-company, a cluster or a university shares one address.
+**Why it matters.** Docker Hub, Hugging Face and GitHub count requests per address or account. A
+company, cluster or university often shares one address.
 
 **Example.** `toomanyrequests: You have reached your pull rate limit.`
 
-**Fix.** Log in, wait, or a mirror; asked first.
+**Fix.** Log in, wait, or use a mirror; asks first.
 
 **Source.** docs.docker.com/docker-hub/usage/; huggingface.co/docs/hub/rate-limits.
 """
@@ -16,25 +16,25 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Answers 429 and limits on pulls."""
+    """429 responses and pull limits."""
     if not case.sees("rate-limited"):
         return None
     return Finding(
         rule="download-rate-limited",
         severity="error",
-        problem="A server refuses more downloads until some time has passed.",
-        because="requests are counted for an address or an account",
+        problem="A server's download rate limit has been reached.",
+        because="requests are counted per address or account",
         evidence=case.evidence("rate-limited"),
         fixes=(
             Fix(
-                text="log in, so that the limit of an account counts",
+                text="log in, so that your account's limit applies",
                 safety="ask",
                 commands=("docker login", "hf auth login"),
-                changes="keeps a token in the home folder",
+                changes="stores a token in the home folder",
                 undo="docker logout",
             ),
         ),

@@ -1,43 +1,43 @@
-"""An installation was interrupted, and packages are half configured.
+"""An installation was interrupted, and packages are half-configured.
 
-**Checks.** dpkg's and apt's demand to be repaired first. On the machine: packages that are unpacked
-and not configured.
+**Checks.** dpkg's and apt's request for repair. On the machine: packages that are unpacked but not
+configured.
 
-**Why it matters.** dpkg stops at packages that it could not configure: a DKMS build that failed,
-a disk that was full, a machine that was switched off.
+**Why it matters.** dpkg stops at packages it could not configure, because a DKMS build failed, the
+disk was full or the machine was switched off.
 
 **Example.** `E: dpkg was interrupted, you must manually run 'sudo dpkg --configure -a' to correct
 the problem.`
 
-**Fix.** `sudo dpkg --configure -a`, then `sudo apt --fix-broken install`; asked first.
+**Fix.** `sudo dpkg --configure -a`, then `sudo apt --fix-broken install`; asks first.
 
 **Source.** wiki.debian.org/Teams/Dpkg/FAQ; manpages.debian.org/dpkg.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import counted_text
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.units import counted_text
 
 
 def check(case: Case) -> Finding | None:
-    """dpkg's and apt's demand to be repaired first."""
+    """dpkg's and apt's request for repair."""
     if not case.sees("dpkg-was-interrupted", "dpkg-sub-process"):
         return None
     return Finding(
         rule="dpkg-interrupted",
         severity="error",
         certainty="decided" if case.sees("dpkg-was-interrupted") else "likely",
-        problem="An installation was interrupted, and packages are half configured.",
+        problem="An installation was interrupted, and packages are half-configured.",
         because="a package could not be configured",
         evidence=case.evidence("dpkg-was-interrupted", "dpkg-sub-process"),
         fixes=(
             Fix(
-                text="configure what is left",
+                text="finish the configuration",
                 safety="ask",
                 commands=("sudo dpkg --configure -a", "sudo apt --fix-broken install"),
                 where="linux",
@@ -48,7 +48,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """dpkg's own list has unfinished packages."""
+    """dpkg lists packages that are not configured."""
     number = machine.packages.num_unfinished if machine.packages else None
     return fact(f"{counted_text(number, 'package')} not configured", "dpkg") if number else ()
 
@@ -56,7 +56,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=45,
-    readings=(Reading(sign="dpkg-was-interrupted", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="dpkg-was-interrupted", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "dpkg-was-interrupted",

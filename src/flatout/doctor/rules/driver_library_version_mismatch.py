@@ -1,14 +1,14 @@
-"""The loaded kernel module and the driver's libraries are of different versions.
+"""The loaded kernel module and the driver's libraries have different versions.
 
 **Checks.** NVML's mismatch, the kernel's "API mismatch" line, and CUDA's error 803. On the machine:
 the versions of the loaded module and of the libraries.
 
-**Why it matters.** An update replaced the libraries while the old module stayed loaded. Until
-both are the same, neither nvidia-smi nor CUDA works.
+**Why it matters.** An update replaced the libraries while the old module stayed loaded. Neither
+nvidia-smi nor CUDA works until both match.
 
 **Example.** `Failed to initialize NVML: Driver/library version mismatch`
 
-**Fix.** Restart the machine (or unload and load the modules); asked first.
+**Fix.** Restart the machine (or unload and load the modules); asks first.
 
 **Source.** docs.nvidia.com/deploy/nvml-api (NVML_ERROR_LIB_RM_VERSION_MISMATCH);
 NVIDIA/open-gpu-kernel-modules (API mismatch).
@@ -16,17 +16,17 @@ NVIDIA/open-gpu-kernel-modules (API mismatch).
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("nvml-mismatch", "kernel-api-mismatch", "dso-mismatch")
 
 
 def check(case: Case) -> Finding | None:
-    """Any of the three says so; under WSL it means something else."""
+    """Any of the three messages; under WSL they mean something else."""
     if not case.sees(*_SIGNS, "cuda-driver-combination"):
         return None
     module = case.value("kernel-api-mismatch", "module") or case.value("dso-mismatch", "module")
@@ -46,7 +46,7 @@ def check(case: Case) -> Finding | None:
                 safety="ask",
                 commands=("sudo reboot",),
                 where="host",
-                changes="ends everything that runs; the new module is loaded",
+                changes="stops every running program, and loads the new module",
             ),
         ),
         confirm=("cat /proc/driver/nvidia/version", "modinfo nvidia | grep ^version"),
@@ -69,11 +69,11 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(
-        Reading(sign="dso-mismatch", read=_in_facts),
+    fact_checks=(
+        FactCheck(sign="dso-mismatch", read=_in_facts),
     ),
     signatures=(
-        # The library's text, its enum, and how NVIDIA's binding for Python says it.
+        # The library's message, its enum, and the wording of NVIDIA's Python binding.
         signature("nvml-mismatch", "driver/library version mismatch",
                   "NVML_ERROR_LIB_RM_VERSION_MISMATCH", "NVML/RM version mismatch"),
         signature(

@@ -1,15 +1,14 @@
-"""The driver is older than the CUDA that the framework brings.
+"""The driver is too old for the framework's CUDA version.
 
-**Checks.** What torch, JAX, Paddle and CUDA itself say of the driver, and the versions of driver
-API and runtime that they print. On the machine: builds of frameworks whose CUDA asks for a newer
-driver.
+**Checks.** Driver errors of torch, JAX, Paddle and CUDA itself, and the driver API and runtime
+versions they print. On the machine: framework builds whose CUDA needs a newer driver.
 
-**Why it matters.** A driver runs CUDA up to the version it was made for (within one major version
-from CUDA 11 on, also newer ones). Below that nothing runs on the GPU.
+**Why it matters.** A driver supports CUDA up to the version it was made for (since CUDA 11, any
+minor version of the same major version). With a newer CUDA, nothing runs on the GPU.
 
 **Example.** `The NVIDIA driver on your system is too old (found version 10010)`
 
-**Fix.** A newer driver, under WSL that of Windows; or a build for an older CUDA.
+**Fix.** Install a newer driver (for WSL, in Windows), or a build for an older CUDA.
 
 **Source.** docs.nvidia.com/cuda/cuda-toolkit-release-notes/ (toolkits and driver versions);
 pytorch/pytorch: c10/cuda/CUDAFunctions.cpp.
@@ -17,26 +16,26 @@ pytorch/pytorch: c10/cuda/CUDAFunctions.cpp.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact, version
+from flatout.doctor.fact_check import FactCheck, Facts, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("driver-too-old", "cuda-driver-insufficient", "ptx-toolchain", "driver-and-runtime")
 
 
 def check(case: Case) -> Finding | None:
-    """The framework says so, or the printed versions do not go together."""
+    """The framework reports it, or the printed versions are incompatible."""
     is_older = _is_older_major(
         case.value("driver-and-runtime", "driver"), case.value("driver-and-runtime", "runtime")
     )
-    is_told = case.sees("driver-too-old", "cuda-driver-insufficient", "ptx-toolchain")
-    if not is_told and not is_older:
+    is_explicit = case.sees("driver-too-old", "cuda-driver-insufficient", "ptx-toolchain")
+    if not is_explicit and not is_older:
         return None
     certainty: Certainty = "decided"
     if not case.sees("driver-too-old") and not is_older:
-        # CUDA says "insufficient" also where there is no driver at all.
+        # CUDA also says "insufficient" if there is no driver at all.
         has_driver = case.machine.driver is not None
         certainty = "decided" if has_driver or not case.is_container else "likely"
     found = case.value("driver-too-old", "found")
@@ -45,8 +44,8 @@ def check(case: Case) -> Finding | None:
         rule="driver-too-old-for-cuda-runtime",
         severity="error",
         certainty=certainty,
-        problem="The NVIDIA driver is older than the CUDA that this program brings.",
-        because=f"the driver runs CUDA up to {cuda}" if cuda else None,
+        problem="The NVIDIA driver is too old for this program's CUDA version.",
+        because=f"the driver supports CUDA up to {cuda}" if cuda else None,
         evidence=case.evidence(*_SIGNS, "nvidia-smi-head", "kernel-module-version"),
         fixes=(
             Fix(
@@ -69,13 +68,13 @@ def _is_older_major(driver: str | None, runtime: str | None) -> bool:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """A framework is built for a CUDA that asks for a newer driver than the one that answers."""
+    """A framework's CUDA needs a newer driver than the installed one."""
     if not machine.driver or not machine.frameworks:
         return ()
-    # Loaded only where there is a build to judge: the tables take a while.
+    # Imported only if there is a build to check: the tables are slow to load.
     from flatout.doctor.installed_build import oldest_driver
 
-    # NVIDIA's compatibility package runs a newer CUDA on the older drivers of data centres.
+    # NVIDIA's compatibility package runs a newer CUDA on older data center drivers.
     if any("/compat" in one.path for one in machine.libraries or ()):
         return ()
     for one in machine.frameworks:
@@ -91,7 +90,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=70,
-    readings=(Reading(sign="driver-too-old", read=_in_facts, is_for_texts=True),),
+    fact_checks=(FactCheck(sign="driver-too-old", read=_in_facts, is_for_texts=True),),
     signatures=(
         signature(
             "driver-too-old",

@@ -1,15 +1,15 @@
 """Two OpenMP runtimes are loaded into one process.
 
-**Checks.** OpenMP's error 15, and threadpoolctl's warning.
+**Checks.** OpenMP error 15, and threadpoolctl's warning.
 
-**Why it matters.** torch, NumPy with MKL and others each bring an OpenMP. Two of them in one
-process may hang, crash or compute wrongly.
+**Why it matters.** torch, NumPy with MKL and others each bring an OpenMP runtime. Two of them in
+one process may hang, crash or give wrong results.
 
 **Example.** `OMP: Error #15: Initializing libiomp5md.dll, but found libiomp5md.dll already
 initialized.`
 
-**Fix.** One source for all packages: a fresh environment with torch and NumPy from pip alone, or
-from conda-forge alone; asked first. KMP_DUPLICATE_LIB_OK hides the message, not the danger.
+**Fix.** Use one source for all packages: a fresh environment with torch and NumPy only from pip, or
+only from conda-forge; asks first. KMP_DUPLICATE_LIB_OK hides the message, not the danger.
 
 **Source.** openmp.llvm.org; github.com/joblib/threadpoolctl/blob/master/multiple_openmp.md.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -29,18 +29,18 @@ def check(case: Case) -> Finding | None:
         rule="duplicate-openmp-runtime",
         severity="error" if case.sees("openmp-error-15") else "warning",
         problem="Two OpenMP runtimes are loaded into one process.",
-        because="packages from pip and conda each brought an OpenMP of their own",
+        because="packages from pip and conda each brought their own OpenMP",
         evidence=case.evidence("openmp-error-15", "openmp-two-loaded"),
         fixes=(
             Fix(
-                text="make a fresh environment with all packages from one source",
+                text="create a fresh environment with all packages from one source",
                 safety="ask",
                 commands=("uv venv --python 3.12", "uv pip install torch numpy"),
                 changes="a new folder .venv",
                 undo="rm -r .venv",
             ),
             Fix(
-                text="in a conda environment, take MKL's copy out of torch's way",
+                text="or in a conda environment, remove MKL's copy",
                 safety="ask",
                 commands=("conda install -c conda-forge nomkl",),
                 changes="the conda environment",

@@ -1,15 +1,15 @@
-"""A compiled extension was built for another torch.
+"""A compiled extension was built for another torch version.
 
-**Checks.** Symbols of torch that an extension does not find, and what xformers, torch_scatter,
-DeepSpeed and pybind11 say of versions.
+**Checks.** torch symbols that an extension cannot find, and version errors of xformers,
+torch_scatter, DeepSpeed and pybind11.
 
-**Why it matters.** C++ extensions such as flash-attn, xformers, mmcv or vLLM fit one version of
-torch, one CUDA and one C++ ABI.
+**Why it matters.** C++ extensions such as flash-attn, xformers, mmcv or vLLM work with only one
+version of torch, one CUDA version and one C++ ABI.
 
 **Example.** `flash_attn_2_cuda.cpython-310-x86_64-linux-gnu.so: undefined symbol:
 _ZN3c105ErrorC2E...`
 
-**Fix.** A wheel of the extension for this torch, CUDA, Python and ABI, or build it here; asked
+**Fix.** Install the extension's wheel for this torch, CUDA, Python and ABI, or build it here; asks
 first.
 
 **Source.** Dao-AILab/flash-attention#1644, #853; docs.pytorch.org/cppdocs, C++ ABI.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = (
     "torch-symbol-missing",
@@ -34,7 +34,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="extension-abi-mismatch",
         severity="error",
-        problem="A compiled extension was built for another torch.",
+        problem="A compiled extension was built for another torch version.",
         because="the symbol belongs to another version of torch",
         evidence=case.evidence(*_SIGNS),
         fixes=(

@@ -1,13 +1,13 @@
-"""A package was installed without its compiled part.
+"""A package was installed without its compiled extension.
 
-**Checks.** Compiled modules that are not there, by name.
+**Checks.** Missing compiled modules, by name.
 
-**Why it matters.** Installed from source without a compiler or a GPU, some packages leave their
-kernels out and fail at first use.
+**Why it matters.** When installed from source without a compiler or a GPU, some packages skip their
+kernels and fail at first use.
 
 **Example.** `ModuleNotFoundError: No module named 'mmcv._ext'`
 
-**Fix.** Install the package's own wheel for this torch, or build it with the toolkit; asked
+**Fix.** Install the package's own wheel for this torch, or build it with the CUDA toolkit; asks
 first.
 
 **Source.** github.com/open-mmlab/mmcv, installation; IDEA-Research/GroundingDINO#142.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("compiled-part-absent",)
 
@@ -29,13 +29,13 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="extension-not-compiled",
         severity="error",
-        problem="A package was installed without its compiled part.",
+        problem="A package was installed without its compiled extension.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
                 text=(
                     "install the package's wheel for this torch and CUDA, or build it "
-                    "where CUDA's toolkit is"
+                    "on a machine with the CUDA toolkit"
                 ),
             ),
         ),

@@ -1,14 +1,14 @@
-"""The machine's NVSwitch needs a fabric manager, which does not run.
+"""The machine's NVSwitch needs the fabric manager, which is not running.
 
-**Checks.** CUDA's error 802, the service's state, and the fabric's state in `nvidia-smi -q`. On the
-machine: systemd's word for the service where an NVSwitch is.
+**Checks.** CUDA error 802, the service's state, and the fabric's state in `nvidia-smi -q`. On the
+machine: systemd's state of the service, if there is an NVSwitch.
 
-**Why it matters.** On machines with NVSwitch (HGX, DGX) CUDA does not start before the fabric
-manager, of exactly the driver's version, has set up the links.
+**Why it matters.** On machines with NVSwitch (HGX, DGX) CUDA starts only after the fabric manager,
+of exactly the driver's version, has set up the links.
 
 **Example.** `Error 802: system not yet initialized`
 
-**Fix.** Install and start the service of the driver's version; asked first.
+**Fix.** Install and start the service in the driver's version; asks first.
 
 **Source.** docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/;
 docs.nvidia.com/cuda/cuda-runtime-api (cudaErrorSystemNotReady).
@@ -16,15 +16,15 @@ docs.nvidia.com/cuda/cuda-runtime-api (cudaErrorSystemNotReady).
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """CUDA waits for the fabric, or the service says that it does not run."""
+    """CUDA waits for the fabric, or the service is reported as not running."""
     is_down = case.sees("fabric-manager-down")
     if not case.sees("cuda-not-ready") and not is_down:
         return None
@@ -34,12 +34,12 @@ def check(case: Case) -> Finding | None:
         rule="fabric-manager-not-running",
         severity="error",
         certainty="decided" if case.sees("cuda-not-ready") else "likely",
-        problem="CUDA waits for the fabric manager, which does not run.",
-        because="cards behind an NVSwitch start only after it has set up the links",
+        problem="CUDA waits for the fabric manager, which is not running.",
+        because="GPUs behind an NVSwitch start only after it has set up the links",
         evidence=case.evidence("cuda-not-ready", "fabric-manager-down"),
         fixes=(
             Fix(
-                text="install and start the fabric manager of exactly the driver's version",
+                text="install and start the fabric manager in exactly the driver's version",
                 safety="ask",
                 commands=(
                     f"sudo apt-get install {package}",
@@ -55,7 +55,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """There is an NVSwitch, and the service does not run."""
+    """There is an NVSwitch, and the service is not running."""
     state = machine.module.fabric_manager if machine.module else None
     if state is None or state in ("active", "activating"):
         return ()
@@ -64,8 +64,8 @@ def _in_facts(machine: Machine) -> Facts:
 
 RULE = Rule(
     check=check,
-    readings=(
-        Reading(sign="fabric-manager-down", read=_in_facts),
+    fact_checks=(
+        FactCheck(sign="fabric-manager-down", read=_in_facts),
     ),
     signatures=(
         signature(

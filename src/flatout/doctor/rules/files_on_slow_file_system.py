@@ -1,15 +1,15 @@
-"""The project, its data or its Python environment lies on a slow file system.
+"""The project, its data or its Python environment is on a slow file system.
 
-**Checks.** Under WSL, folders below `/mnt/<drive>`, which are shares (9p) of Windows' drives. With
-`flatout doctor --deep`, what reading many small files and one large file gave where they lie.
+**Checks.** Under WSL, folders under `/mnt/<drive>`, which are 9p shares of Windows drives. With
+`flatout doctor --deep`, the measured speed of reading many small files and one large file.
 
-**Why it matters.** Each file that is opened on such a drive asks Windows, so a data set of many
+**Why it matters.** Each file access on such a drive goes through Windows, so a data set of many
 small files is read many times slower than on WSL's own disk, and `import torch` takes seconds.
-Network file systems are slow in the same way.
+Network file systems are slow for the same reason.
 
 **Example.** `data on a Windows drive (9p)`
 
-**Fix.** Copy them to WSL's own disk, below your home; asked first.
+**Fix.** Copy them to WSL's own disk, under your home folder; asks first.
 
 **Source.** Microsoft, WSL documentation: filesystems.md ("File storage and performance across file
 systems"); microsoft/WSL#4197.
@@ -17,13 +17,13 @@ systems"); microsoft/WSL#4197.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
-from flatout.nouns.finding import Evidence, Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import bytes_text
+from flatout.schema.finding import Evidence, Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.units import bytes_text
 
-# Below that a loader of small images starves a GPU: 200 images of 50 kB a second.
+# At lower speeds, a loader of small images starves a GPU: 200 images of 50 kB a second.
 _SLOW_BYTES_S = 10 * 10**6
 _SIGNS = ("on-windows-drive", "small-files-slow")
 
@@ -36,16 +36,16 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="files-on-slow-file-system",
         severity="warning",
-        problem="What the training reads lies on a slow file system.",
-        because="each file on a drive of Windows is asked for across the border of WSL"
+        problem="The training reads from a slow file system.",
+        because="every file access on a Windows drive goes through the WSL boundary"
         if is_drive
         else "many small files were read at the speed shown",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="copy it to WSL's own disk (make an environment anew there)"
+                text="copy it to WSL's own disk (create a new environment there)"
                 if is_drive
-                else "copy the data to a disk of this machine, or keep it in few large files",
+                else "copy the data to a disk of this machine, or store it in a few large files",
                 safety="ask",
                 commands=("cp -r <folder> ~/",),
                 where="wsl" if is_drive else "here",
@@ -57,7 +57,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _on_drives(machine: Machine) -> Facts:
-    """Folders of the training on a drive of Windows."""
+    """Folders of the training on a Windows drive."""
     if machine.host.wsl != 2:
         return ()
     disks = tuple(
@@ -97,8 +97,8 @@ def _measured_slow(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=40,
-    readings=(
-        Reading(sign="on-windows-drive", read=_on_drives, severity="warning"),
-        Reading(sign="small-files-slow", read=_measured_slow, severity="warning"),
+    fact_checks=(
+        FactCheck(sign="on-windows-drive", read=_on_drives, severity="warning"),
+        FactCheck(sign="small-files-slow", read=_measured_slow, severity="warning"),
     ),
 )

@@ -1,9 +1,9 @@
 """FlashAttention has no kernels for this GPU.
 
-**Checks.** flash-attn's, torch's and xFormers' words about cards that they do not serve.
+**Checks.** Errors of flash-attn, torch and xFormers about unsupported cards.
 
 **Why it matters.** FlashAttention 2 needs compute capability 8.0 (RTX 30, A100) or later,
-FlashAttention 3 9.0. torch's own scaled_dot_product_attention chooses what runs.
+FlashAttention 3 9.0. torch's own scaled_dot_product_attention selects a kernel that works.
 
 **Example.** `FlashAttention only supports Ampere GPUs or newer.`
 
@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """The library refuses the card."""
+    """The library rejects the card."""
     if not case.sees("flash-attention-refused"):
         return None
     return Finding(
@@ -30,8 +30,10 @@ def check(case: Case) -> Finding | None:
         evidence=case.evidence("flash-attention-refused", "compute-capability", "gpu-name"),
         fixes=(
             Fix(
-                text='use torch\'s attention: `attn_implementation="sdpa"` in transformers, '
-                "scaled_dot_product_attention in own models",
+                text=(
+                    'use torch\'s attention: `attn_implementation="sdpa"` in transformers, '
+                    "scaled_dot_product_attention in your own models"
+                ),
             ),
         ),
         confirm=("nvidia-smi --query-gpu=name,compute_cap --format=csv",),

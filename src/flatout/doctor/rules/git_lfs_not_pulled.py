@@ -1,9 +1,9 @@
-"""A file is only a pointer of Git LFS, or a page, in place of what was to be loaded.
+"""A file is only a Git LFS pointer or an HTML page, not the real content.
 
-**Checks.** Loaders that read a first letter which no such file has.
+**Checks.** Loaders that find an invalid first character in the file.
 
-**Why it matters.** `git clone` without Git LFS leaves pointers of 130 bytes, and downloads that
-need a login leave a page of HTML.
+**Why it matters.** `git clone` without Git LFS leaves 130-byte pointer files, and downloads that
+need a login leave an HTML page.
 
 **Example.** `_pickle.UnpicklingError: invalid load key, 'v'.`
 
@@ -16,23 +16,25 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Loaders that read a first letter which no such file has."""
+    """Loaders that find an invalid first character in the file."""
     if not case.sees("lfs-pointer"):
         return None
     return Finding(
         rule="git-lfs-not-pulled",
         severity="error",
-        problem="A file is only a pointer of Git LFS, or a page, in place of what was to be "
-        "loaded.",
-        because="Git LFS was not there when it was cloned, or the download gave a page",
+        problem="A file is only a Git LFS pointer or an HTML page, not the real content.",
+        because=(
+            "Git LFS was not installed when the repository was cloned, or the download "
+            "returned a web page"
+        ),
         evidence=case.evidence("lfs-pointer"),
         fixes=(
             Fix(
-                text="fetch the files themselves",
+                text="fetch the real files",
                 safety="ask",
                 commands=("git lfs install", "git lfs pull"),
                 changes="downloads the files of this repository",

@@ -1,17 +1,17 @@
-"""This build has no code for the GPU's compute capability.
+"""This build has no kernels for the GPU's compute capability.
 
-**Checks.** What torch, TensorFlow, Paddle, JAX, CuPy, Triton, llama.cpp, nvcc and ROCm print of
-architectures and kernels that are not there. On the machine, and of what a text tells: the
-published builds' lists, and the card.
+**Checks.** Messages of torch, TensorFlow, Paddle, JAX, CuPy, Triton, llama.cpp, nvcc and ROCm about
+missing architectures and kernels. On the machine and from a text: the card against the architecture
+lists of published builds.
 
-**Why it matters.** A build carries machine code for some compute capabilities. A card newer or
-older than all of them runs nothing, whatever the driver.
+**Why it matters.** A build contains machine code for certain compute capabilities. On a card newer
+or older than all of them nothing runs, whatever the driver.
 
 **Example.** `NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the
 current PyTorch installation.`
 
-**Fix.** A build that has the card's capability; asked first. Of torch, CUDA 13 builds begin at 7.5,
-and RTX 50 needs CUDA 12.8 or newer.
+**Fix.** Install a build for the card's compute capability; asks first. For torch, CUDA 13 builds
+start at 7.5, and RTX 50 needs CUDA 12.8 or newer.
 
 **Source.** pytorch/pytorch:torch/cuda/__init__.py; pytorch/pytorch#150733;
 PaddlePaddle/Paddle#73687; tensorflow/tensorflow#99592.
@@ -19,41 +19,41 @@ PaddlePaddle/Paddle#73687; tensorflow/tensorflow#99592.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.doctor.torch_install import torch_install
-from flatout.nouns.finding import Certainty, Finding
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding
+from flatout.schema.machine import Machine
 
-_TELLING = ("arch-refused",)
-_USUAL = ("invalid-device-function",)
+_DECISIVE = ("arch-refused",)
+_AMBIGUOUS = ("invalid-device-function",)
 _RANGE = "capability supported by this"
 
 
 def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
-    if not case.sees(*_TELLING, *_USUAL):
+    if not case.sees(*_DECISIVE, *_AMBIGUOUS):
         return None
     if _is_served_by_its_generation(case):
         return None
-    # A ROCm build compares AMD's numbers with NVIDIA's, and then works.
+    # A ROCm build warns because it compares AMD's numbers with NVIDIA's, but works.
     if case.sees("amd-card") and not case.sees("kernel-missing"):
         return None
-    # TensorFlow then compiles at its first start, which is slow and mostly works.
+    # TensorFlow then compiles at first start, which is slow but usually works.
     lines = [sign.text for sign in case.signs["arch-refused"] if sign.where is None]
     is_compiled = bool(lines) and all("jit-compiled from PTX" in text for text in lines)
-    is_slow = is_compiled and not case.sees(*_USUAL, "handle-refused")
+    is_slow = is_compiled and not case.sees(*_AMBIGUOUS, "handle-refused")
     certainty: Certainty = "possible" if is_slow else "likely"
-    if case.sees(*_TELLING) and not is_slow:
+    if case.sees(*_DECISIVE) and not is_slow:
         certainty = "decided"
     return Finding(
         rule="gpu-arch-not-in-build",
         severity="warning" if is_slow else "error",
         certainty=certainty,
-        problem="This build has no code for the GPU's compute capability.",
-        because="the build was made for other cards",
-        evidence=case.evidence(*_TELLING, *_USUAL),
+        problem="This build has no kernels for the GPU's compute capability.",
+        because="the build targets other cards",
+        evidence=case.evidence(*_DECISIVE, *_AMBIGUOUS),
         fixes=(torch_install(case.machine),),
         confirm=(
             (
@@ -66,7 +66,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _is_served_by_its_generation(case: Case) -> bool:
-    """Whether torch warns of a minor version alone: code for 12.0 runs on 12.1."""
+    """Whether torch only warns about a minor version: code for 12.0 runs on 12.1."""
     newer = [sign.values for sign in case.signs["capability-range"]]
     others = [
         one
@@ -79,15 +79,15 @@ def _is_served_by_its_generation(case: Case) -> bool:
             one["major"] == one["top"] and int(one["minor"]) > int(one["last"]) for one in newer
         )
         and not others
-        and not case.sees(*_USUAL)
+        and not case.sees(*_AMBIGUOUS)
     )
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """No card of this machine is in the list of a framework's build."""
+    """A framework's build supports no card of this machine."""
     if not machine.gpus or not machine.frameworks:
         return ()
-    # Loaded only where there is a build to judge: the tables take a while.
+    # Imported only if there is a build to check: the tables are slow to load.
     from flatout.doctor.installed_build import why_no_card_fits
 
     for one in machine.frameworks:
@@ -106,7 +106,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(Reading(sign="arch-refused", read=_in_facts, is_for_texts=True),),
+    fact_checks=(FactCheck(sign="arch-refused", read=_in_facts, is_for_texts=True),),
     signatures=(
         signature(
             "arch-refused",

@@ -1,13 +1,13 @@
-"""The GPU is in exclusive mode and taken, or does not answer.
+"""The GPU is in use in exclusive mode, or does not respond.
 
-**Checks.** CUDA's error 46, devices busy or unavailable.
+**Checks.** CUDA error 46, devices busy or unavailable.
 
-**Why it matters.** In compute mode Exclusive_Process one process may use a card; the second is
-refused at its first call. MPS without its daemon, and a card in reset, say the same.
+**Why it matters.** In compute mode Exclusive_Process, only one process may use a card; a second one
+fails at its first call. MPS without its daemon, and a card being reset, give the same error.
 
 **Example.** `CUDA error: all CUDA-capable devices are busy or unavailable`
 
-**Fix.** End the other process, or set the mode back to default, which needs root; asked first.
+**Fix.** Stop the other process, or reset the mode to default, which needs root; asks first.
 
 **Source.** docs.nvidia.com/cuda/cuda-runtime-api (cudaErrorDevicesUnavailable);
 NVIDIA/DIGITS#2005.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("devices-unavailable",)
 
@@ -29,19 +29,19 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="gpu-busy-in-exclusive-mode",
         severity="error",
-        problem="The GPU is in exclusive mode and taken, or does not answer.",
-        because="another process owns the card, or its mode allows none",
+        problem="The GPU is in use in exclusive mode, or does not respond.",
+        because="another process owns the card, or its compute mode prohibits all",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="end the process that owns the GPU, or allow several",
+                text="stop the process that owns the GPU, or allow several processes",
                 safety="ask",
                 commands=(
                     "nvidia-smi -q -d COMPUTE",
                     "sudo nvidia-smi -c DEFAULT",
                 ),
                 where="host",
-                changes="the card's compute mode, until the next start",
+                changes="the card's compute mode, until the next boot",
                 undo="sudo nvidia-smi -c EXCLUSIVE_PROCESS",
             ),
         ),

@@ -1,13 +1,13 @@
-"""This user may not open the GPU's device files.
+"""This user has no permission to open the GPU's device files.
 
-**Checks.** NVML's insufficient permissions, and device files below /dev that are refused.
+**Checks.** NVML's "Insufficient Permissions", and device files in /dev that cannot be opened.
 
-**Why it matters.** CUDA works for root and finds no device for others, where the files belong to a
-group (`video`, `render`) or the driver was told to close them.
+**Why it matters.** CUDA works for root but finds no device for other users if the files belong to a
+group (`video`, `render`) or the driver is configured to restrict them.
 
 **Example.** `Failed to initialize NVML: Insufficient Permissions`
 
-**Fix.** Join the group that owns the files, and log in anew; asked first.
+**Fix.** Join the group that owns the files, and log in again; asks first.
 
 **Source.** NVIDIA driver README (NVreg_DeviceFileMode); docs.nvidia.com/deploy/nvml-api
 (NVML_ERROR_NO_PERMISSION).
@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.schema.finding import Certainty, Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """A file is refused; in a container another rule is nearer."""
+    """A file cannot be opened; in a container another rule is more specific."""
     if not case.sees("nvml-no-permission", "device-file-refused"):
         return None
     certainty: Certainty = "likely" if case.is_container else "decided"
@@ -29,11 +29,11 @@ def check(case: Case) -> Finding | None:
         rule="gpu-device-permission-denied",
         severity="error",
         certainty=certainty,
-        problem="This user may not open the GPU's device files.",
+        problem="This user has no permission to open the GPU's device files.",
         evidence=case.evidence("nvml-no-permission", "device-file-refused", "device-file-listed"),
         fixes=(
             Fix(
-                text="join the groups that own them, and log in anew",
+                text="join the groups that own the files, and log in again",
                 safety="ask",
                 commands=("sudo usermod -aG video,render $USER",),
                 where="host",

@@ -1,15 +1,15 @@
-"""A GPU no longer answers on the PCI Express bus.
+"""A GPU no longer responds on the PCI Express bus.
 
 **Checks.** The kernel's "fallen off the bus" (Xid 79), NVML's "GPU is lost", an adapter that cannot
 be initialized, and a device whose PCI registers read all ones. On the machine: Xid 79 in the
 kernel's log.
 
-**Why it matters.** Nothing reaches the card until the machine restarts. Power supply and cables,
-heat, a riser, the slot or the card itself are behind it, seldom the driver.
+**Why it matters.** The card is unreachable until the machine restarts. The cause is the power
+supply or cables, heat, a riser, the slot or the card itself, rarely the driver.
 
 **Example.** `NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.`
 
-**Fix.** Switch the machine off and on; if it comes back, check power, heat and seating; by hand.
+**Fix.** Power the machine off and on; if the error returns, check power, heat and seating; by hand.
 
 **Source.** https://docs.nvidia.com/deploy/xid-errors (Xid 79); nvmlReturn_t,
 NVML_ERROR_GPU_IS_LOST.
@@ -17,19 +17,19 @@ NVML_ERROR_GPU_IS_LOST.
 
 from __future__ import annotations
 
-from flatout.doctor.logs.xid import xid
-from flatout.doctor.reading import Facts, Reading, seen_xids
+from flatout.doctor.fact_check import FactCheck, Facts, seen_xids
 from flatout.doctor.rule import Case, Rule
+from flatout.doctor.scan.xid import xid
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _LOST = ("xid-fallen-off-bus", "gpu-lost", "pci-reads-ones")
 _NOT_STARTED = ("adapter-not-initialized", "gpu-not-attached", "smi-no-handle")
 
 
 def check(case: Case) -> Finding | None:
-    """The driver says that the card is gone, or cannot start it."""
+    """The driver reports that the card is gone, or cannot start it."""
     if not case.sees(*_LOST, *_NOT_STARTED):
         return None
     certainty: Certainty = "decided" if case.sees(*_LOST) else "likely"
@@ -37,15 +37,18 @@ def check(case: Case) -> Finding | None:
         rule="gpu-fallen-off-bus",
         severity="error",
         certainty=certainty,
-        problem="A GPU does not answer on the PCI Express bus."
+        problem="A GPU does not respond on the PCI Express bus."
         if case.sees(*_LOST)
-        else "The driver cannot start a GPU: it hardly answers on the PCI Express bus.",
-        because="power, cables, heat, a riser, the slot or the card; seldom software",
+        else "The driver cannot start a GPU: it barely responds on the PCI Express bus.",
+        because="the cause is power, cables, heat, a riser, the slot or the card; rarely software",
         evidence=case.evidence(*_LOST, *_NOT_STARTED),
         fixes=(
             Fix(
-                text="switch the machine off, wait, and on again; then check power cables, power "
-                "supply, temperatures and seating, and try the card in another slot",
+                text=(
+                    "power the machine off, wait, and power it on; then check power cables,"
+                    " power supply, temperatures and seating, and try the card in another "
+                    "slot"
+                ),
                 where="host",
             ),
         ),
@@ -57,14 +60,14 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Xid 79 since the last start: only a start brings the card back."""
+    """Xid 79 since the last boot: only a reboot brings the card back."""
     return seen_xids(machine, (79,))
 
 
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="xid-fallen-off-bus", read=_in_facts),),
+    fact_checks=(FactCheck(sign="xid-fallen-off-bus", read=_in_facts),),
     signatures=(
         xid("xid-fallen-off-bus", 79),
         signature(

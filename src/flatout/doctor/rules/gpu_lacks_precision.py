@@ -1,13 +1,13 @@
-"""The GPU cannot compute in the precision that is asked for.
+"""The GPU does not support the requested precision.
 
-**Checks.** What transformers, Lightning, vLLM, DeepSpeed and others say of bf16, fp8 and tf32.
+**Checks.** Errors of transformers, Lightning, vLLM, DeepSpeed and others about bf16, fp8 and tf32.
 
 **Why it matters.** bf16 and TF32 need compute capability 8.0 (Ampere: RTX 30, A100), FP8 8.9
 (RTX 40, H100). Older cards compute in float16 or float32.
 
 **Example.** `Your setup doesn't support bf16/gpu.`
 
-**Fix.** float16 with loss scaling, or float32; by hand.
+**Fix.** Use float16 with loss scaling, or float32; by hand.
 
 **Source.** https://docs.nvidia.com/cuda/cuda-c-programming-guide (compute capabilities)
 """
@@ -16,17 +16,17 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """A program refuses the precision."""
+    """A program rejects the precision."""
     if not case.sees("precision-refused"):
         return None
     return Finding(
         rule="gpu-lacks-precision",
         severity="error",
-        problem="The device cannot compute in the precision that is asked for.",
+        problem="The device does not support the requested precision.",
         because="bf16 and TF32 need compute capability 8.0, FP8 8.9",
         evidence=case.evidence("precision-refused", "compute-capability", "gpu-name"),
         fixes=(Fix(text="use float16 with loss scaling, or float32 (flatout: `precision`)"),),

@@ -1,14 +1,14 @@
 """The GPU's memory has errors that ECC could not correct.
 
-**Checks.** CUDA's ECC error (214), Xid 48, 64, 94, 95, and pages or rows that wait for a reset. On
-the machine: those Xid events in the kernel's log.
+**Checks.** CUDA's ECC error (214), Xid 48, 64, 94, 95, and pages or rows pending a reset. On the
+machine: those Xid events in the kernel's log.
 
-**Why it matters.** What was in that memory is lost, and the program is ended. A card remaps bad
-rows when it is reset; one that cannot any more must be replaced.
+**Why it matters.** The data in that memory is lost, and the program is terminated. A card remaps
+bad rows when it is reset; if it no longer can, it must be replaced.
 
 **Example.** `CUDA error: uncorrectable ECC error encountered`
 
-**Fix.** Reset the GPU or restart; asked first. If it comes back, have the card replaced.
+**Fix.** Reset the GPU or restart; asks first. If the error returns, have the card replaced.
 
 **Source.** https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt;
 https://docs.nvidia.com/deploy/xid-errors
@@ -16,19 +16,19 @@ https://docs.nvidia.com/deploy/xid-errors
 
 from __future__ import annotations
 
-from flatout.doctor.logs.xid import xid
-from flatout.doctor.reading import Facts, Reading, seen_xids
+from flatout.doctor.fact_check import FactCheck, Facts, seen_xids
 from flatout.doctor.rule import Case, Rule
+from flatout.doctor.scan.xid import xid
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _ERRORS = ("cuda-ecc-error", "xid-ecc", "row-remapping-failed")
 _PENDING = ("xid-row-remapped", "pages-pending")
 
 
 def check(case: Case) -> Finding | None:
-    """A program was ended by it, or the card waits for its reset."""
+    """A program was terminated by it, or the card waits for a reset."""
     if not case.sees(*_ERRORS, *_PENDING):
         return None
     has_failed = case.sees(*_ERRORS)
@@ -37,15 +37,15 @@ def check(case: Case) -> Finding | None:
         severity="error" if has_failed else "warning",
         problem="The GPU's memory has errors that could not be corrected."
         if has_failed
-        else "The GPU has set bad memory aside, and waits for a reset.",
+        else "The GPU has retired bad memory and needs a reset.",
         evidence=case.evidence(*_ERRORS, *_PENDING),
         fixes=(
             Fix(
-                text="end what uses the GPU, and reset it",
+                text="stop the programs that use the GPU, and reset it",
                 safety="ask",
                 commands=("sudo nvidia-smi --gpu-reset -i 0",),
                 where="host",
-                changes="ends what runs on that GPU; name its index after -i",
+                changes="stops everything on that GPU; give its index after -i",
             ),
         ),
         confirm=("nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER",),
@@ -53,14 +53,14 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Xid events of memory since the last start."""
+    """Memory Xid events since the last boot."""
     return seen_xids(machine, (48, 64, 94, 95))
 
 
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="xid-ecc", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="xid-ecc", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "cuda-ecc-error",

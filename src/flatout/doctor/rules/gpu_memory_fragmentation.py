@@ -1,15 +1,16 @@
-"""Much of the GPU's memory is held by the allocator, and none of it in one piece large enough.
+"""The allocator holds much of the GPU's memory, but no free block is large enough.
 
-**Checks.** In torch's message: what is reserved but not allocated, against what was wanted; in
-TensorFlow's statistics: the limit against what is in use.
+**Checks.** In torch's message: memory reserved but not allocated, against the requested size; in
+TensorFlow's statistics: the limit against the memory in use.
 
-**Why it matters.** Batches of ever other sizes leave holes. Then memory runs out although enough
-of it is unused.
+**Why it matters.** Batches of changing sizes leave gaps. Memory then runs out although enough of it
+is unused.
 
 **Example.** `Tried to allocate 2.93 GiB (GPU 0; 23.80 GiB total capacity; 12.04 GiB already
 allocated; 2.82 GiB free; 19.69 GiB reserved in total by PyTorch)`
 
-**Fix.** Let the allocator grow its segments, in this shell; safe. Inputs of few different sizes.
+**Fix.** Let the allocator grow its segments, in this shell; safe. Use inputs of only a few
+different sizes.
 
 **Source.** docs.pytorch.org/docs/stable/notes/cuda.html, PYTORCH_CUDA_ALLOC_CONF;
 mlverse/torch#1222.
@@ -17,39 +18,39 @@ mlverse/torch#1222.
 
 from __future__ import annotations
 
-from flatout.doctor.logs.gpu_memory import OUT_OF_MEMORY, memory_told
 from flatout.doctor.rule import Case, Rule
+from flatout.doctor.scan.gpu_memory import OUT_OF_MEMORY, memory_from_text
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def check(case: Case) -> Finding | None:
-    """What was wanted is less than what is held unused, and that is a large share."""
-    told = memory_told(case.signs)
-    if not (told and told.is_fragmented) and not _is_bfc_fragmented(case):
+    """The requested size is less than the unused reserved memory, which is a large share."""
+    memory = memory_from_text(case.signs)
+    if not (memory and memory.is_fragmented) and not _is_bfc_fragmented(case):
         return None
     is_windows = case.machine.host.os == "windows"
     option = "max_split_size_mb:128" if is_windows else "expandable_segments:True"
     command = f'$env:{_ALLOCATOR} = "{option}"' if is_windows else f"export {_ALLOCATOR}={option}"
-    if told is None:
+    if memory is None:
         command = "export TF_GPU_ALLOCATOR=cuda_malloc_async"
     return Finding(
         rule="gpu-memory-fragmentation",
         severity="error",
-        problem="The GPU's memory is fragmented: enough is unused, but not in one piece.",
-        because=f"{told.unallocated / 2**30:.2f} GiB are reserved and not allocated"
-        if told
+        problem="The GPU's memory is fragmented: enough is unused, but not in one block.",
+        because=f"{memory.unallocated / 2**30:.2f} GiB are reserved but not allocated"
+        if memory
         else None,
         evidence=case.evidence(*OUT_OF_MEMORY, "bfc-statistics"),
         fixes=(
             Fix(
-                text="let the allocator hold fewer pieces, and start again",
+                text="reduce the allocator's fragmentation, and restart",
                 safety="safe",
                 commands=(command,),
                 where="powershell" if is_windows else "here",
-                changes="this shell alone",
+                changes="only this shell",
                 undo="close the shell",
             ),
         ),

@@ -1,16 +1,16 @@
-"""Another process, or a dead one, holds the GPU's memory.
+"""Another process, possibly a leftover one, holds the GPU's memory.
 
-**Checks.** In torch's message: what is neither free nor this process's; processes of nvidia-smi
-without a name; what TensorFlow and vLLM find free when they start. On the machine: less than half
-of a GPU's memory is free; a note.
+**Checks.** In torch's message: memory that is neither free nor this process's; processes without a
+name in nvidia-smi; the free memory that TensorFlow and vLLM report at startup. On the machine: less
+than half of a GPU's memory is free; reported as a note.
 
-**Why it matters.** A notebook that is still open, a child of a run that was killed, or a
-colleague hold memory until they end. A smaller batch only hides that.
+**Why it matters.** A notebook that is still open, a child process of a killed run, or another
+user's job holds memory until it exits. A smaller batch only hides that.
 
 **Example.** `Tried to allocate 20.00 MiB (GPU 0; 7.93 GiB total capacity; 2.81 GiB already
 allocated; 25.38 MiB free; 3.06 GiB reserved in total by PyTorch)`
 
-**Fix.** Find the processes and end those that are yours; by hand.
+**Fix.** Find the processes and stop your own; by hand.
 
 **Source.** nianticlabs/monodepth2#236, apache/mxnet#4242;
 docs.pytorch.org/docs/stable/notes/faq.html, "My GPU memory isn't freed properly".
@@ -18,37 +18,37 @@ docs.pytorch.org/docs/stable/notes/faq.html, "My GPU memory isn't freed properly
 
 from __future__ import annotations
 
-from flatout.doctor.logs.gpu_memory import OUT_OF_MEMORY, memory_told
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
+from flatout.doctor.scan.gpu_memory import OUT_OF_MEMORY, memory_from_text
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import bytes_text
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.units import bytes_text
 
-_TOLD = ("process-without-name", "little-memory-at-start", "share-not-free")
+_EXPLICIT = ("process-without-name", "little-memory-at-start", "share-not-free")
 
 
 def check(case: Case) -> Finding | None:
-    """The card is full, and this process does not fill it."""
+    """The card is full, but not because of this process."""
     is_out = case.sees(*OUT_OF_MEMORY) and not case.sees("cuda-init-out-of-memory")
-    told = memory_told(case.signs)
-    is_told = bool(told and told.is_used_by_others) or case.sees(*_TOLD)
-    # A bare message comes from CUDA before torch's allocator has anything.
-    is_bare = is_out and told is None and case.sees("gpu-out-of-memory")
-    if not is_told and not is_bare:
+    memory = memory_from_text(case.signs)
+    is_explicit = bool(memory and memory.is_used_by_others) or case.sees(*_EXPLICIT)
+    # A message without numbers comes from CUDA, before torch's allocator holds any memory.
+    is_bare = is_out and memory is None and case.sees("gpu-out-of-memory")
+    if not is_explicit and not is_bare:
         return None
-    certainty: Certainty = "decided" if is_told else "possible"
+    certainty: Certainty = "decided" if is_explicit else "possible"
     return Finding(
         rule="gpu-memory-used-by-other-process",
         severity="error" if is_out or case.sees("share-not-free") else "warning",
         certainty=certainty,
         problem="Another process holds the GPU's memory.",
-        because=_foreign(told.foreign) if told and told.is_used_by_others else None,
-        evidence=case.evidence(*OUT_OF_MEMORY, *_TOLD),
+        because=_foreign(memory.foreign) if memory and memory.is_used_by_others else None,
+        evidence=case.evidence(*OUT_OF_MEMORY, *_EXPLICIT),
         fixes=(
             Fix(
-                text="find the processes that hold the GPU, and end those that are yours",
+                text="find the processes that use the GPU, and stop your own",
                 commands=("nvidia-smi", "sudo fuser -v /dev/nvidia*"),
                 where="host",
             ),
@@ -58,11 +58,11 @@ def check(case: Case) -> Finding | None:
 
 
 def _foreign(amount: float) -> str:
-    return f"{amount / 2**30:.2f} GiB are in use and not this process's"
+    return f"{amount / 2**30:.2f} GiB are in use by other processes"
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Somebody holds more than half of a card."""
+    """More than half of a card is in use."""
     return tuple(
         one
         for gpu in machine.gpus
@@ -78,9 +78,9 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(Reading(sign="share-not-free", read=_in_facts, severity="note"),),
+    fact_checks=(FactCheck(sign="share-not-free", read=_in_facts, severity="note"),),
     signatures=(
-        # A process that ended and whose children live: the driver has a number and no name.
+        # The process exited but its children live on: the driver has a PID but no name.
         signature(
             "process-without-name",
             "Unknown Error",

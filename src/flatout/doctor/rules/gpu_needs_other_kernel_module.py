@@ -1,14 +1,14 @@
-"""The card needs the other flavour of NVIDIA's kernel module.
+"""The card needs the other flavor of the NVIDIA kernel module.
 
-**Checks.** What the module says of a card that it does not drive. On the machine: the module's
-flavour, and the card's PCI id.
+**Checks.** The module's errors about an unsupported card. On the machine: the module's flavor, and
+the card's PCI id.
 
-**Why it matters.** NVIDIA's driver has two kernel modules. Cards since Blackwell run with the open
-one alone; cards before Turing (GTX 10, V100) with the proprietary one alone.
+**Why it matters.** NVIDIA's driver has two kernel modules. Cards since Blackwell need the open one;
+cards before Turing (GTX 10, V100) need the proprietary one.
 
 **Example.** `requires use of the NVIDIA open kernel modules`
 
-**Fix.** Install the other flavour of the same driver; asked first.
+**Fix.** Install the other flavor of the same driver; asks first.
 
 **Source.** https://github.com/NVIDIA/open-gpu-kernel-modules (compatible GPUs);
 https://docs.nvidia.com/datacenter/tesla/driver-installation-guide
@@ -18,17 +18,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _BLACKWELL = ("RTX 50", "RTX PRO", "B100", "B200", "B300", "GB200")
 
 
 def check(case: Case) -> Finding | None:
-    """The module says so, or a Blackwell card does not start with the proprietary one."""
+    """The module reports it, or a Blackwell card does not start with the proprietary one."""
     needs_open = case.sees("open-module-required")
     needs_closed = case.sees("open-module-refuses")
     is_blackwell = any(mark in (gpu.name or "") for gpu in case.machine.gpus for mark in _BLACKWELL)
@@ -42,17 +42,17 @@ def check(case: Case) -> Finding | None:
         rule="gpu-needs-other-kernel-module",
         severity="error",
         certainty=certainty,
-        problem=f"This card runs with the {flavour} NVIDIA kernel module alone.",
+        problem=f"This card needs the {flavour} NVIDIA kernel module.",
         evidence=case.evidence(
             "open-module-required", "open-module-refuses", "adapter-not-initialized", "gpu-name"
         ),
         fixes=(
             Fix(
-                text=f"install the {flavour} flavour of the driver",
+                text=f"install the {flavour} flavor of the driver",
                 safety="ask",
                 commands=(f"sudo apt-get install {package}", "sudo reboot"),
                 where="host",
-                changes="replaces the driver; a restart follows",
+                changes="replaces the driver; restarts the machine",
             ),
         ),
         confirm=("cat /proc/driver/nvidia/version", "modinfo nvidia | grep license"),
@@ -60,12 +60,12 @@ def check(case: Case) -> Finding | None:
 
 
 def _needs_open(machine: Machine) -> Facts:
-    """A Blackwell card, and the proprietary module."""
+    """A Blackwell card with the proprietary module."""
     return _of_flavour(machine, "proprietary", lambda id: 0x2900 <= id < 0x3000)
 
 
 def _needs_closed(machine: Machine) -> Facts:
-    """A card older than Turing, and the open module."""
+    """A card older than Turing with the open module."""
     return _of_flavour(machine, "open", lambda id: 0x1340 <= id < 0x1E00)
 
 
@@ -78,16 +78,16 @@ def _of_flavour(machine: Machine, flavour: str, is_refused: Callable[[int], bool
         return ()
     return (
         *fact(f"NVIDIA device {found[0]}", "/sys/bus/pci"),
-        *fact(f"the {flavour} module", "modinfo"),
+        *fact(f"the {flavour} module is installed", "modinfo"),
     )
 
 
 RULE = Rule(
     check=check,
     prior=80,
-    readings=(
-        Reading(sign="open-module-required", read=_needs_open),
-        Reading(sign="open-module-refuses", read=_needs_closed),
+    fact_checks=(
+        FactCheck(sign="open-module-required", read=_needs_open),
+        FactCheck(sign="open-module-refuses", read=_needs_closed),
     ),
     signatures=(
         signature(

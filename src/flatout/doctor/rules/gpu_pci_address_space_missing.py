@@ -1,14 +1,15 @@
-"""The firmware gave the GPU no addresses on the PCI bus.
+"""The firmware assigned the GPU no addresses on the PCI bus.
 
 **Checks.** The driver's "PCI I/O region ... is invalid", and the kernel's regions (BARs) that could
 not be assigned.
 
-**Why it matters.** A card with much memory needs a large window below or above 4 GiB. Old firmware
-settings, many cards, or a virtual machine leave too little, and the driver cannot start it.
+**Why it matters.** A card with much memory needs a large address window below or above 4 GiB. Old
+firmware settings, many cards, or a virtual machine leave too little, and the driver cannot start
+the card.
 
 **Example.** `NVRM: This PCI I/O region assigned to your NVIDIA device is invalid`
 
-**Fix.** Switch on "Above 4G decoding" in the firmware; failing that the kernel parameter
+**Fix.** Enable "Above 4G decoding" in the firmware, or else boot with the kernel parameter
 `pci=realloc`; by hand.
 
 **Source.** https://docs.kernel.org/admin-guide/kernel-parameters.html (pci=realloc);
@@ -19,24 +20,26 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """The driver refuses the region; the kernel's own lines are possible on healthy machines."""
-    is_told = case.sees("pci-region-invalid")
-    if not is_told and not case.sees("bar-not-assigned"):
+    """The driver rejects the region; the kernel's own lines also occur on healthy machines."""
+    is_explicit = case.sees("pci-region-invalid")
+    if not is_explicit and not case.sees("bar-not-assigned"):
         return None
     return Finding(
         rule="gpu-pci-address-space-missing",
-        severity="error" if is_told else "note",
-        certainty="decided" if is_told else "possible",
-        problem="The firmware gave the GPU no valid addresses on the PCI bus.",
+        severity="error" if is_explicit else "note",
+        certainty="decided" if is_explicit else "possible",
+        problem="The firmware assigned the GPU no valid addresses on the PCI bus.",
         evidence=case.evidence("pci-region-invalid", "bar-not-assigned"),
         fixes=(
             Fix(
-                text='switch on "Above 4G decoding" (or "large BAR") in the firmware, or start the '
-                "kernel with pci=realloc",
+                text=(
+                    'enable "Above 4G decoding" (or "large BAR") in the firmware, or boot '
+                    "the kernel with pci=realloc"
+                ),
                 where="host",
             ),
         ),

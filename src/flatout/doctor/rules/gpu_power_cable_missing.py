@@ -1,26 +1,26 @@
 """A power cable of the GPU is not plugged in.
 
-**Checks.** The driver's line about power connectors.
+**Checks.** The driver's message about power connectors.
 
 **Why it matters.** A card without all of its power cables does not start.
 
 **Example.** `NVRM: GPU 0000:01:00.0: GPU does not have the necessary power cables connected.`
 
-**Fix.** Plug in all power cables, one from the supply for each connector; by hand.
+**Fix.** Plug in all power cables, a separate one from the power supply for each connector; by hand.
 
 **Source.** https://docs.nvidia.com/deploy/xid-errors (Xid 54)
 """
 
 from __future__ import annotations
 
-from flatout.doctor.logs.xid import xid
 from flatout.doctor.rule import Case, Rule
+from flatout.doctor.scan.xid import xid
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """The driver misses the cables."""
+    """The driver reports missing cables."""
     if not case.sees("xid-auxiliary-power", "power-cable-missing"):
         return None
     return Finding(

@@ -1,32 +1,32 @@
-"""The GPU runs slower than it could: power or heat holds its clocks down.
+"""The GPU is throttled: power or heat limits its clocks.
 
-**Checks.** The active reasons that `nvidia-smi -q` lists, their bits, and what dcgm and GPU-Z say.
-On the machine: NVML's reasons, but for idling and the power limit.
+**Checks.** The active reasons in `nvidia-smi -q`, their bits, and messages of dcgm and GPU-Z. On
+the machine: NVML's reasons, except idle and the power limit.
 
-**Why it matters.** Nothing fails, and a training takes longer. A software power cap at full load is
-as the card was built; a hardware slowdown, a power brake or heat is a fault of cooling or supply.
+**Why it matters.** Nothing fails, but training takes longer. A software power cap at full load is
+normal; a hardware slowdown, a power brake or heat points to a cooling or power supply problem.
 
 **Example.** `HW Thermal Slowdown : Active`
 
-**Fix.** Look at temperatures, fans, power limit and cables; by hand.
+**Fix.** Check temperatures, fans, power limit and cables; by hand.
 
 **Source.** https://docs.nvidia.com/deploy/nvml-api, nvmlClocksEventReasons.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _HARD = ("throttled-by-hardware", "throttled-by-heat", "throttle-bits-hard", "throttle-told")
 _SOFT = ("throttled-by-power-cap", "throttle-bits-soft")
 
 
 def check(case: Case) -> Finding | None:
-    """A reason other than idling is active."""
+    """A reason other than idle is active."""
     if not case.sees(*_HARD, *_SOFT):
         return None
     is_hard = case.sees(*_HARD)
@@ -35,15 +35,18 @@ def check(case: Case) -> Finding | None:
         rule="gpu-power-or-thermal-throttle",
         severity="warning",
         certainty=certainty,
-        problem="Heat or power holds the GPU's clocks down."
+        problem="Heat or power limits the GPU's clocks."
         if is_hard
-        else "The power limit holds the GPU's clocks down.",
-        because=None if is_hard else "at full load this is usual; far below the limit it is not",
+        else "The power limit caps the GPU's clocks.",
+        because=None if is_hard else "this is normal at full load, but not far below the limit",
         evidence=case.evidence(*_HARD, *_SOFT),
         fixes=(
             Fix(
-                text="compare power draw, limit and temperatures while it works; clean the fans, "
-                "check the power cables, and set the limit to the default if somebody lowered it",
+                text=(
+                    "compare power draw, limit and temperatures under load; clean the fans,"
+                    " check the power cables, and reset a lowered power limit to its "
+                    "default"
+                ),
                 commands=("nvidia-smi -q -d POWER,TEMPERATURE,PERFORMANCE",),
                 where="host",
             ),
@@ -66,7 +69,7 @@ def _in_facts(machine: Machine) -> Facts:
 
 RULE = Rule(
     check=check,
-    readings=(Reading(sign="throttled-by-hardware", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="throttled-by-hardware", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "throttled-by-hardware",

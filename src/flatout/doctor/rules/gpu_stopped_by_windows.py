@@ -1,12 +1,12 @@
 """Windows has stopped the GPU because of problems (Code 43).
 
-**Checks.** The device manager's codes 43, 10, 31 and 12 beside a GPU.
+**Checks.** Device Manager's codes 43, 10, 31 and 12 for a GPU.
 
-**Why it matters.** The card is there and no program can use it, in WSL neither.
+**Why it matters.** The card is present, but no program can use it, not even in WSL.
 
 **Example.** `Windows has stopped this device because it has reported problems. (Code 43)`
 
-**Fix.** Remove the driver with its settings and install it anew; then check the card; by hand.
+**Fix.** Remove the driver with its settings and reinstall it; then check the card; by hand.
 
 **Source.** https://support.microsoft.com/windows (error codes in Device Manager)
 """
@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Device manager says so."""
+    """Device Manager reports it."""
     if not case.sees("device-manager-code"):
         return None
     is_gpu = bool(case.machine.gpus) or case.sees("nvidia-device-problem")
@@ -27,12 +27,14 @@ def check(case: Case) -> Finding | None:
         rule="gpu-stopped-by-windows",
         severity="error",
         certainty="decided" if is_gpu else "likely",
-        problem="Windows has stopped the GPU, because it reported problems.",
+        problem="Windows has stopped the GPU because it reported problems.",
         evidence=case.evidence("device-manager-code", "nvidia-device-problem"),
         fixes=(
             Fix(
-                text='install NVIDIA\'s driver anew with "clean installation"; if the code stays, '
-                "check power and seating of the card",
+                text=(
+                    'reinstall NVIDIA\'s driver with "clean installation"; if the code '
+                    "persists, check power and seating of the card"
+                ),
                 where="powershell",
             ),
         ),

@@ -1,31 +1,31 @@
-"""The installed driver does not know this card: too new or too old for it.
+"""The installed driver does not support this card: the card is too new or too old.
 
-**Checks.** The kernel module's words about a card that this release does not support. On the
-machine: a card older than Turing under a driver of a branch after R580, its last.
+**Checks.** The kernel module's message about an unsupported card. On the machine: a card older than
+Turing with a driver branch after R580, the last that supports it.
 
-**Why it matters.** Each driver branch serves certain generations: 470 is the last for Kepler, 580
-for Maxwell, Pascal and Volta; a new card needs the branch it came with, or a later one.
+**Why it matters.** Each driver branch supports certain generations: 470 is the last for Kepler, 580
+for Maxwell, Pascal and Volta; a new card needs the branch it was released with, or a later one.
 
 **Example.** `The NVIDIA GPU installed in this system is not supported by the
 NVIDIA 590.44.01 driver release`
 
-**Fix.** The branch for this card: newer for a new one, the legacy branch for an old one; asked
-first.
+**Fix.** Install the branch for this card: a newer one for a new card, a legacy branch for an old
+card; asks first.
 
 **Source.** https://www.nvidia.com/en-us/drivers/unix/legacy-gpu; each driver's README, appendix A.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact, version
+from flatout.doctor.fact_check import FactCheck, Facts, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """The module says so."""
+    """The module reports it."""
     if not case.sees("card-unsupported"):
         return None
     legacy = case.value("card-unsupported", "legacy")
@@ -34,11 +34,11 @@ def check(case: Case) -> Finding | None:
         rule="gpu-unknown-to-driver",
         severity="error",
         problem="The installed NVIDIA driver does not support this card.",
-        because=f"the card belongs to the driver branch {legacy}" if legacy else None,
+        because=f"the card needs driver branch {legacy}" if legacy else None,
         evidence=case.evidence("card-unsupported", "kernel-module-version"),
         fixes=(
             Fix(
-                text="install the branch of the driver that serves this card",
+                text="install the driver branch that supports this card",
                 safety="ask",
                 commands=(
                     "ubuntu-drivers devices",
@@ -46,7 +46,7 @@ def check(case: Case) -> Finding | None:
                     "sudo reboot",
                 ),
                 where="host",
-                changes="replaces the driver; a restart follows",
+                changes="replaces the driver; restarts the machine",
             ),
         ),
         confirm=("lspci -nn -d 10de:", "ubuntu-drivers devices"),
@@ -54,12 +54,12 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Maxwell, Pascal or Volta, whose last branch is R580, under a later one."""
+    """Maxwell, Pascal or Volta, whose last branch is R580, with a later one."""
     module = machine.module
     installed = (module.loaded or module.installed) if module else None
     if module is None or machine.gpus or version(installed)[:1] <= (580,):
         return ()
-    # PCI ids from GM107 on to before TU102.
+    # PCI ids from GM107 up to, but not including, TU102.
     old = [one for one in module.pci_devices or () if 0x1340 <= int(one, 16) < 0x1E00]
     if not old:
         return ()
@@ -72,7 +72,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=75,
-    readings=(Reading(sign="card-unsupported", read=_in_facts),),
+    fact_checks=(FactCheck(sign="card-unsupported", read=_in_facts),),
     signatures=(
         signature(
             "card-unsupported",

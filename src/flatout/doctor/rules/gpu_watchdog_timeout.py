@@ -1,14 +1,14 @@
-"""A watchdog ended work on the GPU that took too long.
+"""A watchdog terminated GPU work that took too long.
 
-**Checks.** CUDA's launch timeout (702, before that 6), Xid 8, and what Windows says of a display
+**Checks.** CUDA's launch timeout (702, formerly 6), Xid 8, and Windows' messages about a display
 driver that stopped responding (TDR).
 
-**Why it matters.** A GPU that also draws a screen gives no program more than some seconds at a
-time: two under Windows. A longer kernel is ended, and the CUDA context with it.
+**Why it matters.** A GPU that also drives a display limits each kernel to a few seconds: two under
+Windows. A longer kernel is terminated together with its CUDA context.
 
 **Example.** `CUDA error: the launch timed out and was terminated`
 
-**Fix.** Smaller batches; compute on a GPU without a screen; under Windows a longer `TdrDelay`,
+**Fix.** Use smaller batches or a GPU without a display; under Windows, set a longer `TdrDelay`,
 which needs a restart; by hand.
 
 **Source.** https://docs.nvidia.com/cuda/cuda-runtime-api, cudaErrorLaunchTimeout;
@@ -17,26 +17,26 @@ https://learn.microsoft.com/windows-hardware/drivers/display/timeout-detection-a
 
 from __future__ import annotations
 
-from flatout.doctor.logs.xid import xid
 from flatout.doctor.rule import Case, Rule
+from flatout.doctor.scan.xid import xid
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("launch-timed-out", "windows-tdr", "dxgi-device-lost", "xid-watchdog")
 _KEY = r"HKLM\SYSTEM\CurrentControlSet\Control\GraphicsDrivers"
 
 
 def check(case: Case) -> Finding | None:
-    """CUDA, the kernel or Windows says that time was up."""
+    """CUDA, the kernel or Windows reports a timeout."""
     if not case.sees(*_SIGNS):
         return None
     is_windows = case.machine.host.os == "windows" or case.is_wsl or case.sees("windows-tdr")
-    told = case.sees("launch-timed-out", "windows-tdr")
+    is_explicit = case.sees("launch-timed-out", "windows-tdr")
     longer = Fix(
         text="or let Windows wait 60 s",
         commands=(f"reg add {_KEY} /v TdrDelay /t REG_DWORD /d 60", "shutdown /r /t 0"),
         where="powershell",
-        changes="the screen stays frozen longer when a driver hangs; restarts Windows",
+        changes="the display freezes longer when a driver hangs; restarts Windows",
         undo=f"reg delete {_KEY} /v TdrDelay",
     )
     stop = Fix(
@@ -49,12 +49,12 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="gpu-watchdog-timeout",
         severity="error",
-        certainty="decided" if told else "likely",
-        problem="The display's watchdog ended work on the GPU that took too long.",
-        because="a GPU that draws a screen may compute only some seconds at a time",
+        certainty="decided" if is_explicit else "likely",
+        problem="The display watchdog terminated GPU work that took too long.",
+        because="a GPU that drives a display may compute for only a few seconds at a time",
         evidence=case.evidence(*_SIGNS, "watchdog-enabled"),
         fixes=(
-            Fix(text="compute in smaller pieces, or on a GPU that draws no screen"),
+            Fix(text="compute in smaller steps, or on a GPU that drives no display"),
             longer if is_windows else stop,
         ),
         confirm=("nvidia-smi --query-gpu=index,name,display_active --format=csv",),

@@ -1,13 +1,13 @@
-"""float16 is used on the CPU, which lacks the operation.
+"""float16 is used on the CPU, which does not implement the operation.
 
-**Checks.** Operations 'not implemented for Half'.
+**Checks.** Errors "not implemented for 'Half'".
 
-**Why it matters.** A model loaded in float16 for a GPU ended on the CPU, often because torch does
-not see the GPU.
+**Why it matters.** A model loaded in float16 for a GPU ended up on the CPU, often because torch
+does not see the GPU.
 
 **Example.** `"addmm_impl_cpu_" not implemented for 'Half'`
 
-**Fix.** Load in float32 or bfloat16, or see why there is no GPU; by hand.
+**Fix.** Load in float32 or bfloat16, or find out why no GPU is used; by hand.
 
 **Source.** pytorch/pytorch#74625.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("half-on-cpu",)
 
@@ -29,7 +29,7 @@ def check(case: Case) -> Finding | None:
         rule="half-precision-on-cpu",
         severity="error",
         certainty="likely",
-        problem="float16 is used on the CPU, which lacks the operation.",
+        problem="float16 is used on the CPU, which does not implement the operation.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(

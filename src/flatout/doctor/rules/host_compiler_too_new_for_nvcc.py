@@ -1,15 +1,15 @@
-"""nvcc does not accept this version of gcc or Visual Studio.
+"""nvcc does not support this version of gcc or Visual Studio.
 
-**Checks.** nvcc's refusal of the compiler that works for it.
+**Checks.** nvcc's error about an unsupported host compiler.
 
-**Why it matters.** Each toolkit accepts compilers up to the version of its day.
+**Why it matters.** Each toolkit supports host compilers up to those current at its release.
 
 **Example.** `#error -- unsupported GNU version! gcc versions later than 12 are not supported!`
 
-**Fix.** An older compiler beside the new one: `NVCC_PREPEND_FLAGS='-ccbin /usr/bin/g++-12'`;
-asked first. On Windows an older toolset of Visual Studio 2022: CUDA before 12.4 accepts up to
-14.39, and CUDA before 11.6 Visual Studio 2019. Or a newer toolkit. `flatout setup --toolkit` plans
-a compiler that fits, and compiles a kernel.
+**Fix.** Install an older compiler alongside the new one: `NVCC_PREPEND_FLAGS='-ccbin
+/usr/bin/g++-12'`; asks first. On Windows, install an older toolset of Visual Studio 2022: CUDA
+before 12.4 supports up to 14.39, and CUDA before 11.6 only Visual Studio 2019. Or install a newer
+toolkit. `flatout setup --toolkit` plans a matching compiler and compiles a test kernel.
 
 **Source.** docs.nvidia.com/cuda/cuda-installation-guide-linux/ (host compiler support policy);
 rapidsai/devcontainers#488; pytorch/vision#8492; ggml-org/llama.cpp#8628.
@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _TOOLSET = Fix(
-    text="add the toolset 14.38 to the build tools of Visual Studio 2022, which every CUDA from "
-    "11.6 on accepts, and compile where it is asked for",
+    text=(
+        "add toolset 14.38 to the Visual Studio 2022 build tools, which every CUDA since "
+        "11.6 supports, and select it when compiling"
+    ),
     safety="ask",
     commands=(
         "winget install --exact --id Microsoft.VisualStudio.2022.BuildTools --source winget "
@@ -34,24 +36,24 @@ _TOOLSET = Fix(
         "\\Auxiliary\\Build\\vcvarsall.bat\" x64 -vcvars_ver=14.38'",
     ),
     where="powershell",
-    changes="installs an older compiler beside the new one, some 7 GB",
+    changes="installs an older compiler alongside the new one, about 7 GB",
 )
 _TOOLKIT = Fix(
-    text="or let flatout plan a toolkit with a compiler that fits",
+    text="or let flatout plan a toolkit with a matching compiler",
     commands=("flatout setup --toolkit --dry-run",),
 )
 
 
 def check(case: Case) -> Finding | None:
-    """nvcc's refusal of the compiler that works for it."""
+    """nvcc's error about an unsupported host compiler."""
     if not case.sees("host-compiler-refused", "visual-studio-refused"):
         return None
     is_windows = case.sees("visual-studio-refused")
     return Finding(
         rule="host-compiler-too-new-for-nvcc",
         severity="error",
-        problem="nvcc does not accept this version of gcc or Visual Studio.",
-        because="the toolkit is older than the compiler",
+        problem="nvcc does not support this version of gcc or Visual Studio.",
+        because="the compiler is newer than the toolkit",
         evidence=case.evidence("host-compiler-refused", "visual-studio-refused"),
         fixes=(_TOOLSET, _TOOLKIT) if is_windows else (
             Fix(

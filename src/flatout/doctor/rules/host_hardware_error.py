@@ -1,13 +1,13 @@
-"""Processor, memory or board report hardware errors.
+"""The processor, memory or mainboard reports hardware errors.
 
-**Checks.** The kernel's machine checks, and memory errors that EDAC counts.
+**Checks.** The kernel's machine checks, and memory errors counted by EDAC.
 
-**Why it matters.** A machine that computes wrongly trains wrongly. Uncorrected errors end programs;
-corrected ones in numbers announce them.
+**Why it matters.** A machine with hardware errors gives wrong training results. Uncorrected errors
+kill programs; many corrected errors are an early warning.
 
 **Example.** `mce: [Hardware Error]: Machine check events logged`
 
-**Fix.** Take back overclocking and memory profiles, test the memory, update the firmware; by hand.
+**Fix.** Undo overclocking and memory profiles, test the memory, update the firmware; by hand.
 
 **Source.** https://docs.kernel.org/admin-guide/RAS/index.html
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -28,12 +28,14 @@ def check(case: Case) -> Finding | None:
         rule="host-hardware-error",
         severity="error" if is_hard else "warning",
         certainty="decided" if is_hard else "possible",
-        problem="Processor, memory or board report hardware errors.",
+        problem="The processor, memory or mainboard reports hardware errors.",
         evidence=case.evidence("machine-check-hard", "machine-check"),
         fixes=(
             Fix(
-                text="take back overclocking and memory profiles (XMP, EXPO), update the firmware, "
-                "and test the memory over night",
+                text=(
+                    "undo overclocking and memory profiles (XMP, EXPO), update the "
+                    "firmware, and test the memory overnight"
+                ),
                 where="host",
             ),
         ),

@@ -1,15 +1,15 @@
-"""The machine's memory, not the GPU's, was not enough for an allocation.
+"""Host memory, not GPU memory, was too small for an allocation.
 
 **Checks.** Allocations that fail on the CPU: Python, NumPy, torch, TensorFlow, C++, `fork`, and
-servers that weigh a model against memory.
+servers that compare a model's size with memory.
 
-**Why it matters.** Unlike the OOM killer this raises where it happens. The limit may be memory, a
-cgroup, `ulimit -v`, or what Windows commits.
+**Why it matters.** Unlike with the OOM killer, the failing call raises an error. The limit may be
+physical memory, a cgroup, `ulimit -v`, or Windows' commit limit.
 
 **Example.** `DefaultCPUAllocator: can't allocate memory: you tried to allocate 25769803776 bytes.
 Error code 12 (Cannot allocate memory)`
 
-**Fix.** Read data as it is needed, use fewer workers or a smaller type, or give more memory; by
+**Fix.** Load data lazily, use fewer workers or a smaller data type, or provide more memory; by
 hand.
 
 **Source.** pytorch/pytorch:c10/core/impl/alloc_cpu.cpp; numpy/numpy:numpy/_core/_exceptions.py.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("cpu-allocation-failed",)
 
@@ -31,14 +31,14 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="host-memory-exhausted",
         severity="error",
-        problem=("The machine's memory, not the GPU's, was not enough for an allocation."),
-        because="an allocation in the machine's memory failed",
+        problem=("Host memory, not GPU memory, was too small for an allocation."),
+        because="an allocation in host memory failed",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
                 text=(
-                    "read data as it is needed, use fewer loader workers or a smaller "
-                    "type, or give the machine, the container or the job more memory"
+                    "load data lazily, use fewer loader workers or a smaller data type,"
+                    " or give the machine, the container or the job more memory"
                 ),
                 commands=(
                     "free -h",

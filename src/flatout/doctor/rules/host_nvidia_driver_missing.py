@@ -1,14 +1,13 @@
 """No NVIDIA driver is installed on the host.
 
-**Checks.** nvidia-smi, libnvidia-ml and libcuda that are not there, and frameworks that find none.
-On the machine: a card on the PCI bus, and neither packages nor a module of NVIDIA's.
+**Checks.** Missing nvidia-smi, libnvidia-ml and libcuda, and frameworks that find no driver. On the
+machine: a card on the PCI bus, but neither NVIDIA packages nor an NVIDIA module.
 
-**Why it matters.** CUDA toolkits, containers and wheels bring everything but the driver.
+**Why it matters.** CUDA toolkits, containers and wheels include everything except the driver.
 
 **Example.** `RuntimeError: Found no NVIDIA driver on your system`
 
-**Fix.** Install the driver on the host: under WSL in Windows, for a container outside of it; by
-hand.
+**Fix.** Install the driver on the host: for WSL, in Windows; for a container, outside it; by hand.
 
 **Source.** pytorch/pytorch: c10/cuda/CUDAFunctions.cpp;
 docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting.html.
@@ -16,18 +15,18 @@ docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/troubleshooting
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _MISSING = ("no-driver-found", "nvml-library-missing", "smi-not-found", "tf-no-kernel-driver")
 _SILENT = ("smi-cannot-communicate", "nvml-driver-not-loaded")
 
 
 def check(case: Case) -> Finding | None:
-    """Nothing of the driver is found, and no driver's version is told."""
+    """No part of the driver is found, and no driver version is shown."""
     is_unseen = case.sees("wsl-no-adapters")
     is_libcuda = bool(case.value("libcuda-not-opened", "versioned"))
     if not case.sees(*_MISSING, *_SILENT) and not is_libcuda and not is_unseen:
@@ -47,8 +46,8 @@ def check(case: Case) -> Finding | None:
         rule="host-nvidia-driver-missing",
         severity="error",
         certainty=certainty,
-        problem="No NVIDIA driver is found on the host.",
-        because="frameworks, toolkits and containers bring no driver",
+        problem="No NVIDIA driver was found on the host.",
+        because="frameworks, toolkits and containers do not include the driver",
         evidence=case.evidence(*_MISSING, *_SILENT, "libcuda-not-opened", "wsl-no-adapters"),
         fixes=(
             Fix(
@@ -56,7 +55,7 @@ def check(case: Case) -> Finding | None:
                 + (" in Windows" if place == "powershell" else " on the host, outside containers"),
                 where="powershell" if place == "powershell" else "host",
                 commands=() if place == "powershell" else ("sudo ubuntu-drivers install",),
-                changes="installs the driver; a restart follows",
+                changes="installs the driver; restarts the machine",
             ),
         ),
         confirm=("lspci -nnk | grep -A3 -i nvidia", "nvidia-smi", "dpkg -l | grep nvidia-driver"),
@@ -64,11 +63,11 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """A card is here, and nothing of its driver."""
+    """There is a card, but no part of its driver."""
     module = machine.module
     if module is None or machine.driver or machine.host.container or not module.pci_devices:
         return ()
-    # A card that a virtual machine is given has another owner.
+    # A card passed through to a virtual machine has another owner.
     if module.loaded or module.is_built or module.packages or module.owner:
         return ()
     return fact(f"NVIDIA device {module.pci_devices[0]}, no driver", "/sys/bus/pci")
@@ -77,7 +76,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=45,
-    readings=(Reading(sign="no-driver-found", read=_in_facts),),
+    fact_checks=(FactCheck(sign="no-driver-found", read=_in_facts),),
     signatures=(
         signature(
             "no-driver-found",

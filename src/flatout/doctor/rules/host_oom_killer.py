@@ -1,15 +1,15 @@
-"""A process was killed because the machine's memory ran out.
+"""A process was killed because host memory ran out.
 
 **Checks.** The kernel's OOM killer, cgroups, Slurm, LSF, Kubernetes, systemd-oomd, Ray and Dask,
-and processes that ended by SIGKILL. On the machine: how often the kernel has killed a process of
-this group (cgroup) for memory.
+and processes that died from SIGKILL. On the machine: how often the kernel has killed a process of
+this cgroup for memory.
 
-**Why it matters.** Nothing is raised in Python: the process is gone in the middle of a line.
-Loader workers each hold a part of the data set, and weights are read into memory first.
+**Why it matters.** Python raises no exception: the process simply disappears. Each loader worker
+holds a part of the data set, and weights are read into host memory first.
 
 **Example.** `Out of memory: Killed process 4711 (python) total-vm:18109076kB`
 
-**Fix.** Fewer loader workers, data read as it is needed, a higher limit; by hand.
+**Fix.** Use fewer loader workers, load data lazily, or raise the limit; by hand.
 
 **Source.** docs.kernel.org/admin-guide/cgroup-v2.html; slurm.schedmd.com/cgroups.html;
 kubernetes.io/docs/tasks/configure-pod-container/assign-memory-resource.
@@ -17,36 +17,36 @@ kubernetes.io/docs/tasks/configure-pod-container/assign-memory-resource.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import counted_text
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.units import counted_text
 
-_TELLING = (
+_DECISIVE = (
     "oom-scheduler",
     "oom-worker",
     "kernel-killed-process",
 )
-_USUAL = ("killed-by-signal",)
+_AMBIGUOUS = ("killed-by-signal",)
 
 
 def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
-    if not case.sees(*_TELLING, *_USUAL):
+    if not case.sees(*_DECISIVE, *_AMBIGUOUS):
         return None
     return Finding(
         rule="host-oom-killer",
         severity="error",
-        certainty=case.certainty(*_TELLING),
-        problem="A process was killed because the machine's memory ran out.",
-        evidence=case.evidence(*_TELLING, *_USUAL),
+        certainty=case.certainty(*_DECISIVE),
+        problem="A process was killed because host memory ran out.",
+        evidence=case.evidence(*_DECISIVE, *_AMBIGUOUS),
         fixes=(
             Fix(
                 text=(
-                    "use less of the machine's memory: fewer loader workers, no data "
-                    "set in lists, weights loaded in parts; or raise the limit"
+                    "use less host memory: fewer loader workers, no data set in Python "
+                    "lists, weights loaded in parts; or raise the limit"
                 ),
                 commands=(
                     "free -h",
@@ -63,12 +63,12 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """The group's own count."""
+    """The cgroup's own count."""
     count = machine.memory.num_killed
     if not count:
         return ()
     return fact(
-        f"{counted_text(count, 'process', 'processes')} of this group killed for memory",
+        f"{counted_text(count, 'process', 'processes')} of this cgroup killed for memory",
         "memory.events",
     )
 
@@ -76,7 +76,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="oom-worker", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="oom-worker", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "oom-scheduler",

@@ -1,13 +1,13 @@
-"""Hugging Face does not let this account, or nobody logged in, have that model or data set.
+"""Hugging Face denied access to the model or data set.
 
-**Checks.** Answers 401 and 403, and the notices of gated repositories.
+**Checks.** 401 and 403 responses, and notices of gated repositories.
 
-**Why it matters.** Some models must be asked for on their page, by the account whose token is
-used. A repository that does not exist gives the same answer.
+**Why it matters.** Access to some models must be requested on their page, with the account whose
+token is used. A repository that does not exist gives the same response.
 
 **Example.** `GatedRepoError: 401 Client Error. Cannot access gated repo for url ...`
 
-**Fix.** Ask for access on the model's page, then `hf auth login`, or HF_TOKEN; asked first.
+**Fix.** Request access on the model's page, then run `hf auth login` or set HF_TOKEN; asks first.
 
 **Source.** huggingface.co/docs/hub/models-gated; huggingface.co/docs/huggingface_hub/guides/cli.
 """
@@ -16,26 +16,27 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Answers 401 and 403, and the notices of gated repositories."""
+    """401 and 403 responses, and notices of gated repositories."""
     if not case.sees("hugging-face-refused"):
         return None
     return Finding(
         rule="hugging-face-access-denied",
         severity="error",
-        problem="Hugging Face does not let this account, or nobody logged in, have that model "
-        "or data set.",
-        because="the model is gated or private, its name is misspelt, or no valid token was sent",
+        problem="Hugging Face denied access to the model or data set.",
+        because=(
+            "the model is gated or private, its name is misspelled, or no valid token was sent"
+        ),
         evidence=case.evidence("hugging-face-refused"),
         fixes=(
             Fix(
-                text="ask for access on the page of the model, then log in",
+                text="request access on the model's page, then log in",
                 safety="ask",
                 commands=("hf auth login",),
-                changes="keeps a token in the home folder",
+                changes="stores a token in the home folder",
                 undo="hf auth logout",
             ),
         ),

@@ -1,15 +1,14 @@
 """A model or data set is not in the cache, and Hugging Face is not reachable.
 
-**Checks.** What huggingface_hub and transformers say when they are offline.
+**Checks.** Offline errors of huggingface_hub and transformers.
 
-**Why it matters.** Without a network, or with HF_HUB_OFFLINE set, only files from the cache can
-be used; on clusters the nodes that compute often have no way out.
+**Why it matters.** Without a network, or with HF_HUB_OFFLINE set, only cached files can be used;
+cluster compute nodes often have no internet access.
 
 **Example.** `We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it
 in the cached files`
 
-**Fix.** Download on a machine with a network (`hf download`), and carry HF_HOME over; asked
-first.
+**Fix.** Download on a machine with internet access (`hf download`), and copy HF_HOME; asks first.
 
 **Source.** huggingface.co/docs/transformers/installation (offline mode);
 huggingface.co/docs/huggingface_hub/guides/manage-cache.
@@ -19,11 +18,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """What huggingface_hub and transformers say when they are offline."""
+    """Offline errors of huggingface_hub and transformers."""
     if not case.sees("hugging-face-offline"):
         return None
     return Finding(
@@ -31,14 +30,16 @@ def check(case: Case) -> Finding | None:
         severity="error",
         certainty="likely",
         problem="A model or data set is not in the cache, and Hugging Face is not reachable.",
-        because="the files are not in HF_HOME, and the network or HF_HUB_OFFLINE keeps them away",
+        because=(
+            "the files are not in HF_HOME, and the network or HF_HUB_OFFLINE prevents a download"
+        ),
         evidence=case.evidence("hugging-face-offline"),
         fixes=(
             Fix(
-                text="download where there is a network",
+                text="download on a machine with internet access",
                 safety="ask",
                 commands=("hf download <model>",),
-                changes="writes into HF_HOME",
+                changes="writes to HF_HOME",
             ),
         ),
         confirm=("env | grep -E '^HF_|TRANSFORMERS_OFFLINE'", "curl -sSI https://huggingface.co"),

@@ -1,11 +1,10 @@
-"""The image holds driver libraries of its own.
+"""The image contains its own driver libraries.
 
-**Checks.** Mounts that fail because the file exists, and libraries of another version than the
-host's driver, in a container alone. On the machine: a container whose package list has driver
-packages.
+**Checks.** Mounts that fail because the file exists, and, only in a container, libraries in another
+version than the host's driver. On the machine: a container with driver packages installed.
 
 **Why it matters.** The toolkit mounts the host's driver into the container. An image built with a
-driver package, or committed from a running container, holds other files in these places.
+driver package, or committed from a running container, already has other files there.
 
 **Example.** `libnvidia-ml.so.1: file exists: unknown`
 
@@ -16,19 +15,19 @@ driver package, or committed from a running container, holds other files in thes
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _MISMATCH = ("nvml-mismatch", "cuda-driver-combination", "dso-mismatch")
 
 
 def check(case: Case) -> Finding | None:
-    """A mount finds its place taken; or only the container's libraries do not fit the module."""
+    """A mount target already exists; or only the container's libraries do not match the module."""
     exists = case.sees("driver-file-exists")
-    # nvidia-container-cli runs on the host: its mismatch is the host's.
+    # nvidia-container-cli runs on the host, so its mismatch is the host's.
     is_inside = (
         case.sees(*_MISMATCH) and case.is_container and not case.sees("container-cli-failed")
     )
@@ -41,7 +40,9 @@ def check(case: Case) -> Finding | None:
         rule="image-contains-driver-libraries",
         severity="error",
         certainty=certainty,
-        problem="The image holds driver libraries of its own, where the host's are mounted.",
+        problem=(
+            "The image contains its own driver libraries at the paths where the host's are mounted."
+        ),
         evidence=case.evidence("driver-file-exists", "dockerfile-driver", *_MISMATCH),
         fixes=(
             Fix(
@@ -72,7 +73,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=80,
-    readings=(Reading(sign="driver-file-exists", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="driver-file-exists", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "driver-file-exists",

@@ -1,10 +1,10 @@
-"""JAX's CUDA plugin is installed and failed to start.
+"""JAX's CUDA plugin is installed but failed to initialize.
 
-**Checks.** Exceptions of the plugin's initialisation, and CUDA parts that it finds too old or not
-at all.
+**Checks.** Exceptions during the plugin's initialization, and CUDA components that it finds too old
+or missing.
 
-**Why it matters.** The plugin checks driver and CUDA's libraries and gives up at the first that
-does not fit; a CUDA in LD_LIBRARY_PATH is the usual reason.
+**Why it matters.** The plugin checks the driver and the CUDA libraries and stops at the first
+mismatch; a CUDA on LD_LIBRARY_PATH is the usual reason.
 
 **Example.** `Jax plugin configuration error: Exception when calling
 jax_plugins.xla_cuda12.initialize()`
@@ -18,28 +18,28 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
-_TELLING = ("jax-plugin-raised",)
-_USUAL = ("jax-backend-failed",)
+_DECISIVE = ("jax-plugin-raised",)
+_AMBIGUOUS = ("jax-backend-failed",)
 
 
 def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
-    if not case.sees(*_TELLING, *_USUAL):
+    if not case.sees(*_DECISIVE, *_AMBIGUOUS):
         return None
     return Finding(
         rule="jax-cuda-plugin-init-failed",
         severity="error",
-        certainty=case.certainty(*_TELLING),
-        problem="JAX's CUDA plugin is installed and failed to start.",
-        evidence=case.evidence(*_TELLING, *_USUAL),
+        certainty=case.certainty(*_DECISIVE),
+        problem="JAX's CUDA plugin is installed but failed to initialize.",
+        evidence=case.evidence(*_DECISIVE, *_AMBIGUOUS),
         fixes=(
             Fix(
-                text="start without a CUDA of the system on the loader's path",
+                text="start without a system CUDA on the loader's path",
                 safety="safe",
                 commands=("unset LD_LIBRARY_PATH",),
-                changes="this shell alone",
+                changes="only this shell",
                 undo="close the shell",
             ),
         ),

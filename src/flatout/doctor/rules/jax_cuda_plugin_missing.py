@@ -1,26 +1,25 @@
-"""JAX has no CUDA plugin: the installed jaxlib is the CPU's.
+"""JAX has no CUDA plugin: the installed jaxlib is CPU-only.
 
-**Checks.** What JAX says of platforms and backends that are not there. On the machine: JAX without
-a plugin, beside a GPU.
+**Checks.** JAX's messages about missing platforms and backends. On the machine: JAX without a
+plugin, although there is a GPU.
 
-**Why it matters.** `pip install jax` gives the CPU's build. A package that depends on jax gives
-the same.
+**Why it matters.** `pip install jax` installs the CPU build. So does a package that depends on jax.
 
 **Example.** `An NVIDIA GPU may be present on this machine, but a CUDA-enabled jaxlib is not
 installed. Falling back to cpu.`
 
-**Fix.** `pip install 'jax[cuda12]'`; asked first. Not on native Windows.
+**Fix.** `pip install 'jax[cuda12]'`; asks first. Not on native Windows.
 
 **Source.** docs.jax.dev/en/latest/installation.html; jax-ml/jax#10349.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("jax-without-cuda",)
 
@@ -32,7 +31,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="jax-cuda-plugin-missing",
         severity="error" if case.sees("jax-refused-gpu") else "warning",
-        problem="JAX has no CUDA plugin: the installed jaxlib is the CPU's.",
+        problem="JAX has no CUDA plugin: the installed jaxlib is CPU-only.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
@@ -50,12 +49,12 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """JAX has no plugin, and a GPU answers."""
+    """JAX has no plugin, although there is a GPU."""
     jax = machine.framework("jax")
     if jax is None or jax.build != "cpu" or not machine.gpus or machine.host.os == "windows":
         return ()
     return (
-        *fact(f"jax {jax.version}, and no plugin for CUDA", "metadata"),
+        *fact(f"jax {jax.version}without a CUDA plugin", "metadata"),
         *fact(machine.gpus[0].name or "a GPU", "NVML"),
     )
 
@@ -63,7 +62,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="jax-without-cuda", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="jax-without-cuda", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "jax-without-cuda",

@@ -1,25 +1,25 @@
-"""JAX, jaxlib and the CUDA plugin are of unlike versions, or there are two plugins.
+"""JAX, jaxlib and the CUDA plugin have different versions, or there are two plugins.
 
-**Checks.** What JAX says of its parts' versions, and plugins for CUDA 12 and 13 side by side. On
-the machine: what their metadata ask for, and which plugins are there.
+**Checks.** JAX's messages about its packages' versions, and plugins for CUDA 12 and 13 side by
+side. On the machine: the requirements in their metadata, and the installed plugins.
 
-**Why it matters.** All parts of JAX must be of one version, and one plugin alone may register the
-platform.
+**Why it matters.** All JAX packages must have the same version, and only one plugin may register
+the platform.
 
 **Example.** `jaxlib version 0.4.30 is newer than and incompatible with jax version 0.4.20.`
 
-**Fix.** Remove all of JAX and install it once; asked first.
+**Fix.** Remove all JAX packages and reinstall JAX; asks first.
 
 **Source.** docs.jax.dev/en/latest/installation.html; jax-ml/jax#24901, #26750.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact, unmet
+from flatout.doctor.fact_check import FactCheck, Facts, fact, unmet
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("jax-versions-differ",)
 
@@ -32,12 +32,12 @@ def check(case: Case) -> Finding | None:
         rule="jax-packages-mismatch",
         severity="error",
         problem=(
-            "JAX, jaxlib and the CUDA plugin are of unlike versions, or there are two plugins."
+            "JAX, jaxlib and the CUDA plugin have different versions, or there are two plugins."
         ),
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="remove every part of JAX, and install one",
+                text="remove all JAX packages, and reinstall JAX",
                 safety="ask",
                 commands=(
                     (
@@ -54,7 +54,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Two plugins, or versions that do not go together."""
+    """Two plugins, or incompatible versions."""
     first = next(iter(machine.environments or ()), None)
     plugins = [one for one in (first.frameworks if first else ()) if "plugin" in one.name]
     names = {"jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin"}
@@ -65,7 +65,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(Reading(sign="jax-versions-differ", read=_in_facts),),
+    fact_checks=(FactCheck(sign="jax-versions-differ", read=_in_facts),),
     signatures=(
         signature(
             "jax-versions-differ",

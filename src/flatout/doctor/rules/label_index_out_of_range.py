@@ -1,15 +1,15 @@
-"""A class label or token index lies outside of its range.
+"""A class label or token index is out of range.
 
-**Checks.** Assertions of loss, embedding and gather kernels, and what the CPU, TensorFlow and
-Paddle say of the same.
+**Checks.** Assertions in loss, embedding and gather kernels, and the corresponding errors on the
+CPU and of TensorFlow and Paddle.
 
-**Why it matters.** The GPU finds it late, in a kernel, and after that every call fails: the line
-that is blamed is often not the one.
+**Why it matters.** The GPU detects it late, in a kernel, and every later call fails: the reported
+line is often not the faulty one.
 
 **Example.** `Assertion 't >= 0 && t < n_classes' failed.`
 
-**Fix.** Compare the labels with the number of classes, the tokens with the embedding. On a GPU, run
-once on the CPU, or with CUDA_LAUNCH_BLOCKING=1: both name the place.
+**Fix.** Compare the labels with the number of classes, and the tokens with the embedding's size. On
+a GPU, run once on the CPU, or with CUDA_LAUNCH_BLOCKING=1: both show the faulty line.
 
 **Source.** pytorch/pytorch:aten/src/ATen/native/cuda/NLLLoss2d.cu; milesial/Pytorch-UNet#258.
 """
@@ -18,26 +18,26 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.schema.finding import Certainty, Finding, Fix
 
 _ON_GPU = ("index-assertion",)
 _ON_CPU = ("index-error",)
-_TELLING = (*_ON_GPU, *_ON_CPU)
-_USUAL = ("device-assert",)
-_FITTING = ("cublas-not-started",)
+_DECISIVE = (*_ON_GPU, *_ON_CPU)
+_AMBIGUOUS = ("device-assert",)
+_COMPATIBLE = ("cublas-not-started",)
 
 
 def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
-    if not case.sees(*_TELLING, *_USUAL, *_FITTING) or case.sees("loss-range-assertion"):
+    if not case.sees(*_DECISIVE, *_AMBIGUOUS, *_COMPATIBLE) or case.sees("loss-range-assertion"):
         return None
     certainty: Certainty = "possible"
-    if case.sees(*_USUAL):
+    if case.sees(*_AMBIGUOUS):
         certainty = "likely"
-    if case.sees(*_TELLING):
+    if case.sees(*_DECISIVE):
         certainty = "decided"
-    # What a GPU finds late is named where it happens on a CPU: nothing is to be set there.
-    is_named = case.sees(*_ON_CPU) and not case.sees(*_ON_GPU, *_USUAL, *_FITTING)
+    # The CPU reports the faulty line directly, so no variable needs to be set.
+    is_named = case.sees(*_ON_CPU) and not case.sees(*_ON_GPU, *_AMBIGUOUS, *_COMPATIBLE)
     compare = (
         "compare the smallest and largest label or token with the number of classes or the size of "
         "the vocabulary"
@@ -46,7 +46,7 @@ def check(case: Case) -> Finding | None:
         text=compare,
         safety="safe",
         commands=("export CUDA_LAUNCH_BLOCKING=1",),
-        changes="this shell alone: the line that fails is named",
+        changes="only this shell, in which errors show the faulty line",
         undo="close the shell",
     )
     on_cpu = Fix(text=f"{compare}: classes count from 0")
@@ -54,8 +54,8 @@ def check(case: Case) -> Finding | None:
         rule="label-index-out-of-range",
         severity="error",
         certainty=certainty,
-        problem="A class label or token index lies outside of its range.",
-        evidence=case.evidence(*_TELLING, *_USUAL, *_FITTING),
+        problem="A class label or token index is out of range.",
+        evidence=case.evidence(*_DECISIVE, *_AMBIGUOUS, *_COMPATIBLE),
         fixes=(on_cpu if is_named else on_gpu,),
         confirm=() if is_named else ("CUDA_LAUNCH_BLOCKING=1 python <script>",),
     )

@@ -1,13 +1,13 @@
-"""The libstdc++ that is found first is older than a library needs.
+"""The libstdc++ found first is too old for a library.
 
-**Checks.** Versions of GLIBCXX and CXXABI that the loader does not find.
+**Checks.** GLIBCXX and CXXABI versions that the loader cannot find.
 
-**Why it matters.** conda and the system each bring a libstdc++. Whichever is loaded first serves
-the whole process.
+**Why it matters.** conda and the system each have a libstdc++. The one loaded first is used by the
+whole process.
 
 **Example.** `libstdc++.so.6: version 'GLIBCXX_3.4.30' not found`
 
-**Fix.** Let the newer one be found first, in this shell; safe.
+**Fix.** Put the newer one first on the loader's path, in this shell; safe.
 
 **Source.** gcc.gnu.org/onlinedocs/libstdc++/manual/abi.html; pytorch/pytorch#87279.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("libstdcxx-version-missing",)
 
@@ -28,12 +28,12 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="libstdcxx-too-old",
         severity="error",
-        problem="The libstdc++ that is found first is older than a library needs.",
-        because="another libstdc++ is found before the newer one",
+        problem="The libstdc++ found first is too old for a library.",
+        because="an older libstdc++ is found before the newer one",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text=("let conda's libstdc++, which is newer than most systems', be found first"),
+                text=("put conda's libstdc++ first; it is newer than most systems' own"),
                 safety="safe",
                 commands=(
                     (
@@ -43,8 +43,8 @@ def check(case: Case) -> Finding | None:
                 ),
                 where="linux",
                 changes=(
-                    "this shell alone; where conda's is the older one, update it: conda"
-                    " install -c conda-forge libstdcxx-ng"
+                    "only this shell; if conda's is the older one, update it: conda "
+                    "install -c conda-forge libstdcxx-ng"
                 ),
                 undo="close the shell",
             ),

@@ -1,13 +1,13 @@
-"""A value that must lie between 0 and 1, or be finite, does not.
+"""A loss received a value that is not finite, or not between 0 and 1.
 
-**Checks.** Assertions of binary cross entropy and of sampling.
+**Checks.** Assertions in binary cross entropy and sampling.
 
-**Why it matters.** A logit given to a loss for probabilities, or NaN after an exploded step, ends
-in the same device-side assert as a wrong label.
+**Why it matters.** A logit passed to a loss for probabilities, or NaN after a diverged step,
+triggers the same device-side assert as a wrong label.
 
 **Example.** `Assertion 'input_val >= zero && input_val <= one' failed.`
 
-**Fix.** Use the loss with logits, look for NaN before it; by hand.
+**Fix.** Use the loss that takes logits, and look for NaN before it; by hand.
 
 **Source.** pytorch/pytorch:aten/src/ATen/native/cuda/Loss.cu.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("loss-range-assertion",)
 
@@ -28,7 +28,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="loss-input-out-of-range",
         severity="error",
-        problem="A value that must lie between 0 and 1, or be finite, does not.",
+        problem="A loss received a value that is not finite, or not between 0 and 1.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(

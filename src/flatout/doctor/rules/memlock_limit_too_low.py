@@ -1,15 +1,15 @@
-"""The limit of locked memory is too low for RDMA or pinned memory.
+"""The locked-memory limit is too low for RDMA or pinned memory.
 
-**Checks.** What InfiniBand's libraries, NCCL and UCX say of RLIMIT_MEMLOCK. On the machine: an
+**Checks.** Errors of InfiniBand libraries, NCCL and UCX about RLIMIT_MEMLOCK. On the machine: an
 InfiniBand or RoCE device, and a limit of 64 MiB or less.
 
-**Why it matters.** InfiniBand registers memory that must stay in place. With 64 KiB allowed NCCL
-fails or goes over sockets.
+**Why it matters.** InfiniBand registers memory that must stay locked. With a limit of 64 KiB, NCCL
+fails or falls back to sockets.
 
 **Example.** `libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.`
 
-**Fix.** Raise the limit: `--ulimit memlock=-1` for a container, limits.conf or the scheduler
-elsewhere; by hand.
+**Fix.** Raise the limit: `--ulimit memlock=-1` for a container; otherwise limits.conf or the
+scheduler; by hand.
 
 **Source.** docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html;
 github.com/openucx/ucx, FAQ.
@@ -17,12 +17,12 @@ github.com/openucx/ucx, FAQ.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import bytes_text
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.units import bytes_text
 
 _SIGNS = ("memlock-refused",)
 
@@ -34,7 +34,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="memlock-limit-too-low",
         severity="warning",
-        problem="The limit of locked memory is too low for RDMA or pinned memory.",
+        problem="The locked-memory limit is too low for RDMA or pinned memory.",
         because="memory for RDMA must be locked",
         evidence=case.evidence(*_SIGNS),
         fixes=(
@@ -42,7 +42,7 @@ def check(case: Case) -> Finding | None:
                 text="allow unlimited locked memory",
                 commands=("docker run --ulimit memlock=-1 --ulimit stack=67108864 ...",),
                 where="host",
-                changes="the container or the session is started anew",
+                changes="the container or the session is restarted",
             ),
         ),
         confirm=("ulimit -l",),
@@ -50,7 +50,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """There is a device for RDMA, and little memory may be locked for it."""
+    """There is an RDMA device, but the locked-memory limit is low."""
     limit = machine.limits.locked_bytes if machine.limits else None
     if limit is None or limit > 64 * 2**20:
         return ()
@@ -58,14 +58,14 @@ def _in_facts(machine: Machine) -> Facts:
         return ()
     return (
         *fact(f"{bytes_text(limit)} of memory may be locked", "/proc/self/limits"),
-        *fact("a device for RDMA", "/sys/class/infiniband"),
+        *fact("an RDMA device", "/sys/class/infiniband"),
     )
 
 
 RULE = Rule(
     check=check,
     prior=50,
-    readings=(Reading(sign="memlock-refused", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="memlock-refused", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "memlock-refused",

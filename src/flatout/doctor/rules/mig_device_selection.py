@@ -1,55 +1,55 @@
-"""MIG instances are counted or chosen in a way that CUDA does not offer.
+"""MIG instances are counted or selected in a way that CUDA does not support.
 
-**Checks.** MIG beside errors about the number or index of devices. On the machine: MIG is on, and
-no instance was made.
+**Checks.** MIG together with errors about the number or index of devices. On the machine: MIG is
+on, but no instance exists.
 
-**Why it matters.** A process sees one MIG instance, the one that CUDA_VISIBLE_DEVICES names by
-its UUID. With MIG on and no instance made, it sees none.
+**Why it matters.** A process sees only one MIG instance, which CUDA_VISIBLE_DEVICES selects by
+UUID. With MIG on and no instance created, it sees none.
 
 **Example.** `device >= 0 && device < num_gpus INTERNAL ASSERT FAILED`, with MIG-3g.40gb
 
-**Fix.** Name one instance: `CUDA_VISIBLE_DEVICES=MIG-<uuid>`; safe.
+**Fix.** Select one instance: `CUDA_VISIBLE_DEVICES=MIG-<uuid>`; safe.
 
 **Source.** docs.nvidia.com/datacenter/tesla/mig-user-guide/; pytorch/pytorch#130181.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _FAILURES = ("device-count-assert", "device-ordinal", "cuda-no-device", "no-mig-devices")
 
 
 def check(case: Case) -> Finding | None:
-    """MIG, and a device that is not found."""
+    """MIG is on, and a device is not found."""
     is_empty = case.sees("mig-without-instances")
     if not is_empty and not (case.sees("mig-named") and case.sees(*_FAILURES)):
         return None
     return Finding(
         rule="mig-device-selection",
         severity="error",
-        problem="CUDA does not find the MIG instances that the program asks for.",
-        because="a process sees one MIG instance, named by its UUID",
+        problem="CUDA does not find the MIG instances that the program requests.",
+        because="a process sees only one MIG instance, selected by its UUID",
         evidence=case.evidence("mig-without-instances", "mig-named", *_FAILURES),
         fixes=(
             Fix(
-                text="make instances of a profile that the card offers",
+                text="create instances of a profile that the card offers",
                 safety="ask",
                 commands=("sudo nvidia-smi mig -lgip", "sudo nvidia-smi mig -cgi <profile> -C"),
                 where="host",
-                changes="divides the card",
+                changes="partitions the card",
                 undo="sudo nvidia-smi mig -dci; sudo nvidia-smi mig -dgi",
             )
             if is_empty
             else Fix(
-                text="name one instance for each process",
+                text="select one instance for each process",
                 safety="safe",
                 commands=("nvidia-smi -L", "export CUDA_VISIBLE_DEVICES=MIG-<uuid>"),
-                changes="this shell alone",
+                changes="only this shell",
                 undo="unset CUDA_VISIBLE_DEVICES",
             ),
         ),
@@ -58,19 +58,19 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """MIG is on, and there is nothing to compute on."""
+    """MIG is on, but no instance exists."""
     return tuple(
         one
         for gpu in machine.gpus
         if gpu.is_mig_on and gpu.num_mig_instances == 0
-        for one in fact(f"GPU {gpu.index}: MIG is on, and no instance was made", "NVML")
+        for one in fact(f"GPU {gpu.index}: MIG is on, but no instance exists", "NVML")
     )
 
 
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="mig-without-instances", read=_in_facts),),
+    fact_checks=(FactCheck(sign="mig-without-instances", read=_in_facts),),
     signatures=(
         signature(
             "mig-named",

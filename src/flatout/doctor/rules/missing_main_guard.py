@@ -1,14 +1,14 @@
-"""The script starts itself again in each process: `if __name__ == "__main__":` is missing.
+"""Each worker process runs the script again: `if __name__ == "__main__":` is missing.
 
-**Checks.** multiprocessing's complaint, and workers that die at their start on Windows and macOS.
+**Checks.** multiprocessing's error, and workers that die at startup on Windows and macOS.
 
-**Why it matters.** Where processes are not forked (Windows, macOS, and Linux from Python 3.14),
-each imports the script. What stands at its top level then runs again.
+**Why it matters.** If processes are not forked (Windows, macOS, and Linux since Python 3.14), each
+one imports the script, and its top-level code runs again.
 
 **Example.** `An attempt has been made to start a new process before the current process has
 finished its bootstrapping phase.`
 
-**Fix.** Put what starts the training under `if __name__ == "__main__":`; by hand.
+**Fix.** Put the code that starts the training under `if __name__ == "__main__":`; by hand.
 
 **Source.** docs.python.org/3/library/multiprocessing.html (the spawn and forkserver start
 methods).
@@ -18,30 +18,33 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """multiprocessing says so; or its workers die at once on Windows."""
-    is_told = case.sees("spawn-without-guard")
+    """multiprocessing reports it; or its workers die immediately on Windows."""
+    is_explicit = case.sees("spawn-without-guard")
     is_broken = case.sees("spawn-pipe-broken") and case.machine.host.os == "windows"
-    if not is_told and not is_broken:
+    if not is_explicit and not is_broken:
         return None
     return Finding(
         rule="missing-main-guard",
         severity="error",
-        certainty="decided" if is_told else "likely",
-        problem='The script starts itself again in each process: `if __name__ == "__main__":` '
-        "is missing.",
-        because="spawned processes import the script, and run again what stands at its top level",
+        certainty="decided" if is_explicit else "likely",
+        problem=(
+            'Each worker process runs the script again: `if __name__ == "__main__":` is missing.'
+        ),
+        because="spawned processes import the script and run its top-level code again",
         evidence=case.evidence("spawn-without-guard", "spawn-pipe-broken"),
         fixes=(
             Fix(
-                text="put what starts the work into a function, called under `if __name__ =="
-                ' "__main__":`',
+                text=(
+                    "put the code that starts the work into a function, and call it under "
+                    '`if __name__ == "__main__":`'
+                ),
             ),
             Fix(
-                text="in a notebook, or until then: `num_workers=0`",
+                text="in a notebook, or as a workaround, use `num_workers=0`",
             ),
         ),
     )

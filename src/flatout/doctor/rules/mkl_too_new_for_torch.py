@@ -1,12 +1,12 @@
-"""MKL is newer than conda's torch was linked against.
+"""MKL is newer than the one conda's torch was linked against.
 
-**Checks.** A symbol of MKL that libtorch does not find.
+**Checks.** An MKL symbol that libtorch cannot find.
 
 **Why it matters.** MKL 2024.1 dropped a symbol that torch's conda builds up to 2.3 use.
 
 **Example.** `libtorch_cpu.so: undefined symbol: iJIT_NotifyEvent`
 
-**Fix.** Install MKL 2024.0; asked first.
+**Fix.** Install MKL 2024.0; asks first.
 
 **Source.** pytorch/pytorch#123097.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("mkl-symbol-missing",)
 
@@ -27,7 +27,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="mkl-too-new-for-torch",
         severity="error",
-        problem="MKL is newer than conda's torch was linked against.",
+        problem="MKL is newer than the one conda's torch was linked against.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(

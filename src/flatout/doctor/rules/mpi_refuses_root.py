@@ -1,13 +1,13 @@
 """mpirun refuses to run as root.
 
-**Checks.** Open MPI's refusal.
+**Checks.** Open MPI's error.
 
-**Why it matters.** Open MPI guards against starting as root, which is what one is in most
-containers.
+**Why it matters.** Open MPI refuses to start as root by default, but in most containers the user is
+root.
 
 **Example.** `mpirun has detected an attempt to run as root.`
 
-**Fix.** In a container `--allow-run-as-root`; elsewhere a user of one's own; safe.
+**Fix.** In a container, use `--allow-run-as-root`; elsewhere, a regular user; safe.
 
 **Source.** open-mpi/ompi#4451, #6911.
 """
@@ -16,26 +16,26 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Open MPI's refusal."""
+    """Open MPI's error."""
     if not case.sees("mpi-as-root"):
         return None
     return Finding(
         rule="mpi-refuses-root",
         severity="error",
         problem="mpirun refuses to run as root.",
-        because="in a container one is root, and Open MPI asks to be told that this is meant",
+        because="the user in a container is root, which Open MPI allows only with an option",
         evidence=case.evidence("mpi-as-root"),
         fixes=(
             Fix(
-                text="say that it is meant, in a container",
+                text="allow root, in a container",
                 safety="safe",
                 commands=("mpirun --allow-run-as-root <the same arguments>",),
                 where="container",
-                changes="this start",
+                changes="this run",
             ),
         ),
     )

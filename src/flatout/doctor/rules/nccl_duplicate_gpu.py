@@ -1,9 +1,9 @@
 """Two ranks use the same GPU.
 
-**Checks.** NCCL's complaint of one device in two ranks.
+**Checks.** NCCL's error about two ranks on one device.
 
-**Why it matters.** NCCL needs one GPU for each rank. Ranks that never call
-`torch.cuda.set_device(local_rank)`, or more ranks than GPUs, meet on GPU 0.
+**Why it matters.** NCCL needs one GPU per rank. Ranks that never call
+`torch.cuda.set_device(local_rank)` all use GPU 0; more ranks than GPUs share some.
 
 **Example.** `NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000`
 
@@ -17,20 +17,20 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """NCCL says so, or all ranks name the same device."""
+    """NCCL reports it, or all ranks name the same device."""
     if not case.sees("nccl-same-gpu", "rank-device-unknown"):
         return None
-    is_told = case.sees("nccl-same-gpu")
+    is_explicit = case.sees("nccl-same-gpu")
     return Finding(
         rule="nccl-duplicate-gpu",
-        severity="error" if is_told else "note",
-        certainty="decided" if is_told else "possible",
+        severity="error" if is_explicit else "note",
+        certainty="decided" if is_explicit else "possible",
         problem="Two ranks use the same GPU.",
-        because="each rank needs a GPU of its own, and takes GPU 0 where it is not told which",
+        because="each rank needs its own GPU, and uses GPU 0 by default",
         evidence=case.evidence("nccl-same-gpu", "rank-device-unknown", "nccl-invalid-usage"),
         fixes=(
             Fix(
@@ -41,7 +41,7 @@ def check(case: Case) -> Finding | None:
                 text="start no more ranks on a machine than it has GPUs",
                 safety="safe",
                 commands=("torchrun --nproc-per-node=gpu <script>",),
-                changes="this start",
+                changes="this run",
             ),
         ),
         confirm=(

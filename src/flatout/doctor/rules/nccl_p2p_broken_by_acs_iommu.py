@@ -1,15 +1,15 @@
-"""Copies between GPUs go astray: ACS or the IOMMU is in the way, or there is no peer access.
+"""Copies between GPUs fail: ACS or the IOMMU redirects them, or peer access is unavailable.
 
-**Checks.** Hanging collectives, what NCCL_P2P_DISABLE changes, `ACSCtl` of the PCIe bridges,
-faults of the IOMMU, and verdicts on peer access.
+**Checks.** Hanging collectives, the effect of NCCL_P2P_DISABLE, `ACSCtl` of the PCIe bridges, IOMMU
+faults, and checks of peer access.
 
 **Why it matters.** With ACS or the IOMMU on, the root complex redirects what one GPU writes to
-another. NCCL believes the driver that peers can reach each other, and waits for ever.
+another. NCCL trusts the driver's report that peers can reach each other, and waits forever.
 
 **Example.** `ACSCtl: SrcValid+ ... ReqRedir+ CmpltRedir+` and an all-reduce that never ends
 
-**Fix.** At once: NCCL_P2P_DISABLE=1, slower but right. For good: switch ACS and the IOMMU off in
-the firmware, or `iommu=pt`; by hand.
+**Fix.** As a workaround, NCCL_P2P_DISABLE=1, slower but correct. Permanently, disable ACS and the
+IOMMU in the firmware, or boot with `iommu=pt`; by hand.
 
 **Source.** NCCL, troubleshooting
 (docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html); NVIDIA/nccl#631.
@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.schema.finding import Certainty, Finding, Fix
 
 _REFUSED = ("p2p-unsupported", "p2p-off-helps")
 _BUS = ("acs-on", "iommu-fault")
 
 
 def check(case: Case) -> Finding | None:
-    """Peer access is refused, or something hangs and the bus shows why."""
+    """Peer access is refused, or a hang with a matching bus setting."""
     hangs = case.sees("multi-gpu-hangs", "collective-timed-out")
     is_first = case.value("collective-timed-out", "first") is not None
     certainty: Certainty = "possible"
@@ -46,22 +46,24 @@ def check(case: Case) -> Finding | None:
         rule="nccl-p2p-broken-by-acs-iommu",
         severity="error",
         certainty=certainty,
-        problem="Copies between GPUs go astray: ACS or the IOMMU is in the way, or there is no "
-        "peer access.",
-        because="NCCL copies between GPUs over PCIe where the driver says that it can",
+        problem=(
+            "Copies between GPUs fail: ACS or the IOMMU redirects them, or peer access is "
+            "unavailable."
+        ),
+        because="NCCL copies between GPUs over PCIe if the driver reports that it can",
         evidence=case.evidence(
             *_REFUSED, *_BUS, "iommu-on", "multi-gpu-hangs", "collective-timed-out"
         ),
         fixes=(
             Fix(
-                text="go without peer-to-peer copies: slower, and right",
+                text="disable peer-to-peer copies: slower, but correct",
                 safety="safe",
                 commands=("export NCCL_P2P_DISABLE=1",),
-                changes="the environment of this shell",
+                changes="environment variables of this shell",
                 undo="unset NCCL_P2P_DISABLE",
             ),
             Fix(
-                text="switch ACS and the IOMMU off in the firmware, or boot with `iommu=pt`",
+                text="or disable ACS and the IOMMU in the firmware, or boot with `iommu=pt`",
                 where="host",
                 changes="isolation of virtual machines",
             ),

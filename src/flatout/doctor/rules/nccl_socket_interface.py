@@ -1,16 +1,16 @@
-"""NCCL or Gloo finds no network interface, or uses one that leads nowhere.
+"""NCCL or Gloo finds no network interface, or uses one that cannot reach the other machines.
 
-**Checks.** What NCCL says of sockets and interfaces, the address it could not reach, and the
-interface it took.
+**Checks.** NCCL's messages about sockets and interfaces, the address it could not reach, and the
+interface it used.
 
-**Why it matters.** Ranks first meet over TCP. NCCL takes the first interface that is up;
-`docker0`, `virbr0`, `lo` or a VPN lead to no other machine, and a name in NCCL_SOCKET_IFNAME that
-no interface has leaves none.
+**Why it matters.** Ranks first connect over TCP. NCCL uses the first interface that is up, but
+`docker0`, `virbr0`, `lo` or a VPN reach no other machine; if NCCL_SOCKET_IFNAME matches no
+interface, none is left.
 
 **Example.** `NCCL WARN Bootstrap : no socket interface found`
 
-**Fix.** Name the interface that reaches the other machines: NCCL_SOCKET_IFNAME and
-GLOO_SOCKET_IFNAME, on every machine; safe.
+**Fix.** Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, on every machine, to the interface that
+reaches the other machines; safe.
 
 **Source.** NCCL, environment variables
 (docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html); NVIDIA/nccl: socket.cc,
@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.schema.finding import Certainty, Finding, Fix
 
 _NONE = ("nccl-no-interface", "nccl-address-family", "gloo-no-interface")
 
 
 def check(case: Case) -> Finding | None:
-    """No interface; or a connection over one that is no way out failed."""
+    """No interface, or a failed connection over an interface that leads nowhere."""
     is_virtual = case.sees("nccl-virtual-interface")
     is_local = case.value("nccl-connect-failed", "local") is not None
     has_failed = case.sees("nccl-connect-failed", "collective-timed-out", "multi-gpu-hangs")
@@ -42,20 +42,23 @@ def check(case: Case) -> Finding | None:
         rule="nccl-socket-interface",
         severity="error",
         certainty=certainty,
-        problem="NCCL or Gloo finds no network interface, or uses one that leads nowhere.",
-        because="they take the first interface that is up, or none has the name that was set",
+        problem=(
+            "NCCL or Gloo finds no network interface, or uses one that cannot reach the "
+            "other machines."
+        ),
+        because="they use the first interface that is up, or none has the configured name",
         evidence=case.evidence(
             *_NONE, "nccl-connect-failed", "nccl-virtual-interface", "nccl-system-error"
         ),
         fixes=(
             Fix(
-                text="name the interface that reaches the other machines, on each of them",
+                text="set, on every machine, the interface that reaches the other machines",
                 safety="safe",
                 commands=(
                     "ip -brief -4 address",
                     "export NCCL_SOCKET_IFNAME=<interface> GLOO_SOCKET_IFNAME=<interface>",
                 ),
-                changes="the environment of this shell",
+                changes="environment variables of this shell",
                 undo="unset NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME",
             ),
         ),

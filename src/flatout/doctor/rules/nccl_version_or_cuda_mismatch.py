@@ -1,15 +1,15 @@
-"""The NCCL library that is loaded belongs to another CUDA, another framework, or is missing.
+"""The loaded NCCL library is for another CUDA or framework, or NCCL is missing.
 
-**Checks.** Symbols and libraries of NCCL that are not found, ranks with different versions of it,
-and CUDA errors that NCCL or its tests report.
+**Checks.** Missing NCCL symbols and libraries, ranks with different NCCL versions, and CUDA errors
+that NCCL or its tests report.
 
-**Why it matters.** torch, TensorFlow and JAX each bring the NCCL they were built with. One from
-the system, or in LD_LIBRARY_PATH, that is older or made for another CUDA takes its place.
+**Why it matters.** torch, TensorFlow and JAX each bring the NCCL they were built with. An NCCL from
+the system or on LD_LIBRARY_PATH that is older or for another CUDA replaces it.
 
 **Example.** `ImportError: libtorch_cuda.so: undefined symbol: ncclCommRegister`
 
-**Fix.** Take the foreign library out of LD_LIBRARY_PATH, or install the version that the
-framework asks for; asked first.
+**Fix.** Remove the other library from LD_LIBRARY_PATH, or install the version that the framework
+needs; asks first.
 
 **Source.** pytorch/pytorch#119932; NVIDIA/nccl: init.cc; NVIDIA/nccl-tests.
 """
@@ -18,21 +18,21 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.schema.finding import Certainty, Finding, Fix
 
 _BROKEN = ("nccl-symbol-missing", "nccl-versions-differ")
 
 
 def check(case: Case) -> Finding | None:
-    """NCCL does not fit the framework, the other ranks, or the driver."""
+    """NCCL does not match the framework, the other ranks or the driver."""
     is_driver = case.sees("nccl-cuda-failure", "nccl-tests-cuda-failure")
-    is_told = case.sees("nccl-version-told", "nccl-built-for-cuda")
+    is_explicit = case.sees("nccl-version-told", "nccl-built-for-cuda")
     others = case.sees("nccl-library-missing", "nccl-unhandled-cuda-error")
     is_beside = case.sees("nccl-in-torch") and case.sees("nccl-package")
     if not case.sees(*_BROKEN) and not is_driver and not others and not is_beside:
         return None
     certainty: Certainty = "likely"
-    if case.sees(*_BROKEN) or case.sees("nccl-cuda-failure") and is_told:
+    if case.sees(*_BROKEN) or case.sees("nccl-cuda-failure") and is_explicit:
         certainty = "decided"
     elif not is_driver and not case.sees("nccl-library-missing"):
         certainty = "possible"
@@ -41,11 +41,10 @@ def check(case: Case) -> Finding | None:
         rule="nccl-version-or-cuda-mismatch",
         severity="note" if is_harmless else "error",
         certainty=certainty,
-        problem="The NCCL library that is loaded belongs to another CUDA or another framework, "
-        "or is missing.",
-        because="torch uses its own NCCL; another one in the system changes nothing"
+        problem="The loaded NCCL library is for another CUDA or framework, or NCCL is missing.",
+        because="torch uses its own NCCL; another one in the system has no effect"
         if is_harmless
-        else "each framework brings the NCCL it was built with; another took its place",
+        else "each framework brings the NCCL it was built with; another one was loaded instead",
         evidence=case.evidence(
             *_BROKEN,
             "nccl-cuda-failure",
@@ -60,10 +59,10 @@ def check(case: Case) -> Finding | None:
                 text="start without other NCCL libraries on the loader's path",
                 safety="safe",
                 commands=("env -u LD_LIBRARY_PATH -u LD_PRELOAD <the same command>",),
-                changes="nothing that stays",
+                changes="nothing permanently",
             ),
             Fix(
-                text="install the NCCL that this torch was built with",
+                text="or install the NCCL that this torch was built with",
                 safety="ask",
                 commands=(
                     "pip show torch | grep -i requires",

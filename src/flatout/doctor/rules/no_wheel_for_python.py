@@ -1,15 +1,15 @@
 """The package has no build for this Python or platform.
 
-**Checks.** pip, uv, conda and poetry that find no build to install, and what they say of versions
-and tags. On the machine: a Python without torch for which torch has no build.
+**Checks.** Messages of pip, uv, conda and poetry that find no build to install, and their details
+about versions and tags. On the machine: a Python without torch, for which torch has no build.
 
-**Why it matters.** Compiled packages are built for each version of Python. A framework takes
-months for a new Python, and drops old ones; there are none for 32 bit.
+**Why it matters.** Compiled packages are built for each version of Python. Frameworks take months
+to support a new Python and drop old ones; none has builds for 32-bit Python.
 
 **Example.** `ERROR: Could not find a version that satisfies the requirement torch (from versions:
 none)`
 
-**Fix.** An environment with a Python that the package is built for, 3.12 for most; asked first.
+**Fix.** Create an environment with a Python that the package supports, 3.12 for most; asks first.
 
 **Source.** packaging.python.org/en/latest/specifications/platform-compatibility-tags/;
 docs.astral.sh/uv/concepts/python-versions/; github.com/pytorch/pytorch/blob/main/RELEASE.md.
@@ -17,14 +17,14 @@ docs.astral.sh/uv/concepts/python-versions/; github.com/pytorch/pytorch/blob/mai
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact, version
+from flatout.doctor.fact_check import FactCheck, Facts, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
-_TOLD = ("wheel-tag-missing", "python-not-supported")
-# Who does not reach the index finds no versions either.
+_EXPLICIT = ("wheel-tag-missing", "python-not-supported")
+# An unreachable index offers no versions, either.
 _SILENT = (
     "public-host-silent",
     "network-unreachable",
@@ -35,14 +35,19 @@ _SILENT = (
 
 
 def check(case: Case) -> Finding | None:
-    """Nothing fits the tags of this Python, or too old versions alone are offered."""
+    """No build fits this Python's tags, or only too old versions are offered."""
     local = case.value("no-matching-version", "local")
     offered = case.value("no-matching-version", "offered")
     is_none = offered == "none" and local is None
     is_older = offered not in (None, "none") and local is None
-    if not case.sees(*_TOLD) and not is_none and not is_older and not case.sees("conda-python-pin"):
+    if (
+        not case.sees(*_EXPLICIT)
+        and not is_none
+        and not is_older
+        and not case.sees("conda-python-pin")
+    ):
         return None
-    certainty: Certainty = "decided" if case.sees(*_TOLD) else "likely"
+    certainty: Certainty = "decided" if case.sees(*_EXPLICIT) else "likely"
     if case.sees(*_SILENT):
         certainty = "possible"
     elif is_none and case.value("no-matching-version", "framework"):
@@ -53,10 +58,10 @@ def check(case: Case) -> Finding | None:
         certainty=certainty,
         problem="The package has no build for this Python or platform.",
         because="compiled packages are built for each version of Python and each platform",
-        evidence=case.evidence(*_TOLD, "no-matching-version", "conda-python-pin"),
+        evidence=case.evidence(*_EXPLICIT, "no-matching-version", "conda-python-pin"),
         fixes=(
             Fix(
-                text="make an environment with a Python that it is built for",
+                text="create an environment with a Python that the package supports",
                 safety="ask",
                 commands=("uv venv --python 3.12", "uv pip install <package>"),
                 changes="a new folder .venv",
@@ -72,13 +77,13 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """torch is not there, and no release of it has a build for this Python."""
+    """torch is not installed, and no torch release has a build for this Python."""
     first = next(iter(machine.environments or ()), None)
     number = version(first.version)[:2] if first else ()
     if first is None or not number or machine.framework("torch"):
         return ()
-    # Loaded only where there is something to judge: the tables take a while.
-    from flatout.setup.tables import shipped_tables
+    # Imported only if there is something to check: the tables are slow to load.
+    from flatout.compat.tables import shipped_tables
 
     pythons = [one.python for one in shipped_tables().builds if one.framework == "torch"]
     oldest, newest = min(one[0] for one in pythons), max(one[1] for one in pythons)
@@ -91,7 +96,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="python-not-supported", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="python-not-supported", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "wheel-tag-missing",

@@ -1,10 +1,10 @@
-"""nouveau, or its successor nova, holds the GPU.
+"""nouveau, or its successor nova, has claimed the GPU.
 
-**Checks.** The kernel driver in use as lspci tells, the kernel's lines of a device already bound,
-and the installer's complaint. On the machine: the module that holds the card, as the PCI bus tells.
+**Checks.** The kernel driver in use in lspci, the kernel's lines about a device already bound, and
+the installer's error. On the machine: the module bound to the card, from the PCI bus.
 
-**Why it matters.** A device has one driver. While nouveau or nova_core holds it, NVIDIA's finds
-none.
+**Why it matters.** A device has only one driver. While nouveau or nova_core is bound to it,
+NVIDIA's driver finds no device.
 
 **Example.** `Kernel driver in use: nouveau`
 
@@ -15,23 +15,23 @@ none.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """Something names the other driver as the owner."""
+    """The other driver is named as the owner."""
     if not case.sees("other-driver-owns", "nouveau-active", "owner-suspected"):
         return None
     return Finding(
         rule="nouveau-owns-gpu",
         severity="error" if case.sees("other-driver-owns", "owner-suspected") else "warning",
         certainty="decided" if case.sees("other-driver-owns") else "likely",
-        problem="nouveau (or nova) holds the GPU, so NVIDIA's driver cannot.",
-        because="a device has one driver, and that one was first",
+        problem="nouveau (or nova) has claimed the GPU, so NVIDIA's driver cannot use it.",
+        because="a device has only one driver, and that one was loaded first",
         evidence=case.evidence("other-driver-owns", "nouveau-active", "owner-suspected"),
         fixes=(
             Fix(
@@ -43,7 +43,7 @@ def check(case: Case) -> Finding | None:
                     "sudo reboot",
                 ),
                 where="host",
-                changes="what the kernel loads at start",
+                changes="which modules the kernel loads at boot",
                 undo="sudo rm /etc/modprobe.d/flatout-no-nouveau.conf",
             ),
         ),
@@ -56,14 +56,14 @@ def _in_facts(machine: Machine) -> Facts:
     module = machine.module
     if module is None or module.owner not in ("nouveau", "nova_core", "nova-core"):
         return ()
-    return fact(f"{module.owner} holds the GPU", "/sys/bus/pci")
+    return fact(f"{module.owner} is bound to the GPU", "/sys/bus/pci")
 
 
 RULE = Rule(
     check=check,
     prior=55,
-    readings=(
-        Reading(sign="other-driver-owns", read=_in_facts),
+    fact_checks=(
+        FactCheck(sign="other-driver-owns", read=_in_facts),
     ),
     signatures=(
         signature(
@@ -74,7 +74,7 @@ RULE = Rule(
             r"|Nouveau kernel driver .{0,30}in use|(?:driver|configuration:?) ?[:=] ?nouveau"
             r"|conflicting.{0,60}nouveau|nouveau.{0,40}conflicts with",
         ),
-        # What NVIDIA's module says where it was not asked to drive a card that is there.
+        # The message of NVIDIA's module if it was not bound to an existing card.
         signature("owner-suspected", "obtained ownership of the NVIDIA device"),
         signature(
             "nouveau-active",

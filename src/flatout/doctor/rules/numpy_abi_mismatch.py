@@ -1,8 +1,8 @@
-"""A compiled module was built for another NumPy.
+"""A compiled module was built for another NumPy version.
 
 **Checks.** NumPy's own warning about modules compiled for 1.x, sizes and API versions that differ,
-and torch without its bridge to NumPy. On the machine: NumPy 2 beside a torch before 2.3 or a
-TensorFlow before 2.18.
+and torch without NumPy support. On the machine: NumPy 2 with torch before 2.3 or TensorFlow before
+2.18.
 
 **Why it matters.** NumPy 2 changed its binary interface. Modules compiled for 1.x fail with it,
 and modules compiled for 2.x may fail with 1.x.
@@ -10,19 +10,19 @@ and modules compiled for 2.x may fail with 1.x.
 **Example.** `A module that was compiled using NumPy 1.x cannot be run in NumPy 2.1.0 as it may
 crash.`
 
-**Fix.** `pip install 'numpy<2'`, or a newer version of the module; asked first.
+**Fix.** Run `pip install 'numpy<2'`, or install a newer version of the module; asks first.
 
 **Source.** numpy.org/doc/stable/user/troubleshooting-importerror.html; numpy/numpy#11788.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact, version
+from flatout.doctor.fact_check import FactCheck, Facts, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.framework import Framework
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.framework import Framework
+from flatout.schema.machine import Machine
 
 _SIGNS = ("numpy-refused",)
 
@@ -31,17 +31,17 @@ def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
     if not case.sees(*_SIGNS) or case.sees("numpy-not-installed"):
         return None
-    # Cython warns where NumPy's structures grew, which does no harm, and raises where they shrank.
+    # Cython only warns if NumPy's structures grew, which is harmless, and raises if they shrank.
     is_warning = all("RuntimeWarning" in sign.text for sign in case.signs["numpy-refused"])
     return Finding(
         rule="numpy-abi-mismatch",
         severity="note" if is_warning else "error",
         certainty="possible" if is_warning else "decided",
-        problem="A compiled module was built for another NumPy.",
+        problem="A compiled module was built for another NumPy version.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="a NumPy of the version that the module was built for",
+                text="install the NumPy version that the module was built for",
                 safety="ask",
                 commands=("pip install 'numpy<2'",),
                 changes="replaces NumPy in this environment",
@@ -53,7 +53,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """NumPy 2 beside a framework that was built before it.
+    """NumPy 2 with a framework that was built before it.
 
     Source: release notes of torch 2.3 and TensorFlow 2.18.
     """
@@ -78,7 +78,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(Reading(sign="numpy-refused", read=_in_facts),),
+    fact_checks=(FactCheck(sign="numpy-refused", read=_in_facts),),
     signatures=(
         signature(
             "numpy-refused",

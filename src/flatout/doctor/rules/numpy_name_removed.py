@@ -1,13 +1,13 @@
-"""The code uses a name that was removed from NumPy.
+"""The code uses a name that NumPy has removed.
 
-**Checks.** What NumPy says of names removed in 1.24 and 2.0.
+**Checks.** NumPy's errors about names removed in 1.24 and 2.0.
 
-**Why it matters.** `np.float`, `np.bool` and others went in 1.24, `np.float_` and `np.Inf` in
-2.0.
+**Why it matters.** `np.float`, `np.bool` and others were removed in 1.24, `np.float_` and `np.Inf`
+in 2.0.
 
 **Example.** `module 'numpy' has no attribute 'float'`
 
-**Fix.** A newer version of the package that uses it, or an older NumPy; asked first.
+**Fix.** Install a newer version of the package that uses the name, or an older NumPy; asks first.
 
 **Source.** numpy.org/doc/stable/release/1.24.0-notes.html, numpy_2_0_migration_guide.html.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("numpy-name-gone",)
 
@@ -29,7 +29,7 @@ def check(case: Case) -> Finding | None:
         rule="numpy-name-removed",
         severity="error",
         certainty="likely",
-        problem="The code uses a name that was removed from NumPy.",
+        problem="The code uses a name that NumPy has removed.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(

@@ -1,16 +1,16 @@
-"""NVIDIA's package repository is signed with a key that this machine does not have.
+"""This machine lacks the key that signs NVIDIA's package repository.
 
-**Checks.** apt's and dnf's complaints of keys, by repository and by key. On the machine: NVIDIA's
-repository as a source without a key of its own and without cuda-keyring.
+**Checks.** apt's and dnf's key errors, by repository and by key. On the machine: NVIDIA's
+repository listed as a source without its own key and without cuda-keyring.
 
-**Why it matters.** NVIDIA replaced the key of its CUDA repositories in April 2022 (7FA2AF80
-became 3BF863CC). Machines and images from before refuse them until the new key is there.
+**Why it matters.** NVIDIA replaced the key of its CUDA repositories in April 2022 (7FA2AF80 became
+3BF863CC). Older machines and images reject them until the new key is installed.
 
 **Example.** `GPG error: https://developer.download.nvidia.com/compute/cuda/repos/... NO_PUBKEY
 A4B469963BF863CC`
 
-**Fix.** Install `cuda-keyring` and remove the old key; asked first. In a Dockerfile before the
-first `apt-get update`; or an image that was made later.
+**Fix.** Install `cuda-keyring` and remove the old key; asks first. In a Dockerfile, do it before
+the first `apt-get update`, or use a newer base image.
 
 **Source.** developer.nvidia.com/blog/updating-the-cuda-linux-gpg-repository-key;
 NVIDIA/cuda-repo-management#4.
@@ -18,23 +18,24 @@ NVIDIA/cuda-repo-management#4.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """A key of NVIDIA's is missing, or its repository is not accepted as signed."""
+    """An NVIDIA key is missing, or its repository's signature is rejected."""
     if not case.sees("nvidia-key-missing"):
         return None
     return Finding(
         rule="nvidia-apt-key-rotated",
         severity="error",
-        problem="NVIDIA's package repository is signed with a key that this machine does not have.",
-        because="NVIDIA signs with a new key since April 2022, and the old one is what this "
-        "machine knows",
+        problem="This machine lacks the key that signs NVIDIA's package repository.",
+        because=(
+            "NVIDIA has signed with a new key since April 2022; this machine has only the old one"
+        ),
         evidence=case.evidence("nvidia-key-missing"),
         fixes=(
             Fix(
@@ -47,19 +48,21 @@ def check(case: Case) -> Finding | None:
                     "sudo apt-get update",
                 ),
                 where="linux",
-                changes="the keys that apt accepts",
+                changes="the keys that apt trusts",
                 undo="sudo apt-get remove cuda-keyring",
             ),
             Fix(
-                text="where no CUDA package is wanted (under WSL, in images that bring "
-                "CUDA): take the source out",
+                text=(
+                    "or, if no CUDA packages are needed (under WSL, or in images that "
+                    "include CUDA), remove the source"
+                ),
                 safety="ask",
                 commands=(
                     "ls /etc/apt/sources.list.d | grep -iE 'cuda|nvidia'",
                     "sudo rm /etc/apt/sources.list.d/cuda.list",
                 ),
                 where="linux",
-                changes="the sources of apt",
+                changes="apt's sources",
             ),
         ),
         confirm=(
@@ -70,18 +73,20 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """NVIDIA's repository is a source, and nothing brought its present key."""
+    """NVIDIA's repository is a source, but its current key is not installed."""
     packages = machine.packages
     if packages is None or not packages.has_nvidia_source or packages.is_nvidia_source_signed:
         return ()
-    return fact("NVIDIA's repository without a key of its own", "/etc/apt/sources.list.d")
+    return fact("NVIDIA's repository without its own key", "/etc/apt/sources.list.d")
 
 
 RULE = Rule(
     check=check,
     prior=70,
-    readings=(
-        Reading(sign="nvidia-key-missing", read=_in_facts, severity="warning", certainty="likely"),
+    fact_checks=(
+        FactCheck(
+            sign="nvidia-key-missing", read=_in_facts, severity="warning", certainty="likely"
+        ),
     ),
     signatures=(
         signature(

@@ -1,49 +1,49 @@
-"""A setting of modprobe or the boot line keeps the NVIDIA module from loading.
+"""A modprobe setting or kernel parameter prevents the NVIDIA module from loading.
 
 **Checks.** `blacklist nvidia`, `install nvidia /bin/false`, `module_blacklist=nvidia`, and
-prime-select set to the other GPU. On the machine: the same lines in modprobe's folders, where a
-card is and no module is loaded.
+prime-select set to the other GPU. On the machine: the same lines in modprobe's folders, if there is
+a card but no module is loaded.
 
-**Why it matters.** The driver is installed and whole, and yet never loaded.
+**Why it matters.** The driver is completely installed but never loaded.
 
 **Example.** `/etc/modprobe.d/blacklist-nvidia.conf: blacklist nvidia`
 
-**Fix.** Take the line out, rebuild the initial RAM disk, restart; by hand.
+**Fix.** Remove the line, rebuild the initramfs, and restart; by hand.
 
 **Source.** modprobe.d(5); kernel-parameters, module_blacklist.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """The line itself."""
+    """The setting itself was seen."""
     if not case.sees("module-switched-off", "prime-selects-other"):
         return None
     return Finding(
         rule="nvidia-module-blacklisted",
         severity="error",
         certainty="decided" if case.sees("module-switched-off") else "likely",
-        problem="A setting keeps the NVIDIA module from being loaded.",
+        problem="A setting prevents the NVIDIA module from loading.",
         because="the module is blacklisted, or the other GPU is selected",
         evidence=case.evidence("module-switched-off", "prime-selects-other"),
         fixes=(
             Fix(
-                text="take the line out (prime-select: choose nvidia), then restart",
+                text="remove the setting (prime-select: select nvidia), then restart",
                 commands=(
                     "grep -rn 'nvidia' /etc/modprobe.d /lib/modprobe.d",
                     "sudo update-initramfs -u",
                     "sudo reboot",
                 ),
                 where="host",
-                changes="what the kernel loads at start",
-                undo="put the line back",
+                changes="which modules the kernel loads at boot",
+                undo="restore the setting",
             ),
         ),
         confirm=("grep -rn nvidia /etc/modprobe.d", "cat /proc/cmdline"),
@@ -51,18 +51,18 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """modprobe is told not to load it, and it is not loaded."""
+    """modprobe is configured not to load the module, and it is not loaded."""
     module = machine.module
     if module is None or module.loaded or not module.is_blacklisted or not module.pci_devices:
         return ()
-    return fact("the module nvidia is switched off", "/etc/modprobe.d")
+    return fact("the nvidia module is disabled", "/etc/modprobe.d")
 
 
 RULE = Rule(
     check=check,
     prior=50,
-    readings=(
-        Reading(sign="module-switched-off", read=_in_facts),
+    fact_checks=(
+        FactCheck(sign="module-switched-off", read=_in_facts),
     ),
     signatures=(
         signature(

@@ -1,33 +1,33 @@
-"""There is no NVIDIA module for the running kernel.
+"""The running kernel has no NVIDIA module.
 
-**Checks.** modprobe that finds no module, DKMS that failed or lacks the kernel's headers, a module
-made for another kernel. On the machine: a card and the driver's packages, and no module for the
-running kernel.
+**Checks.** modprobe finding no module, DKMS failing or lacking the kernel headers, a module built
+for another kernel. On the machine: a card and the driver's packages, but no module for the running
+kernel.
 
-**Why it matters.** The driver's module is built for one kernel. After a kernel update without
-DKMS, headers or a driver that knows the new kernel, nothing loads.
+**Why it matters.** The driver's module is built for one kernel. After a kernel update without DKMS,
+headers or a driver that supports the new kernel, no module loads.
 
 **Example.** `modprobe: FATAL: Module nvidia not found in directory /lib/modules/6.8.0-40-generic`
 
-**Fix.** Install the kernel's headers and build the module again; asked first. A driver too old
-for the kernel needs an older kernel or a newer driver.
+**Fix.** Install the kernel headers and rebuild the module; asks first. A driver too old for the
+kernel needs an older kernel or a newer driver.
 
 **Source.** dkms(8); modprobe(8).
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("dkms-failed", "kernel-headers-missing", "modprobe-not-found", "module-format")
 
 
 def check(case: Case) -> Finding | None:
-    """A missing or foreign module; or a driver that does not answer, and nothing tells why."""
+    """A missing or mismatched module, or a driver that does not respond for no visible reason."""
     is_silent = case.sees("smi-cannot-communicate", "nvml-driver-not-loaded")
     if case.is_wsl or not case.sees(*_SIGNS) and not is_silent:
         return None
@@ -36,11 +36,11 @@ def check(case: Case) -> Finding | None:
         severity="error",
         certainty="decided" if case.sees(*_SIGNS) else "likely",
         problem="The running kernel has no NVIDIA module.",
-        because="it is built for each kernel, by DKMS or the distribution, and this one was missed",
+        because="DKMS or the distribution builds the module for each kernel, but not for this one",
         evidence=case.evidence(*_SIGNS, "smi-cannot-communicate", "nvml-driver-not-loaded"),
         fixes=(
             Fix(
-                text="install the headers of this kernel and build the module again",
+                text="install this kernel's headers and rebuild the module",
                 safety="ask",
                 commands=(
                     "sudo apt-get install linux-headers-$(uname -r)",
@@ -56,14 +56,14 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """The driver's packages are here, and the running kernel has no module of theirs."""
+    """The driver's packages are installed, but the running kernel has no module from them."""
     module = machine.module
     if module is None or module.loaded or module.is_built is not False:
         return ()
     if not module.pci_devices or not module.packages:
         return ()
     return (
-        *fact(f"no module nvidia for kernel {machine.host.release}", "modinfo"),
+        *fact(f"no nvidia module for kernel {machine.host.release}", "modinfo"),
         *fact(f"installed: {', '.join(module.packages[:3])}", "dpkg"),
     )
 
@@ -71,8 +71,8 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(
-        Reading(sign="kernel-headers-missing", read=_in_facts),
+    fact_checks=(
+        FactCheck(sign="kernel-headers-missing", read=_in_facts),
     ),
     signatures=(
         signature(

@@ -1,16 +1,16 @@
-"""`no-cgroups` does not fit how containers run here.
+"""The `no-cgroups` setting is wrong for how containers run here.
 
-**Checks.** The setting, NVML that is blocked in a container, and rules for devices that the toolkit
-may not write. On the machine: `no-cgroups = true` while Docker runs as root, which drops the device
-rules.
+**Checks.** The setting, NVML blocked in a container, and device rules that the toolkit has no
+permission to write. On the machine: `no-cgroups = true` although Docker runs as root, which drops
+the device rules.
 
-**Why it matters.** The toolkit admits a container to the GPU's device files through cgroups. As
-root it must (`no-cgroups = false`); without root, as in rootless Docker, Podman or LXC, it cannot
-(`true`).
+**Why it matters.** The toolkit grants a container access to the GPU's device files through cgroups.
+As root it must (`no-cgroups = false`); without root, as in rootless Docker, Podman or LXC, it
+cannot (`true`).
 
 **Example.** `bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted`
 
-**Fix.** Set it in /etc/nvidia-container-runtime/config.toml and restart the engine; asked first.
+**Fix.** Set it in /etc/nvidia-container-runtime/config.toml and restart the engine; asks first.
 
 **Source.** https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html
 (rootless mode); https://github.com/microsoft/WSL/issues/9962
@@ -18,17 +18,17 @@ root it must (`no-cgroups = false`); without root, as in rootless Docker, Podman
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _BLIND = ("nvml-unknown-error", "nvml-blocked", "cuda-no-device", "cuda-unknown-error")
 
 
 def check(case: Case) -> Finding | None:
-    """Rules are refused, or were left out and the container is blocked."""
+    """Device rules are refused, or were omitted and the container is blocked."""
     is_refused = case.sees("device-rules-refused")
     is_off = case.sees("no-cgroups-set") or (case.sees("no-cgroups-true") and case.sees(*_BLIND))
     is_blocked = case.sees("nvml-blocked") and case.is_container
@@ -40,16 +40,16 @@ def check(case: Case) -> Finding | None:
         rule="nvidia-runtime-no-cgroups-wrong",
         severity="error",
         certainty=certainty,
-        problem="The toolkit may not write the container's device rules."
+        problem="The toolkit has no permission to write the container's device rules."
         if is_refused
-        else "The container is not admitted to the GPU's device files.",
+        else "The container has no access to the GPU's device files.",
         because=f"`no-cgroups` should be {value} here",
         evidence=case.evidence(
             "device-rules-refused", "no-cgroups-true", "no-cgroups-set", *_BLIND
         ),
         fixes=(
             Fix(
-                text="set it, and restart the engine",
+                text="change it, and restart the engine",
                 safety="ask",
                 commands=(
                     f"sudo nvidia-ctk config --set nvidia-container-cli.no-cgroups={value} "
@@ -65,7 +65,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """The setting is made for rootless engines, and this one is none."""
+    """The setting is for rootless engines, but this one runs as root."""
     return tuple(
         one
         for engine in machine.engines or ()
@@ -80,8 +80,8 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(
-        Reading(sign="no-cgroups-set", read=_in_facts, severity="warning", certainty="likely"),
+    fact_checks=(
+        FactCheck(sign="no-cgroups-set", read=_in_facts, severity="warning", certainty="likely"),
     ),
     signatures=(
         signature(

@@ -2,12 +2,12 @@
 
 **Checks.** The toolkit's errors about the loader's cache.
 
-**Why it matters.** Ubuntu's ldconfig is /sbin/ldconfig.real, that of all others /sbin/ldconfig. A
+**Why it matters.** Ubuntu uses /sbin/ldconfig.real, all other distributions /sbin/ldconfig. A
 configuration copied between them makes every GPU container fail.
 
 **Example.** `nvidia-container-cli: ldcache error: open failed: /sbin/ldconfig.real: no such file`
 
-**Fix.** Set the path of this distribution; asked first.
+**Fix.** Set this distribution's path; asks first.
 
 **Source.** https://github.com/NVIDIA/nvidia-docker/issues/587
 """
@@ -16,21 +16,21 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """The toolkit does not find it, or it fails."""
+    """The toolkit cannot find ldconfig, or it fails."""
     if not case.sees("ldcache-error"):
         return None
     return Finding(
         rule="nvidia-toolkit-ldconfig-path-wrong",
         severity="error",
-        problem="The toolkit calls an ldconfig that is not here, or fails.",
+        problem="The toolkit calls an ldconfig that does not exist or fails.",
         evidence=case.evidence("ldcache-error"),
         fixes=(
             Fix(
-                text="set the path that this distribution has",
+                text="set this distribution's path",
                 safety="ask",
                 commands=(
                     "sudo nvidia-ctk config --set nvidia-container-cli.ldconfig=@/sbin/ldconfig "

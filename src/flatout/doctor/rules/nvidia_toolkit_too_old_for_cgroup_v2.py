@@ -1,12 +1,12 @@
-"""The NVIDIA Container Toolkit is older than this machine's cgroups.
+"""The NVIDIA Container Toolkit is too old for this machine's cgroup v2.
 
-**Checks.** The toolkit's word about a subsystem `devices` that it does not find.
+**Checks.** The toolkit's error about a missing `devices` subsystem.
 
-**Why it matters.** Distributions since 2021 use cgroup v2, which the toolkit knows since 1.8.
+**Why it matters.** Distributions since 2021 use cgroup v2, which the toolkit supports since 1.8.
 
 **Example.** `nvidia-container-cli: container error: cgroup subsystem devices not found`
 
-**Fix.** Install a present toolkit; asked first.
+**Fix.** Install a current toolkit; asks first.
 
 **Source.** https://github.com/NVIDIA/nvidia-docker/issues/1447
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -25,11 +25,11 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="nvidia-toolkit-too-old-for-cgroup-v2",
         severity="error",
-        problem="The NVIDIA Container Toolkit is older than this machine's cgroups (v2).",
+        problem="The NVIDIA Container Toolkit is too old for this machine's cgroup v2.",
         evidence=case.evidence("cgroup-devices-missing"),
         fixes=(
             Fix(
-                text="install a present toolkit",
+                text="install a current toolkit",
                 safety="ask",
                 commands=("sudo apt-get install nvidia-container-toolkit",),
                 where="host",

@@ -1,13 +1,13 @@
-"""The installed ONNX Runtime is the build for the CPU.
+"""The installed ONNX Runtime is the CPU build.
 
-**Checks.** Providers that are asked for and not in the list of those that exist.
+**Checks.** Requested providers that are not in the list of available ones.
 
-**Why it matters.** `onnxruntime` and `onnxruntime-gpu` install the same module: with both, the
-last one wins.
+**Why it matters.** `onnxruntime` and `onnxruntime-gpu` install the same module: with both, the one
+installed last wins.
 
 **Example.** `Specified provider 'CUDAExecutionProvider' is not in available provider names.`
 
-**Fix.** Remove both, install onnxruntime-gpu; asked first.
+**Fix.** Remove both and install onnxruntime-gpu; asks first.
 
 **Source.** microsoft/onnxruntime#7748, #26996; onnxruntime.ai, install.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("onnx-provider-absent",)
 
@@ -28,11 +28,11 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="onnxruntime-cpu-only-build",
         severity="warning",
-        problem="The installed ONNX Runtime is the build for the CPU.",
+        problem="The installed ONNX Runtime is the CPU build.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="remove both packages and install the GPU's",
+                text="remove both packages and install the GPU package",
                 safety="ask",
                 commands=(
                     "pip uninstall onnxruntime onnxruntime-gpu",

@@ -1,13 +1,13 @@
-"""ONNX Runtime cannot load its CUDA provider, and uses the CPU.
+"""ONNX Runtime cannot load its CUDA provider and falls back to the CPU.
 
-**Checks.** What ONNX Runtime says of its CUDA and TensorRT providers.
+**Checks.** ONNX Runtime's messages about its CUDA and TensorRT providers.
 
-**Why it matters.** The provider needs CUDA and cuDNN of one major version, which onnxruntime-gpu
-does not bring.
+**Why it matters.** The provider needs a specific major version of CUDA and cuDNN, which
+onnxruntime-gpu does not include.
 
 **Example.** `Failed to create CUDAExecutionProvider. Require cuDNN 9.* and CUDA 12.*`
 
-**Fix.** Install CUDA's and cuDNN's wheels beside it; asked first.
+**Fix.** Install the CUDA and cuDNN wheels in the same environment; asks first.
 
 **Source.** microsoft/onnxruntime#11826; onnxruntime.ai, CUDA execution provider,
 requirements.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("onnx-provider-failed",)
 
@@ -29,11 +29,11 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="onnxruntime-cuda-libraries-not-found",
         severity="warning",
-        problem="ONNX Runtime cannot load its CUDA provider, and uses the CPU.",
+        problem="ONNX Runtime cannot load its CUDA provider and falls back to the CPU.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="install CUDA and cuDNN for it, and load them before the session",
+                text="install CUDA and cuDNN for it, and load them before creating the session",
                 safety="ask",
                 commands=("pip install 'onnxruntime-gpu[cuda,cudnn]'",),
                 changes="adds packages to this environment",

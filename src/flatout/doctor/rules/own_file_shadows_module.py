@@ -1,9 +1,9 @@
-"""A file of one's own has the name of a module that is imported.
+"""One of your files has the name of an imported module.
 
-**Checks.** Imports that end in one's own, half-read file.
+**Checks.** Imports that load a local, partially initialized file.
 
-**Why it matters.** Python looks into the script's folder first: a `torch.py` or `random.py` there
-is what everybody imports.
+**Why it matters.** Python searches the script's folder first: every import gets a `torch.py` or
+`random.py` there.
 
 **Example.** `AttributeError: partially initialized module 'torch' has no attribute 'nn' (most
 likely due to a circular import)`
@@ -17,23 +17,23 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Imports that end in one's own, half-read file."""
+    """Imports that load a local, partially initialized file."""
     if not case.sees("partially-initialized"):
         return None
     return Finding(
         rule="own-file-shadows-module",
         severity="error",
         certainty="likely",
-        problem="A file of one's own has the name of a module that is imported.",
-        because="Python looks into the script's folder before all others",
+        problem="One of your files has the name of an imported module.",
+        because="Python searches the script's folder before all others",
         evidence=case.evidence("partially-initialized"),
         fixes=(
             Fix(
-                text="rename the file, and delete its copy in __pycache__",
+                text="rename the file, and delete its compiled copy in __pycache__",
             ),
         ),
         confirm=('python -c "import <module>; print(<module>.__file__)"',),

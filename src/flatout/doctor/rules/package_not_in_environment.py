@@ -1,13 +1,13 @@
-"""The package is not in the environment that runs.
+"""The package is not installed in the running environment.
 
-**Checks.** Modules that are not found.
+**Checks.** Modules that cannot be found.
 
-**Why it matters.** `pip` and `python` may belong to different environments, and a notebook's
-kernel to a third.
+**Why it matters.** `pip` and `python` may belong to different environments, and a notebook's kernel
+to a third one.
 
 **Example.** `ModuleNotFoundError: No module named 'torch'`
 
-**Fix.** `python -m pip install`, with the very `python` that runs; asked first.
+**Fix.** Run `python -m pip install` with the same `python` that runs the program; asks first.
 
 **Source.** docs.python.org/3/library/venv.html;
 packaging.python.org/en/latest/tutorials/installing-packages/.
@@ -17,23 +17,23 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """A module was not found; a build that hides it is another rule's."""
+    """A module was not found; build isolation has its own rule."""
     if not case.sees("module-not-found") or case.sees("build-isolation"):
         return None
     return Finding(
         rule="package-not-in-environment",
         severity="error",
         certainty="possible",
-        problem="The package is not in the environment that runs.",
+        problem="The package is not installed in the running environment.",
         because="`pip` and `python` may belong to different environments",
         evidence=case.evidence("module-not-found"),
         fixes=(
             Fix(
-                text="install it with the Python that runs",
+                text="install it with the Python that runs the program",
                 safety="ask",
                 commands=("python -m pip install <package>",),
                 changes="the environment",

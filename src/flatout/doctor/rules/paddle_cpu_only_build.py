@@ -1,25 +1,25 @@
-"""The installed Paddle is a build for the CPU alone.
+"""The installed Paddle is a CPU-only build.
 
-**Checks.** What Paddle says when a GPU is asked of it. On the machine: a build for the CPU beside a
-GPU.
+**Checks.** Paddle's errors when a GPU is requested. On the machine: a CPU build, although there is
+a GPU.
 
-**Why it matters.** `pip install paddlepaddle` gives the CPU's build; GPU builds are in Paddle's
+**Why it matters.** `pip install paddlepaddle` installs the CPU build; GPU builds are in Paddle's
 own index.
 
 **Example.** `PaddlePaddle is not compiled with CUDA`
 
-**Fix.** Install paddlepaddle-gpu from its index; asked first.
+**Fix.** Install paddlepaddle-gpu from its index; asks first.
 
 **Source.** www.paddlepaddle.org.cn/install/quick.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("paddle-without-cuda",)
 
@@ -31,7 +31,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="paddle-cpu-only-build",
         severity="error",
-        problem="The installed Paddle is a build for the CPU alone.",
+        problem="The installed Paddle is a CPU-only build.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
@@ -52,7 +52,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Paddle is the CPU's, and a GPU answers."""
+    """Paddle is a CPU build, although there is a GPU."""
     paddle = machine.framework("paddlepaddle")
     if paddle is None or paddle.build != "cpu" or not machine.gpus:
         return ()
@@ -65,7 +65,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="paddle-without-cuda", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="paddle-without-cuda", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "paddle-without-cuda",

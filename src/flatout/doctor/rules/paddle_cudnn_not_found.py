@@ -1,14 +1,14 @@
-"""Paddle cannot load cuDNN, or the CUDA library under it.
+"""Paddle cannot load cuDNN or a CUDA library it depends on.
 
-**Checks.** What Paddle's loader says of libraries, and cuDNN that does not load in a program that
-names Paddle.
+**Checks.** Errors of Paddle's library loader, and a cuDNN that does not load in a program that
+mentions Paddle.
 
-**Why it matters.** Paddle 2 looks for cuDNN in the system, not in torch's package.
+**Why it matters.** Paddle 2 searches for cuDNN in the system, not in torch's package.
 
 **Example.** `The third-party dynamic library (libcudnn.so) that Paddle depends on is not
 configured correctly.`
 
-**Fix.** Install cuDNN for the CUDA of this Paddle and name its folder in LD_LIBRARY_PATH; asked
+**Fix.** Install cuDNN for this Paddle's CUDA version and add its folder to LD_LIBRARY_PATH; asks
 first.
 
 **Source.** PaddlePaddle/Paddle#49106, #51060; www.paddlepaddle.org.cn/install/quick.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = (
     "paddle-library-missing",
@@ -35,13 +35,13 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="paddle-cudnn-not-found",
         severity="error",
-        problem="Paddle cannot load cuDNN, or the CUDA library under it.",
+        problem="Paddle cannot load cuDNN or a CUDA library it depends on.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
                 text=(
-                    "install cuDNN and the CUDA libraries that this build of Paddle was"
-                    " made for, and put them on the loader's path"
+                    "install the cuDNN and CUDA libraries that this Paddle build needs,"
+                    " and add them to the loader's path"
                 ),
                 safety="ask",
                 commands=("pip install nvidia-cudnn-cu12 nvidia-cublas-cu12",),

@@ -1,14 +1,13 @@
-"""The PCI Express link reports errors.
+"""A PCI Express link reports errors.
 
-**Checks.** The kernel's AER lines, and links that run with fewer lanes than they could.
+**Checks.** The kernel's AER lines, and links that run with fewer lanes than possible.
 
-**Why it matters.** Corrected errors in numbers make transfers slow and announce a card that falls
-off the bus; uncorrected ones end what runs. Risers, slots and link speed are behind them.
+**Why it matters.** Many corrected errors slow down transfers and are an early sign of a card
+falling off the bus; uncorrected ones kill programs. The causes are risers, slots and link speed.
 
 **Example.** `PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer`
 
-**Fix.** Seat the card anew, leave risers out, set the slot to the next lower PCIe generation; by
-hand.
+**Fix.** Reseat the card, remove risers, set the slot to the next lower PCIe generation; by hand.
 
 **Source.** https://docs.kernel.org/PCI/pcieaer-howto.html
 """
@@ -17,11 +16,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """AER lines; corrected errors are a note."""
+    """AER lines; corrected errors are only a note."""
     is_hard = case.sees("aer-uncorrected")
     if not is_hard and not case.sees("aer-corrected"):
         return None
@@ -29,12 +28,14 @@ def check(case: Case) -> Finding | None:
         rule="pcie-link-errors",
         severity="warning" if is_hard else "note",
         certainty="likely" if is_hard else "possible",
-        problem="The PCI Express link of a device reports errors.",
+        problem="A device's PCI Express link reports errors.",
         evidence=case.evidence("aer-uncorrected", "aer-corrected"),
         fixes=(
             Fix(
-                text="seat the card anew, without a riser, or set its slot to the next lower PCIe "
-                "generation in the firmware",
+                text=(
+                    "reseat the card, without a riser, or set its slot to the next lower "
+                    "PCIe generation in the firmware"
+                ),
                 where="host",
             ),
         ),

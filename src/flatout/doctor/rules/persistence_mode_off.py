@@ -1,33 +1,34 @@
-"""The driver unloads a GPU's state whenever nobody uses it.
+"""The driver unloads a GPU's state whenever no program uses it.
 
-**Checks.** On the machine: NVML's persistence mode, on a native Linux whose cards light no screen.
+**Checks.** On the machine: NVML's persistence mode, on native Linux with cards that drive no
+display.
 
-**Why it matters.** Without persistence the first program after a pause waits for the card to start,
-a second and more each, and settings such as power limits are lost.
+**Why it matters.** Without persistence, the first program after a pause waits a second or more per
+card for it to start, and settings such as power limits are lost.
 
 **Example.** `GPU 0: persistence is off`
 
-**Fix.** Switch it on, or let nvidia-persistenced run; asked first. A note.
+**Fix.** Enable it, or run nvidia-persistenced; asks first. Reported as a note.
 
 **Source.** docs.nvidia.com/deploy/driver-persistence.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """It is off."""
+    """Persistence mode is off."""
     if not case.sees("persistence-off"):
         return None
     return Finding(
         rule="persistence-mode-off",
         severity="note",
-        problem="The driver stops a GPU when nobody uses it, and starts it again each time.",
+        problem="The driver stops a GPU when no program uses it, and starts it again each time.",
         evidence=case.evidence("persistence-off"),
         fixes=(
             Fix(
@@ -38,7 +39,7 @@ def check(case: Case) -> Finding | None:
                     "sudo nvidia-smi -pm 1",
                 ),
                 where="host",
-                changes="a service, and the GPUs' mode until the next start",
+                changes="starts a service, and sets the GPUs' mode until the next boot",
                 undo="sudo systemctl disable --now nvidia-persistenced; sudo nvidia-smi -pm 0",
             ),
         ),
@@ -47,7 +48,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Off, on cards that light no screen."""
+    """Persistence is off, on cards that drive no display."""
     if (
         machine.module is None
         or machine.host.container
@@ -61,5 +62,5 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=10,
-    readings=(Reading(sign="persistence-off", read=_in_facts, severity="note"),),
+    fact_checks=(FactCheck(sign="persistence-off", read=_in_facts, severity="note"),),
 )

@@ -1,14 +1,14 @@
-"""This Python belongs to the system, and pip may not write into it.
+"""This Python belongs to the system, so pip refuses to install into it.
 
-**Checks.** The refusal of pip and uv, as PEP 668 asks for. On the machine: the mark of the system's
-Python; a note.
+**Checks.** pip's and uv's error, as PEP 668 requires. On the machine: the marker file of the
+system's Python; reported as a note.
 
-**Why it matters.** apt and pip would overwrite each other's files. Debian 12, Ubuntu 23.04,
-Fedora, Arch, Alpine and Homebrew therefore mark their Python as theirs.
+**Why it matters.** apt and pip would overwrite each other's files. Debian 12, Ubuntu 23.04, Fedora,
+Arch, Alpine and Homebrew therefore mark their Python as externally managed.
 
 **Example.** `error: externally-managed-environment`
 
-**Fix.** A virtual environment; asked first. `--break-system-packages` does what its name says.
+**Fix.** Use a virtual environment; asks first. `--break-system-packages` does what its name says.
 
 **Source.** peps.python.org/pep-0668;
 packaging.python.org/en/latest/specifications/externally-managed-environments/.
@@ -16,21 +16,21 @@ packaging.python.org/en/latest/specifications/externally-managed-environments/.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """The refusal of pip and uv, as PEP 668 asks for."""
+    """pip's and uv's error, as PEP 668 requires."""
     if not case.sees("externally-managed"):
         return None
     return Finding(
         rule="pip-externally-managed",
         severity="error",
-        problem="This Python belongs to the system, and pip may not write into it.",
+        problem="This Python belongs to the system, so pip refuses to install into it.",
         because="the system's package manager owns this Python",
         evidence=case.evidence("externally-managed"),
         fixes=(
@@ -50,7 +50,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """The Python asked about is the system's, and marked."""
+    """The examined Python is the system's, and marked."""
     first = next(iter(machine.environments or ()), None)
     if first is None or first.kind != "system" or not first.is_externally_managed:
         return ()
@@ -60,7 +60,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=70,
-    readings=(Reading(sign="externally-managed", read=_in_facts, severity="note"),),
+    fact_checks=(FactCheck(sign="externally-managed", read=_in_facts, severity="note"),),
     signatures=(
         signature(
             "externally-managed",

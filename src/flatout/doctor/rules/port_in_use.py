@@ -1,14 +1,14 @@
-"""Another program listens on this port.
+"""Another program is listening on this port.
 
 **Checks.** Servers that cannot bind: Jupyter, TensorBoard, uvicorn, Gradio, Docker, Ray.
 
 **Why it matters.** A port belongs to one program at a time. On Windows, Hyper-V and WSL also
-reserve ranges in which nothing is seen to listen.
+reserve port ranges without a visible listener.
 
 **Example.** `[Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address
 already in use`
 
-**Fix.** Another port, or end the program that holds it; asked first.
+**Fix.** Use another port, or stop the program that holds it; asks first.
 
 **Source.** man7.org/linux/man-pages/man2/bind.2.html;
 learn.microsoft.com/windows/win32/winsock/windows-sockets-error-codes-2.
@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """An address is in use, and it is not that of a rendezvous."""
+    """An address is in use, other than a rendezvous address."""
     if not case.sees("address-in-use", "server-port-taken"):
         return None
     is_server = case.sees("server-port-taken", "server-named")
@@ -30,15 +30,15 @@ def check(case: Case) -> Finding | None:
         rule="port-in-use",
         severity="error",
         certainty="decided" if is_server else "likely",
-        problem="Another program listens on this port.",
-        because="a port belongs to one program at a time",
+        problem="Another program is listening on this port.",
+        because="only one program can listen on a port",
         evidence=case.evidence("server-port-taken", "address-in-use"),
         fixes=(
             Fix(
-                text="see who listens, then choose another port or end that program",
+                text="find the listening program, then choose another port or stop that program",
                 safety="ask",
                 commands=("ss -ltnp", "kill <pid>"),
-                changes="ends that program",
+                changes="stops that program",
             ),
         ),
         confirm=("ss -ltnp", "netsh interface ipv4 show excludedportrange protocol=tcp"),

@@ -1,13 +1,13 @@
-"""PowerShell may not run scripts, so the environment is not activated.
+"""PowerShell may not run scripts, so the environment cannot be activated.
 
-**Checks.** PowerShell's refusal, by its error id.
+**Checks.** PowerShell's error, by its id.
 
-**Why it matters.** Windows' default policy runs no script, and `Activate.ps1` is one.
+**Why it matters.** Windows' default execution policy blocks all scripts, including `Activate.ps1`.
 
 **Example.** `Activate.ps1 cannot be loaded because running scripts is disabled on this system ...
 PSSecurityException`
 
-**Fix.** `Set-ExecutionPolicy -Scope CurrentUser RemoteSigned`; asked first. Or call the
+**Fix.** `Set-ExecutionPolicy -Scope CurrentUser RemoteSigned`; asks first. Or call the
 environment's `python.exe` by its path.
 
 **Source.**
@@ -19,26 +19,26 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """PowerShell's refusal, by its error id."""
+    """PowerShell's error, by its id."""
     if not case.sees("scripts-disabled"):
         return None
     return Finding(
         rule="powershell-scripts-disabled",
         severity="error",
-        problem="PowerShell may not run scripts, so the environment is not activated.",
-        because="Windows' default policy runs no script",
+        problem="PowerShell may not run scripts, so the environment cannot be activated.",
+        because="Windows' default execution policy blocks scripts",
         evidence=case.evidence("scripts-disabled"),
         fixes=(
             Fix(
-                text="allow signed scripts, and one's own, to this user",
+                text="allow signed and local scripts for this user",
                 safety="ask",
                 commands=("Set-ExecutionPolicy -ExecutionPolicy RemoteSigned -Scope CurrentUser",),
                 where="powershell",
-                changes="the policy of this user",
+                changes="this user's execution policy",
                 undo="Set-ExecutionPolicy -ExecutionPolicy Undefined -Scope CurrentUser",
             ),
         ),

@@ -1,13 +1,13 @@
-"""protobuf is of another version than generated code expects.
+"""The protobuf version does not match the generated code.
 
-**Checks.** What protobuf says of descriptors and runtimes.
+**Checks.** protobuf's errors about descriptors and runtimes.
 
-**Why it matters.** Code generated for protobuf 3 fails with 4 and newer, and each release with
-older runtimes.
+**Why it matters.** Code generated for protobuf 3 fails with 4 and newer, and code of any release
+fails with older runtimes.
 
 **Example.** `Descriptors cannot be created directly.`
 
-**Fix.** Install the protobuf of the generated code; asked first.
+**Fix.** Install the protobuf version that the generated code needs; asks first.
 
 **Source.** protobuf.dev/news; tensorflow/tensorflow#56077.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("protobuf-refused",)
 
@@ -28,11 +28,11 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="protobuf-version-conflict",
         severity="error",
-        problem="protobuf is of another version than generated code expects.",
+        problem="The protobuf version does not match the generated code.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="install a protobuf that fits",
+                text="install a matching protobuf",
                 safety="ask",
                 commands=("pip install 'protobuf<4'",),
                 changes="replaces protobuf in this environment",

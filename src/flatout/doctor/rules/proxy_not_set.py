@@ -1,15 +1,16 @@
-"""This network lets nobody out but through a proxy, which is not set, or set by half.
+"""This network requires a proxy, which is not set or only partly set.
 
-**Checks.** Connections to package indexes that time out, and proxies that refuse or are misspelt.
+**Checks.** Connections to package indexes that time out, and proxies that refuse or are misspelled.
 
-**Why it matters.** Each program reads its proxy elsewhere: Python and curl the environment, apt
-and Docker's daemon files of their own, WSL nothing of Windows' unless `autoProxy` is on.
+**Why it matters.** Programs read their proxy from different places: Python and curl from the
+environment, apt and Docker's daemon from their own files; WSL uses Windows' proxy only if
+`autoProxy` is on.
 
 **Example.** `ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 407 Proxy
 Authentication Required'))`
 
-**Fix.** HTTP_PROXY, HTTPS_PROXY and NO_PROXY in the shell; the daemon's own setting for Docker;
-safe in the shell.
+**Fix.** Set HTTP_PROXY, HTTPS_PROXY and NO_PROXY in the shell, and for Docker the daemon's own
+setting; safe in the shell.
 
 **Source.** pip.pypa.io/en/stable/user_guide/ (using a proxy server);
 docs.docker.com/engine/daemon/proxy/; MicrosoftDocs/WSL: wsl-config.md.
@@ -19,16 +20,16 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.schema.finding import Certainty, Finding, Fix
 
 _HALF = ("proxy-refused", "proxy-misspelt", "wsl-localhost-proxy")
 
 
 def check(case: Case) -> Finding | None:
-    """A proxy was asked and failed, or public hosts do not answer."""
+    """A proxy failed, or public hosts do not answer."""
     is_silent = case.sees("public-host-silent", "network-unreachable")
     if case.sees("pip-succeeded"):
-        # It was only tried again.
+        # pip only retried.
         is_silent = False
     if not case.sees(*_HALF) and not is_silent:
         return None
@@ -40,10 +41,11 @@ def check(case: Case) -> Finding | None:
         rule="proxy-not-set",
         severity="error" if is_error else "warning",
         certainty=certainty,
-        problem="This network lets nobody out but through a proxy, which is not set, or set by "
-        "half.",
-        because="every program reads its proxy elsewhere, Docker's daemon and apt from their "
-        "own files",
+        problem="This network requires a proxy, which is not set or only partly set.",
+        because=(
+            "programs read their proxy from different places; Docker's daemon and apt use "
+            "their own files"
+        ),
         evidence=case.evidence(*_HALF, "public-host-silent", "network-unreachable"),
         fixes=(
             Fix(
@@ -52,7 +54,7 @@ def check(case: Case) -> Finding | None:
                 commands=(
                     "export HTTP_PROXY=<url> HTTPS_PROXY=<url> NO_PROXY=localhost,127.0.0.1",
                 ),
-                changes="the environment of this shell",
+                changes="environment variables of this shell",
                 undo="unset HTTP_PROXY HTTPS_PROXY NO_PROXY",
             ),
             Fix(
@@ -60,7 +62,7 @@ def check(case: Case) -> Finding | None:
                 where="host",
             ),
             Fix(
-                text="where none is needed, take a forgotten one out",
+                text="if no proxy is needed, remove a leftover setting",
                 safety="safe",
                 commands=("env | grep -i _proxy", "pip config list"),
                 changes="nothing",

@@ -1,14 +1,14 @@
-"""This Python was built without a library that it needs.
+"""This Python was built without a required library.
 
-**Checks.** Modules of the standard library that are not there.
+**Checks.** Missing modules of the standard library.
 
-**Why it matters.** pyenv and others compile Python on the machine. What was not installed then,
-such as libffi or OpenSSL, is left out without an error.
+**Why it matters.** pyenv and others compile Python on the machine. Libraries not installed then,
+such as libffi or OpenSSL, are skipped without an error.
 
 **Example.** `ModuleNotFoundError: No module named '_ctypes'`
 
-**Fix.** Install the development packages and compile Python again; or a finished one by uv or
-conda; asked first.
+**Fix.** Install the development packages and recompile Python, or use a prebuilt one from uv or
+conda; asks first.
 
 **Source.** github.com/pyenv/pyenv/wiki (suggested build environment);
 docs.astral.sh/uv/concepts/python-versions/.
@@ -18,36 +18,36 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Modules of the standard library that are not there."""
+    """Missing modules of the standard library."""
     if not case.sees("standard-module-missing"):
         return None
     return Finding(
         rule="python-built-without-library",
         severity="error",
-        problem="This Python was built without a library that it needs.",
-        because="the library's headers were not there when this Python was compiled",
+        problem="This Python was built without a required library.",
+        because="the library's headers were not installed when this Python was compiled",
         evidence=case.evidence("standard-module-missing"),
         fixes=(
             Fix(
-                text="take a Python that is complete",
+                text="use a complete Python",
                 safety="ask",
                 commands=("uv venv --python 3.12",),
                 changes="a new folder .venv",
                 undo="rm -r .venv",
             ),
             Fix(
-                text="or compile again, with the headers",
+                text="or recompile it with the headers",
                 safety="ask",
                 commands=(
                     "sudo apt install libssl-dev libffi-dev libsqlite3-dev liblzma-dev",
                     "pyenv install --force <version>",
                 ),
                 where="linux",
-                changes="installs packages, replaces that Python",
+                changes="installs packages and replaces that Python",
             ),
         ),
     )

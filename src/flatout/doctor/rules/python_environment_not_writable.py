@@ -1,13 +1,13 @@
-"""The folder of this environment may not be written to.
+"""The environment's folder is not writable.
 
-**Checks.** Permissions that pip, uv and conda lack.
+**Checks.** Permission errors of pip, uv and conda.
 
-**Why it matters.** Folders of the system, of root or of another user's installation are not yours
-to change; files that `sudo pip` made are root's.
+**Why it matters.** Folders of the system, of root or of another user cannot be changed; files
+created by `sudo pip` belong to root.
 
 **Example.** `ERROR: Could not install packages due to an OSError: [Errno 13] Permission denied`
 
-**Fix.** An environment of one's own; asked first. Never `sudo pip`.
+**Fix.** Use your own environment; asks first. Never use `sudo pip`.
 
 **Source.** docs.python.org/3/library/venv.html; pip.pypa.io/en/stable/user_guide/.
 """
@@ -16,22 +16,22 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Permissions that pip, uv and conda lack."""
+    """Permission errors of pip, uv and conda."""
     if not case.sees("environment-not-writable"):
         return None
     return Finding(
         rule="python-environment-not-writable",
         severity="error",
-        problem="The folder of this environment may not be written to.",
+        problem="The environment's folder is not writable.",
         because="the environment belongs to the system, to root or to another user",
         evidence=case.evidence("environment-not-writable"),
         fixes=(
             Fix(
-                text="make an environment of your own",
+                text="create your own environment",
                 safety="ask",
                 commands=("python3 -m venv .venv", ". .venv/bin/activate"),
                 changes="a new folder .venv",

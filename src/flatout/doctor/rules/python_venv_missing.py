@@ -1,14 +1,14 @@
-"""This Python has no pip, or cannot make environments: Debian and Ubuntu package them apart.
+"""This Python lacks pip or venv, which Debian and Ubuntu package separately.
 
-**Checks.** venv without ensurepip, and pip that is not found.
+**Checks.** venv without ensurepip, and a missing pip.
 
-**Why it matters.** Debian and Ubuntu take venv, ensurepip and pip out of python3 and put them
-into packages of their own.
+**Why it matters.** Debian and Ubuntu split venv, ensurepip and pip from python3 into separate
+packages.
 
 **Example.** `The virtual environment was not created successfully because ensurepip is not
 available.`
 
-**Fix.** `sudo apt install python3-venv python3-pip`; asked first. uv needs neither.
+**Fix.** `sudo apt install python3-venv python3-pip`; asks first. uv needs neither.
 
 **Source.** packages.debian.org/stable/python3-venv; docs.astral.sh/uv/pip/environments/.
 """
@@ -17,24 +17,23 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """venv without ensurepip, and pip that is not found."""
+    """venv without ensurepip, and a missing pip."""
     if not case.sees("ensurepip-missing", "pip-missing"):
         return None
     return Finding(
         rule="python-venv-missing",
         severity="error",
         certainty="decided" if case.sees("ensurepip-missing") else "likely",
-        problem="This Python has no pip, or cannot make environments: Debian and Ubuntu package"
-        " them apart.",
-        because="Debian and Ubuntu package venv and pip apart from python3",
+        problem="This Python lacks pip or venv, which Debian and Ubuntu package separately.",
+        because="Debian and Ubuntu package venv and pip separately from python3",
         evidence=case.evidence("ensurepip-missing", "pip-missing"),
         fixes=(
             Fix(
-                text="install what is missing",
+                text="install the missing packages",
                 safety="ask",
                 commands=("sudo apt install python3-venv python3-pip",),
                 where="linux",
@@ -42,7 +41,7 @@ def check(case: Case) -> Finding | None:
                 undo="sudo apt remove python3-venv python3-pip",
             ),
             Fix(
-                text="or make the environment with uv, which needs neither",
+                text="or create the environment with uv, which needs neither",
                 safety="ask",
                 commands=("uv venv",),
                 changes="a new folder .venv",

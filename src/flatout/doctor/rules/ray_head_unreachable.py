@@ -1,16 +1,15 @@
-"""Ray's head is not reachable at that address.
+"""The Ray head node is not reachable at that address.
 
-**Checks.** What Ray says of the GCS, of Redis, or of a cluster that it does not find.
+**Checks.** Ray's errors about the GCS, Redis, or a cluster that it cannot find.
 
-**Why it matters.** Nodes and drivers connect to the head's port 6379, Ray clients to 10001. A
-head that is not started, has another address, or stands behind a firewall or WSL's NAT does not
-answer.
+**Why it matters.** Nodes and drivers connect to the head's port 6379, Ray clients to 10001. A head
+that is not running, has another address, or is behind a firewall or WSL's NAT does not answer.
 
 **Example.** `Unable to connect to GCS at 127.0.0.1:6379. Check that (1) Ray GCS with matching
 version started successfully ...`
 
-**Fix.** `ray start --head --node-ip-address=...` there, and that address here; by hand.
-`ray.init()` without an address for a cluster of its own.
+**Fix.** Run `ray start --head --node-ip-address=...` there, and use that address here; by hand.
+`ray.init()` without an address starts a separate local cluster.
 
 **Source.** ray-project/ray: python/ray/_private/node.py, services.py;
 docs.ray.io/en/latest/cluster/faq.html.
@@ -20,30 +19,30 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """What Ray says of the GCS, of Redis, or of a cluster that it does not find."""
+    """Ray's errors about the GCS, Redis, or a cluster that it cannot find."""
     if not case.sees("ray-no-gcs", "ray-connection-lost"):
         return None
     return Finding(
         rule="ray-head-unreachable",
         severity="error",
         certainty="decided" if case.sees("ray-no-gcs") else "likely",
-        problem="Ray's head is not reachable at that address.",
+        problem="The Ray head node is not reachable at that address.",
         because="nodes connect to the head's port 6379, Ray clients to its port 10001",
         evidence=case.evidence("ray-no-gcs", "ray-connection-lost"),
         fixes=(
             Fix(
-                text="start the head with the address that the others see",
+                text="start the head with an address that the other nodes can reach",
                 safety="ask",
                 commands=("ray stop", "ray start --head --node-ip-address=<address> --port=6379"),
                 where="host",
-                changes="ends what runs on that Ray",
+                changes="stops everything on that Ray cluster",
             ),
             Fix(
-                text="connect to that address",
+                text="then connect to that address",
                 safety="safe",
                 commands=("nc -vz <address> 6379", "ray start --address=<address>:6379"),
                 changes="starts Ray on this machine",

@@ -1,14 +1,14 @@
-"""Parts of the Ray cluster run different versions of Python.
+"""Nodes of the Ray cluster run different Python versions.
 
-**Checks.** The versions that Ray prints when a process joins, and what it cannot unpickle.
+**Checks.** The versions that Ray prints when a process joins, and unpickling errors.
 
-**Why it matters.** Functions travel between the machines as pickled byte code, which differs from
-one Python to the next.
+**Why it matters.** Ray sends functions between machines as pickled bytecode, which differs between
+Python versions.
 
 **Example.** `Version mismatch: The cluster was started with: ... Python: 3.6.5 ... This process
 ... Python: 3.6.7`
 
-**Fix.** Environments with the same Python, to the third number, on all machines; asked first.
+**Fix.** Use the same Python, down to the patch version, on all machines; asks first.
 
 **Source.** ray-project/ray: python/ray/_private/utils.py (check_version_info),
 python/ray/util/client/worker.py.
@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """The versions of Ray agree, and those of Python do not."""
+    """The Ray versions match, but the Python versions do not."""
     ours, theirs = (case.value("ray-versions", name) for name in ("python", "other_python"))
     is_other = ours is not None and theirs is not None and ours != theirs
     is_pickled = case.sees("pickle-of-other-python") and case.sees("ray-named")
@@ -32,14 +32,14 @@ def check(case: Case) -> Finding | None:
         rule="ray-python-version-mismatch",
         severity="error",
         certainty="decided" if is_other or case.sees("ray-client-python") else "likely",
-        problem="Parts of the Ray cluster run different versions of Python.",
-        because=f"Python {ours} and {theirs} have met"
+        problem="Nodes of the Ray cluster run different Python versions.",
+        because=f"Python {ours} and Python {theirs} are both in use"
         if is_other
-        else "functions travel as byte code, which differs between versions of Python",
+        else "functions are sent as bytecode, which differs between Python versions",
         evidence=case.evidence("ray-versions", "ray-client-python", "pickle-of-other-python"),
         fixes=(
             Fix(
-                text="make an environment with the cluster's Python here",
+                text="create an environment with the cluster's Python here",
                 safety="ask",
                 commands=(
                     f"uv venv --python {ours or '<version>'}",

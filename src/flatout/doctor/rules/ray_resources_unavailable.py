@@ -1,13 +1,12 @@
-"""Ray waits for resources that no node of the cluster has.
+"""Ray is waiting for resources that no node has available.
 
-**Checks.** Ray's notice of requests that cannot be scheduled.
+**Checks.** Ray's notice about requests that cannot be scheduled.
 
-**Why it matters.** A task that asks for a GPU waits for ever where Ray found none, or all are
-held by others.
+**Why it matters.** A task that requests a GPU waits forever if Ray found none, or all are in use.
 
 **Example.** `The following resource request cannot be scheduled right now: {'GPU': 1.0}`
 
-**Fix.** Ask for less, or start nodes with `--num-gpus`; by hand.
+**Fix.** Request less, or start nodes with `--num-gpus`; by hand.
 
 **Source.** docs.ray.io/en/latest/ray-core/scheduling/resources.html.
 """
@@ -16,23 +15,23 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Ray's notice of requests that cannot be scheduled."""
+    """Ray's notice about requests that cannot be scheduled."""
     if not case.sees("ray-cannot-schedule"):
         return None
     return Finding(
         rule="ray-resources-unavailable",
         severity="warning",
         certainty="likely",
-        problem="Ray waits for resources that no node of the cluster has.",
-        because="no node has what was asked for, or others hold it",
+        problem="Ray is waiting for resources that no node has available.",
+        because="no node has the requested resources, or they are in use",
         evidence=case.evidence("ray-cannot-schedule"),
         fixes=(
             Fix(
-                text="compare what is asked for with what there is",
+                text="compare the request with the available resources",
                 safety="safe",
                 commands=("ray status -v",),
                 changes="nothing",

@@ -1,15 +1,15 @@
-"""Parts of the Ray cluster run different versions of Ray.
+"""Nodes of the Ray cluster run different Ray versions.
 
-**Checks.** The versions that Ray prints when a process joins, and what a Ray client is told by
-its server.
+**Checks.** The versions that Ray prints when a process joins, and the server's response to a Ray
+client.
 
-**Why it matters.** Ray's parts talk in a protocol of their own that changes from release to
-release: all machines need the same Ray, and the same Python.
+**Why it matters.** Ray's internal protocol changes from release to release, so all machines need
+the same Ray and the same Python.
 
 **Example.** `RuntimeError: Version mismatch: The cluster was started with: Ray: 2.12.0 ... This
 process on node ... was started with: Ray: 2.42.0`
 
-**Fix.** Install one version on all machines, in environments with the same Python; asked first.
+**Fix.** Install one version on all machines, in environments with the same Python; asks first.
 
 **Source.** ray-project/ray: python/ray/_private/utils.py (check_version_info);
 docs.ray.io/en/latest/cluster/faq.html.
@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """The versions of Ray that were printed differ."""
+    """The printed Ray versions differ."""
     ours, theirs = (case.value("ray-versions", name) for name in ("ray", "other_ray"))
     is_other = ours is not None and theirs is not None and ours != theirs
     is_unread = case.sees("ray-version-mismatch") and ours is None
@@ -33,15 +33,16 @@ def check(case: Case) -> Finding | None:
         rule="ray-version-mismatch",
         severity="error",
         certainty="likely" if is_unread else "decided",
-        problem="Parts of the Ray cluster run different versions of Ray.",
-        because=f"Ray {ours} and {theirs} have met"
+        problem="Nodes of the Ray cluster run different Ray versions.",
+        because=f"Ray {ours} and Ray {theirs} are both in use"
         if is_other
-        else "all parts of a cluster need the same Ray and the same Python",
+        else "all nodes of a cluster need the same Ray and the same Python",
         evidence=case.evidence("ray-versions", "ray-client-version", "ray-version-mismatch"),
         fixes=(
             Fix(
-                text="install the cluster's version here, or one version everywhere, and "
-                "start Ray again",
+                text=(
+                    "install the cluster's version here, or one version everywhere, and restart Ray"
+                ),
                 safety="ask",
                 commands=(f"pip install ray=={ours or '<version>'}", "ray stop"),
                 changes="the environment",

@@ -1,16 +1,16 @@
-"""The port where the ranks meet is taken.
+"""The rendezvous port is already in use.
 
-**Checks.** What torch, accelerate, JAX and Paddle say when rank 0 cannot listen. On the machine:
-who listens on 29500 or 29400; a note.
+**Checks.** Errors of torch, accelerate, JAX and Paddle when rank 0 cannot listen. On the machine: a
+listener on 29500 or 29400; reported as a note.
 
-**Why it matters.** Rank 0 listens on MASTER_PORT, 29500 where nothing is set. A second training
-on the machine, or one that was not ended, holds it; on Windows, Hyper-V may have reserved it.
+**Why it matters.** Rank 0 listens on MASTER_PORT, by default 29500. Another or leftover training on
+the machine uses it, or, on Windows, Hyper-V has reserved it.
 
 **Example.** `The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in
 use).`
 
-**Fix.** Another port, or `torchrun --standalone`, which takes a free one; safe. A forgotten
-process: end it, asked first.
+**Fix.** Use another port, or `torchrun --standalone`, which picks a free one; safe. Stop a leftover
+process; asks first.
 
 **Source.** pytorch/pytorch: torch/csrc/distributed/c10d/socket.cpp;
 docs.pytorch.org/docs/stable/elastic/run.html.
@@ -18,15 +18,15 @@ docs.pytorch.org/docs/stable/elastic/run.html.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """Rank 0 cannot listen; or an address is in use in a distributed start."""
+    """Rank 0 cannot listen, or an address is in use in a distributed launch."""
     is_used = case.sees("address-in-use")
     if not case.sees("c10d-cannot-listen", "rendezvous-port-told") and not is_used:
         return None
@@ -40,24 +40,24 @@ def check(case: Case) -> Finding | None:
         rule="rendezvous-port-in-use",
         severity="error",
         certainty=certainty,
-        problem="The port where the ranks meet is taken.",
-        because="rank 0 listens on MASTER_PORT, 29500 where nothing is set",
+        problem="The rendezvous port is already in use.",
+        because="rank 0 listens on MASTER_PORT, by default 29500",
         evidence=case.evidence("c10d-cannot-listen", "rendezvous-port-told", "address-in-use"),
         fixes=(
             Fix(
-                text="take a free port",
+                text="use a free port",
                 safety="safe",
                 commands=(
                     "torchrun --standalone --nproc-per-node=gpu <script>",
                     "export MASTER_PORT=29511",
                 ),
-                changes="this start, or the environment of this shell",
+                changes="this launch, or environment variables of this shell",
             ),
             Fix(
-                text="end a training that was left behind",
+                text="or stop a leftover training",
                 safety="ask",
                 commands=("ss -ltnp | grep 29500", "kill <pid>"),
-                changes="ends that process",
+                changes="stops that process",
             ),
         ),
         confirm=(
@@ -68,16 +68,16 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """The default port is taken."""
+    """The default port is in use."""
     busy = [port for port in (machine.network.busy_ports if machine.network else None) or ()
             if port in (29400, 29500)]  # fmt: skip
-    return fact(f"somebody listens on {busy[0]}", "/proc/net/tcp") if busy else ()
+    return fact(f"a process is listening on {busy[0]}", "/proc/net/tcp") if busy else ()
 
 
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="rendezvous-port-told", read=_in_facts, severity="note"),),
+    fact_checks=(FactCheck(sign="rendezvous-port-told", read=_in_facts, severity="note"),),
     signatures=(
         signature(
             "c10d-cannot-listen",

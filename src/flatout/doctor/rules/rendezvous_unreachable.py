@@ -1,16 +1,17 @@
-"""A rank does not reach the machine where the ranks meet.
+"""A rank cannot reach the rendezvous address.
 
-**Checks.** Clients of torch's store, of torchrun's rendezvous and of JAX's coordinator that got
-no answer.
+**Checks.** Clients of torch's store, torchrun's rendezvous and JAX's coordinator that got no
+answer.
 
-**Why it matters.** All ranks connect to rank 0 at MASTER_ADDR:MASTER_PORT. A firewall, a wrong
-address, or a rank 0 that was not started or has failed leaves them waiting. WSL in NAT mode is
-not reachable from other machines at all.
+**Why it matters.** All ranks connect to rank 0 at MASTER_ADDR:MASTER_PORT. They wait if a firewall
+blocks it, the address is wrong, or rank 0 was not started or has failed. WSL in NAT mode is not
+reachable from other machines at all.
 
 **Example.** `The client socket has timed out after 60s while trying to connect to (10.0.0.5,
 29500).`
 
-**Fix.** See that rank 0 runs and its port is open; under WSL `networkingMode=mirrored`; by hand.
+**Fix.** Check that rank 0 is running and its port is open; under WSL, set
+`networkingMode=mirrored`; by hand.
 
 **Source.** pytorch/pytorch: torch/csrc/distributed/c10d/socket.cpp;
 docs.pytorch.org/docs/stable/elastic/run.html.
@@ -20,11 +21,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Nobody answered in time, or the connection was refused."""
+    """The connection timed out or was refused."""
     if not case.sees("rendezvous-timed-out", "rendezvous-refused"):
         return None
     is_certain = case.sees("rendezvous-timed-out")
@@ -32,20 +33,23 @@ def check(case: Case) -> Finding | None:
         rule="rendezvous-unreachable",
         severity="error" if is_certain else "warning",
         certainty="likely" if is_certain else "possible",
-        problem="A rank does not reach the machine where the ranks meet.",
-        because="under WSL in NAT mode no other machine reaches a port inside"
+        problem="A rank cannot reach the rendezvous address.",
+        because="in NAT mode, WSL's ports cannot be reached from other machines"
         if case.is_wsl
-        else "all ranks connect to MASTER_ADDR:MASTER_PORT, which must be open and running",
+        else (
+            "all ranks connect to MASTER_ADDR:MASTER_PORT, where rank 0 must be running and"
+            " reachable"
+        ),
         evidence=case.evidence("rendezvous-timed-out", "rendezvous-refused"),
         fixes=(
             Fix(
-                text="try the port from the machine that does not reach it, with rank 0 started",
+                text="with rank 0 running, test the port from the machine that cannot reach it",
                 safety="safe",
                 commands=("nc -vz $MASTER_ADDR $MASTER_PORT",),
                 changes="nothing",
             ),
             Fix(
-                text="open the port for the other machines in the firewall of rank 0",
+                text="open the port for the other machines in rank 0's firewall",
                 safety="manual",
                 where="host",
             ),

@@ -1,29 +1,29 @@
-"""Secure Boot refuses the NVIDIA module.
+"""Secure Boot rejects the NVIDIA module.
 
-**Checks.** The kernel's refusals of an unsigned module, and Secure Boot's state. On the machine:
-Secure Boot is on, the module is there, and it is not loaded.
+**Checks.** The kernel's errors about an unsigned module, and Secure Boot's state. On the machine:
+Secure Boot is on, and the module is built but not loaded.
 
-**Why it matters.** With Secure Boot on, the kernel loads modules with a known signature alone. A
-module that was built here is signed with a key that must be enrolled first.
+**Why it matters.** With Secure Boot on, the kernel loads only modules with a known signature. A
+locally built module is signed with a key that must be enrolled first.
 
 **Example.** `modprobe: ERROR: could not insert 'nvidia': Key was rejected by service`
 
-**Fix.** Enrol the key (`mokutil --import`), or switch Secure Boot off in the firmware; by hand.
+**Fix.** Enroll the key (`mokutil --import`), or disable Secure Boot in the firmware; by hand.
 
 **Source.** kernel/module/signing.c; Ubuntu wiki, UEFI/SecureBoot.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """A refused key, Secure Boot beside a module that does not load, or a good build that fails."""
+    """A rejected key, Secure Boot with a module that does not load, or a good build that fails."""
     is_silent = case.sees("module-not-loaded", "smi-cannot-communicate", "nvml-driver-not-loaded")
     is_on = case.sees("secure-boot-on") or (
         case.machine.module is not None and case.machine.module.is_secure_boot_on
@@ -34,7 +34,7 @@ def check(case: Case) -> Finding | None:
     elif is_on and is_silent:
         certainty = "decided" if case.sees("secure-boot-on") else "likely"
     elif case.sees("module-not-loaded") and case.sees("module-built"):
-        # It was built against the right sources, so it is not these that the kernel refuses.
+        # It was built against the right sources, so the kernel has another reason to reject it.
         certainty = "likely"
     elif case.sees("module-not-loaded"):
         certainty = "possible"
@@ -44,15 +44,17 @@ def check(case: Case) -> Finding | None:
         rule="secure-boot-rejects-module",
         severity="error",
         certainty=certainty,
-        problem="Secure Boot refuses the NVIDIA kernel module.",
-        because="its signature is missing, or made with a key that the firmware does not know",
+        problem="Secure Boot rejects the NVIDIA kernel module.",
+        because="it is unsigned, or signed with a key that the firmware does not trust",
         evidence=case.evidence(
             "module-key-refused", "secure-boot-on", "module-not-loaded", "module-built"
         ),
         fixes=(
             Fix(
-                text="enrol the key that signs the module; the firmware asks for its password at "
-                "the next start",
+                text=(
+                    "enroll the key that signs the module; the firmware asks for its "
+                    "password at the next boot"
+                ),
                 commands=(
                     "mokutil --sb-state",
                     "sudo mokutil --import /var/lib/shim-signed/mok/MOK.der",
@@ -68,7 +70,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Secure Boot is on, and a module that is there is not loaded."""
+    """Secure Boot is on, and an existing module is not loaded."""
     module = machine.module
     if module is None or not module.is_secure_boot_on or not module.is_built:
         return ()
@@ -76,14 +78,14 @@ def _in_facts(machine: Machine) -> Facts:
         return ()
     return (
         *fact("Secure Boot is on", "the firmware's variables"),
-        *fact("the module nvidia is there and not loaded", "modinfo"),
+        *fact("the nvidia module exists but is not loaded", "modinfo"),
     )
 
 
 RULE = Rule(
     check=check,
     prior=50,
-    readings=(Reading(sign="module-key-refused", read=_in_facts, certainty="likely"),),
+    fact_checks=(FactCheck(sign="module-key-refused", read=_in_facts, certainty="likely"),),
     signatures=(
         signature(
             "module-key-refused",
@@ -92,7 +94,7 @@ RULE = Rule(
             "unsigned module",
             "PKCS",
             "signed with a trusted key",
-            # Not what it says of modules that are none of NVIDIA's.
+            # Not its messages about modules other than NVIDIA's.
             pattern=r"(?:^(?!.*could not insert)"
             r"|could not insert \S{0,12}\s?\S{0,60}nvidia).{0,300}"
             r"(?:Key was rejected by service|Required key not available)|Loading of unsigned"

@@ -1,16 +1,15 @@
 """Shared memory, /dev/shm, is too small.
 
-**Checks.** Bus errors of data loaders, NCCL's, Ray's, Paddle's, MPI's and Triton's complaints of
-shared memory, and a full `/dev/shm` in `df`. On the machine: a `/dev/shm` of 128 MiB or less beside
-a GPU.
+**Checks.** Bus errors of data loaders, shared-memory errors of NCCL, Ray, Paddle, MPI and Triton,
+and a full `/dev/shm` in `df`. On the machine: a `/dev/shm` of 128 MiB or less, if there is a GPU.
 
-**Why it matters.** Loader workers and NCCL hand data over in `/dev/shm`, of which Docker and
-Kubernetes give 64 MB. A worker that writes beyond it is killed.
+**Why it matters.** Loader workers and NCCL exchange data through `/dev/shm`, which Docker and
+Kubernetes limit to 64 MB by default. A worker that exceeds it is killed.
 
 **Example.** `Unexpected bus error encountered in worker. This might be caused by insufficient
 shared memory (shm).`
 
-**Fix.** Start the container with more, `--shm-size=8g` or `--ipc=host`; by hand.
+**Fix.** Start the container with `--shm-size=8g` or `--ipc=host`; by hand.
 
 **Source.** docs.pytorch.org/docs/stable/data.html;
 docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html; NVIDIA/nccl#342,
@@ -19,14 +18,14 @@ pytorch/pytorch#16979.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import bytes_text
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.units import bytes_text
 
-_TELLING = (
+_DECISIVE = (
     "shm-worker-bus-error",
     "shm-nccl",
     "shm-file-too-large",
@@ -34,25 +33,25 @@ _TELLING = (
     "shm-full",
     "shm-mpi-or-triton",
 )
-_USUAL = ("shm-bus-error",)
+_AMBIGUOUS = ("shm-bus-error",)
 
 
 def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
-    if not case.sees(*_TELLING, *_USUAL):
+    if not case.sees(*_DECISIVE, *_AMBIGUOUS):
         return None
     return Finding(
         rule="shm-too-small",
         severity="error",
-        certainty=case.certainty(*_TELLING),
+        certainty=case.certainty(*_DECISIVE),
         problem="Shared memory, /dev/shm, is too small.",
-        because="a container has 64 MB of it unless told otherwise",
-        evidence=case.evidence(*_TELLING, *_USUAL),
+        because="containers get 64 MB of it by default",
+        evidence=case.evidence(*_DECISIVE, *_AMBIGUOUS),
         fixes=(
             Fix(
                 text=(
-                    "start the container with more shared memory, or the workers of the"
-                    " host's (`--ipc=host`)"
+                    "start the container with more shared memory, or share the host's "
+                    "(`--ipc=host`)"
                 ),
                 commands=(
                     "df -h /dev/shm",
@@ -60,8 +59,8 @@ def check(case: Case) -> Finding | None:
                 ),
                 where="host",
                 changes=(
-                    "the container is started anew; in Kubernetes, mount an emptyDir of"
-                    " medium Memory on /dev/shm"
+                    "the container is restarted; in Kubernetes, mount an emptyDir of "
+                    "medium Memory on /dev/shm"
                 ),
             ),
         ),
@@ -70,7 +69,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Shared memory is as small as containers have it by default."""
+    """Shared memory is as small as containers' default."""
     shm = next((one for one in machine.disks or () if one.role == "shm"), None)
     if shm is None or shm.total_bytes is None or shm.total_bytes > 128 * 2**20 or not machine.gpus:
         return ()
@@ -80,7 +79,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(Reading(sign="shm-full", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="shm-full", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "shm-worker-bus-error",

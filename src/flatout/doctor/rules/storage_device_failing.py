@@ -1,13 +1,13 @@
-"""A disk fails: its controller is gone, or reads and writes end in errors.
+"""A disk is failing: its controller is gone, or reads and writes fail.
 
-**Checks.** The kernel's I/O errors of block devices and NVMe controllers, and file systems that it
-switched to read-only.
+**Checks.** The kernel's I/O errors for block devices and NVMe controllers, and file systems that it
+remounted read-only.
 
-**Why it matters.** Checkpoints and data are at risk, and programs end in `Input/output error`.
+**Why it matters.** Checkpoints and data are at risk, and programs fail with `Input/output error`.
 
 **Example.** `nvme nvme0: controller is down; will reset`
 
-**Fix.** Save what can be saved, then look at the disk's own report; by hand.
+**Fix.** Back up the data, then check the disk's SMART report; by hand.
 
 **Source.** https://docs.kernel.org/admin-guide/ext4.html (errors=remount-ro); smartctl(8).
 """
@@ -16,22 +16,22 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """The kernel reports a device's errors; under WSL another rule knows them."""
+    """The kernel reports a device's errors; for WSL there is another rule."""
     if case.is_wsl or not case.sees("block-device-error", "nvme-down", "file-system-error"):
         return None
     return Finding(
         rule="storage-device-failing",
         severity="error",
         certainty="decided" if case.sees("block-device-error", "nvme-down") else "likely",
-        problem="A disk fails: reads or writes end in errors.",
+        problem="A disk is failing: reads or writes return errors.",
         evidence=case.evidence("block-device-error", "nvme-down", "file-system-error"),
         fixes=(
             Fix(
-                text="copy what matters to another disk, then read the disk's own report",
+                text="copy important data to another disk, then check the disk's SMART report",
                 commands=("sudo smartctl -a /dev/nvme0",),
                 where="host",
             ),

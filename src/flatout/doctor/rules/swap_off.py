@@ -1,30 +1,30 @@
 """There is no swap.
 
-**Checks.** On the machine: the swap that the kernel has, and `swap=0` in .wslconfig.
+**Checks.** On the machine: the kernel's swap size, and `swap=0` in .wslconfig.
 
-**Why it matters.** Where memory runs out, the kernel kills a process at once. With some swap the
-machine becomes slow first, and there is time to see why.
+**Why it matters.** When memory runs out, the kernel immediately kills a process. With some swap,
+the machine becomes slow first, which leaves time to react.
 
 **Example.** `[wsl2] swap=0`
 
-**Fix.** Under WSL take `swap=0` out; on Linux make a swap file; asked first. A note where it is no
-choice of somebody's, since servers and containers mostly run without.
+**Fix.** Under WSL, remove `swap=0`; on Linux, create a swap file; asks first. Only a note unless it
+is set explicitly, since servers and containers usually run without swap.
 
 **Source.** Microsoft, WSL documentation: wsl-config.md; docs.kernel.org/admin-guide/mm.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("swap-set-to-none", "no-swap")
 
 
 def check(case: Case) -> Finding | None:
-    """There is none."""
+    """No swap was found."""
     if not case.sees(*_SIGNS):
         return None
     return Finding(
@@ -34,22 +34,22 @@ def check(case: Case) -> Finding | None:
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="take `swap=0` out of .wslconfig, and restart WSL",
+                text="remove `swap=0` from .wslconfig, and restart WSL",
                 safety="ask",
                 commands=("notepad $env:USERPROFILE\\.wslconfig", "wsl --list --running",
                           "wsl --shutdown"),
                 where="powershell",
-                changes="ends every distro, container and run in WSL",
-                undo="put the line back",
+                changes="stops every distro, container and run in WSL",
+                undo="restore the line",
             )
             if case.is_wsl
             else Fix(
-                text="make a swap file",
+                text="create a swap file",
                 safety="ask",
                 commands=("sudo fallocate -l 8G /swapfile", "sudo chmod 600 /swapfile",
                           "sudo mkswap /swapfile", "sudo swapon /swapfile"),
                 where="host",
-                changes="8 GiB of the disk, until the next start",
+                changes="uses 8 GiB of the disk, until the next boot",
                 undo="sudo swapoff /swapfile; sudo rm /swapfile",
             ),
         ),
@@ -58,14 +58,14 @@ def check(case: Case) -> Finding | None:
 
 
 def _set(machine: Machine) -> Facts:
-    """Somebody switched it off, in .wslconfig."""
+    """Swap is disabled in .wslconfig."""
     config = (machine.windows.wslconfig if machine.windows else None) or {}
     is_none = config.get("wsl2.swap", "").strip().rstrip("KMGTBkmgtb ") == "0"
     return fact("[wsl2] swap=0", ".wslconfig") if machine.host.wsl == 2 and is_none else ()
 
 
 def _absent(machine: Machine) -> Facts:
-    """The kernel has none, and little memory that it could do without."""
+    """The kernel has no swap, on a machine with little memory."""
     total = machine.memory.total_bytes
     if machine.memory.swap_bytes != 0 or machine.host.container or total is None:
         return ()
@@ -75,8 +75,8 @@ def _absent(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=20,
-    readings=(
-        Reading(sign="swap-set-to-none", read=_set, severity="warning"),
-        Reading(sign="no-swap", read=_absent, severity="note"),
+    fact_checks=(
+        FactCheck(sign="swap-set-to-none", read=_set, severity="warning"),
+        FactCheck(sign="no-swap", read=_absent, severity="note"),
     ),
 )

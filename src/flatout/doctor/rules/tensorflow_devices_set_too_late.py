@@ -1,13 +1,13 @@
-"""TensorFlow's devices are configured after they were started.
+"""TensorFlow's devices are configured after they were initialized.
 
-**Checks.** TensorFlow's words about devices that can no longer be modified.
+**Checks.** TensorFlow's error about devices that can no longer be modified.
 
 **Why it matters.** Memory growth, limits and visibility are read once, when the first operation
-starts the GPUs. Set for one GPU alone, memory growth is refused as well.
+initializes the GPUs. Memory growth must also be the same for all GPUs.
 
 **Example.** `Physical devices cannot be modified after being initialized`
 
-**Fix.** Configure them at the beginning of the program, all alike; by hand.
+**Fix.** Configure all of them identically at the beginning of the program; by hand.
 
 **Source.** https://www.tensorflow.org/guide/gpu (limiting GPU memory growth)
 """
@@ -16,19 +16,19 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """TensorFlow says so."""
+    """TensorFlow reports it."""
     if not case.sees("tf-devices-fixed"):
         return None
     return Finding(
         rule="tensorflow-devices-set-too-late",
         severity="error",
-        problem="TensorFlow's devices are configured after they were started, or not all alike.",
+        problem="TensorFlow's devices are configured after they were initialized, or differently.",
         evidence=case.evidence("tf-devices-fixed"),
-        fixes=(Fix(text="configure all GPUs alike, before anything else of TensorFlow is called"),),
+        fixes=(Fix(text="configure all GPUs identically, before any other TensorFlow call"),),
     )
 
 

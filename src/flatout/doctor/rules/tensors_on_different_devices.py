@@ -1,13 +1,13 @@
-"""Tensors of one operation lie on different devices.
+"""Tensors in one operation are on different devices.
 
-**Checks.** What torch says of devices that differ.
+**Checks.** torch's errors about differing devices.
 
-**Why it matters.** Model, inputs and buffers must be moved to one device.
+**Why it matters.** Model, inputs and buffers must all be on one device.
 
 **Example.** `Expected all tensors to be on the same device, but found at least two devices,
 cuda:0 and cpu!`
 
-**Fix.** Move what stayed behind; by hand.
+**Fix.** Move the remaining tensors; by hand.
 
 **Source.** docs.pytorch.org/docs/stable/notes/cuda.html.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("devices-differ",)
 
@@ -28,12 +28,13 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="tensors-on-different-devices",
         severity="error",
-        problem="Tensors of one operation lie on different devices.",
+        problem="Tensors in one operation are on different devices.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
                 text=(
-                    "move model and inputs to one device; register tensors of a module as buffers"
+                    "move the model and inputs to one device; register a module's "
+                    "tensors as buffers"
                 ),
             ),
         ),

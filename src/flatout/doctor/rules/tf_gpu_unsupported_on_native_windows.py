@@ -1,40 +1,40 @@
-"""TensorFlow since 2.11 has no GPU on native Windows.
+"""TensorFlow 2.11 and later has no GPU support on native Windows.
 
-**Checks.** TensorFlow's version and the platform, where no GPU is listed, and TensorFlow's own
-warning. On the machine: the version, on Windows, beside a GPU.
+**Checks.** TensorFlow's version and the platform, if no GPU is listed, and TensorFlow's own
+warning. On the machine: the version, on Windows with a GPU.
 
-**Why it matters.** 2.10 was the last release with CUDA for Windows. Whatever CUDA and cuDNN are
-installed, newer ones compute on the CPU.
+**Why it matters.** 2.10 was the last release with CUDA for Windows. Newer releases run on the CPU,
+whatever CUDA and cuDNN are installed.
 
 **Example.** `TensorFlow GPU support is not available on native Windows for TensorFlow >= 2.11.`
 
-**Fix.** TensorFlow in WSL: `pip install 'tensorflow[and-cuda]'` there; by hand.
+**Fix.** Use TensorFlow in WSL: `pip install 'tensorflow[and-cuda]'` there; by hand.
 
 **Source.** tensorflow.org/install/pip, Windows native; tensorflow/tensorflow#60237, #85006.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact, version
+from flatout.doctor.fact_check import FactCheck, Facts, fact, version
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """It says so; or a new TensorFlow on Windows lists no GPU."""
-    is_told = case.sees("tf-windows-unsupported")
+    """TensorFlow reports it; or a new TensorFlow on Windows lists no GPU."""
+    is_explicit = case.sees("tf-windows-unsupported")
     is_windows = case.machine.host.os == "windows" or case.sees("tf-windows-package")
     found = case.machine.framework("tensorflow")
     is_new = found is not None and _version(found.version) >= (2, 11)
     is_seen = is_windows and is_new and case.sees("tf-no-gpu-listed") and not case.is_wsl
-    if not is_told and not is_seen:
+    if not is_explicit and not is_seen:
         return None
     return Finding(
         rule="tf-gpu-unsupported-on-native-windows",
         severity="error",
-        problem="TensorFlow since 2.11 has no GPU on native Windows.",
+        problem="TensorFlow 2.11 and later has no GPU support on native Windows.",
         because="2.10 was the last release with CUDA for Windows",
         evidence=case.evidence(
             "tf-windows-unsupported", "tensorflow-version", "tf-windows-package", "tf-no-gpu-listed"
@@ -44,7 +44,7 @@ def check(case: Case) -> Finding | None:
                 text="use TensorFlow in WSL",
                 commands=("wsl --install", "pip install 'tensorflow[and-cuda]'"),
                 where="powershell",
-                changes="installs WSL; the second command is for its shell",
+                changes="installs WSL; run the second command in its shell",
             ),
         ),
         confirm=('python -c "import tensorflow as tf; print(tf.__version__)"',),
@@ -56,7 +56,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """A TensorFlow after 2.10 on Windows, beside a GPU."""
+    """TensorFlow after 2.10 on Windows with a GPU."""
     found = machine.framework("tensorflow")
     if machine.host.os != "windows" or found is None or not machine.gpus:
         return ()
@@ -71,7 +71,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=70,
-    readings=(Reading(sign="tf-windows-unsupported", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="tf-windows-unsupported", read=_in_facts, severity="warning"),),
     signatures=(
         signature("tf-windows-unsupported", "GPU support is not available on native Windows"),
         signature("tf-windows-package", "tensorflow-intel", "tensorflow_intel"),

@@ -1,8 +1,8 @@
-"""Keras 3 came with TensorFlow, and the code expects Keras 2.
+"""TensorFlow comes with Keras 3, but the code expects Keras 2.
 
-**Checks.** What transformers and TensorFlow Hub say of Keras.
+**Checks.** Keras errors of transformers and TensorFlow Hub.
 
-**Why it matters.** Since 2.16 TensorFlow brings Keras 3; Keras 2 is the package tf-keras.
+**Why it matters.** Since 2.16, TensorFlow includes Keras 3; Keras 2 is the package tf-keras.
 
 **Example.** `Your currently installed version of Keras is Keras 3, but this is not yet supported
 in Transformers.`
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("keras-three",)
 
@@ -28,11 +28,11 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="tf-keras-versions-differ",
         severity="error",
-        problem="Keras 3 came with TensorFlow, and the code expects Keras 2.",
+        problem="TensorFlow comes with Keras 3, but the code expects Keras 2.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="add Keras 2 beside it",
+                text="install Keras 2 alongside it",
                 safety="safe",
                 commands=(
                     "pip install tf-keras",

@@ -1,27 +1,27 @@
-"""No more threads or processes may be started.
+"""The limit on threads or processes has been reached.
 
-**Checks.** What OpenBLAS, OpenMP, Python and bash say when a thread or a process is refused. On the
-machine: a limit of fewer than 1024 processes.
+**Checks.** Errors of OpenBLAS, OpenMP, Python and bash when a thread or process cannot be created.
+On the machine: a limit of fewer than 1024 processes.
 
-**Why it matters.** Loader workers times the threads of each add up. A container's `pids` limit
-and `ulimit -u` count threads.
+**Why it matters.** Each loader worker starts several threads, which add up. A container's `pids`
+limit and `ulimit -u` count threads.
 
 **Example.** `OpenBLAS blas_thread_init: pthread_create failed for thread 63 of 64: Resource
 temporarily unavailable`
 
-**Fix.** Fewer threads in each process, in this shell; safe. Or a higher limit.
+**Fix.** Start fewer threads per process, in this shell; safe. Or raise the limit.
 
 **Source.** docs.kernel.org/admin-guide/cgroup-v1/pids.html; github.com/OpenMathLib/OpenBLAS, FAQ.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import counted_text
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.units import counted_text
 
 _SIGNS = ("thread-refused",)
 
@@ -33,16 +33,16 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="thread-limit-reached",
         severity="error",
-        problem="No more threads or processes may be started.",
-        because="threads count against the limit of processes",
+        problem="The limit on threads or processes has been reached.",
+        because="threads count toward the process limit",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="start fewer threads in each process",
+                text="start fewer threads per process",
                 safety="safe",
                 commands=("export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1",),
                 where="linux",
-                changes="this shell alone",
+                changes="only this shell",
                 undo="close the shell",
             ),
         ),
@@ -54,7 +54,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """A soft limit that a training's threads reach."""
+    """A soft limit low enough for a training's threads to reach."""
     limit = machine.limits.processes if machine.limits else None
     return (
         fact(f"{counted_text(limit, 'process', 'processes')} at most", "/proc/self/limits")
@@ -66,7 +66,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=50,
-    readings=(Reading(sign="thread-refused", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="thread-refused", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "thread-refused",

@@ -1,18 +1,18 @@
-"""Certificates are signed by somebody that this program does not know: mostly a company's proxy.
+"""Certificates are signed by an unknown authority, usually a company's proxy.
 
-**Checks.** What pip, uv, conda, git, curl, Docker, apt and Node say of certificates that they
-cannot verify.
+**Checks.** Errors of pip, uv, conda, git, curl, Docker, apt and Node about certificates they cannot
+verify.
 
-**Why it matters.** A company's proxy opens TLS and signs anew with its own certificate authority.
-Windows and browsers know that authority; Python, conda, WSL and containers bring lists of their
-own.
+**Why it matters.** A company's proxy decrypts TLS and re-signs it with its own certificate
+authority. Windows and browsers know that authority; Python, conda, WSL and containers have their
+own lists.
 
 **Example.** `SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED] certificate
 verify failed: self-signed certificate in certificate chain'))`
 
-**Fix.** Give the programs the company's CA: SSL_CERT_FILE, REQUESTS_CA_BUNDLE, `uv
---system-certs`, `/usr/local/share/ca-certificates` and `update-ca-certificates`; asked first.
-Never switch verification off.
+**Fix.** Give the programs the company's CA: SSL_CERT_FILE, REQUESTS_CA_BUNDLE, `uv --system-certs`,
+`/usr/local/share/ca-certificates` and `update-ca-certificates`; asks first. Never disable
+verification.
 
 **Source.** pip.pypa.io/en/stable/topics/https-certificates/;
 docs.astral.sh/uv/concepts/authentication/certificates/; docs.docker.com/engine/network/ca-certs/.
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _UNKNOWN = ("tls-self-signed-in-chain", "tls-issuer-unknown")
 
@@ -31,35 +31,38 @@ def check(case: Case) -> Finding | None:
     """A certificate's issuer is unknown."""
     if not case.sees(*_UNKNOWN):
         return None
-    # Public sites send whole chains: who cannot verify those is behind somebody who signs anew.
+    # Public sites send complete chains, so failing to verify them means that a proxy re-signs them.
     is_decided = case.sees("tls-self-signed-in-chain", "tls-inspector-named", "public-host-named")
     return Finding(
         rule="tls-inspection-ca-missing",
         severity="error",
         certainty="decided" if is_decided else "likely",
-        problem="Certificates are signed by somebody that this program does not know: mostly a "
-        "company's proxy.",
-        because="a proxy that opens TLS signs with its own CA, which Python, WSL and containers"
-        " do not know",
+        problem="Certificates are signed by an unknown authority, usually a company's proxy.",
+        because=(
+            "a proxy that decrypts TLS signs with its own CA, which Python, WSL and "
+            "containers do not trust"
+        ),
         evidence=case.evidence(*_UNKNOWN, "tls-inspector-named"),
         fixes=(
             Fix(
-                text="give the programs the company's CA, exported from Windows or asked of "
-                "its administrator",
+                text=(
+                    "give the programs the company's CA, exported from Windows or provided "
+                    "by its administrator"
+                ),
                 safety="safe",
                 commands=("export SSL_CERT_FILE=<ca.pem> REQUESTS_CA_BUNDLE=<ca.pem>",),
-                changes="the environment of this shell",
+                changes="environment variables of this shell",
                 undo="unset SSL_CERT_FILE REQUESTS_CA_BUNDLE",
             ),
             Fix(
-                text="make it known to the whole system",
+                text="or add it to the whole system",
                 safety="ask",
                 commands=(
                     "sudo cp <ca.pem> /usr/local/share/ca-certificates/company.crt",
                     "sudo update-ca-certificates",
                 ),
                 where="linux",
-                changes="the list of authorities",
+                changes="the system's list of authorities",
                 undo="sudo rm /usr/local/share/ca-certificates/company.crt && sudo "
                 "update-ca-certificates --fresh",
             ),

@@ -1,14 +1,14 @@
-"""The process may not open more files.
+"""The process has reached its limit on open files.
 
-**Checks.** Error 24, and what loaders print when file descriptors run out. On the machine: a limit
+**Checks.** Error 24, and data loader errors when file descriptors run out. On the machine: a limit
 of fewer than 1024 open files.
 
-**Why it matters.** Each tensor that a loader worker hands over holds a file descriptor; 1,024 are
-allowed where nothing else is set.
+**Why it matters.** Each tensor that a loader worker passes on holds a file descriptor; the default
+limit is 1,024.
 
 **Example.** `OSError: [Errno 24] Too many open files`
 
-**Fix.** Raise the limit in this shell; safe. Or let torch share by files.
+**Fix.** Raise the limit in this shell; safe. Or let torch share tensors through files.
 
 **Source.** docs.pytorch.org/docs/stable/multiprocessing.html, sharing strategies;
 pytorch/pytorch#973.
@@ -16,11 +16,11 @@ pytorch/pytorch#973.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("files-limit",)
 
@@ -32,16 +32,16 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="too-many-open-files",
         severity="error",
-        problem="The process may not open more files.",
-        because="tensors of loader workers hold file descriptors",
+        problem="The process has reached its limit on open files.",
+        because="tensors from loader workers hold file descriptors",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="raise the limit of open files",
+                text="raise the limit on open files",
                 safety="safe",
                 commands=("ulimit -n 65535",),
                 where="linux",
-                changes="this shell alone",
+                changes="only this shell",
                 undo="close the shell",
             ),
         ),
@@ -50,7 +50,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """A soft limit that loader workers reach."""
+    """A soft limit low enough for loader workers to reach."""
     limit = machine.limits.open_files if machine.limits else None
     return (
         fact(f"{limit} open files at most", "/proc/self/limits") if limit and limit < 1024 else ()
@@ -60,7 +60,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="files-limit", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="files-limit", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "files-limit",

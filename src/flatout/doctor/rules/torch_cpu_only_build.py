@@ -1,14 +1,14 @@
-"""The installed torch is a build for the CPU alone.
+"""The installed torch is a CPU-only build.
 
-**Checks.** torch's own complaint, and versions that end in `+cpu`, or `cpuonly` in a conda list,
-where a GPU is asked for. On the machine: a build for the CPU beside a GPU.
+**Checks.** torch's own error, and versions that end in `+cpu`, or `cpuonly` in a conda list, when a
+GPU is requested. On the machine: a CPU build, although there is a GPU.
 
-**Why it matters.** On Windows `pip install torch` gives a build without CUDA; conda does where it
-finds no driver while it resolves.
+**Why it matters.** On Windows, `pip install torch` installs a build without CUDA; so does conda if
+it finds no driver while solving.
 
 **Example.** `AssertionError: Torch not compiled with CUDA enabled`
 
-**Fix.** Install a CUDA build, from torch's own index; asked first.
+**Fix.** Install a CUDA build from torch's own index; asks first.
 
 **Source.** pytorch/pytorch:torch/cuda/__init__.py; pytorch.org/get-started;
 pytorch/pytorch#28111.
@@ -16,12 +16,12 @@ pytorch/pytorch#28111.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.doctor.torch_install import torch_install
-from flatout.nouns.finding import Finding
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding
+from flatout.schema.machine import Machine
 
 _SIGNS = (
     "torch-without-cuda",
@@ -36,8 +36,8 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="torch-cpu-only-build",
         severity="error" if case.sees("torch-without-cuda") else "warning",
-        problem="The installed torch is a build for the CPU alone.",
-        because="a build without CUDA sees no GPU",
+        problem="The installed torch is a CPU-only build.",
+        because="a build without CUDA cannot use a GPU",
         evidence=case.evidence(*_SIGNS),
         fixes=(torch_install(case.machine),),
         confirm=(('python -c "import torch; print(torch.__version__, torch.version.cuda)"'),),
@@ -45,7 +45,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """torch is the CPU's, and a GPU answers."""
+    """torch is a CPU build, although there is a GPU."""
     torch = machine.framework("torch")
     if torch is None or torch.build != "cpu" or not machine.gpus:
         return ()
@@ -58,7 +58,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="torch-cpu-version", read=_in_facts),),
+    fact_checks=(FactCheck(sign="torch-cpu-version", read=_in_facts),),
     signatures=(
         signature(
             "torch-without-cuda",

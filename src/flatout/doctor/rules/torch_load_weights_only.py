@@ -1,12 +1,13 @@
-"""torch 2.6 and newer load weights alone, and this file holds more.
+"""torch 2.6 and newer load only weights by default, but this file contains other objects.
 
-**Checks.** What `torch.load` says of globals that it does not unpickle.
+**Checks.** `torch.load` errors about globals that it does not unpickle.
 
-**Why it matters.** Pickled objects may run code. Since 2.6 they are refused unless asked for.
+**Why it matters.** Pickled objects can execute code. Since 2.6 they are rejected by default.
 
 **Example.** `Weights only load failed.`
 
-**Fix.** Newer versions of the package; or `weights_only=False` for files that you trust; by hand.
+**Fix.** Install a newer version of the package, or pass `weights_only=False` for files that you
+trust; by hand.
 
 **Source.** docs.pytorch.org/docs/stable/notes/serialization.html.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("weights-only",)
 
@@ -27,13 +28,16 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="torch-load-weights-only",
         severity="error",
-        problem="torch 2.6 and newer load weights alone, and this file holds more.",
+        problem=(
+            "torch 2.6 and newer load only weights by default, but this file contains other"
+            " objects."
+        ),
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
                 text=(
-                    "save the state dict alone; or pass weights_only=False for a file "
-                    "whose origin you trust"
+                    "save only the state dict; or pass weights_only=False for a file "
+                    "from a source you trust"
                 ),
             ),
         ),

@@ -1,25 +1,25 @@
-"""torchaudio was built for another torch.
+"""torchaudio was built for another torch version.
 
-**Checks.** Libraries of torchaudio that do not load, and what pip says of the pair. On the machine:
-the torch that torchaudio's metadata ask for.
+**Checks.** torchaudio libraries that do not load, and pip's messages about the pair. On the
+machine: the torch version that torchaudio's metadata requires.
 
 **Why it matters.** torchaudio's extension is compiled against one version of torch.
 
 **Example.** `OSError: .../torchaudio/lib/libtorchaudio.so: undefined symbol: _ZN3c10...`
 
-**Fix.** Install both from the same index, together; asked first.
+**Fix.** Install both together from the same index; asks first.
 
 **Source.** docs.pytorch.org/audio/stable/installation.html, table of versions.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, unmet
+from flatout.doctor.fact_check import FactCheck, Facts, unmet
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.doctor.torch_install import torch_install
-from flatout.nouns.finding import Finding
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding
+from flatout.schema.machine import Machine
 
 _SIGNS = ("torchaudio-broken",)
 
@@ -31,7 +31,7 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="torch-torchaudio-mismatch",
         severity="error",
-        problem="torchaudio was built for another torch.",
+        problem="torchaudio was built for another torch version.",
         evidence=case.evidence(*_SIGNS),
         fixes=(torch_install(case.machine, "torchaudio"),),
         confirm=("pip list | grep -i torch",),
@@ -46,7 +46,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(Reading(sign="torchaudio-broken", read=_in_facts),),
+    fact_checks=(FactCheck(sign="torchaudio-broken", read=_in_facts),),
     signatures=(
         signature(
             "torchaudio-broken",

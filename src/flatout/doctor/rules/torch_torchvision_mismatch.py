@@ -1,26 +1,26 @@
-"""torchvision was built for another torch.
+"""torchvision was built for another torch version.
 
-**Checks.** Operators of torchvision that are not registered, its libraries that do not load, and
-what pip says of the pair. On the machine: the torch that torchvision's metadata ask for.
+**Checks.** torchvision operators that are not registered, libraries that do not load, and pip's
+messages about the pair. On the machine: the torch version that torchvision's metadata requires.
 
-**Why it matters.** torchvision's operators are compiled against one version of torch, and one of
-its CUDA builds: a CUDA torch with torchvision from the CPU index finds no `nms` for the GPU.
+**Why it matters.** torchvision's operators are compiled against one torch version and one of its
+CUDA builds: a CUDA torch with torchvision from the CPU index has no `nms` for the GPU.
 
 **Example.** `RuntimeError: operator torchvision::nms does not exist`
 
-**Fix.** Install both from the same index, together; asked first.
+**Fix.** Install both together from the same index; asks first.
 
 **Source.** github.com/pytorch/vision, README, table of versions; ultralytics/yolov5#1272.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, unmet
+from flatout.doctor.fact_check import FactCheck, Facts, unmet
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
 from flatout.doctor.torch_install import torch_install
-from flatout.nouns.finding import Finding
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding
+from flatout.schema.machine import Machine
 
 _SIGNS = (
     "torchvision-broken",
@@ -38,7 +38,7 @@ def check(case: Case) -> Finding | None:
         severity="error"
         if case.sees("torchvision-broken", "torchvision-ops-unloaded")
         else "warning",
-        problem="torchvision was built for another torch.",
+        problem="torchvision was built for another torch version.",
         evidence=case.evidence(*_SIGNS),
         fixes=(torch_install(case.machine, "torchvision"),),
         confirm=("pip list | grep -i torch",),
@@ -53,7 +53,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(Reading(sign="torchvision-requires", read=_in_facts),),
+    fact_checks=(FactCheck(sign="torchvision-requires", read=_in_facts),),
     signatures=(
         signature(
             "torchvision-broken",

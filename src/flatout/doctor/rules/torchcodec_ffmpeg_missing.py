@@ -1,9 +1,9 @@
-"""torchcodec finds no FFmpeg.
+"""torchcodec cannot find FFmpeg.
 
-**Checks.** What torchcodec says of its libraries.
+**Checks.** torchcodec's errors about its libraries.
 
-**Why it matters.** Audio and video of torchaudio and datasets are read by torchcodec, which loads
-FFmpeg 4 to 7 of the system and fits one torch.
+**Why it matters.** torchaudio and datasets read audio and video with torchcodec, which loads the
+system's FFmpeg 4 to 7 and works with one torch version.
 
 **Example.** `RuntimeError: Could not load libtorchcodec.`
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("torchcodec-unloaded",)
 
@@ -28,15 +28,15 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="torchcodec-ffmpeg-missing",
         severity="error",
-        problem="torchcodec finds no FFmpeg.",
+        problem="torchcodec cannot find FFmpeg.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="install FFmpeg, and the torchcodec of this torch",
+                text="install FFmpeg, and the torchcodec for this torch version",
                 safety="ask",
                 commands=("sudo apt-get install ffmpeg",),
                 where="linux",
-                changes="installs a package of the system",
+                changes="installs a system package",
                 undo="sudo apt-get remove ffmpeg",
             ),
         ),

@@ -1,8 +1,8 @@
-"""Triton, and so torch.compile, does not support this old GPU.
+"""This GPU is too old for Triton and torch.compile.
 
-**Checks.** What inductor says of a card below compute capability 7.0.
+**Checks.** Inductor's error about a card below compute capability 7.0.
 
-**Why it matters.** Triton makes code for Volta and newer alone.
+**Why it matters.** Triton supports only Volta and newer.
 
 **Example.** `Found NVIDIA GeForce GTX 1080 which is too old to be supported by the triton GPU
 compiler`
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("triton-old-gpu",)
 
@@ -28,14 +28,14 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="triton-gpu-too-old",
         severity="error",
-        problem="Triton, and so torch.compile, does not support this old GPU.",
+        problem="This GPU is too old for Triton and torch.compile.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="run without compilation",
+                text="run without torch.compile",
                 safety="safe",
                 commands=("export TORCH_COMPILE_DISABLE=1",),
-                changes="this shell alone",
+                changes="only this shell",
                 undo="close the shell",
             ),
         ),

@@ -1,13 +1,13 @@
-"""Triton is not installed, or too old for this torch.
+"""Triton is not installed, or is too old for this torch.
 
-**Checks.** What torch.compile, xformers and others say when they need Triton.
+**Checks.** Errors of torch.compile, xformers and others that need Triton.
 
-**Why it matters.** Triton comes with torch's CUDA builds on Linux. On Windows it is a package of
-its own, `triton-windows`.
+**Why it matters.** Triton comes with torch's CUDA builds on Linux. On Windows it is a separate
+package, `triton-windows`.
 
 **Example.** `RuntimeError: Cannot find a working triton installation.`
 
-**Fix.** Install it, or do without torch.compile; asked first.
+**Fix.** Install it, or run without torch.compile; asks first.
 
 **Source.** pytorch/pytorch#136361; github.com/woct0rdho/triton-windows.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("triton-not-found",)
 
@@ -28,11 +28,11 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="triton-missing",
         severity="error",
-        problem="Triton is not installed, or too old for this torch.",
+        problem="Triton is not installed, or is too old for this torch.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="install Triton for this platform, or turn compilation off",
+                text="install Triton for this platform, or disable torch.compile",
                 safety="ask",
                 commands=("pip install triton-windows",),
                 where="powershell",

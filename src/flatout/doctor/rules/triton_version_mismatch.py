@@ -1,14 +1,14 @@
-"""Triton is of another version than the package that uses it expects.
+"""The Triton version does not match the package that uses it.
 
-**Checks.** Names that are not in Triton any more, or not yet. On the machine: the Triton that
-torch's metadata ask for.
+**Checks.** Names that are no longer, or not yet, in Triton. On the machine: the Triton version that
+torch's metadata requires.
 
-**Why it matters.** Triton changes its inner names with each version; torch needs exactly the one
-it was made with.
+**Why it matters.** Triton's internal names change with each version; torch needs exactly the
+version it was built with.
 
 **Example.** `ImportError: cannot import name 'AttrsDescriptor' from 'triton.compiler.compiler'`
 
-**Fix.** Install the version that torch names; asked first.
+**Fix.** Install the version that torch requires; asks first.
 
 **Source.** triton-lang/triton#4236; bitsandbytes-foundation/bitsandbytes#1492;
 woct0rdho/triton-windows#97.
@@ -16,11 +16,11 @@ woct0rdho/triton-windows#97.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, unmet
+from flatout.doctor.fact_check import FactCheck, Facts, unmet
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("triton-name-missing",)
 
@@ -32,11 +32,11 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="triton-version-mismatch",
         severity="error",
-        problem=("Triton is of another version than the package that uses it expects."),
+        problem=("The Triton version does not match the package that uses it."),
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="install the Triton that belongs to this torch",
+                text="install the Triton version for this torch",
                 safety="ask",
                 commands=(
                     (
@@ -60,7 +60,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(Reading(sign="triton-name-missing", read=_in_facts),),
+    fact_checks=(FactCheck(sign="triton-name-missing", read=_in_facts),),
     signatures=(
         signature(
             "triton-name-missing",

@@ -1,17 +1,16 @@
-"""Packages of the user's folder or of PYTHONPATH are taken in place of the environment's.
+"""Packages from the user folder or PYTHONPATH are used instead of the environment's.
 
-**Checks.** Paths of `~/.local` or `%APPDATA%\\\\Python` beside those of an environment, and
-PYTHONPATH. On the machine: which of the packages come from those folders, although there is an
-environment.
+**Checks.** Paths of `~/.local` or `%APPDATA%\\\\Python` together with those of an environment, and
+PYTHONPATH. On the machine: packages that come from those folders although there is an environment.
 
-**Why it matters.** Python looks into PYTHONPATH before all, and conda environments also see the
-user's folder, which `pip install --user` fills for all of them at once.
+**Why it matters.** Python searches PYTHONPATH first, and conda environments also see the user
+folder, which `pip install --user` fills for all of them.
 
 **Example.** `/home/me/.local/lib/python3.10/site-packages/torch/__init__.py` in an environment's
 traceback
 
-**Fix.** `PYTHONNOUSERSITE=1` and no PYTHONPATH; safe. Then take the copy out of the user's
-folder; asked first.
+**Fix.** `PYTHONNOUSERSITE=1` and no PYTHONPATH; safe. Then remove the copy from the user folder;
+asks first.
 
 **Source.** docs.python.org/3/using/cmdline.html (PYTHONNOUSERSITE);
 docs.python.org/3/library/site.html.
@@ -19,15 +18,15 @@ docs.python.org/3/library/site.html.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """Modules of the user's folder were loaded in an environment, or PYTHONPATH brings others."""
+    """Modules from the user folder were loaded in an environment, or PYTHONPATH adds others."""
     is_mixed = case.sees("user-site-path") and case.sees("environment-path")
     is_path = case.sees("pythonpath-set") and case.sees("import-failed")
     if not is_mixed and not is_path and not case.sees("user-site-told"):
@@ -37,22 +36,22 @@ def check(case: Case) -> Finding | None:
         rule="user-site-shadows-env",
         severity="error" if is_failing else "warning",
         certainty="decided" if is_failing and is_mixed else "likely",
-        problem="Packages of the user's folder or of PYTHONPATH are taken in place of the "
-        "environment's.",
-        because="Python looks into PYTHONPATH and the user's folder before, or beside, the "
-        "environment",
+        problem=(
+            "Packages from the user folder or PYTHONPATH are used instead of the environment's."
+        ),
+        because=("Python searches PYTHONPATH before the environment, and the user folder as well"),
         evidence=case.evidence(
             "user-site-told", "user-site-path", "environment-path", "pythonpath-set"
         ),
         fixes=(
             Fix(
-                text="start without both",
+                text="start without either",
                 safety="safe",
                 commands=("env -u PYTHONPATH PYTHONNOUSERSITE=1 <the same command>",),
-                changes="nothing that stays",
+                changes="nothing permanently",
             ),
             Fix(
-                text="remove the copy from the user's folder",
+                text="remove the copy from the user folder",
                 safety="ask",
                 commands=("python -m site --user-site", "pip uninstall <package>"),
                 changes="removes it for all environments",
@@ -64,18 +63,18 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Packages come from elsewhere than the environment."""
+    """Packages come from outside the environment."""
     first = next(iter(machine.environments or ()), None)
     if first is None or not first.outside:
         return ()
     names = ", ".join(first.outside[:4])
-    return fact(f"not the environment's own: {names}", "the user's folder or PYTHONPATH")
+    return fact(f"from outside the environment: {names}", "the user folder or PYTHONPATH")
 
 
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(Reading(sign="user-site-told", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="user-site-told", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "user-site-path",

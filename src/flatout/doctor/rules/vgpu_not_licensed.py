@@ -1,9 +1,9 @@
-"""A virtual GPU runs without a license, and is held down.
+"""A virtual GPU runs without a license and is throttled.
 
-**Checks.** What the guest's driver and `nvidia-smi -q` say of the license.
+**Checks.** License messages of the guest's driver and `nvidia-smi -q`.
 
-**Why it matters.** Without a license a vGPU works at first, and after some minutes at a fraction of
-its speed; CUDA is then refused.
+**Why it matters.** Without a license, a vGPU works at first, but after some minutes runs at a
+fraction of its speed, and CUDA is disabled.
 
 **Example.** `vGPU License Status : Unlicensed (Unrestricted)`
 
@@ -16,22 +16,24 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """The license is said to be missing."""
+    """The license is reported as missing."""
     if not case.sees("vgpu-unlicensed"):
         return None
     return Finding(
         rule="vgpu-not-licensed",
         severity="error",
-        problem="The virtual GPU has no license, and is held down.",
+        problem="The virtual GPU has no license and is throttled.",
         evidence=case.evidence("vgpu-unlicensed"),
         fixes=(
             Fix(
-                text="put the client configuration token into /etc/nvidia/ClientConfigToken, and "
-                "start the license client anew",
+                text=(
+                    "put the client configuration token into /etc/nvidia/ClientConfigToken,"
+                    " and restart the license client"
+                ),
                 commands=("sudo systemctl restart nvidia-gridd",),
                 where="linux",
             ),

@@ -1,13 +1,13 @@
-"""This build is not on PyPI: its index was not named.
+"""This build is not on PyPI, and its index was not given.
 
-**Checks.** Versions with a `+cu` or `+cpu` that pip or uv do not find.
+**Checks.** Versions with `+cu` or `+cpu` that pip or uv cannot find.
 
-**Why it matters.** PyPI has one build of each version. Those for other CUDA versions stand in the
-frameworks' own indexes, and not each CUDA has each version.
+**Why it matters.** PyPI has one build of each version. Builds for other CUDA versions are in the
+frameworks' own indexes, which do not have every version for every CUDA.
 
 **Example.** `ERROR: Could not find a version that satisfies the requirement torch==2.1.0+cu118`
 
-**Fix.** `--index-url https://download.pytorch.org/whl/cu118`; asked first.
+**Fix.** Use `--index-url https://download.pytorch.org/whl/cu118`; asks first.
 
 **Source.** pytorch.org/get-started/previous-versions/;
 docs.astral.sh/uv/guides/integration/pytorch/.
@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """A local version was asked for and not found, or uv stopped at the first index."""
+    """A local version was requested but not found, or uv stopped at the first index."""
     local = case.value("no-matching-version", "local")
     if local is None and not case.sees("local-version-not-found", "uv-first-index"):
         return None
@@ -30,12 +30,12 @@ def check(case: Case) -> Finding | None:
         rule="wheel-index-not-given",
         severity="error",
         certainty="likely" if case.sees("wheel-tag-missing", "python-not-supported") else "decided",
-        problem="This build is not on PyPI: its index was not named.",
-        because="PyPI has one build of each version; others stand in the frameworks' own indexes",
+        problem="This build is not on PyPI, and its index was not given.",
+        because="PyPI has one build of each version; others are in the frameworks' own indexes",
         evidence=case.evidence("no-matching-version", "local-version-not-found", "uv-first-index"),
         fixes=(
             Fix(
-                text="name the index of the build",
+                text="install from the build's index",
                 safety="ask",
                 commands=(
                     f"pip install torch --index-url https://download.pytorch.org/whl/{build}",

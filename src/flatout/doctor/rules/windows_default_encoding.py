@@ -1,13 +1,13 @@
-"""A file in UTF-8 was read in Windows' own code page.
+"""A UTF-8 file was read with Windows' code page.
 
-**Checks.** Codecs that are not UTF-8 and fail to decode.
+**Checks.** Decoding errors of codecs other than UTF-8.
 
-**Why it matters.** Until Python 3.15, `open()` without `encoding=` reads in the code page of
-Windows' language.
+**Why it matters.** Before Python 3.15, `open()` without `encoding=` uses the code page of Windows'
+language.
 
 **Example.** `UnicodeDecodeError: 'cp1252' codec can't decode byte 0x9d`
 
-**Fix.** `PYTHONUTF8=1`, or `encoding="utf-8"`; safe.
+**Fix.** Set `PYTHONUTF8=1`, or pass `encoding="utf-8"`; safe.
 
 **Source.** peps.python.org/pep-0540; peps.python.org/pep-0686.
 """
@@ -16,18 +16,18 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """Codecs that are not UTF-8 and fail to decode."""
+    """Decoding errors of codecs other than UTF-8."""
     if not case.sees("code-page-failed"):
         return None
     return Finding(
         rule="windows-default-encoding",
         severity="error",
-        problem="A file in UTF-8 was read in Windows' own code page.",
-        because="`open()` without `encoding=` reads in the code page of Windows' language",
+        problem="A UTF-8 file was read with Windows' code page.",
+        because="`open()` without `encoding=` uses the code page of Windows' language",
         evidence=case.evidence("code-page-failed"),
         fixes=(
             Fix(
@@ -35,7 +35,7 @@ def check(case: Case) -> Finding | None:
                 safety="safe",
                 commands=("$env:PYTHONUTF8 = 1",),
                 where="powershell",
-                changes="the environment of this shell",
+                changes="environment variables of this shell",
                 undo="Remove-Item Env:PYTHONUTF8",
             ),
         ),

@@ -1,15 +1,15 @@
-"""A path is longer than the 260 characters that Windows allows.
+"""A path exceeds Windows' limit of 260 characters.
 
-**Checks.** pip's hint, and files that are not found deep in site-packages.
+**Checks.** pip's hint, and files not found deep inside site-packages.
 
-**Why it matters.** torch and its relatives have deep folders. Windows allows 260 characters until
-long paths are switched on.
+**Why it matters.** torch and related packages have deep folders. Windows allows 260 characters
+unless long paths are enabled.
 
 **Example.** `HINT: This error might have occurred since this system does not have Windows Long
 Path support enabled.`
 
-**Fix.** LongPathsEnabled in the registry, as administrator, or an environment in a short path;
-asked first.
+**Fix.** Set LongPathsEnabled in the registry, as administrator, or use an environment in a short
+path; asks first.
 
 **Source.** learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation;
 pip.pypa.io/warnings/enable-long-paths.
@@ -19,22 +19,22 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """pip's hint, and files that are not found deep in site-packages."""
+    """pip's hint, and files not found deep inside site-packages."""
     if not case.sees("long-paths-off"):
         return None
     return Finding(
         rule="windows-long-paths-off",
         severity="error",
-        problem="A path is longer than the 260 characters that Windows allows.",
-        because="Windows allows 260 characters until long paths are switched on",
+        problem="A path exceeds Windows' limit of 260 characters.",
+        because="Windows allows 260 characters unless long paths are enabled",
         evidence=case.evidence("long-paths-off"),
         fixes=(
             Fix(
-                text="switch long paths on, as administrator",
+                text="enable long paths, as administrator",
                 safety="ask",
                 commands=(
                     "$key = 'HKLM:\\SYSTEM\\CurrentControlSet\\Control\\FileSystem'",
@@ -45,7 +45,7 @@ def check(case: Case) -> Finding | None:
                 undo="Set-ItemProperty $key -Name LongPathsEnabled -Value 0",
             ),
             Fix(
-                text="or make the environment in a short path such as `C:\\e`",
+                text="or create the environment in a short path such as `C:\\e`",
             ),
         ),
     )

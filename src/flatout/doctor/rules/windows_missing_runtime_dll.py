@@ -1,15 +1,15 @@
-"""A DLL that the framework depends on is missing in Windows.
+"""A Windows DLL that the framework depends on is missing.
 
-**Checks.** Windows' errors 126, 182 and 1114 while torch, TensorFlow or an extension is loaded,
-and what names Visual C++'s runtime.
+**Checks.** Windows errors 126, 182 and 1114 while torch, TensorFlow or an extension is loaded, and
+messages that name the Visual C++ runtime.
 
-**Why it matters.** Wheels expect Microsoft's Visual C++ runtime, and some the OpenMP runtime
-`libomp140`. Windows names the library that failed, not the one that is missing.
+**Why it matters.** Wheels need Microsoft's Visual C++ runtime, and some the OpenMP runtime
+`libomp140`. Windows reports the library that failed to load, not the missing one.
 
 **Example.** `[WinError 126] The specified module could not be found. Error loading
 "...\\torch\\lib\\fbgemm.dll"`
 
-**Fix.** Install the newest Visual C++ redistributable; asked first.
+**Fix.** Install the newest Visual C++ redistributable; asks first.
 
 **Source.** pytorch/pytorch#131662; learn.microsoft.com/cpp/windows/latest-supported-vc-redist.
 """
@@ -18,29 +18,29 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
+from flatout.schema.finding import Certainty, Finding, Fix
 
-_TELLING = ("dll-not-loaded",)
-_FITTING = ("torch-without-openmp",)
+_DECISIVE = ("dll-not-loaded",)
+_COMPATIBLE = ("torch-without-openmp",)
 
 
 def check(case: Case) -> Finding | None:
     """One of the messages was printed."""
-    if not case.sees(*_TELLING, *_FITTING):
+    if not case.sees(*_DECISIVE, *_COMPATIBLE):
         return None
     # The wheel of torch 2.4.0 for Windows lacks libomp140.
     if not case.sees("dll-not-loaded") and case.machine.host.os != "windows":
         return None
     certainty: Certainty = "possible"
-    if case.sees(*_TELLING):
+    if case.sees(*_DECISIVE):
         certainty = "decided"
     return Finding(
         rule="windows-missing-runtime-dll",
         severity="error" if case.sees("dll-not-loaded") else "warning",
         certainty=certainty,
-        problem="A DLL that the framework depends on is missing in Windows.",
-        because="Windows tells which library failed, not which one is missing",
-        evidence=case.evidence(*_TELLING, *_FITTING),
+        problem="A Windows DLL that the framework depends on is missing.",
+        because="Windows reports which library failed to load, not which one is missing",
+        evidence=case.evidence(*_DECISIVE, *_COMPATIBLE),
         fixes=(
             Fix(
                 text="install the newest Visual C++ redistributable (x64)",

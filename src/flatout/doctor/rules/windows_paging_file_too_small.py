@@ -1,11 +1,10 @@
 """Windows' paging file is too small.
 
-**Checks.** Windows' error 1455 from Python, torch, safetensors and CUDA, and what Windows' own
-diagnosis writes about virtual memory. On the machine: no page file, or hardly one, beside Windows'
-memory.
+**Checks.** Windows error 1455 from Python, torch, safetensors and CUDA, and Windows' own diagnosis
+of low virtual memory. On the machine: a missing or very small paging file.
 
-**Why it matters.** Windows promises memory before it is used: each worker that imports torch
-commits gigabytes for CUDA's libraries. Memory and paging file together are the limit.
+**Why it matters.** Windows commits memory before it is used: each worker that imports torch commits
+gigabytes for the CUDA libraries. The limit is memory plus paging file.
 
 **Example.** `OSError: [WinError 1455] The paging file is too small for this operation to
 complete.`
@@ -18,12 +17,12 @@ complete.`
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import bytes_text
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.units import bytes_text
 
 _SIGNS = ("commitment-limit",)
 
@@ -36,17 +35,17 @@ def check(case: Case) -> Finding | None:
         rule="windows-paging-file-too-small",
         severity="error",
         problem="Windows' paging file is too small.",
-        because=("Windows commits memory when it is asked for, and its limit is reached"),
+        because=("Windows commits memory when it is allocated, and the commit limit is reached"),
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
                 text=(
                     "let Windows manage the paging file's size, or set it to twice the "
-                    "memory; use fewer loader workers"
+                    "memory; or use fewer loader workers"
                 ),
                 commands=("SystemPropertiesPerformance.exe",),
                 where="powershell",
-                changes="a restart of Windows follows",
+                changes="restarts Windows",
             ),
         ),
         confirm=("powershell.exe -c 'Get-CimInstance Win32_PageFileUsage'",),
@@ -54,7 +53,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Processes may promise themselves hardly more than there is memory."""
+    """The commit limit is hardly larger than physical memory."""
     windows = machine.windows
     if windows is None or windows.memory_bytes is None or windows.commit_limit_bytes is None:
         return ()
@@ -63,14 +62,14 @@ def _in_facts(machine: Machine) -> Facts:
         return ()
     return (
         *fact(f"memory {bytes_text(windows.memory_bytes)}", "CIM"),
-        *fact(f"page files {bytes_text(max(0, page_file))}", "CIM"),
+        *fact(f"paging files {bytes_text(max(0, page_file))}", "CIM"),
     )
 
 
 RULE = Rule(
     check=check,
     prior=70,
-    readings=(Reading(sign="commitment-limit", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="commitment-limit", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "commitment-limit",

@@ -1,27 +1,27 @@
-"""Under WSL, a program of Windows answers in place of Linux'.
+"""A Windows program runs inside WSL instead of the Linux one.
 
-**Checks.** Windows' paths of Python, pip, conda or nvcc in a shell of WSL. On the machine: which of
-these names a shell finds first on a drive of Windows.
+**Checks.** Windows paths of Python, pip, conda or nvcc in a WSL shell. On the machine: which of
+these names a shell finds first on a Windows drive.
 
-**Why it matters.** WSL puts Windows' PATH behind its own: what is missing in Linux is found in
-Windows, installs there, and does not see Linux' files.
+**Why it matters.** WSL appends Windows' PATH to its own: a program missing in Linux is found in
+Windows, where it installs packages and does not see Linux files.
 
 **Example.** `/mnt/c/Users/me/AppData/Local/Programs/Python/Python312/python.exe`
 
 **Fix.** Install Python in Linux; or `appendWindowsPath=false` under [interop] in /etc/wsl.conf;
-asked first.
+asks first.
 
 **Source.** MicrosoftDocs/WSL: wsl-config.md (interop settings).
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Edit, Entry
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.plan import Edit, Entry
 
 _OWN_PATH = Edit(
     file="/etc/wsl.conf",
@@ -31,14 +31,14 @@ _OWN_PATH = Edit(
 
 
 def check(case: Case) -> Finding | None:
-    """Windows' paths of Python, pip, conda or nvcc in a shell of WSL."""
+    """Windows paths of Python, pip, conda or nvcc in a WSL shell."""
     if not case.sees("windows-program-in-wsl"):
         return None
     return Finding(
         rule="windows-python-inside-wsl",
         severity="warning",
         certainty="likely",
-        problem="Under WSL, a program of Windows answers in place of Linux'.",
+        problem="A Windows program runs inside WSL instead of the Linux one.",
         because="WSL appends Windows' PATH to its own",
         evidence=case.evidence("windows-program-in-wsl"),
         fixes=(
@@ -50,14 +50,16 @@ def check(case: Case) -> Finding | None:
                 changes="installs a package",
             ),
             Fix(
-                text="or keep Windows' PATH out: `appendWindowsPath=false` under [interop] "
-                "in /etc/wsl.conf, then `wsl --shutdown`",
+                text=(
+                    "or exclude Windows' PATH: `appendWindowsPath=false` under [interop] in"
+                    " /etc/wsl.conf, then `wsl --shutdown`"
+                ),
                 safety="ask",
                 edits=(_OWN_PATH,),
                 commands=("sudo nano /etc/wsl.conf", "wsl.exe --shutdown"),
                 where="wsl",
                 changes="stops every distro and container",
-                undo="take the line out again",
+                undo="remove the line",
             ),
         ),
         confirm=("type -a python python3 pip nvcc",),
@@ -65,17 +67,17 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """A name leads to a drive of Windows."""
+    """A name resolves to a Windows drive."""
     programs = {"python", "python3", "pip", "pip3", "conda", "uv", "nvcc"}
     found = [one for one in (machine.wsl.windows_programs if machine.wsl else None) or ()
              if one in programs]  # fmt: skip
-    return fact(f"on a drive of Windows: {', '.join(found)}", "PATH") if found else ()
+    return fact(f"on a Windows drive: {', '.join(found)}", "PATH") if found else ()
 
 
 RULE = Rule(
     check=check,
     prior=50,
-    readings=(Reading(sign="windows-program-in-wsl", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="windows-program-in-wsl", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "windows-program-in-wsl",

@@ -1,13 +1,12 @@
-"""`python` is Windows' link to the Store, not a Python.
+"""`python` is Windows' link to the Store, not Python.
 
-**Checks.** The answer of the link that stands in for Python.
+**Checks.** The message of the placeholder link.
 
-**Why it matters.** Windows ships links named python.exe that open the Store, and they come early
-on PATH.
+**Why it matters.** Windows ships links named python.exe that open the Store and come early on PATH.
 
 **Example.** `Python was not found; run without arguments to install from the Microsoft Store`
 
-**Fix.** `py -3`, or switch the link off under App execution aliases; by hand.
+**Fix.** Use `py -3`, or turn off the link under App execution aliases; by hand.
 
 **Source.** docs.python.org/3/using/windows.html.
 """
@@ -16,22 +15,22 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """The answer of the link that stands in for Python."""
+    """The message of the placeholder link."""
     if not case.sees("store-python"):
         return None
     return Finding(
         rule="windows-store-python",
         severity="error",
-        problem="`python` is Windows' link to the Store, not a Python.",
-        because="the link named python.exe comes before Python on PATH, or there is no Python",
+        problem="`python` is Windows' link to the Store, not Python.",
+        because="the link python.exe comes before Python on PATH, or Python is not installed",
         evidence=case.evidence("store-python"),
         fixes=(
             Fix(
-                text="use the launcher, or install Python",
+                text="use the `py` launcher, or install Python",
                 safety="ask",
                 commands=("py -3 --version", "winget install Python.Python.3.12"),
                 where="powershell",

@@ -1,14 +1,14 @@
-"""Something cannot be sent to another process.
+"""An object cannot be pickled for another process.
 
-**Checks.** What pickle refuses, and what a new process does not find.
+**Checks.** Errors of pickle, and names that a new process cannot find.
 
-**Why it matters.** Spawned processes get the data set, the transforms and the functions pickled.
-Lambdas, functions inside functions, open files, and what was typed into a notebook cannot be.
+**Why it matters.** Spawned processes receive the data set, transforms and functions pickled.
+Lambdas, nested functions, open files and definitions in a notebook cannot be pickled.
 
 **Example.** `AttributeError: Can't pickle local object 'train.<locals>.<lambda>'`
 
-**Fix.** Functions at the top level of a file, files opened in the worker, or `num_workers=0`; by
-hand.
+**Fix.** Define functions at the top level of a file, open files in the worker, or use
+`num_workers=0`; by hand.
 
 **Source.** docs.python.org/3/library/pickle.html (what can be pickled and unpickled);
 docs.pytorch.org/docs/stable/notes/windows.html.
@@ -18,26 +18,28 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """What pickle refuses, and what a new process does not find."""
+    """Errors of pickle, and names that a new process cannot find."""
     if not case.sees("cannot-pickle"):
         return None
     return Finding(
         rule="worker-cannot-pickle",
         severity="error",
-        problem="Something cannot be sent to another process.",
-        because="spawned processes get everything pickled",
+        problem="An object cannot be pickled for another process.",
+        because="spawned processes receive everything pickled",
         evidence=case.evidence("cannot-pickle"),
         fixes=(
             Fix(
-                text="move lambdas and inner functions to the top level of a file, and open "
-                "files in the worker",
+                text=(
+                    "move lambdas and nested functions to the top level of a file, and open"
+                    " files in the worker"
+                ),
             ),
             Fix(
-                text="or load in the same process: `num_workers=0`",
+                text="or load data in the main process: `num_workers=0`",
             ),
         ),
     )

@@ -1,26 +1,25 @@
-"""The distro's own nvidia-cuda-toolkit is in use.
+"""The distro's own nvidia-cuda-toolkit package is in use.
 
 **Checks.** `apt install nvidia-cuda-toolkit`, and an nvcc in `/usr/bin`. On the machine: that
-package in dpkg's list.
+package as installed in dpkg.
 
-**Why it matters.** The distro's package brings an old nvcc, which builds extensions for another
-CUDA than that of torch, and may pull in a Linux libcuda.
+**Why it matters.** The distro's package contains an old nvcc, which builds extensions for another
+CUDA version than torch's, and may pull in a Linux libcuda.
 
 **Example.** `ii  nvidia-cuda-toolkit  11.5.1-1ubuntu1`
 
-**Fix.** Remove it; install `cuda-toolkit-X-Y` of NVIDIA's WSL repository only to compile; asked
-first.
+**Fix.** Remove it; to compile, install `cuda-toolkit-X-Y` from NVIDIA's WSL repository; asks first.
 
 **Source.** docs.nvidia.com/cuda/wsl-user-guide/ (CUDA support for WSL 2).
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -32,8 +31,8 @@ def check(case: Case) -> Finding | None:
         rule="wsl-distro-cuda-toolkit",
         severity="error" if is_refused else "warning",
         certainty="decided" if is_refused else "likely",
-        problem="The distro's own nvidia-cuda-toolkit is in use.",
-        because="its nvcc is older than the CUDA of the frameworks, and it may hide WSL's libcuda",
+        problem="The distro's own nvidia-cuda-toolkit package is in use.",
+        because="its nvcc is older than the frameworks' CUDA, and it may hide WSL's libcuda",
         evidence=case.evidence("distro-toolkit", "nvcc-refuses-card"),
         fixes=(
             Fix(
@@ -59,7 +58,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=30,
-    readings=(Reading(sign="distro-toolkit", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="distro-toolkit", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "distro-toolkit",

@@ -1,14 +1,14 @@
-"""Names of the internet are not resolved inside WSL.
+"""Internet host names cannot be resolved inside WSL.
 
-**Checks.** apt, pip, git or curl that cannot resolve a host.
+**Checks.** Errors of apt, pip, git or curl that a host cannot be resolved.
 
-**Why it matters.** WSL generates `/etc/resolv.conf` from Windows. A VPN, a firewall or a file
-that was made by hand leaves it pointing to a server that does not answer.
+**Why it matters.** WSL generates `/etc/resolv.conf` from Windows. A VPN, a firewall or a
+hand-written file leaves it pointing to a server that does not answer.
 
 **Example.** `Temporary failure resolving 'archive.ubuntu.com'`
 
-**Fix.** `dnsTunneling=true` in `.wslconfig` (Windows 11), and a generated `resolv.conf`; asked
-first.
+**Fix.** Set `dnsTunneling=true` in `.wslconfig` (Windows 11), and let WSL generate `resolv.conf`;
+asks first.
 
 **Source.** MicrosoftDocs/WSL: wsl-config.md, troubleshooting.md; microsoft/WSL#6404.
 """
@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import WSLCONFIG, Finding, Fix
-from flatout.nouns.plan import Edit, Entry
+from flatout.schema.finding import WSLCONFIG, Finding, Fix
+from flatout.schema.plan import Edit, Entry
 
 _TUNNEL = Edit(
     file=WSLCONFIG,
@@ -29,7 +29,7 @@ _TUNNEL = Edit(
 
 
 def check(case: Case) -> Finding | None:
-    """A name was not resolved, under WSL or nobody knows where."""
+    """A name was not resolved, under WSL or on an unknown machine."""
     if not case.sees("name-not-resolved") or (case.is_here and not case.is_wsl):
         return None
     is_elsewhere = case.machine.host.os == "windows" or case.is_container and not case.is_wsl
@@ -37,20 +37,22 @@ def check(case: Case) -> Finding | None:
         rule="wsl-dns-broken",
         severity="error",
         certainty="possible" if is_elsewhere else "decided" if case.is_wsl else "likely",
-        problem="Host names are not resolved.",
-        because="under WSL the generated /etc/resolv.conf often points where nobody answers"
+        problem="Host names cannot be resolved.",
+        because=(
+            "under WSL, the generated /etc/resolv.conf often names a server that does not answer"
+        )
         if not case.is_wsl
         else "the server in WSL's /etc/resolv.conf does not answer",
         evidence=case.evidence("name-not-resolved", "resolv-conf-nameserver"),
         fixes=(
             Fix(
-                text="let Windows resolve: `dnsTunneling=true` under [wsl2] in .wslconfig",
+                text="let Windows resolve names: `dnsTunneling=true` under [wsl2] in .wslconfig",
                 safety="ask",
                 edits=(_TUNNEL,),
                 commands=("notepad $env:USERPROFILE\\.wslconfig", "wsl --shutdown"),
                 where="powershell",
                 changes="stops every distro and container",
-                undo="take the line out, and wsl --shutdown again",
+                undo="remove the line, and run wsl --shutdown again",
             ),
         ),
         confirm=("cat /etc/resolv.conf", "getent hosts github.com"),

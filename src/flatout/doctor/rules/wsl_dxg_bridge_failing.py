@@ -1,22 +1,22 @@
 """Calls through WSL's GPU bridge fail in the kernel.
 
-**Checks.** `dxgk ... Ioctl failed` lines of the kernel, and whether anything else is wrong.
+**Checks.** `dxgk ... Ioctl failed` lines of the kernel, and whether anything else fails.
 
-**Why it matters.** Mostly it does not: working machines print them when a program asks for a
-feature that this Windows does not have. Beside a program that finds no GPU they are a trace.
+**Why it matters.** Usually it does not: working machines print these lines when a program requests
+a feature that this Windows lacks. Only with a program that finds no GPU are they a clue.
 
 **Example.** `misc dxg: dxgk: dxgkio_query_adapter_info: Ioctl failed: -22`
 
-**Fix.** None is known for the lines. Where the GPU fails too: `wsl --update`, a newer driver.
+**Fix.** None is known for the lines alone. If the GPU fails too: `wsl --update` and a newer driver.
 
-**Source.** microsoft/WSL#40715 (harmless), #13734 (beside a failure).
+**Source.** microsoft/WSL#40715 (harmless), #13734 (with a failure).
 """
 
 from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _FAILURES = (
     "nvml-blocked",
@@ -28,7 +28,7 @@ _FAILURES = (
 
 
 def check(case: Case) -> Finding | None:
-    """The kernel's lines; a warning only beside a failure."""
+    """The kernel's lines; a warning only with a failure."""
     if not case.sees("dxg-ioctl-failed"):
         return None
     is_harmful = case.sees(*_FAILURES)

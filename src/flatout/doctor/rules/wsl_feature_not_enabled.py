@@ -2,8 +2,7 @@
 
 **Checks.** The error codes of `wsl` for a missing feature or kernel.
 
-**Why it matters.** Without these two Windows features, or WSL's kernel, no distro starts as WSL
-2.
+**Why it matters.** Without these two Windows features and WSL's kernel, no distro starts as WSL 2.
 
 **Example.** `WslRegisterDistribution failed with error: 0x8007019e`
 
@@ -16,11 +15,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """WSL's own words or codes."""
+    """WSL's own messages or codes."""
     if not case.sees("wsl-feature-missing"):
         return None
     return Finding(

@@ -1,36 +1,36 @@
 """A card runs in TCC mode under Windows; WSL needs WDDM.
 
 **Checks.** The column "TCC/WDDM" of Windows' nvidia-smi, and devices that WSL cannot open. On the
-machine: the driver model that NVML tells.
+machine: the driver model reported by NVML.
 
-**Why it matters.** Windows shares a GPU with WSL through its display model (WDDM). A card in TCC
-mode is not shared, and one such card can keep the others from working.
+**Why it matters.** Windows shares a GPU with WSL through its display driver model (WDDM). A card in
+TCC mode is not shared, and one such card can prevent the others from working.
 
 **Example.** `0  NVIDIA L40S  TCC` in Windows, `GPU access blocked by the operating system` in WSL
 
 **Fix.** `nvidia-smi -g INDEX -dm 0` as administrator, then restart Windows; by hand. Some cards
-need a vGPU or RTX Enterprise driver for it.
+need a vGPU or RTX Enterprise driver for WDDM.
 
 **Source.** docs.nvidia.com/cuda/wsl-user-guide/; microsoft/WSL#9952, #13027.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _CLOSED = ("nvml-blocked", "smi-cannot-communicate", "wsl-no-adapters")
 
 
 def check(case: Case) -> Finding | None:
-    """TCC is named beside WSL, or WSL lists devices and cannot open them."""
+    """TCC is named together with WSL, or WSL lists devices but cannot open them."""
     is_tcc = case.sees("gpu-in-tcc") or any(g.driver_model == "TCC" for g in case.machine.gpus)
     is_closed = case.is_wsl and case.sees("smi-no-handle", "smi-no-devices")
     is_wsl = case.is_wsl or case.sees("nvml-blocked")
-    # Windows runs data-center cards in TCC unless told otherwise.
+    # Windows runs data center cards in TCC mode by default.
     is_usual = case.sees(*_CLOSED) and case.sees("datacenter-card")
     is_closed = is_closed or case.is_wsl and is_usual
     if not is_closed and not (is_tcc and is_wsl):
@@ -40,14 +40,14 @@ def check(case: Case) -> Finding | None:
         severity="error",
         certainty="decided" if is_tcc else "likely",
         problem="Windows runs a card in TCC mode, which it does not share with WSL.",
-        because="WSL sees cards in WDDM mode alone",
+        because="WSL sees only cards in WDDM mode",
         evidence=case.evidence("gpu-in-tcc", *_CLOSED, "smi-no-handle", "smi-no-devices"),
         fixes=(
             Fix(
                 text="switch the card to WDDM as administrator, then restart Windows",
                 commands=("nvidia-smi -g 0 -dm 0",),
                 where="powershell",
-                changes="the card's driver model, from the next start on",
+                changes="the card's driver model, from the next boot on",
                 undo="nvidia-smi -g 0 -dm 1",
             ),
         ),
@@ -64,8 +64,8 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(
-        Reading(sign="gpu-in-tcc", read=_in_facts),
+    fact_checks=(
+        FactCheck(sign="gpu-in-tcc", read=_in_facts),
     ),
     signatures=(
         signature(

@@ -1,34 +1,34 @@
-"""Parts of what brings the GPU into WSL are missing.
+"""Parts of WSL's GPU support are missing.
 
-**Checks.** `/dev/dxg`, `/usr/lib/wsl/lib` and the driver store `/usr/lib/wsl/drivers`; a kernel
-that somebody built without dxgkrnl; a Hyper-V guest into which the files were copied. On the
-machine: NVIDIA's driver in Windows, and here no bridge, no driver store, or another kernel.
+**Checks.** `/dev/dxg`, `/usr/lib/wsl/lib` and the driver store `/usr/lib/wsl/drivers`; a custom
+kernel without dxgkrnl; a Hyper-V guest with copied driver files. On the machine: NVIDIA's driver in
+Windows, but in WSL no bridge, no driver store, or a custom kernel.
 
-**Why it matters.** The kernel's bridge (dxgkrnl) and Windows' driver files belong together. With
-one missing, the libraries load and then find no GPU.
+**Why it matters.** The kernel's bridge (dxgkrnl) and Windows' driver files are both required. With
+one missing, the libraries load but find no GPU.
 
 **Example.** `Failed to initialize NVML: GPU access blocked by the operating system`, from
 `/usr/lib/wsl/lib/nvidia-smi`
 
-**Fix.** Use WSL's own kernel: take `kernel=` out of `.wslconfig`, `wsl --update`; by hand. In a
-Hyper-V guest, copy the driver store of this driver version again.
+**Fix.** Use WSL's own kernel: remove `kernel=` from `.wslconfig` and run `wsl --update`; by hand.
+In a Hyper-V guest, copy the driver store of this driver version again.
 
 **Source.** NVIDIA/nvidia-container-toolkit: nvcdi/driver-wsl.go; microsoft/WSL#5546.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _DECISIVE = ("own-wsl-kernel", "dxg-module-missing", "dxg-missing", "driver-store-missing")
 
 
 def check(case: Case) -> Finding | None:
-    """A missing part is seen, or NVML is blocked and nothing tells why."""
+    """A part is missing, or NVML is blocked for no visible reason."""
     is_blocked = case.sees("nvml-blocked", "wsl-no-adapters")
     if not case.sees(*_DECISIVE) and not is_blocked:
         return None
@@ -36,14 +36,16 @@ def check(case: Case) -> Finding | None:
     if case.sees(*_DECISIVE):
         certainty = "decided" if is_blocked or case.sees("dxg-module-missing") else "likely"
     else:
-        # Called by its path, nvidia-smi is WSL's own, not one of a Linux driver.
+        # Called by its full path, nvidia-smi is WSL's own, not a Linux driver's.
         certainty = "likely" if case.sees("wsl-smi-by-path") else "possible"
     return Finding(
         rule="wsl-gpu-stack-incomplete",
         severity="error",
         certainty=certainty,
-        problem="Parts of what brings the GPU into WSL are missing.",
-        because="kernel bridge (dxgkrnl), /usr/lib/wsl/lib and driver store must all be there",
+        problem="Parts of WSL's GPU support are missing.",
+        because=(
+            "the kernel bridge (dxgkrnl), /usr/lib/wsl/lib and the driver store must all exist"
+        ),
         evidence=case.evidence(*_DECISIVE, "wsl-smi-by-path", "nvml-blocked", "wsl-no-adapters"),
         fixes=(
             Fix(
@@ -58,18 +60,18 @@ def check(case: Case) -> Finding | None:
 
 
 def _without_bridge(machine: Machine) -> Facts:
-    """Windows has NVIDIA's driver, and there is no /dev/dxg."""
+    """Windows has NVIDIA's driver, but there is no /dev/dxg."""
     if not _has_windows_driver(machine) or machine.wsl is None or machine.wsl.has_dxg is not False:
         return ()
     return fact("there is no /dev/dxg", "/dev")
 
 
 def _without_store(machine: Machine) -> Facts:
-    """Windows has NVIDIA's driver, and its store is not handed over."""
+    """Windows has NVIDIA's driver, but its driver store is not mounted."""
     wsl = machine.wsl
     if not _has_windows_driver(machine) or wsl is None or wsl.has_driver_store is not False:
         return ()
-    return fact("no driver of NVIDIA's", "/usr/lib/wsl/drivers")
+    return fact("no NVIDIA driver", "/usr/lib/wsl/drivers")
 
 
 def _own_kernel(machine: Machine) -> Facts:
@@ -86,10 +88,10 @@ def _has_windows_driver(machine: Machine) -> bool:
 RULE = Rule(
     check=check,
     prior=40,
-    readings=(
-        Reading(sign="dxg-missing", read=_without_bridge),
-        Reading(sign="driver-store-missing", read=_without_store),
-        Reading(sign="own-wsl-kernel", read=_own_kernel, severity="note"),
+    fact_checks=(
+        FactCheck(sign="dxg-missing", read=_without_bridge),
+        FactCheck(sign="driver-store-missing", read=_without_store),
+        FactCheck(sign="own-wsl-kernel", read=_own_kernel, severity="note"),
     ),
     signatures=(
         signature(

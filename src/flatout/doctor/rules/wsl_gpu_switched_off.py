@@ -1,26 +1,26 @@
-"""The GPU is switched off for this distro in /etc/wsl.conf.
+"""The GPU is disabled for this distro in /etc/wsl.conf.
 
 **Checks.** The section `[gpu]` with `enabled=false`. On the machine: that setting, and `gpuSupport`
 in .wslconfig.
 
-**Why it matters.** WSL then starts the distro without the bridge to the GPU; nothing in it finds
-one.
+**Why it matters.** WSL then starts the distro without the GPU bridge, and no program in it finds a
+GPU.
 
-**Example.** `enabled = false`, below `[gpu]`
+**Example.** `enabled = false`, under `[gpu]`
 
-**Fix.** Take the setting out, then `wsl --shutdown`; asked first.
+**Fix.** Remove the setting, then run `wsl --shutdown`; asks first.
 
 **Source.** https://learn.microsoft.com/windows/wsl/wsl-config (GPU settings)
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Edit, Entry
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.plan import Edit, Entry
 
 _NO_SWITCH = Edit(
     file="/etc/wsl.conf", form="ini", entries=(Entry(place=("gpu", "enabled"), value=None),)
@@ -28,23 +28,25 @@ _NO_SWITCH = Edit(
 
 
 def check(case: Case) -> Finding | None:
-    """The setting is seen."""
+    """The setting was found."""
     if not case.sees("wsl-conf-gpu-off"):
         return None
     return Finding(
         rule="wsl-gpu-switched-off",
         severity="error",
-        problem="The GPU is switched off for this distro in /etc/wsl.conf.",
+        problem="The GPU is disabled for this distro in /etc/wsl.conf.",
         evidence=case.evidence("wsl-conf-gpu-off"),
         fixes=(
             Fix(
-                text="take `enabled=false` out of the section [gpu] of /etc/wsl.conf, and restart "
-                "WSL",
+                text=(
+                    "remove `enabled=false` from the section [gpu] of /etc/wsl.conf, and "
+                    "restart WSL"
+                ),
                 safety="ask",
                 edits=(_NO_SWITCH,),
                 commands=("wsl --list --running", "wsl --shutdown"),
                 where="powershell",
-                changes="ends every distro, container and run in WSL",
+                changes="stops every distro, container and run in WSL",
             ),
         ),
         confirm=("cat /etc/wsl.conf",),
@@ -52,7 +54,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Either file switches it off."""
+    """Either file disables it."""
     if machine.host.wsl != 2:
         return ()
     conf = (machine.wsl.wsl_conf if machine.wsl else None) or {}
@@ -67,7 +69,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=75,
-    readings=(Reading(sign="wsl-conf-gpu-off", read=_in_facts),),
+    fact_checks=(FactCheck(sign="wsl-conf-gpu-off", read=_in_facts),),
     signatures=(
         signature(
             "wsl-conf-gpu-off",

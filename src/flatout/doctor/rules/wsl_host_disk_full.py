@@ -1,10 +1,10 @@
 """The Windows drive that holds WSL's disk is full.
 
-**Checks.** A distro that turned read-only, and Windows' words for a full disk. On the machine: the
-free space of Windows' own drive.
+**Checks.** A distro that became read-only, and Windows' messages about a full disk. On the machine:
+the free space on Windows' system drive.
 
 **Why it matters.** WSL's disk is a file (`ext4.vhdx`) that grows on a Windows drive. When that
-drive is full, `df` inside still shows free space, and writes fail.
+drive is full, `df` inside WSL still shows free space, but writes fail.
 
 **Example.** `EXT4-fs (sdc): Remounting filesystem read-only`
 
@@ -15,16 +15,16 @@ drive is full, `df` inside still shows free space, and writes fail.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.units import bytes_text
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.units import bytes_text
 
 
 def check(case: Case) -> Finding | None:
-    """Read-only, or a full drive around the .vhdx."""
+    """A read-only distro, or a full drive that holds the .vhdx."""
     is_read_only = case.sees("turned-read-only")
     is_full = case.sees("windows-disk-full")
     if not is_full and not (is_read_only and case.is_wsl):
@@ -35,7 +35,7 @@ def check(case: Case) -> Finding | None:
         severity="error",
         certainty="decided" if is_sure else "likely",
         problem="The Windows drive that holds WSL's disk is full.",
-        because="ext4.vhdx cannot grow, so the distro cannot write, whatever df says",
+        because="ext4.vhdx cannot grow, so the distro cannot write, whatever df shows",
         evidence=case.evidence("windows-disk-full", "turned-read-only", "vhdx-named"),
         fixes=(
             Fix(
@@ -50,7 +50,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Windows' drive is nearly full, and WSL's disk lies on it unless somebody moved it."""
+    """Windows' drive is nearly full; WSL's disk is on it unless it was moved."""
     free = machine.windows.free_bytes if machine.windows else None
     if machine.host.wsl != 2 or free is None or free >= 5 * 2**30:
         return ()
@@ -59,8 +59,8 @@ def _in_facts(machine: Machine) -> Facts:
 
 RULE = Rule(
     check=check,
-    readings=(
-        Reading(sign="windows-disk-full", read=_in_facts, severity="warning"),
+    fact_checks=(
+        FactCheck(sign="windows-disk-full", read=_in_facts, severity="warning"),
     ),
     signatures=(
         signature(

@@ -1,37 +1,38 @@
-"""WSL's kernel is older than its GPU bridge needs.
+"""WSL's kernel is too old for the GPU bridge.
 
-**Checks.** On the machine: the version of the kernel. Below 4.19.121 there is no GPU; below
-5.10.16.3 NVIDIA's guide advises against it, and new drivers of Windows find an old bridge.
+**Checks.** On the machine: the version of the kernel. Below 4.19.121 there is no GPU support;
+NVIDIA's guide advises against versions below 5.10.16.3, whose bridge is too old for new Windows
+drivers.
 
-**Why it matters.** The kernel holds the bridge (dxgkrnl) to the driver in Windows. That driver is
-updated by itself, the kernel of an old WSL is not.
+**Why it matters.** The kernel contains the bridge (dxgkrnl) to the Windows driver. That driver
+updates automatically; the kernel of an old WSL does not.
 
 **Example.** `4.19.84-microsoft-standard`
 
-**Fix.** `wsl --update`, then a restart of WSL; asked first.
+**Fix.** Run `wsl --update`, then restart WSL; asks first.
 
 **Source.** NVIDIA, CUDA on WSL user guide, 5; MicrosoftDocs/WSL: gpu-compute.md.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact, version
+from flatout.doctor.fact_check import FactCheck, Facts, fact, version
 from flatout.doctor.rule import Case, Rule
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 _SIGNS = ("wsl-kernel-without-gpu", "wsl-kernel-old")
 
 
 def check(case: Case) -> Finding | None:
-    """The version is below one of the two."""
+    """The version is below one of the two limits."""
     if not case.sees(*_SIGNS):
         return None
     return Finding(
         rule="wsl-kernel-too-old",
         severity="error" if case.sees("wsl-kernel-without-gpu") else "warning",
-        problem="WSL's kernel is older than the driver of Windows expects.",
-        because="the GPU's bridge is part of the kernel, and Windows' driver has moved on",
+        problem="WSL's kernel is too old for the Windows driver.",
+        because="the GPU bridge is part of the kernel, and the Windows driver is newer",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
@@ -39,7 +40,7 @@ def check(case: Case) -> Finding | None:
                 safety="ask",
                 commands=("wsl --update", "wsl --list --running", "wsl --shutdown"),
                 where="powershell",
-                changes="WSL's kernel; ends every distro, container and run in WSL",
+                changes="WSL's kernel; stops every distro, container and run in WSL",
             ),
         ),
         confirm=("uname -r", "wsl.exe --version"),
@@ -52,7 +53,7 @@ def _without_gpu(machine: Machine) -> Facts:
 
 
 def _old(machine: Machine) -> Facts:
-    """With a bridge, and before the one that NVIDIA recommends."""
+    """With a bridge, but older than NVIDIA recommends."""
     return _before(machine, (4, 19, 121), (5, 10, 16, 3))
 
 
@@ -66,9 +67,9 @@ def _before(machine: Machine, first: tuple[int, ...], end: tuple[int, ...]) -> F
 RULE = Rule(
     check=check,
     prior=45,
-    readings=(
-        Reading(sign="wsl-kernel-without-gpu", read=_without_gpu),
-        Reading(sign="wsl-kernel-old", read=_old, severity="warning"),
+    fact_checks=(
+        FactCheck(sign="wsl-kernel-without-gpu", read=_without_gpu),
+        FactCheck(sign="wsl-kernel-old", read=_old, severity="warning"),
     ),
     explains=("wsl-gpu-stack-incomplete",),
 )

@@ -1,16 +1,16 @@
-"""A Linux NVIDIA driver is installed inside WSL and hides the real one.
+"""A Linux NVIDIA driver is installed inside WSL and hides the Windows driver.
 
 **Checks.** Packages such as `nvidia-driver-*`, `nvidia-utils-*`, `libnvidia-compute-*`, `cuda` or
 `cuda-drivers` in the distro, and their libcuda or libnvidia-ml before `/usr/lib/wsl/lib`. On the
-machine: the driver's packages, and the libcuda that the loader takes first.
+machine: the driver's packages, and the libcuda that the loader finds first.
 
-**Why it matters.** WSL has no NVIDIA kernel module: its driver is Windows', reached through
-`/usr/lib/wsl/lib`. The Linux libraries look for a module that is not there, and fail.
+**Why it matters.** WSL has no NVIDIA kernel module: it uses the Windows driver through
+`/usr/lib/wsl/lib`. The Linux libraries look for a module that does not exist, and fail.
 
 **Example.** `Failed to initialize NVML: GPU access blocked by the operating system`, after `apt
 install nvidia-utils-510`
 
-**Fix.** Remove the Linux driver's packages; asked first, with apt's simulation. The toolkit
+**Fix.** Remove the Linux driver's packages; asks first, with apt's simulation. The toolkit
 (`cuda-toolkit-*`) may stay.
 
 **Source.** docs.nvidia.com/cuda/wsl-user-guide/ (the Windows driver is the only one to install).
@@ -18,11 +18,11 @@ install nvidia-utils-510`
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 _PACKAGES = (
     r"(?:nvidia-(?:driver|utils|compute-utils|dkms|kernel|headless|open|\d{3})|libnvidia-compute"
@@ -33,7 +33,7 @@ _SIGNS = ("driver-package-installed", "driver-package-listed", "linux-libcuda-fo
 
 
 def check(case: Case) -> Finding | None:
-    """Signs of a Linux driver where WSL, or what only WSL prints, is seen."""
+    """Signs of a Linux driver in WSL, or with messages that only WSL prints."""
     is_wsl = case.machine.host.wsl == 2 or case.sees("nvml-blocked")
     if not is_wsl or case.is_container and not case.sees(*_SIGNS):
         return None
@@ -52,17 +52,17 @@ def check(case: Case) -> Finding | None:
         rule="wsl-linux-driver-installed-inside",
         severity="error",
         certainty=certainty,
-        problem="A Linux NVIDIA driver is installed inside WSL and hides the real one.",
-        because="WSL's driver is that of Windows; the Linux packages have no module here",
+        problem="A Linux NVIDIA driver is installed inside WSL and hides the Windows driver.",
+        because="WSL uses the Windows driver; the Linux packages have no kernel module here",
         evidence=case.evidence(*_SIGNS, *failures),
         fixes=(
             Fix(
-                text="remove the Linux driver from the distro, and only that",
+                text="remove only the Linux driver from the distro",
                 safety="ask",
                 commands=(f"sudo {_REMOVE} --simulate", f"sudo {_REMOVE}"),
                 where="wsl",
                 changes="removes packages; the first command shows which",
-                undo="apt-get install with the names that were removed",
+                undo="apt-get install, with the names of the removed packages",
             ),
         ),
         confirm=("dpkg -l | grep -E 'nvidia|cuda-drivers'", "ldconfig -p | grep libcuda"),
@@ -70,14 +70,14 @@ def check(case: Case) -> Finding | None:
 
 
 def _first_is_foreign(machine: Machine) -> Facts:
-    """The loader takes another libcuda than WSL's."""
+    """The loader finds another libcuda than WSL's first."""
     first = next((one for one in machine.libraries or () if one.name == "libcuda"), None)
     if machine.host.wsl != 2 or machine.host.container or first is None or first.is_stub:
         return ()
-    # A toolkit's compatibility package is another matter.
+    # A toolkit's compatibility package has its own rule.
     if "/wsl/" in first.path or "/compat" in first.path:
         return ()
-    return fact(f"the loader takes {first.path}", first.found_by or "ldconfig")
+    return fact(f"the loader finds {first.path} first", first.found_by or "ldconfig")
 
 
 def _has_packages(machine: Machine) -> Facts:
@@ -91,9 +91,9 @@ def _has_packages(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=70,
-    readings=(
-        Reading(sign="linux-libcuda-found", read=_first_is_foreign),
-        Reading(
+    fact_checks=(
+        FactCheck(sign="linux-libcuda-found", read=_first_is_foreign),
+        FactCheck(
             sign="driver-package-listed",
             read=_has_packages,
             severity="warning",

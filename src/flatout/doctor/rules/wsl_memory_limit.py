@@ -1,16 +1,16 @@
-"""WSL's virtual machine has less memory than is needed, or its .wslconfig is not applied.
+"""WSL's virtual machine has too little memory, or its .wslconfig is not applied.
 
-**Checks.** `.wslconfig` and what `free` shows, complaints of WSL about that file, and processes
-killed for memory under WSL. On the machine: `memory=` in .wslconfig, what WSL has, and what Windows
-has.
+**Checks.** `.wslconfig` and the output of `free`, WSL's errors about that file, and processes
+killed for memory under WSL. On the machine: `memory=` in .wslconfig against the memory of WSL and
+Windows.
 
-**Why it matters.** WSL gets half of the machine's memory. A `.wslconfig` with a mistake, in
-UTF-16 or read before `wsl --shutdown` is ignored without a word.
+**Why it matters.** WSL gets half of the machine's memory. A `.wslconfig` with a mistake, in UTF-16,
+or changed without `wsl --shutdown` is silently ignored.
 
 **Example.** `memory=6GB` in `.wslconfig` and `Mem: 25Gi` from `free`
 
-**Fix.** Set `memory=` in `%UserProfile%\\.wslconfig`, saved as UTF-8, then `wsl --shutdown`;
-asked first.
+**Fix.** Set `memory=` in `%UserProfile%\\.wslconfig`, saved as UTF-8, then `wsl --shutdown`; asks
+first.
 
 **Source.** MicrosoftDocs/WSL: wsl-config.md.
 """
@@ -19,26 +19,26 @@ from __future__ import annotations
 
 import re
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import WSLCONFIG, Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Edit, Entry
-from flatout.nouns.units import bytes_text
+from flatout.schema.finding import WSLCONFIG, Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.plan import Edit, Entry
+from flatout.schema.units import bytes_text
 
-# Of memory that Windows itself keeps.
+# Memory reserved for Windows itself.
 _WINDOWS_BYTES = 8 * 1024**3
 _GIB = 1024**3
 _TROUBLE = ("wslconfig-refused", "wsl-start-out-of-memory")
 
 
-# Also as it is echoed into the file.
+# Also matches an `echo` of the line into the file.
 _SET = r"(?:^|\[wsl2\])\s*memory\s*=\s*\d+\s*(?:[GM]B?)?\s*(?:$|[\"'])"
 
 
 def check(case: Case) -> Finding | None:
-    """The file is refused or without effect, or WSL's memory was not enough."""
+    """The file is rejected or has no effect, or WSL ran out of memory."""
     is_set = case.sees("wslconfig-memory") and case.sees("free-table", "wslconfig-named")
     is_killed = case.is_wsl and case.sees("kernel-killed-process")
     if not case.sees(*_TROUBLE) and not is_set and not is_killed:
@@ -48,7 +48,7 @@ def check(case: Case) -> Finding | None:
         severity="error" if case.sees(*_TROUBLE) or is_killed else "warning",
         certainty="decided" if case.sees(*_TROUBLE) else "likely",
         problem="WSL's memory limit is too small, or .wslconfig is not applied.",
-        because="WSL reads .wslconfig when it starts, as UTF-8, and skips what it does not know",
+        because="WSL reads .wslconfig only at startup, as UTF-8, and skips unknown entries",
         evidence=case.evidence(
             *_TROUBLE, "wslconfig-memory", "free-table", "kernel-killed-process"
         ),
@@ -60,7 +60,7 @@ def check(case: Case) -> Finding | None:
                 commands=("notepad $env:USERPROFILE\\.wslconfig", "wsl --shutdown"),
                 where="powershell",
                 changes="stops every distro and container",
-                undo="set the old value, and wsl --shutdown again",
+                undo="restore the old value, and run wsl --shutdown again",
             ),
         ),
         confirm=("free -m", "powershell.exe -c 'Get-Content $env:USERPROFILE\\.wslconfig'"),
@@ -68,7 +68,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _edits(machine: Machine) -> tuple[Edit, ...]:
-    """All of the memory but what Windows needs, where there is more than WSL takes by itself."""
+    """All memory except what Windows needs, if that is more than WSL's default."""
     total_bytes = machine.windows.memory_bytes if machine.windows else None
     if total_bytes is None or total_bytes <= 2 * _WINDOWS_BYTES:
         return ()
@@ -78,7 +78,7 @@ def _edits(machine: Machine) -> tuple[Edit, ...]:
 
 
 def _not_applied(machine: Machine) -> Facts:
-    """WSL has another amount than the file asks for."""
+    """WSL has a different amount than the file sets."""
     asked, total = _asked_bytes(machine), machine.memory.total_bytes
     # The kernel keeps some of it for itself.
     if asked is None or total is None or 0.8 * asked < total < 1.05 * asked:
@@ -90,7 +90,7 @@ def _not_applied(machine: Machine) -> Facts:
 
 
 def _is_low(machine: Machine) -> Facts:
-    """The file asks for less than half of what WSL would take, and for less than 8 GB."""
+    """The file sets less than half of WSL's default, and less than 8 GB."""
     asked = _asked_bytes(machine)
     whole = machine.windows.memory_bytes if machine.windows else None
     if asked is None or whole is None or asked >= min(8 * 10**9, whole / 4):
@@ -115,9 +115,9 @@ def _bytes(text: str) -> int | None:
 RULE = Rule(
     check=check,
     prior=60,
-    readings=(
-        Reading(sign="wslconfig-refused", read=_not_applied, severity="warning"),
-        Reading(sign="wslconfig-refused", read=_is_low, severity="warning"),
+    fact_checks=(
+        FactCheck(sign="wslconfig-refused", read=_not_applied, severity="warning"),
+        FactCheck(sign="wslconfig-refused", read=_is_low, severity="warning"),
     ),
     signatures=(
         signature("wslconfig-named", ".wslconfig"),

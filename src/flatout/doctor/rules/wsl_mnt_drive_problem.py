@@ -1,31 +1,31 @@
-"""A Windows drive below /mnt refuses what is asked of it.
+"""An operation on a Windows drive under /mnt failed.
 
-**Checks.** Permission and input/output errors for files below `/mnt/c` and its like. On the
-machine: a folder of the project or the data on such a drive that is read-only.
+**Checks.** Permission and input/output errors for files under `/mnt/c` and similar. On the machine:
+the project or data folder on such a drive that is read-only.
 
-**Why it matters.** Windows drives reach WSL through 9p. Without the option `metadata` they have
-no Linux permissions, and the share may break off; besides, small files are read tens of times
-slower than on WSL's own disk.
+**Why it matters.** WSL mounts Windows drives through 9p. Without the option `metadata` they have no
+Linux permissions, and the share can disconnect; small files are also read tens of times slower than
+on WSL's own disk.
 
 **Example.** `chmod: changing permissions of '/mnt/d/bar': Operation not permitted`
 
-**Fix.** Keep code, environments and data on WSL's own disk; else mount with `metadata`; by hand.
+**Fix.** Keep code, environments and data on WSL's own disk; or mount with `metadata`; by hand.
 
 **Source.** MicrosoftDocs/WSL: wsl-config.md, file-permissions.md; microsoft/WSL#81, #4197.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
-from flatout.nouns.plan import Edit, Entry
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
+from flatout.schema.plan import Edit, Entry
 
 
 def check(case: Case) -> Finding | None:
-    """An error names a path below /mnt/<drive>, or comes right after one."""
+    """An error names a path under /mnt/<drive>, or directly follows one."""
     is_near = case.sees("input-output-error") and case.sees("windows-drive-mounted")
     if not case.sees("mnt-drive-error") and not is_near:
         return None
@@ -33,22 +33,26 @@ def check(case: Case) -> Finding | None:
         rule="wsl-mnt-drive-problem",
         severity="error",
         certainty="decided" if case.sees("mnt-drive-error") else "likely",
-        problem="A Windows drive below /mnt refuses what is asked of it.",
-        because="drives of Windows are shares (9p): no Linux permissions without `metadata`, and "
-        "the share can break off",
+        problem="An operation on a Windows drive under /mnt failed.",
+        because=(
+                "Windows drives are 9p shares: they have no Linux permissions without "
+                "`metadata`, and can disconnect"
+            ),
         evidence=case.evidence("mnt-drive-error", "input-output-error"),
         fixes=(
-            Fix(text="keep code, environments and data on WSL's own disk, below your home",
+            Fix(text="keep code, environments and data on WSL's own disk, under your home folder",
                 where="wsl"),
             Fix(
-                text="mount the drives with metadata: options = \"metadata\" under [automount] in "
-                "/etc/wsl.conf",
+                text=(
+                        "or mount the drives with metadata: options = \"metadata\" under "
+                        "[automount] in /etc/wsl.conf"
+                    ),
                 safety="ask",
                 edits=(_with_metadata(case.machine),),
                 commands=("sudo nano /etc/wsl.conf", "wsl.exe --shutdown"),
                 where="wsl",
                 changes="stops every distro and container",
-                undo="take the line out, and wsl --shutdown again",
+                undo="remove the line, and run wsl --shutdown again",
             ),
         ),
         confirm=("mount | grep /mnt/", "ls -ld /mnt/c"),
@@ -56,7 +60,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _with_metadata(machine: Machine) -> Edit:
-    """The drives' options as they are, and `metadata` among them."""
+    """The drives' current options plus `metadata`."""
     settings = (machine.wsl.wsl_conf or {}) if machine.wsl else {}
     named = [one for one in settings.get("automount.options", "").split(",") if one]
     options = ",".join(dict.fromkeys(["metadata", *named]))
@@ -65,20 +69,18 @@ def _with_metadata(machine: Machine) -> Edit:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """A folder that matters lies on a drive that takes nothing."""
+    """The project or data folder is on a read-only drive."""
     return tuple(
         one
         for disk in machine.disks or ()
         if disk.is_windows_drive and disk.is_read_only and disk.role in ("project", "data")
-        for one in fact(
-            f"{disk.role} lies on a Windows drive that is read-only", "/proc/self/mountinfo"
-        )
+        for one in fact(f"{disk.role} is on a read-only Windows drive", "/proc/self/mountinfo")
     )
 
 
 RULE = Rule(
     check=check,
-    readings=(Reading(sign="mnt-drive-error", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="mnt-drive-error", read=_in_facts, severity="warning"),),
     signatures=(
         signature(
             "mnt-drive-error",

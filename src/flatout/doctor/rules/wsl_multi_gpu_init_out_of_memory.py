@@ -1,7 +1,6 @@
-"""CUDA does not start under WSL with several cards: error 2, out of memory.
+"""CUDA fails to start under WSL with several cards: error 2, out of memory.
 
-**Checks.** `cudaGetDeviceCount` or `cuInit` that ends with "out of memory", before anything was
-allocated.
+**Checks.** `cudaGetDeviceCount` or `cuInit` failing with "out of memory" before any allocation.
 
 **Why it matters.** Under WSL, each card that CUDA opens takes address space and host memory from
 the same small pool. Every framework then reports that there is no GPU.
@@ -17,11 +16,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """The count of devices fails for want of memory."""
+    """Counting devices fails with "out of memory"."""
     if not case.sees("cuda-init-out-of-memory"):
         return None
     is_multi = case.sees("several-gpus-told") or len(case.machine.gpus) > 1
@@ -29,16 +28,16 @@ def check(case: Case) -> Finding | None:
         rule="wsl-multi-gpu-init-out-of-memory",
         severity="error",
         certainty="decided" if case.is_wsl and is_multi else "likely",
-        problem="CUDA runs out of memory while it starts, before anything is allocated.",
-        because="under WSL this comes of several cards opened at once",
+        problem="CUDA runs out of memory during initialization, before any allocation.",
+        because="under WSL, this happens when CUDA opens several cards",
         evidence=case.evidence("cuda-init-out-of-memory", "several-gpus-told"),
         fixes=(
             Fix(
-                text="let CUDA open one card",
+                text="let CUDA open only one card",
                 safety="safe",
                 commands=("export CUDA_VISIBLE_DEVICES=0",),
                 where="wsl",
-                changes="this shell alone",
+                changes="only this shell",
                 undo="unset CUDA_VISIBLE_DEVICES",
             ),
         ),

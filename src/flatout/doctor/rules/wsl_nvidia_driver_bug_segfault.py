@@ -1,10 +1,10 @@
-"""nvidia-smi crashes under WSL because of a fault in Windows' driver.
+"""nvidia-smi crashes under WSL because of a bug in the Windows driver.
 
 **Checks.** A segmentation fault of nvidia-smi, or inside libnvidia-ml. On the machine: how NVML or
 nvidia-smi ended.
 
-**Why it matters.** Some drivers of Windows ship libraries for WSL that crash when NVML is asked.
-CUDA may work all the same; whatever reads the GPU through NVML does not.
+**Why it matters.** Some Windows drivers ship WSL libraries that crash when NVML is queried. CUDA
+may still work; programs that read the GPU through NVML do not.
 
 **Example.** `nvidia-smi[412]: segfault at 0 ip ... in libnvidia-ml.so.1`
 
@@ -15,23 +15,23 @@ CUDA may work all the same; whatever reads the GPU through NVML does not.
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """nvidia-smi ended by SIGSEGV."""
+    """nvidia-smi died from SIGSEGV."""
     if not case.sees("smi-segfault"):
         return None
     return Finding(
         rule="wsl-nvidia-driver-bug-segfault",
         severity="error",
         certainty="decided" if case.is_wsl else "likely",
-        problem="nvidia-smi crashes: this driver of Windows has a fault in its part for WSL.",
-        because="NVML's library for WSL comes with the driver of Windows",
+        problem="nvidia-smi crashes: this Windows driver has a bug in its WSL libraries.",
+        because="WSL's NVML library comes with the Windows driver",
         evidence=case.evidence("smi-segfault", "nvidia-smi-head"),
         fixes=(
             Fix(
@@ -46,7 +46,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """A program of the driver crashed."""
+    """One of the driver's programs crashed."""
     reason = machine.unread.get("gpus", "")
     if machine.host.wsl != 2 or "crashed (exit code" not in reason:
         return ()
@@ -55,7 +55,7 @@ def _in_facts(machine: Machine) -> Facts:
 
 RULE = Rule(
     check=check,
-    readings=(Reading(sign="smi-segfault", read=_in_facts),),
+    fact_checks=(FactCheck(sign="smi-segfault", read=_in_facts),),
     signatures=(
         signature(
             "smi-segfault",

@@ -1,9 +1,9 @@
-"""Pinned host memory has run out, of which WSL has little.
+"""Pinned host memory has run out; WSL has little of it.
 
-**Checks.** Failed allocations that the program says are on the host, or pinned.
+**Checks.** Failed allocations that the program reports as host or pinned memory.
 
-**Why it matters.** Pinned memory makes copies to the GPU fast. Under WSL only a part of the
-machine's memory can be pinned, and "CUDA out of memory" then does not mean the card.
+**Why it matters.** Pinned memory makes copies to the GPU fast. Under WSL, only part of the
+machine's memory can be pinned, so "CUDA out of memory" does not refer to the card.
 
 **Example.** `could not allocate pinned host memory of size: 415990272`
 
@@ -16,19 +16,19 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """An allocation failed on the host, in CUDA's words."""
+    """CUDA reports a failed host allocation."""
     if not case.sees("pinned-allocation-failed"):
         return None
     return Finding(
         rule="wsl-pinned-memory-limit",
         severity="error",
         certainty="decided" if case.is_wsl else "likely",
-        problem="Pinned host memory has run out; the GPU's memory is not meant.",
-        because="WSL can pin only a part of the machine's memory",
+        problem="Pinned host memory has run out, not the GPU's memory.",
+        because="WSL can pin only part of the machine's memory",
         evidence=case.evidence("pinned-allocation-failed"),
         fixes=(
             Fix(

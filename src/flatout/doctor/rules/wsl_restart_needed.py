@@ -1,25 +1,25 @@
-"""WSL must be started anew, after a new driver or a sleep.
+"""WSL must be restarted after a driver update or a sleep.
 
-**Checks.** Libraries and driver that do not fit each other, or CUDA's unknown error, under WSL. On
-the machine: Windows' driver beside the one that answers in WSL.
+**Checks.** Mismatched libraries and driver, or CUDA's unknown error, under WSL. On the machine:
+Windows' driver version against the one that answers in WSL.
 
-**Why it matters.** WSL takes the driver's files when it starts. When Windows gets another driver,
-or the machine slept, the running WSL goes on with what is no longer there.
+**Why it matters.** WSL maps the driver's files when it starts. After a Windows driver update or a
+sleep, the running WSL keeps using files that no longer exist.
 
 **Example.** `system has unsupported display driver / cuda driver combination`, under WSL
 
-**Fix.** `wsl --shutdown` in PowerShell; asked first, since it ends every distro and container.
+**Fix.** `wsl --shutdown` in PowerShell; asks first, since it stops every distro and container.
 
 **Source.** microsoft/WSL#8529, #11589 (/usr/lib/wsl/lib is a mount of Windows' driver store).
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -29,18 +29,18 @@ def check(case: Case) -> Finding | None:
     is_silent = case.sees("wsl-silent")
     if case.machine.host.wsl != 2 or not is_silent and not case.sees(*changed, *lost):
         return None
-    is_told = case.sees("windows-driver-updated", "machine-slept")
+    is_explicit = case.sees("windows-driver-updated", "machine-slept")
     is_likely = is_silent or case.sees(*changed)
     return Finding(
         rule="wsl-restart-needed",
         severity="error",
-        certainty="decided" if is_told else "likely" if is_likely else "possible",
-        problem="WSL must be started anew: its virtual machine does not answer."
+        certainty="decided" if is_explicit else "likely" if is_likely else "possible",
+        problem="WSL must be restarted: its virtual machine does not answer."
         if is_silent
-        else "WSL must be started anew: it still holds the driver's old files.",
-        because="a sleep of the machine may leave it behind"
+        else "WSL must be restarted: it still uses the old driver files.",
+        because="this can happen after the machine slept"
         if is_silent
-        else "WSL takes the driver from Windows when it starts",
+        else "WSL maps the Windows driver only when it starts",
         evidence=case.evidence(
             "wsl-silent", *changed, *lost, "windows-driver-updated", "machine-slept"
         ),
@@ -50,7 +50,7 @@ def check(case: Case) -> Finding | None:
                 safety="ask",
                 commands=("wsl --list --running", "wsl --shutdown"),
                 where="powershell",
-                changes="ends every distro, container and run in WSL",
+                changes="stops every distro, container and run in WSL",
             ),
         ),
         confirm=("wsl.exe --list --running",),
@@ -58,7 +58,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Windows has another driver than the one that WSL still holds."""
+    """Windows has another driver than the one WSL still uses."""
     windows = machine.windows.driver if machine.windows else None
     if machine.host.wsl != 2 or not windows or not machine.driver or windows == machine.driver:
         return ()
@@ -71,7 +71,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=65,
-    readings=(Reading(sign="wsl-driver-differs", read=_in_facts),),
+    fact_checks=(FactCheck(sign="wsl-driver-differs", read=_in_facts),),
     signatures=(
         signature(
             "wsl-silent",

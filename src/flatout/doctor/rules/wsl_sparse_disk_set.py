@@ -2,22 +2,22 @@
 
 **Checks.** On the machine: the setting in .wslconfig.
 
-**Why it matters.** A sparse disk gives unused space back to Windows. WSL itself refuses to make one
-without `--allow-unsafe`, because disks were corrupted by it.
+**Why it matters.** A sparse disk returns unused space to Windows. WSL itself refuses to create one
+without `--allow-unsafe`, because it has corrupted disks.
 
 **Example.** `[experimental] sparseVhd=true`
 
-**Fix.** Take the line out, back up what matters, and restart WSL; asked first.
+**Fix.** Remove the line, back up important data, and restart WSL; asks first.
 
 **Source.** microsoft/WSL#12103, #13075.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
@@ -27,19 +27,22 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="wsl-sparse-disk-set",
         severity="warning",
-        problem="WSL's disk may be made sparse, which has damaged disks.",
-        because="WSL calls it unsafe since data was lost with it",
+        problem="WSL is set to create sparse disks, which have lost data.",
+        because="WSL calls it unsafe because of data loss",
         evidence=case.evidence("sparse-disk-on"),
         fixes=(
             Fix(
-                text="take `sparseVhd` out of .wslconfig, and restart WSL; a disk that is sparse "
-                "already is made dense again by `wsl --manage <distro> --set-sparse false`",
+                text=(
+                        "remove `sparseVhd` from .wslconfig, and restart WSL; to convert an "
+                        "already sparse disk back, run `wsl --manage <distro> --set-sparse "
+                        "false`"
+                    ),
                 safety="ask",
                 commands=("notepad $env:USERPROFILE\\.wslconfig", "wsl --list --running",
                           "wsl --shutdown"),
                 where="powershell",
-                changes="ends every distro, container and run in WSL",
-                undo="put the line back",
+                changes="stops every distro, container and run in WSL",
+                undo="restore the line",
             ),
         ),
         confirm=("powershell.exe -c 'Get-Content $env:USERPROFILE\\.wslconfig'",),
@@ -57,5 +60,5 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=30,
-    readings=(Reading(sign="sparse-disk-on", read=_in_facts, severity="warning"),),
+    fact_checks=(FactCheck(sign="sparse-disk-on", read=_in_facts, severity="warning"),),
 )

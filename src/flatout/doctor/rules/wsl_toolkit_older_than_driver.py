@@ -1,14 +1,14 @@
-"""The NVIDIA Container Toolkit does not know a library of Windows' driver.
+"""The NVIDIA Container Toolkit is too old for the Windows driver.
 
-**Checks.** CUDA that fails with error 500, "named symbol not found", while it starts.
+**Checks.** CUDA failing with error 500, "named symbol not found", during initialization.
 
-**Why it matters.** Since 555, the driver in Windows has `libnvdxgdmal.so.1`. A toolkit before
-1.14.4, also the one inside Docker Desktop before 4.31, does not bring it into containers:
-`nvidia-smi` works there, and CUDA does not start.
+**Why it matters.** Since 555, the Windows driver includes `libnvdxgdmal.so.1`. A toolkit before
+1.14.4, and the one in Docker Desktop before 4.31, does not mount it into containers: `nvidia-smi`
+works there, but CUDA does not start.
 
 **Example.** `failed call to cuInit: CUDA_ERROR_NOT_FOUND: named symbol not found`
 
-**Fix.** Update Docker Desktop, or the toolkit where Docker runs in the distro itself; by hand.
+**Fix.** Update Docker Desktop, or the toolkit if Docker runs in the distro itself; by hand.
 
 **Source.** NVIDIA/nvidia-container-toolkit#520; tensorflow/tensorflow#68711.
 """
@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
-    """CUDA's start ends with error 500."""
+    """CUDA's initialization fails with error 500."""
     if not case.sees("cuda-start-symbol-missing"):
         return None
     return Finding(
@@ -29,12 +29,12 @@ def check(case: Case) -> Finding | None:
         severity="error",
         certainty="decided" if case.is_wsl and case.is_container else "likely",
         problem="CUDA does not start in a container under WSL: the toolkit is too old.",
-        because="a driver of 555 or newer needs libnvdxgdmal.so.1 in the container",
+        because="driver 555 or newer needs libnvdxgdmal.so.1 in the container",
         evidence=case.evidence("cuda-start-symbol-missing"),
         fixes=(
             Fix(text="update Docker Desktop to 4.31 or newer"),
             Fix(
-                text="where Docker runs in the distro itself, install a toolkit of 1.14.4 or newer",
+                text="or, if Docker runs in the distro itself, install toolkit 1.14.4 or newer",
                 safety="ask",
                 commands=(
                     "sudo apt-get update",

@@ -3,35 +3,35 @@
 **Checks.** The kernel's release (`4.4.0-BUILD-Microsoft` is WSL 1), and the column VERSION of `wsl
 --list --verbose`. On the machine: its kernel.
 
-**Why it matters.** WSL 1 translates system calls and has no kernel of its own: there is no
-`/dev/dxg`, no module can be loaded, and nothing that is installed inside will change that.
+**Why it matters.** WSL 1 translates system calls and has no Linux kernel: there is no `/dev/dxg`,
+no module can be loaded, and installing packages inside does not change that.
 
 **Example.** `Error! Your kernel headers for kernel 4.4.0-19041-Microsoft cannot be found.`
 
-**Fix.** Convert the distro: `wsl --set-version NAME 2` in PowerShell; asked first, since the
-distro is stopped and copied.
+**Fix.** Convert the distro: `wsl --set-version NAME 2` in PowerShell; asks first, since it stops
+and copies the distro.
 
 **Source.** learn.microsoft.com/windows/wsl/compare-versions; docs.nvidia.com/cuda/wsl-user-guide/.
 """
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Finding, Fix
+from flatout.schema.machine import Machine
 
 
 def check(case: Case) -> Finding | None:
-    """The kernel names itself as WSL 1's, or the list of distros says so."""
+    """The kernel's name or the list of distros shows WSL 1."""
     if case.machine.host.wsl != 1 and not case.sees("wsl-list-version-1", "wsl1-refused"):
         return None
     return Finding(
         rule="wsl-version-1",
         severity="error",
         problem="This distro runs as WSL 1, which has no GPU.",
-        because="WSL 1 has no Linux kernel, so neither a driver nor /dev/dxg",
+        because="WSL 1 has no Linux kernel, so it has neither a driver nor /dev/dxg",
         evidence=case.evidence("wsl1-kernel", "wsl-list-version-1", "wsl1-refused"),
         fixes=(
             Fix(
@@ -47,14 +47,14 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """The kernel is that of WSL 1."""
+    """The kernel is WSL 1's."""
     return fact(f"kernel {machine.host.release}", "/proc") if machine.host.wsl == 1 else ()
 
 
 RULE = Rule(
     check=check,
-    readings=(
-        Reading(sign="wsl1-refused", read=_in_facts),
+    fact_checks=(
+        FactCheck(sign="wsl1-refused", read=_in_facts),
     ),
     signatures=(
         signature(

@@ -1,14 +1,14 @@
-"""WSL 2 does not start: virtualization is off.
+"""WSL 2 does not start: virtualization is disabled.
 
-**Checks.** Error 0x80370102 and what `wsl` says with it.
+**Checks.** Error 0x80370102 and its message from `wsl`.
 
-**Why it matters.** WSL 2 is a virtual machine. Without virtualization in the firmware and
-Windows' hypervisor it cannot start.
+**Why it matters.** WSL 2 is a virtual machine. It cannot start without virtualization in the
+firmware and Windows' hypervisor.
 
 **Example.** `WslRegisterDistribution failed with error: 0x80370102`
 
-**Fix.** Switch virtualization on in the firmware (Intel VT-x, AMD SVM), and the Windows feature;
-by hand.
+**Fix.** Enable virtualization in the firmware (Intel VT-x, AMD SVM), and the Windows feature; by
+hand.
 
 **Source.** MicrosoftDocs/WSL: troubleshooting.md; microsoft/WSL#8649, #5363.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 
 def check(case: Case) -> Finding | None:
@@ -27,16 +27,18 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="wsl-virtualization-disabled",
         severity="error",
-        problem="WSL 2 cannot start: virtualization is off.",
-        because="the firmware or Windows' hypervisor does not offer it (0x80370102)",
+        problem="WSL 2 cannot start: virtualization is disabled.",
+        because="the firmware or Windows' hypervisor does not provide it (0x80370102)",
         evidence=case.evidence("hypervisor-missing"),
         fixes=(
             Fix(
-                text="switch virtualization (VT-x, SVM) on in the firmware, then, as "
-                "administrator, Windows' hypervisor, and restart",
+                text=(
+                    "enable virtualization (VT-x, SVM) in the firmware, then, as "
+                    "administrator, Windows' hypervisor, and restart"
+                ),
                 commands=("bcdedit /set hypervisorlaunchtype auto",),
                 where="powershell",
-                changes="Windows starts its hypervisor from the next start on",
+                changes="Windows starts its hypervisor from the next boot on",
                 undo="bcdedit /set hypervisorlaunchtype off",
             ),
         ),

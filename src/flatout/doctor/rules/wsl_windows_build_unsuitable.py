@@ -1,10 +1,10 @@
-"""This build of Windows has no GPU for WSL, or a broken one.
+"""This Windows build has no GPU support for WSL, or broken support.
 
-**Checks.** The build of Windows (WSL needs 19044, that is 10 21H2, or Windows 11), and programs
-that find no DXCore. On the machine: Windows' build.
+**Checks.** The Windows build (WSL needs 19044, which is Windows 10 21H2, or Windows 11), and
+programs that cannot find DXCore. On the machine: the Windows build.
 
-**Why it matters.** Windows gives WSL its GPU through `/dev/dxg`. Older builds do not have it, and
-the newest driver does not change that.
+**Why it matters.** Windows gives WSL access to the GPU through `/dev/dxg`. Older builds lack it,
+and even the newest driver does not change that.
 
 **Example.** `dxcore initialization failed, continuing assuming a non-WSL environment`
 
@@ -16,19 +16,19 @@ microsoft/WSL#6773 (a preview).
 
 from __future__ import annotations
 
-from flatout.doctor.reading import Facts, Reading, fact
+from flatout.doctor.fact_check import FactCheck, Facts, fact
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Certainty, Finding, Fix
-from flatout.nouns.machine import Machine
+from flatout.schema.finding import Certainty, Finding, Fix
+from flatout.schema.machine import Machine
 
 OLDEST_BUILD = 19044
-# Insider builds between Windows 10 and 11, but for Server 2022.
+# Insider builds between Windows 10 and 11, except Server 2022.
 _PREVIEWS = frozenset(range(20150, 22000)) - {20348}
 
 
 def check(case: Case) -> Finding | None:
-    """A build that is too old, or a library that only a newer Windows brings."""
+    """A build that is too old, or a missing library that only newer Windows has."""
     build = case.machine.windows.build if case.machine.windows else None
     number = int(build.split(".")[2]) if build else None
     is_old = number is not None and number < OLDEST_BUILD
@@ -37,8 +37,8 @@ def check(case: Case) -> Finding | None:
         "smi-cannot-communicate", "cuda-driver-insufficient",
     )  # fmt: skip
     is_preview = number in _PREVIEWS and case.is_wsl and case.sees(*failures)
-    is_told = case.sees("dxcore-missing", "driver-request-failed")
-    if not is_told and not is_preview and not (is_old and case.is_wsl):
+    is_explicit = case.sees("dxcore-missing", "driver-request-failed")
+    if not is_explicit and not is_preview and not (is_old and case.is_wsl):
         return None
     certainty: Certainty
     if case.sees("dxcore-missing") or (is_old and case.sees(*failures)):
@@ -49,14 +49,17 @@ def check(case: Case) -> Finding | None:
         rule="wsl-windows-build-unsuitable",
         severity="error",
         certainty=certainty,
-        problem="This build of Windows does not give WSL a GPU.",
-        because=f"build {number}; WSL's GPU needs {OLDEST_BUILD}" if is_old
-        else f"build {number} was a preview, in which it came and went" if is_preview
-        else "DXCore, through which Windows shares the GPU, does not start",
+        problem="This Windows build does not support GPUs in WSL.",
+        because=f"this is build {number}; GPU support in WSL needs {OLDEST_BUILD}" if is_old
+        else f"build {number} was a preview with unreliable GPU support" if is_preview
+        else "DXCore, which shares the GPU with WSL, does not start",
         evidence=case.evidence(*failures, "windows-build"),
         fixes=(
             Fix(
-                text="update Windows to 10 21H2 or 11, then WSL and the NVIDIA driver of Windows",
+                text=(
+                        "update Windows to 10 21H2 or 11, then update WSL and the Windows "
+                        "NVIDIA driver"
+                    ),
                 commands=("winver", "wsl --update", "wsl --shutdown"),
                 where="powershell",
                 changes="stops every distro and container",
@@ -67,7 +70,7 @@ def check(case: Case) -> Finding | None:
 
 
 def _in_facts(machine: Machine) -> Facts:
-    """Under WSL, a build before the first that shares its GPU."""
+    """WSL on a build older than the first that shares its GPU."""
     build = machine.windows.build if machine.windows else None
     if not machine.host.wsl or build is None or int(build.split(".")[2]) >= OLDEST_BUILD:
         return ()
@@ -77,7 +80,7 @@ def _in_facts(machine: Machine) -> Facts:
 RULE = Rule(
     check=check,
     prior=75,
-    readings=(Reading(sign="windows-build", read=_in_facts),),
+    fact_checks=(FactCheck(sign="windows-build", read=_in_facts),),
     signatures=(
         signature(
             "dxcore-missing",

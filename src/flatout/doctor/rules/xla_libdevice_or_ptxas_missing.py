@@ -1,14 +1,14 @@
-"""XLA finds neither libdevice nor ptxas.
+"""XLA cannot find libdevice or ptxas.
 
-**Checks.** What TensorFlow and JAX print when they compile for the GPU and miss a file of the
-CUDA toolkit.
+**Checks.** Errors of TensorFlow and JAX when they compile for the GPU and a CUDA toolkit file is
+missing.
 
-**Why it matters.** XLA needs `libdevice.10.bc` and `ptxas` of a toolkit, which drivers and many
-wheels do not bring.
+**Why it matters.** XLA needs `libdevice.10.bc` and `ptxas` from a toolkit, which drivers and many
+wheels do not include.
 
 **Example.** `libdevice not found at ./libdevice.10.bc`
 
-**Fix.** Install nvcc's wheel and name its folder; asked first.
+**Fix.** Install nvcc's wheel and set its folder; asks first.
 
 **Source.** tensorflow.org/install/pip; conda-forge/tensorflow-feedstock#420.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from flatout.doctor.rule import Case, Rule
 from flatout.doctor.signature import signature
-from flatout.nouns.finding import Finding, Fix
+from flatout.schema.finding import Finding, Fix
 
 _SIGNS = ("libdevice-missing",)
 
@@ -29,11 +29,11 @@ def check(case: Case) -> Finding | None:
     return Finding(
         rule="xla-libdevice-or-ptxas-missing",
         severity="error" if case.sees("libdevice-needed") else "warning",
-        problem="XLA finds neither libdevice nor ptxas.",
+        problem="XLA cannot find libdevice or ptxas.",
         evidence=case.evidence(*_SIGNS),
         fixes=(
             Fix(
-                text="install nvcc's files and tell XLA where they are",
+                text="install nvcc's files and set their folder for XLA",
                 safety="ask",
                 commands=(
                     "pip install nvidia-cuda-nvcc-cu12",
@@ -42,7 +42,7 @@ def check(case: Case) -> Finding | None:
                         "nvidia.cuda_nvcc; print(nvidia.cuda_nvcc.__path__[0])')"
                     ),
                 ),
-                changes="adds a package to this environment; this shell alone finds it",
+                changes="adds a package to this environment; only this shell finds it",
                 undo="pip uninstall nvidia-cuda-nvcc-cu12",
             ),
         ),

@@ -1,4 +1,4 @@
-"""From the columns of a table to tensors: what each column is, and what stands for its values."""
+"""Converts the columns of a table to tensors: each column's kind, and the codes of its values."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.engine.csv_quotes import StrayQuote
 from flatout.engine.data.plain_csv import NotATable
 from flatout.engine.data.values import Field, Kind, as_values, texts_of
+from flatout.engine.runtime.user_code import kind_text
 from flatout.errors import UsageError, nearest
+from flatout.system.csv_quotes import StrayQuote
 
 Arrow = Any
 Value = float | str
 
-# Rows that bad news names; the others are counted.
-_MOST_ROWS_TOLD = 3
+# Errors name this many rows; the others are counted.
+_MAX_ROWS_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a person wants of a table; see `csv` for the meaning of each."""
+    """Options for reading a table; see `csv` for the meaning of each."""
 
     name: str
     target: str | None
@@ -39,17 +40,17 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """How a table becomes tensors.
+    """The rules that turn a table into tensors.
 
     numbers: columns that go into one fp32 tensor, in this order.
     categories: columns that go into one tensor of codes, in this order.
-    target: the column to be predicted, or None; `vocabularies` has it if it is categorical.
-    vocabularies: for each categorical column the value that each code stands for.
-    fill: what stands for missing values, for the columns where that is allowed.
-    name: of the table, for what is told.
+    target: the column to predict, or None; `vocabularies` has it if it is categorical.
+    vocabularies: for each categorical column, the value that each code stands for.
+    fill: replacements for missing values, for the columns where these are allowed.
+    name: of the table, for messages.
     kinds: what each column that is read holds.
     delimiter: of a CSV file.
-    is_new: the rows are to be predicted, by a model that is trained already.
+    is_new: the rows are input for prediction by a trained model.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Columns:
     def tensors(self, table: Arrow) -> tuple[Tensor, ...]:
         """Numbers (rows, columns) in fp32, codes (rows, columns) in int64, target (rows,).
 
-        What there is none of is left out.
+        Parts that the table does not have are left out.
 
         Raises:
             UsageError: missing-values, unknown-category.
@@ -79,7 +80,7 @@ class Columns:
             return self._tensors(table)
 
     def check_same(self, before: Columns) -> None:
-        """Refuses columns that a model which was trained on those before would take for others.
+        """Refuses columns that a model trained on `before` would misread.
 
         Raises:
             UsageError: training-data-changed.
@@ -88,9 +89,9 @@ class Columns:
         if reason is not None:
             raise UsageError(
                 "training-data-changed",
-                f"{self.name} is not the table that the run was begun with.",
+                f"{self.name} is not the table that the run started with.",
                 because=reason,
-                fix="restore the table; or start a new run on this one",
+                fix="restore the table, or start a new run on this one",
             )
 
     def _difference(self, before: Columns) -> str | None:
@@ -124,7 +125,7 @@ class Columns:
     def _numbers(self, table: Arrow, name: str) -> Tensor:
         fill = float(self.fill[name]) if name in self.fill else None
         found = as_values(table[name]).numbers(fill)
-        # The classes of a target stay whole numbers; everything else is measured.
+        # The classes of a target stay integers; everything else is a quantity.
         is_class = found.dtype == torch.int64 and name == self.target
         return found if is_class else found.float()
 
@@ -136,13 +137,13 @@ class Columns:
         if rows:
             raise UsageError(
                 "unknown-category",
-                f"column `{name}` of {self.name} has the value {values.text(rows[0])!r}, which its "
-                "vocabulary does not have.",
-                because=f"it is in {_rows_text(rows)}; the vocabulary has "
+                f"column `{name}` of {self.name} has the value {values.text(rows[0])!r}, which "
+                "is not in its vocabulary.",
+                because=f"found in {_rows_text(rows)}; the vocabulary has "
                 f"{_shortened(self.vocabularies[name])}",
-                fix="use a value that the model was trained on, or leave the row out"
+                fix="use a value that the model was trained on, or remove the row"
                 if self.is_new
-                else "give the vocabulary of all values",
+                else "pass a vocabulary of all values",
             )
         return codes
 
@@ -154,22 +155,22 @@ class Columns:
         }
         missing = {name: count for name, count in counts.items() if count}
         if missing:
-            told = ", ".join(f"{count:,} in `{name}`" for name, count in missing.items())
+            shown = ", ".join(f"{count:,} in `{name}`" for name, count in missing.items())
             first = next(iter(missing))
             raise UsageError(
                 "missing-values",
-                f"{self.name} has missing values: {told}.",
+                f"{self.name} has missing values: {shown}.",
                 because=f"`{first}` is empty in {_rows_text(as_values(table[first]).is_missing())}",
-                fix="fill them in, or leave these rows out"
+                fix="fill them in, or remove these rows"
                 if self.is_new
-                else f"say what stands for them, fill={{{first!r}: ...}}, or leave the column out",
+                else f"give a replacement, fill={{{first!r}: ...}}, or leave the column out",
             )
 
 
 def _rows_text(rows: Sequence[int]) -> str:
-    """Rows as a person counts them, from 1 on."""
-    shown = ", ".join(f"{row + 1:,}" for row in rows[:_MOST_ROWS_TOLD])
-    more = f" and {len(rows) - _MOST_ROWS_TOLD:,} more" if len(rows) > _MOST_ROWS_TOLD else ""
+    """Row numbers, counted from 1."""
+    shown = ", ".join(f"{row + 1:,}" for row in rows[:_MAX_ROWS_SHOWN])
+    more = f" and {len(rows) - _MAX_ROWS_SHOWN:,} more" if len(rows) > _MAX_ROWS_SHOWN else ""
     return f"row {shown}" if len(rows) == 1 else f"rows {shown}{more}"
 
 
@@ -181,7 +182,7 @@ def _shortened(values: Sequence[str], most: int = 8) -> str:
 def columns_of(
     wanted: Wanted, fields: Sequence[Field], read: Callable[[str], Iterable[Arrow]]
 ) -> Columns:
-    """Decides what each column is; `read` gives all values of a column, piece by piece.
+    """Determines the kind of each column; `read` gives all values of a column, piece by piece.
 
     Raises:
         UsageError: column-not-found, column-of-unknown-kind, bad-data-option.
@@ -222,17 +223,17 @@ def _check_by_column(option: str, value: Any) -> None:
     if value is not None and not isinstance(value, Mapping):
         raise UsageError(
             "bad-data-option",
-            f"`{option}` is a {type(value).__name__}, and tells nothing of single columns.",
+            f"`{option}` is {kind_text(value)}, not a dict by column.",
             fix=f"name the columns: {option}={{'COLUMN': ...}}",
         )
 
 
 def _check_fill(name: str, value: Any, *, is_number: bool) -> None:
     if not _is_real(value) and (is_number or not isinstance(value, str)):
-        kind = "number" if is_number else "text"
+        kind = "number" if is_number else "string"
         raise UsageError(
             "bad-data-option",
-            f"`fill` has {value!r:.60} for the column `{name}`, which is of {kind}s.",
+            f"`fill` has {value!r:.60} for the column `{name}`, which holds {kind}s.",
             fix=f"give a {kind}",
         )
 
@@ -242,13 +243,13 @@ def _is_real(value: Any) -> bool:
         return False
     try:
         float(value)
-    except OverflowError:  # A whole number that fp64 has no room for.
+    except OverflowError:  # An integer too large for fp64.
         return False
     return True
 
 
 def _chosen(wanted: Wanted, names: list[str]) -> list[str]:
-    """The columns that are inputs, once it is sure that all that are named are there."""
+    """The input columns, after checking that all named columns exist."""
     asked = [*(wanted.columns or ()), *(wanted.vocabularies or ()), *(wanted.fill or ())]
     for name in [*asked, *([] if wanted.target is None else [wanted.target])]:
         if name not in names:
@@ -265,7 +266,7 @@ def _chosen(wanted: Wanted, names: list[str]) -> list[str]:
         raise UsageError(
             "column-of-unknown-kind",
             f"there are two columns `{twice[0]}` in {wanted.name}.",
-            fix="give each column a name of its own, and name each once",
+            fix="give each column its own name, and name each once",
         )
     return chosen
 
@@ -275,9 +276,9 @@ def _role(table: str, field: Field) -> str:
         return "category" if field.kind == "text" else "number"
     raise UsageError(
         "column-of-unknown-kind",
-        f"column `{field.name}` of {table} is neither of numbers nor of texts.",
+        f"column `{field.name}` of {table} holds neither numbers nor text.",
         because=field.because,
-        fix="name the columns to use, without it: columns=[...]; or turn it into numbers first",
+        fix="leave it out of the columns to use: columns=[...]; or convert it to numbers first",
     )
 
 
@@ -289,9 +290,9 @@ def _values(
     if not is_asked_for and others and len(others) < len(found) / 2:
         raise UsageError(
             "column-of-unknown-kind",
-            f"column `{name}` of {wanted.name} has numbers and texts in it.",
+            f"column `{name}` of {wanted.name} mixes numbers and text.",
             because=f"among its values: {', '.join(map(repr, others[:3]))}",
-            fix="leave the places of missing numbers empty; or, if its values are categories, say "
+            fix="leave missing numbers empty; or, if its values are categories, say "
             f"so: vocabularies={{{name!r}: None}}",
         )
     filled = wanted.fill and wanted.fill.get(name)
@@ -308,12 +309,12 @@ def _is_number(value: str) -> bool:
 
 @contextlib.contextmanager
 def readable(name: str) -> Iterator[None]:
-    """What cannot be read or converted, as bad news.
+    """Turns errors in reading or converting a table into a UsageError.
 
     Raises:
         UsageError: table-not-readable.
     """
-    # Where pyarrow is not there, nothing is read by it.
+    # If pyarrow was not imported, none of its exceptions can occur.
     arrow = sys.modules.get("pyarrow")
     wrong: tuple[type[Exception], ...] = (
         OSError, EOFError, zlib.error, NotATable, StrayQuote,
@@ -327,6 +328,6 @@ def readable(name: str) -> Iterator[None]:
             "table-not-readable",
             f"{name} cannot be read as a table.",
             because=" ".join(str(error).split()),
-            fix="correct the file; a CSV file has the names of its columns in the first line, and "
-            "as many values in each other line",
+            fix="correct the file; a CSV file has its column names in the first line, and one "
+            "value for each of them in every other line",
         ) from error

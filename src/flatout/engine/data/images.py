@@ -1,4 +1,4 @@
-"""A folder of images with a folder for each class, read sample by sample."""
+"""A folder with a subfolder of images for each class, read sample by sample."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from flatout.engine.data.pictures import Cut
-from flatout.engine.data_files import existing, is_hidden, library
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.units import counted_text
+from flatout.schema.units import counted_text
+from flatout.system.source_path import existing, is_hidden, library, no_class_folders
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 
-# Mean and deviation of ImageNet's training images, for each channel, in 0..1.
+# Per-channel mean and standard deviation of ImageNet's training images, in 0..1.
 # Source: torchvision's documentation of its classification weights.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_DEVIATION = (0.229, 0.224, 0.225)
@@ -35,13 +35,13 @@ def image_folder(
     """JPEG, PNG and WebP files, each in the folder of its class.
 
     Args:
-        path: a folder with a folder for each class; images may lie deeper below it.
+        path: a folder with a subfolder for each class, which may have subfolders too.
         size: height and width of the samples in pixels.
         random_crop: smallest share of the image's area that a random crop keeps, such as 0.35; None
-            takes the middle of the image.
-        flip: mirrors every other image, by chance.
-        classes: names of the folders in the order of their numbers; by default all, sorted. Give
-            the training data's for validation data in a folder of its own.
+            takes the center of the image.
+        flip: mirrors each image with probability 0.5.
+        classes: folder names in the order of their class numbers; by default all, sorted. For
+            validation data in a separate folder, pass the training data's classes.
 
     Returns:
         A map-style dataset of (image, class): uint8 of shape (3, size, size), and a number.
@@ -58,13 +58,13 @@ def image_folder(
 
 
 def _check_classes(classes: Any) -> None:
-    # A text is a sequence of texts, too: of its letters.
+    # A string is a sequence of strings too.
     is_sequence = isinstance(classes, Sequence) and not isinstance(classes, str)
     if classes is not None and not (is_sequence and all(isinstance(one, str) for one in classes)):
         raise UsageError(
             "bad-data-option",
             f"`classes={classes!r}` is not a list of names.",
-            fix="give the names of the folders: classes=['cat', 'dog']",
+            fix="give a list of folder names: classes=['cat', 'dog']",
         )
 
 
@@ -73,9 +73,9 @@ def normalized(
     mean: Sequence[float] = IMAGENET_MEAN,
     deviation: Sequence[float] = IMAGENET_DEVIATION,
 ) -> Tensor:
-    """Images (batch, channels, height, width) of bytes as fp32, normalised by channel.
+    """Byte images (batch, channels, height, width) as fp32, normalized by channel.
 
-    Called in `loss` and `metrics`, so that bytes are what travels to the device, a fourth of fp32.
+    Call it in `loss` and `metrics`, so that bytes are copied to the device: a quarter of fp32.
 
     Args:
         images: uint8, on any device.
@@ -93,7 +93,7 @@ def normalized(
 
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):
-    """Images by index; what is random about them is drawn from torch's generator.
+    """Images by index; random crops and flips use torch's generator.
 
     classes: names of the classes, in the order of their numbers.
     """
@@ -109,13 +109,13 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
             if not found:
                 raise UsageError(
                     "empty-class",
-                    f"there is no image of the class `{name}` in {folder / name}.",
-                    because=f"an image's name ends in {', '.join(ENDINGS)}",
-                    fix="put images there, or remove the folder",
+                    f"the class `{name}` has no images: {folder / name}.",
+                    because=f"image files end in {', '.join(ENDINGS)}",
+                    fix="add images, or remove the folder",
                 )
             names += found
             numbers += [number] * len(found)
-        # One piece of memory: loader workers share it, where touching a list of texts copies it.
+        # One piece of memory that loader workers share: touching a list of strings would copy it.
         self._names = b"".join(names)
         self._ends = torch.tensor([len(name) for name in names]).cumsum(0)
         self._numbers = torch.tensor(numbers)
@@ -128,16 +128,16 @@ class ImageFolder(Dataset[tuple[Tensor, int]]):
         try:
             return self._cut.read(path), int(self._numbers[index])
         except Exception as error:
-            # A damaged file makes Pillow raise nearly anything.
+            # Pillow can raise nearly anything for a damaged file.
             raise RunFailed(
                 "image-not-readable",
-                f"{path} is not a whole image.",
+                f"{path} is not an intact image.",
                 because=str(error) or type(error).__name__,
-                fix="replace it by a whole one and resume; or remove it and begin a new run",
+                fix="replace it with an intact copy and resume, or remove it and start a new run",
             ) from error
 
     def path(self, index: int) -> str:
-        """Where the image of that index lies."""
+        """The path of the image with that index."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"index {index} is out of range: {counted_text(len(self), 'image')}")
         index %= len(self)
@@ -151,17 +151,12 @@ def _class_names(folder: Path, wanted: Sequence[str] | None) -> tuple[str, ...]:
         raise UsageError(
             "no-images",
             f"{folder} is not a folder.",
-            fix="give the folder that holds a folder for each class",
+            fix="give the folder that has a subfolder for each class",
         )
     with os.scandir(folder) as items:
         found = sorted(item.name for item in items if item.is_dir() and not is_hidden(item.name))
     if not found:
-        raise UsageError(
-            "no-images",
-            f"there is no folder of a class in {folder}.",
-            because="an image's class is the name of the folder it lies in",
-            fix="move the images into folders with the names of their classes",
-        )
+        raise no_class_folders(folder)
     if wanted is None:
         return tuple(found)
     others = [name for name in found if name not in wanted]
@@ -171,13 +166,13 @@ def _class_names(folder: Path, wanted: Sequence[str] | None) -> tuple[str, ...]:
             f"{folder} has folders that are not among `classes`: {', '.join(others)}."
             if others
             else "`classes` names a class twice.",
-            fix="give `classes` the names of all its folders",
+            fix="list all of its folders in `classes`",
         )
     return tuple(wanted)
 
 
 def _images_below(folder: Path, name: str) -> list[bytes]:
-    """Names of a class's images as seen from the folder, in an order that is always the same."""
+    """Paths of a class's images relative to the folder, always in the same order."""
     found = []
     for place, inner, files in os.walk(folder / name):
         inner[:] = sorted(one for one in inner if not is_hidden(one))

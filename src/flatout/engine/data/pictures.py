@@ -1,4 +1,4 @@
-"""An image file as a sample: cut out, resized, upright, as bytes."""
+"""An image file as a sample: cropped, resized, upright, as bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from flatout.errors import UsageError
 
-# A random crop may be wider or higher than it is high or wide by this.
+# Largest aspect ratio of a random crop.
 # Source: Szegedy et al., Going deeper with convolutions, section 6.
 _MOST_STRETCH = 4 / 3
 _CROP_TRIES = 10
 
-# How a camera was held, and what makes its image upright. Source: Exif 2.32, tag 274.
+# Exif orientation, and the operation that makes the image upright. Source: Exif 2.32, tag 274.
 _ORIENTATION = 274
 _UPRIGHT = {
     2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE",
@@ -28,14 +28,14 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Cut:
-    """How a sample is made of an image: see `image_folder`."""
+    """The rules that turn an image into a sample: see `image_folder`."""
 
     size: int
     random_crop: float | None
     flip: bool
 
     def check(self) -> None:
-        """Refuses values that cannot be.
+        """Refuses invalid values.
 
         Raises:
             UsageError: bad-data-option.
@@ -47,21 +47,22 @@ class Cut:
         if not is_size or not (random_crop is None or is_share):
             raise UsageError(
                 "bad-data-option",
-                f"`size={size}`, `random_crop={random_crop}`: one of them cannot be.",
+                f"`size={size}`, `random_crop={random_crop}`: one of them is invalid.",
                 fix="size must be a whole number of at least 1; random_crop a number above 0 and "
                 "at most 1, or None",
             )
 
     def read(self, file_or_path: str | IO[bytes]) -> Tensor:
-        """The sample, uint8 of shape (3, size, size); what is random is drawn from torch's
-        generator. A damaged file makes Pillow raise nearly anything.
+        """The sample, uint8 of shape (3, size, size); random choices use torch's generator.
+
+        Pillow can raise nearly anything for a damaged file.
         """
         from PIL import Image
 
         size = self.size
         with Image.open(file_or_path) as file:
             box = self._box(*file.size)
-            # A JPEG can be decoded at a half, a fourth or an eighth of its size, in less time.
+            # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, which is faster.
             share = size / min(box[2] - box[0], box[3] - box[1])
             whole = file.size
             file.draft("RGB", (int(whole[0] * share) + 1, int(whole[1] * share) + 1))
@@ -95,7 +96,7 @@ class Cut:
 
 
 def _with_bytes(image: Any) -> Any:
-    """An image of 16 bits as one of 8; Pillow would make everything above 255 white."""
+    """Converts a 16-bit image to 8 bits; Pillow would make everything above 255 white."""
     if not image.mode.startswith("I"):
         return image
     return image.convert("I").point(lambda value: value * (1 / 256)).convert("L")

@@ -1,7 +1,7 @@
-"""CSV files read by Python alone, as pyarrow reads them: the same types, the same values.
+"""CSV files read in pure Python, with the same types and values as pyarrow.
 
-Slower, so it is for where pyarrow is not installed, and for the rows that are to be predicted, of
-which it knows what each column has to hold.
+It is slower, so it is used only where pyarrow is not installed, and for prediction input, where
+the type of each column is already known.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.csv_quotes import StrayQuote, check_quotes
-from flatout.engine.data.values import Field, Kind, PlainValues
+from flatout.engine.data.values import EMPTY_COLUMN, Field, Kind, PlainValues
 from flatout.errors import UsageError
-from flatout.nouns.units import counted_text
+from flatout.schema.units import counted_text
+from flatout.system.csv_quotes import StrayQuote, check_quotes
 
-# What stands for a missing value where it is not quoted.
+# Unquoted cells that mean a missing value.
 # Source: pyarrow.csv.ConvertOptions, `null_values`.
 _MISSING = frozenset((
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
@@ -43,7 +43,7 @@ _MOMENT = re.compile(
     re.ASCII,
 )
 _LARGEST = 2**63
-# Years that nanoseconds since 1970 can name in 64 bits.
+# Years that 64-bit nanoseconds since 1970 can represent.
 _NANOSECOND_YEARS = range(1678, 2262)
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
 _COMPRESSED_OTHERWISE = (".zst", ".lz4", ".br", ".sz", ".snappy")
@@ -51,25 +51,25 @@ _SHOWN = 40
 
 
 class NotATable(ValueError):
-    """A file that is no CSV, or whose files do not go together."""
+    """A file that is not CSV, or files that do not fit together."""
 
 
 @dataclass(frozen=True)
 class RawTable:
-    """A CSV file as it is written. columns: the cells of each, None where one is missing."""
+    """A CSV file as written. columns: the cells of each, None where one is missing."""
 
     names: tuple[str, ...]
     columns: tuple[list[str | None], ...]
 
     @property
     def num_rows(self) -> int:
-        """Rows, without the one that names the columns."""
+        """Number of rows, without the header."""
         return len(self.columns[0]) if self.columns else 0
 
 
 @dataclass(frozen=True)
 class PlainTable:
-    """Columns of values, of which the types were found out."""
+    """Columns of values with inferred types."""
 
     fields: tuple[Field, ...]
     columns: tuple[PlainValues, ...]
@@ -81,11 +81,11 @@ class PlainTable:
 
 
 def read_plain(files: Sequence[Path], delimiter: str) -> PlainTable:
-    """CSV files with the same columns, as one table; what each column holds is found out.
+    """CSV files with the same columns, as one table; column types are inferred.
 
     Raises:
         NotATable: they cannot be read, or their columns hold different things.
-        OSError: one is not there.
+        OSError: one does not exist.
         UsageError: table-not-readable.
     """
     tables = [read_raw(file, delimiter) for file in files]
@@ -107,14 +107,14 @@ def read_raw(file: Path, delimiter: str) -> RawTable:
     """The cells of a CSV file.
 
     Raises:
-        NotATable: it is no CSV file.
-        OSError: it is not there.
+        NotATable: it is not a CSV file.
+        OSError: it does not exist.
     """
     suffix = file.suffix.lower()
     if suffix in _COMPRESSED_OTHERWISE:
         raise UsageError(
             "table-not-readable",
-            f"{file} is compressed in a way that only pyarrow reads.",
+            f"{file} has a compression that only pyarrow reads.",
             fix="decompress it, or compress it with gzip",
         )
     with _OPENERS.get(suffix, open)(file, "rb") as stream:
@@ -123,7 +123,7 @@ def read_raw(file: Path, delimiter: str) -> RawTable:
         check_quotes([content], delimiter)
     except StrayQuote as error:
         raise NotATable(str(error)) from error
-    # What is not UTF-8 is kept, and its column is of the kind `other`.
+    # Text that is not UTF-8 is kept, and its column gets the kind `other`.
     text = content.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")
     rows = _rows(text, delimiter)
     head = next(rows, None)
@@ -141,12 +141,12 @@ def read_raw(file: Path, delimiter: str) -> RawTable:
         for column, cell in zip(columns, row, strict=True):
             column.append(cell)
     if any(_is_broken(name) for name in names):
-        raise NotATable("the names of its columns are not UTF-8")
+        raise NotATable("its column names are not UTF-8")
     return RawTable(names, tuple([_present(cell) for cell in one] for one in columns))
 
 
 def check_names(names: Sequence[str], first: Sequence[str], file: Path) -> None:
-    """Refuses a file of a folder with other columns than the first one's.
+    """Refuses a file whose columns differ from the first file's.
 
     Raises:
         UsageError: table-not-readable.
@@ -154,14 +154,14 @@ def check_names(names: Sequence[str], first: Sequence[str], file: Path) -> None:
     if names != first:
         raise UsageError(
             "table-not-readable",
-            f"{file} has other columns than the files before it.",
+            f"{file} has different columns from the files before it.",
             because=f"{', '.join(names)}; before: {', '.join(first)}",
-            fix="give all files of a folder the same columns in the same order",
+            fix="give all files in the folder the same columns in the same order",
         )
 
 
 class _Quoted(str):
-    """A cell that was quoted: it is never missing."""
+    """A quoted cell, which is never missing."""
 
     __slots__ = ()
 
@@ -189,7 +189,7 @@ def _quoted_rows(text: str, delimiter: str) -> Iterator[list[str]]:
         found = cell.match(text, place)
         closed = end.match(text, found.end()) if found else None
         if not found or not closed:
-            raise NotATable("a quoted cell does not end")
+            raise NotATable("a quoted cell is not closed")
         if found[3] is None:
             row.append(_Quoted(found[1].replace('""', '"') + (found[2] or "")))
         else:
@@ -202,16 +202,16 @@ def _quoted_rows(text: str, delimiter: str) -> Iterator[list[str]]:
 
 
 def _typed(cells: Sequence[str | None]) -> tuple[Kind, str | None, Sequence[Any]]:
-    """What a column holds, why that cannot be learned from, and its values."""
+    """A column's kind, why it cannot be used if so, and its values."""
     present = [cell for cell in cells if cell is not None]
     if not present:
-        return "other", "it holds nothing at all", cells
+        return "other", EMPTY_COLUMN, cells
     numbers = as_numbers(cells)
     if numbers is not None:
         return numbers.kind, None, numbers.cells
     if all(cell in _TRUTHS for cell in present):
         return "truth", None, [None if cell is None else _TRUTHS[cell] for cell in cells]
-    # Of what pyarrow finds out, the same: it takes dates for dates, which are not texts.
+    # As pyarrow infers them: dates are dates, not text.
     special = _moment_kind(present)
     if special is not None:
         return "other", f"it holds {special} values", cells
@@ -232,7 +232,7 @@ class Numbers:
 
 
 def as_numbers(cells: Sequence[str | None]) -> Numbers | None:
-    """Whole numbers of 64 bits; None where a cell is something else."""
+    """64-bit integers; None if any cell is something else."""
     found: list[int | None] = []
     for cell in cells:
         if cell is None:
@@ -257,7 +257,7 @@ def _whole(cell: str) -> int | None:
 
 
 def as_fractions(cells: Sequence[str | None]) -> list[float | None] | None:
-    """Numbers in fp64; None where a cell is something else."""
+    """fp64 numbers; None if any cell is something else."""
     found: list[float | None] = []
     for cell in cells:
         if cell is None:
@@ -311,8 +311,8 @@ def _is_date(text: str) -> bool:
 
 
 def _merged(name: str, found: Sequence[tuple[Kind, str | None]]) -> tuple[Kind, str | None]:
-    """What a column of several files holds, where one file may have nothing in it."""
-    kinds = dict.fromkeys(one for one in found if one[1] != "it holds nothing at all")
+    """The kind of a column across several files, where some files may have no values in it."""
+    kinds = dict.fromkeys(one for one in found if one[1] != EMPTY_COLUMN)
     if len(kinds) <= 1:
         return next(iter(kinds), found[0])
     if {kind for kind, _ in kinds} == {"whole", "fraction"}:
@@ -322,7 +322,7 @@ def _merged(name: str, found: Sequence[tuple[Kind, str | None]]) -> tuple[Kind, 
 
 
 def convert(name: str, cells: Sequence[str | None], kind: Kind, *, is_number: bool) -> PlainValues:
-    """Cells as values of the kind that the column had where a model was trained.
+    """Converts cells to the kind that the column had in the training data.
 
     Raises:
         UsageError: column-of-unknown-kind.
@@ -348,7 +348,7 @@ def convert(name: str, cells: Sequence[str | None], kind: Kind, *, is_number: bo
     row = list(cells).index(wrong) + 1
     raise UsageError(
         "column-of-unknown-kind",
-        f"column `{name}` has {wrong[:_SHOWN]!r} in row {row}, which is no number.",
-        because="it held numbers in the data that the model was trained on",
-        fix="correct that row, or leave its place empty if the training data had empty ones",
+        f"column `{name}` has {wrong[:_SHOWN]!r} in row {row}, which is not a number.",
+        because="it held numbers in the training data",
+        fix="correct that row, or leave the cell empty if the training data had empty ones",
     )

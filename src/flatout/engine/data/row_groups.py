@@ -1,4 +1,4 @@
-"""Parquet files larger than memory: rows group by group, in an order that can be taken up again."""
+"""Parquet files larger than memory: rows group by group, in an order that can be resumed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from flatout.engine.data.columns import Arrow, Columns, Value, Wanted, columns_of, readable
 from flatout.engine.data.values import fields_of
-from flatout.engine.data_files import files_in, library
 from flatout.errors import UsageError
+from flatout.system.source_path import columns_text, files_in, library
 
 _UNBOUND_ROWS = 4096
 
@@ -27,16 +27,16 @@ def parquet_rows(
     fill: Mapping[str, Value] | None = None,
     shuffle: bool = True,
 ) -> ParquetRows:
-    """Rows of a Parquet file, or of a folder of them, of which one row group is in memory.
+    """Rows of a Parquet file or a folder of them, with one row group in memory at a time.
 
     Args:
         path: of the file or folder.
         target, columns, vocabularies, fill: as for `csv`.
-        shuffle: in each epoch the groups in a new order, and the rows of each in a new order.
+        shuffle: new order of the groups, and of the rows in each group, in every epoch.
 
     Returns:
-        An iterable of (numbers, codes, target) of a row, without what there is none of, which can
-        be stopped and taken up at any row.
+        An iterable of one (numbers, codes, target) per row, without parts that the table does
+        not have. It can be stopped and resumed at any row.
 
     Raises:
         UsageError: data-path-not-found, table-not-readable, column-not-found, no-data,
@@ -50,7 +50,7 @@ def parquet_rows(
 
 
 def rows_of(wanted: Wanted, groups: RowGroups, shuffle: bool) -> ParquetRows:
-    """The rows of these groups, as they are wanted.
+    """The rows of these groups, read with these options.
 
     Raises:
         UsageError: as `parquet_rows`.
@@ -86,7 +86,7 @@ class RowGroups:
         """Some columns of a group."""
         reader = library("pyarrow.parquet", package="pyarrow")
         file, number = self.places[group]
-        # The file is opened anew: what is sent to a loader's worker must not hold it open.
+        # Opened each time: an object sent to a loader worker must not hold an open file.
         with readable(file), reader.ParquetFile(file) as opened:
             return opened.read_row_group(number, columns=names)
 
@@ -97,7 +97,7 @@ class RowGroups:
 
 
 def open_row_groups(name: str, files: Sequence[Path]) -> RowGroups:
-    """Looks at Parquet files, not yet at their rows. name: what they are called together.
+    """Reads the metadata of Parquet files, not their rows. name: of the table, for messages.
 
     Raises:
         UsageError: table-not-readable, data-package-not-installed.
@@ -113,20 +113,16 @@ def open_row_groups(name: str, files: Sequence[Path]) -> RowGroups:
         if schema is not None and found != schema:
             raise UsageError(
                 "table-not-readable",
-                f"{file} has other columns than the files before it.",
-                because=f"{_told(found)}; before: {_told(schema)}",
-                fix="give all files of a folder the same columns, of the same types",
+                f"{file} has different columns from the files before it.",
+                because=f"{columns_text(found)}; before: {columns_text(schema)}",
+                fix="give all files in the folder the same columns with the same types",
             )
         schema = found
     return RowGroups(name, schema, tuple(places), tuple(sizes))
 
 
-def _told(schema: Arrow) -> str:
-    return ", ".join(f"{field.name} ({field.type})" for field in schema)
-
-
 class ParquetRows(IterableDataset[tuple[Tensor, ...]]):
-    """Rows of all groups, one group in memory at a time. Loader workers share the groups out.
+    """Rows of all groups, one group in memory at a time. Loader workers divide the groups.
 
     numbers, categories, vocabularies, columns: as of a Table.
     """
@@ -154,7 +150,7 @@ class ParquetRows(IterableDataset[tuple[Tensor, ...]]):
         generator = torch.Generator().manual_seed(self._seed)
         for group in self._own_groups(generator):
             size = self._groups.sizes[group]
-            # Drawn also where the group is passed over, so that the next ones get the same.
+            # Drawn for skipped groups too, so that later groups get the same numbers.
             order = torch.randperm(size, generator=generator) if self._is_shuffled else None
             if skipped >= size:
                 skipped -= size
@@ -162,7 +158,7 @@ class ParquetRows(IterableDataset[tuple[Tensor, ...]]):
             tensors = self.columns.tensors(self._groups.read(group, self.columns.names))
             if order is not None:
                 tensors = tuple(tensor[order] for tensor in tensors)
-            # A tensor for each row takes more memory than the row: few at a time.
+            # A tensor for each row takes more memory than the row, so only a few at a time.
             pieces = zip(
                 *(tensor[skipped:].split(_UNBOUND_ROWS) for tensor in tensors), strict=True
             )
@@ -182,12 +178,12 @@ class ParquetRows(IterableDataset[tuple[Tensor, ...]]):
         return own
 
     def state_dict(self) -> dict[str, int]:
-        """Which order it is in, and how many rows of it were given."""
+        """The seed of its order, and how many rows were given."""
         return {"seed": self._seed, "num_given": self._num_given}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """The next iteration goes on behind the rows that were given."""
+        """The next iteration continues after the rows that were given."""
         self._seed = state["seed"]
         self._num_given = state["num_given"]
-        # At an epoch's end or beginning there is nothing to go on with.
+        # At the end or beginning of an epoch there is nothing to resume.
         self._is_taken_up = 0 < self._num_given < len(self)

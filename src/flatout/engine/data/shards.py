@@ -1,4 +1,4 @@
-"""Shards that `flatout ingest` has made, each checked by its SHA-256 before it is used."""
+"""Shards from `flatout ingest`, each verified by its SHA-256 before use."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from flatout.engine.data.pictures import Cut
 from flatout.engine.data.row_groups import ParquetRows, open_row_groups, rows_of
 from flatout.engine.data.tables import Table, table_of
 from flatout.engine.data.texts import Text
-from flatout.engine.data_files import existing, library
-from flatout.engine.tensor_data import TensorData
+from flatout.engine.feed.datasets import TensorData
 from flatout.errors import UsageError, nearest
-from flatout.nouns.ingestion import PARTS, Kind, Manifest, Part
-from flatout.nouns.units import bytes_text, counted_text
-from flatout.system.shard_folder import MANIFEST, ShardFolder, verify
+from flatout.schema.ingest_protocol import PARTS, Kind, Part, ShardManifest
+from flatout.schema.units import bytes_text, counted_text
+from flatout.system.source_path import existing, library
+from flatout.system.store.shards import MANIFEST, ShardFolder, verify
 
-# Of the free memory, for what is held there; the training needs the rest.
+# Share of the free memory for data; the training needs the rest.
 _MEMORY_SHARE = 0.5
 
-# What reads each kind of shards.
+# The method that reads each kind of shards.
 _READERS: dict[Kind, str] = {
     "idx": "tensors", "images": "images", "csv": "table", "parquet": "table", "text": "text",
 }  # fmt: skip
 
 
 def shards(folder: str | Path) -> Shards:
-    """What `flatout ingest` has made in a folder.
+    """The shards that `flatout ingest` made in a folder.
 
     Raises:
         UsageError: data-path-not-found, no-shards, ingested-otherwise.
@@ -44,27 +44,27 @@ def shards(folder: str | Path) -> Shards:
     if manifest is None:
         raise UsageError(
             "no-shards",
-            f"{path} holds no shards.",
-            because=f"there is no {MANIFEST} in it, which is written when all of them are there",
-            fix=f"flatout ingest SOURCE {path}",
+            f"{path} contains no shards.",
+            because=f"it has no {MANIFEST}, which is written when all shards are complete",
+            fix=f"run flatout ingest SOURCE {path}",
         )
     return Shards(path, manifest)
 
 
 class Shards:
-    """The parts of a data set: `train`, `validation` and `test`, each of them for the asking.
+    """The parts of a data set: `train`, `validation` and `test`.
 
-    classes: names of the classes, in the order of their numbers; none where there are no classes.
-    manifest: all that is known of the shards.
+    classes: class names, in the order of their numbers; empty if there are no classes.
+    manifest: describes the shards.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: ShardManifest) -> None:
         self.manifest = manifest
         self.classes = manifest.settings.classes
         self._folder = folder
 
     def count(self, part: Part) -> int:
-        """Records of a part."""
+        """Number of records in a part."""
         return self.manifest.counts[part]
 
     def tensors(self, part: Part) -> TensorData:
@@ -96,10 +96,10 @@ class Shards:
         random_crop: float | None = None,
         flip: bool = False,
     ) -> ShardedImages:
-        """Images of a folder: samples as `image_folder` gives them, from files held in memory.
+        """Images of a folder: samples like those of `image_folder`, from files held in memory.
 
         Args:
-            part: which.
+            part: `train`, `validation` or `test`.
             size, random_crop, flip: as for `image_folder`.
 
         Raises:
@@ -135,7 +135,7 @@ class Shards:
         vocabularies: Mapping[str, Sequence[str] | None] | None = None,
         fill: Mapping[str, Value] | None = None,
     ) -> Table:
-        """Rows of a table in memory; see `csv` for the arguments and what comes of them.
+        """Rows of a table in memory; see `csv` for the arguments and the result.
 
         Raises:
             UsageError: shards-of-another-kind; as `csv`.
@@ -171,10 +171,10 @@ class Shards:
         return rows_of(wanted, open_row_groups(name, files), part == "train")
 
     def text(self, part: Part, *, context: int, stride: int | None = None) -> Text:
-        """Windows of bytes over the passages of a part, with an empty line behind each.
+        """Windows of bytes over the passages of a part, with an empty line after each.
 
         Args:
-            part: which.
+            part: `train`, `validation` or `test`.
             context, stride: as for `text`.
 
         Raises:
@@ -186,8 +186,8 @@ class Shards:
         if context < 1 or step < 1:
             raise UsageError(
                 "bad-data-option",
-                f"`context={context}`, `stride={stride}`: one of them cannot be.",
-                fix="both are at least 1",
+                f"`context={context}`, `stride={stride}`: one of them is invalid.",
+                fix="both must be at least 1",
             )
         files = self._files(part, "text")
         self._check_memory(part, sum(file.stat().st_size for file in files))
@@ -199,25 +199,25 @@ class Shards:
         return Text(content, context, step, f"{self._folder}/{part}")
 
     def _files(self, part: Part, reader: str) -> list[Path]:
-        """The shards of a part, each of them checked."""
+        """The shards of a part, after verifying each."""
         own = _READERS[self.manifest.settings.kind]
         if own != reader:
             raise UsageError(
                 "shards-of-another-kind",
-                f"{self._folder} was made of {self.manifest.settings.kind}.",
-                because=f"`{reader}` reads other shards",
+                f"{self._folder} holds {self.manifest.settings.kind}.",
+                because=f"`{reader}` reads shards of another kind",
                 fix=f"read them with .{own}({part!r}, ...)",
             )
         if part not in PARTS:
-            raise UsageError("no-data", f"there is no part `{part}`.", fix=nearest(part, PARTS))
+            raise UsageError("no-data", f"there is no split `{part}`.", fix=nearest(part, PARTS))
         found = [shard for shard in self.manifest.shards if shard.part == part]
         if not found:
             there = [name for name, number in self.manifest.counts.items() if number]
             raise UsageError(
                 "no-data",
                 f"{self._folder} has no records for {part}.",
-                because=f"it has some for {', '.join(there)}",
-                fix=f"ingest it into another folder with a share for {part}",
+                because=f"it has records for {', '.join(there)}",
+                fix=f"ingest the source into another folder, with a fraction for {part}",
             )
         verify(self._folder, found)
         return [self._folder / shard.file for shard in found]
@@ -228,9 +228,9 @@ class Shards:
             raise UsageError(
                 "shards-too-large",
                 f"{part} of {self._folder} would take {bytes_text(num_bytes)} of memory; "
-                f"{bytes_text(free)} are free.",
-                because=f"data may take {_MEMORY_SHARE:.0%} of it",
-                fix="ingest a part of the source; tables are read in pieces with .rows(...)",
+                f"{bytes_text(free)} is free.",
+                because=f"data may take {_MEMORY_SHARE:.0%} of the free memory",
+                fix="ingest part of the source; read tables in pieces with .rows(...)",
             )
 
 
@@ -238,10 +238,10 @@ class ShardedImages(Dataset[tuple[Tensor, int]]):
     """Image files in memory, decoded sample by sample.
 
     Args:
-        content: all files, one behind the other; one piece of memory, which loader workers share.
-        ends: where each ends.
-        labels: the number of the class of each.
-        cut: how a sample is made of an image.
+        content: all files concatenated, in one piece of memory that loader workers share.
+        ends: where each file ends.
+        labels: the class number of each file.
+        cut: how a sample is made from an image.
     """
 
     def __init__(self, content: Tensor, ends: Tensor, labels: Tensor, cut: Cut) -> None:

@@ -10,23 +10,23 @@ from typing import Any
 import psutil
 from torch import Tensor
 
-from flatout.engine.batches import tensors_in
-from flatout.engine.csv_quotes import blocks_of, check_quotes
 from flatout.engine.data.columns import Columns, Value, Wanted, columns_of, readable
 from flatout.engine.data.plain_csv import check_names, read_plain
 from flatout.engine.data.row_groups import RowGroups, open_row_groups
 from flatout.engine.data.values import Field, fields_of
-from flatout.engine.data_files import files_in, is_installed, library
-from flatout.engine.tensor_data import TensorData
+from flatout.engine.feed.datasets import TensorData
+from flatout.engine.tensors.nested import tensors_in
 from flatout.errors import UsageError
-from flatout.nouns.units import bytes_text
+from flatout.schema.units import bytes_text
+from flatout.system.csv_quotes import blocks_of, check_quotes
+from flatout.system.source_path import files_in, is_installed, library
 
-# Of the free memory, for a table; the training needs the rest.
+# Share of the free memory for a table; the training needs the rest.
 _MEMORY_SHARE = 0.5
 _FP32_BYTES = 4
-# What Python's own objects take of memory, of a byte in a CSV file.
+# Bytes of memory that Python objects take for each byte of a CSV file.
 _PLAIN_SHARE = 16
-# The largest piece that pyarrow reads of a CSV file at once.
+# The largest block that pyarrow reads from a CSV file in one go.
 _LARGEST_BLOCK_BYTES = 2**31 - 1
 
 
@@ -44,17 +44,17 @@ def csv(
     Numbers become one fp32 tensor; columns of texts become codes, with a vocabulary for each.
 
     Args:
-        path: of the file or folder; UTF-8, perhaps compressed (`.csv.gz`).
-        target: the column to be predicted; None if there is none.
-        columns: those to use, in this order; by default all.
-        vocabularies: for columns of categories all values, in the order of their codes, or None for
-            those that occur, sorted. Columns of texts need not be named. Give the training data's
-            vocabularies for validation data in another file.
-        fill: for columns that may have missing values, what stands for them; others are refused.
-        delimiter: what stands between two values.
+        path: of the file or folder; UTF-8, optionally compressed (`.csv.gz`).
+        target: the column to predict; None if there is none.
+        columns: input columns, in this order; by default all.
+        vocabularies: for each category column all values, in the order of their codes, or None for
+            those that occur, sorted. Text columns need not be named. For validation data in
+            another file, pass the training data's vocabularies.
+        fill: replacements for missing values, by column; in other columns these are refused.
+        delimiter: the character between two values.
 
     Returns:
-        A table of (numbers, codes, target), without what it has none of.
+        A table of (numbers, codes, target); parts that it does not have are left out.
 
     Raises:
         UsageError: data-path-not-found, table-not-readable, column-not-found, missing-values,
@@ -99,7 +99,7 @@ def parquet(
 
 
 def table_of(wanted: Wanted, groups: RowGroups) -> Table:
-    """The rows of these groups in memory, as they are wanted.
+    """The rows of these groups in memory, read with these options.
 
     Raises:
         UsageError: as `csv`.
@@ -111,7 +111,7 @@ def table_of(wanted: Wanted, groups: RowGroups) -> Table:
     found = columns_of(wanted, fields_of(groups.schema), groups.column)
     tensors: list[Tensor] = []
     row = 0
-    # Group by group into tensors of the whole size: the table is never there twice.
+    # Group by group into tensors of the full size, so that the table is never in memory twice.
     for number in range(len(groups)):
         parts = found.tensors(groups.read(number, found.names))
         if not tensors:
@@ -123,13 +123,13 @@ def table_of(wanted: Wanted, groups: RowGroups) -> Table:
 
 
 class Table(TensorData):
-    """Rows in memory, sliced like any tensors.
+    """Rows in memory, sliced like tensors.
 
-    tensors: (numbers, codes, target), without what the table has none of.
+    tensors: (numbers, codes, target), without parts that the table does not have.
     numbers: names of the columns of `numbers` (rows, columns), fp32.
     categories: names of the columns of `codes` (rows, columns), int64.
-    vocabularies: for each column of categories, the value that each code stands for.
-    columns: how the columns of a file become all this.
+    vocabularies: for each category column, the value that each code stands for.
+    columns: how the columns of a file become tensors.
     """
 
     def __init__(self, columns: Columns, tensors: tuple[Tensor, ...]) -> None:
@@ -140,7 +140,7 @@ class Table(TensorData):
         self.columns = columns
 
     def like(self, columns: Columns) -> Table:
-        """This table, if it has the same columns and categories as one that was read before.
+        """This table, if it has the same columns and categories as one read earlier.
 
         Raises:
             UsageError: training-data-changed.
@@ -149,7 +149,7 @@ class Table(TensorData):
         return self
 
     def rows(self, indices: Tensor) -> Table:
-        """A table of some of the rows."""
+        """A table with only these rows."""
         return Table(self.columns, tuple(tensor[indices] for tensor in tensors_in(self.tensors)))
 
 
@@ -168,12 +168,12 @@ def _read_csv(file: Path, delimiter: str) -> Any:
     arrow = library("pyarrow", package="pyarrow")
     check_quotes(blocks_of(file), delimiter)
     parse = reader.ParseOptions(delimiter=delimiter)
-    # An empty place is a missing value in columns of texts, too; a quoted one is a text.
+    # An empty cell is a missing value in text columns, too; a quoted one is an empty string.
     convert = reader.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False)
     with contextlib.suppress(arrow.ArrowInvalid):
         return reader.read_csv(file, parse_options=parse, convert_options=convert)
-    # What a column holds is guessed from the first block. If that was wrong, the whole file is
-    # looked at, by one thread, which also knows the number of the row that cannot be read.
+    # Column types are guessed from the first block. If that was wrong, the whole file is read in
+    # one thread, which also knows the number of the row that cannot be read.
     block_bytes = min(max(file.stat().st_size * 2, 2**20), _LARGEST_BLOCK_BYTES)
     whole = reader.ReadOptions(block_size=block_bytes, use_threads=False)
     return reader.read_csv(file, read_options=whole, parse_options=parse, convert_options=convert)
@@ -189,8 +189,8 @@ def _check_memory(name: str, num_bytes: int) -> None:
     if num_bytes > _MEMORY_SHARE * free:
         raise UsageError(
             "table-too-large",
-            f"{name} would take {bytes_text(num_bytes)} of memory; {bytes_text(free)} are free.",
-            because=f"a table may take {_MEMORY_SHARE:.0%} of it",
-            fix="read it in pieces with data.parquet_rows (write a CSV file as Parquet first), or "
+            f"{name} would take {bytes_text(num_bytes)} of memory; {bytes_text(free)} is free.",
+            because=f"a table may take {_MEMORY_SHARE:.0%} of the free memory",
+            fix="read it in pieces with data.parquet_rows (convert CSV to Parquet first), or "
             "name fewer columns: columns=[...]",
         )

@@ -1,4 +1,4 @@
-"""A text as windows of bytes or characters that share its memory."""
+"""A text as windows of bytes or characters that share memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flatout.engine.data_files import existing
-from flatout.engine.tensor_data import TensorData
+from flatout.engine.feed.datasets import TensorData
 from flatout.errors import UsageError
-from flatout.system.store import mapped_os_errors
+from flatout.system.atomic_files import mapped_os_errors
+from flatout.system.source_path import existing
 
 _PIECE_BYTES = 2**22
 _CODE_POINTS = 0x110000
@@ -27,20 +27,20 @@ def text(
     unit: Literal["bytes", "characters"] = "bytes",
     vocabulary: str | None = None,
 ) -> Text:
-    """A text file, for models that predict what comes next.
+    """A text file, for models that predict the next byte or character.
 
-    A sample is a window of `context` + 1 numbers: all but the last go in, all but the first are to
-    be predicted. With bytes the file stays where it is, and what is used of it is read as it is
-    used; characters are kept in memory, in one byte each if there are at most 256 kinds.
+    A sample is a window of `context` + 1 numbers: all but the last are inputs, all but the first
+    are targets. Bytes are read from the file as they are used (memory-mapped); characters are kept
+    in memory, in one byte each if there are at most 256 kinds.
 
     Args:
-        path: of the file; for characters in UTF-8.
-        context: how much a model sees at once.
-        stride: from a window's beginning to the next one's; `context` by default, so that each
-            byte is predicted once in an epoch. 1 makes a window at every place.
-        unit: what a number stands for: a byte, or the place of a character in the vocabulary.
-        vocabulary: all characters there are, as one text; by default those of the file, sorted.
-            Give the training text's for validation data in a file of its own.
+        path: of the file; UTF-8 if `unit` is `characters`.
+        context: context length of the model.
+        stride: distance between the starts of two windows; `context` by default, so that each
+            byte is predicted once per epoch. 1 starts a window at every position.
+        unit: what a number stands for: a byte, or a character's index in the vocabulary.
+        vocabulary: all characters, as one string; by default those of the file, sorted. For
+            validation data in a separate file, pass the training text's vocabulary.
 
     Returns:
         Windows (samples, context + 1): uint8, or int32 if there are more than 256 characters.
@@ -53,8 +53,8 @@ def text(
     if context < 1 or step < 1 or unit not in ("bytes", "characters"):
         raise UsageError(
             "bad-data-option",
-            f"`context={context}`, `stride={stride}`, `unit={unit}`: one of them cannot be.",
-            fix="context and stride are at least 1; a unit is `bytes` or `characters`",
+            f"`context={context}`, `stride={stride}`, `unit={unit}`: one of them is invalid.",
+            fix="context and stride must be at least 1, and unit `bytes` or `characters`",
         )
     file = existing(path)
     if file.is_dir():
@@ -64,7 +64,7 @@ def text(
         if num_bytes <= context:
             raise _too_short(str(file), num_bytes, context)
         if unit == "bytes":
-            # Private: whoever writes into the tensor writes into memory, not into the file.
+            # Private mapping: writing into the tensor changes memory, not the file.
             content = torch.from_file(str(file), shared=False, size=num_bytes, dtype=torch.uint8)
             return Text(content, context, step, str(file))
         kinds = vocabulary or "".join(sorted(set().union(*_pieces(file))))
@@ -75,7 +75,7 @@ class Text(TensorData):
     """Windows of a text.
 
     content: the whole text as numbers, (length,).
-    vocabulary: the character that each number stands for; None where they are bytes.
+    vocabulary: the character that each number stands for; None for bytes.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Text(TensorData):
         self._window = context, stride, name
 
     def cut(self, share: float) -> tuple[Text, Text]:
-        """The text before and after a place, which is that share of it from its beginning."""
+        """The text before and after a position, which is given as a share of its length."""
         place = int(len(self.content) * share)
         before, after = (
             Text(part, *self._window, self.vocabulary)
@@ -110,7 +110,7 @@ def _pieces(file: Path) -> Iterator[str]:
 
 
 def _codes(file: Path, vocabulary: str) -> Tensor:
-    # From a character's code point to its number.
+    # Maps a character's code point to its number.
     number_of = torch.full((_CODE_POINTS,), -1, dtype=torch.int32)
     number_of[_code_points(vocabulary)] = torch.arange(len(vocabulary), dtype=torch.int32)
     dtype = torch.uint8 if len(vocabulary) <= 256 else torch.int32
@@ -121,8 +121,8 @@ def _codes(file: Path, vocabulary: str) -> Tensor:
             unknown = piece[int(numbers.lt(0).nonzero()[0])]
             raise UsageError(
                 "unknown-category",
-                f"{file} has the character {unknown!r}, which the vocabulary has not.",
-                fix="give the vocabulary of all texts together, or leave it out",
+                f"{file} has the character {unknown!r}, which is not in the vocabulary.",
+                fix="pass a vocabulary for all texts together, or leave it out",
             )
         parts.append(numbers.to(dtype))
     return torch.cat(parts)
@@ -136,7 +136,7 @@ def _too_short(name: str, length: int, context: int) -> UsageError:
     return UsageError(
         "text-too-short",
         f"{name} has a length of {length:,}; a window needs {context + 1:,}.",
-        because=f"`context` is {context:,}, and what follows it is to be predicted",
+        because=f"`context` is {context:,}, and one more is needed as the target",
         fix="use a smaller context, or more text",
     )
 
@@ -146,5 +146,5 @@ def _not_readable(file: Path, because: str) -> UsageError:
         "text-not-readable",
         f"{file} cannot be read as text.",
         because=because,
-        fix='give a text file in UTF-8, or read it as bytes: unit="bytes"',
+        fix='use a UTF-8 text file, or read it as bytes: unit="bytes"',
     )

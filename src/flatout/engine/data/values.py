@@ -1,4 +1,4 @@
-"""The values of a table's column, whether pyarrow has read them or Python itself."""
+"""The values of a table's column, read by pyarrow or by pure Python."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from flatout.engine.data_files import library
+from flatout.system.source_path import library
 
-# What a column holds; `other` is what cannot be learned from.
+# What a column holds; `other` cannot be used for training.
 Kind = Literal["whole", "fraction", "truth", "text", "other"]
 
-# Powers of ten from which on pyarrow writes a number with an exponent.
+# Why a column without a value cannot be used.
+EMPTY_COLUMN = "it is empty"
+
+# Beyond these powers of ten, pyarrow writes a number with an exponent.
 _LEAST_POWER = 6
 _LARGEST_POWER = 10
 
 
 @dataclass(frozen=True)
 class Field:
-    """A column by its name. because: why it is of the kind `other`."""
+    """A column's name and kind. because: why its kind is `other`."""
 
     name: str
     kind: Kind
@@ -35,27 +38,27 @@ class Values(Protocol):
     kind: Kind
 
     def is_missing(self) -> list[int]:
-        """The numbers of the rows that have no value, from 0 on; NaN is none."""
+        """The row numbers without a value, counted from 0; NaN counts as missing."""
         ...
 
     def num_missing(self) -> int:
-        """How many rows have no value."""
+        """Number of rows without a value."""
         ...
 
     def numbers(self, fill: float | None) -> Tensor:
-        """All values (rows,): int64 if they and `fill` are whole, else fp64."""
+        """All values (rows,): int64 if they and `fill` are integers, else fp64."""
         ...
 
     def texts(self) -> set[str]:
-        """The values as texts, each once, without the missing ones."""
+        """The distinct values as strings, without missing ones."""
         ...
 
     def codes(self, vocabulary: Sequence[str], fill: str | None) -> Tensor:
-        """The place of each value's text in the vocabulary (rows,), int64; -1 where it has none."""
+        """The index of each value in the vocabulary (rows,), int64; -1 where it is not in there."""
         ...
 
     def text(self, row: int) -> str:
-        """A value as a text."""
+        """A value as a string."""
         ...
 
 
@@ -88,7 +91,7 @@ class ArrowValues:
         is_whole = self.kind == "whole" and (fill is None or is_whole_number(fill))
         if not is_whole:
             column = column.cast("int8") if self.kind == "truth" else column
-            # Rounded where fp64 does not have that whole number, as fp32 rounds most others.
+            # Rounds integers that fp64 cannot represent, as fp32 rounds most others.
             column = column.cast("float64", safe=False)
         if fill is not None and is_whole:
             column = compute.fill_null(column.cast("int64"), int(fill))
@@ -119,7 +122,7 @@ class ArrowValues:
 
 
 class PlainValues:
-    """A column that Python has read. cells: of numbers, truth values or texts; None is missing."""
+    """A column read by pure Python. cells: numbers, booleans or strings; None is missing."""
 
     def __init__(self, kind: Kind, cells: Sequence[Any]) -> None:
         self.kind: Kind = kind
@@ -127,7 +130,7 @@ class PlainValues:
 
     def is_missing(self) -> list[int]:
         """See Values."""
-        # NaN alone differs from itself.
+        # Only NaN differs from itself.
         return [row for row, cell in enumerate(self._cells) if cell is None or cell != cell]
 
     def num_missing(self) -> int:
@@ -164,14 +167,14 @@ class PlainValues:
 
 
 def cell_text(cell: Any) -> str | None:
-    """A value as pyarrow writes it when it makes a text of it."""
+    """Formats a value as pyarrow does when casting to a string."""
     if isinstance(cell, bool):
         return "true" if cell else "false"
     if not isinstance(cell, float):
         return None if cell is None else str(cell)
     if cell != cell or cell in (float("inf"), float("-inf")):
         return str(cell)
-    # The digits are the shortest ones that give the same number, with both.
+    # Both use the shortest digits that give the same number.
     number = Decimal(repr(cell))
     if not number:
         return "-0" if number.is_signed() else "0"
@@ -182,7 +185,7 @@ def cell_text(cell: Any) -> str | None:
 
 
 def is_whole_number(value: float) -> bool:
-    """Whether a number is whole, and not so large that fp64 leaves some out."""
+    """Whether a number is an integer that fp64 represents exactly."""
     return value.is_integer() and abs(value) <= 2**53
 
 
@@ -200,7 +203,7 @@ def field_of(name: str, kind: Any) -> Field:
         if types.is_boolean(kind):
             return Field(name, "truth")
     if types.is_null(inner):
-        return Field(name, "other", "it holds nothing at all")
+        return Field(name, "other", EMPTY_COLUMN)
     because = "its text is not UTF-8" if types.is_binary(inner) else f"it holds {inner} values"
     return Field(name, "other", because)
 
@@ -211,12 +214,12 @@ def fields_of(schema: Any) -> tuple[Field, ...]:
 
 
 def as_values(column: Any) -> Values:
-    """A column of a pyarrow table, or one that Python has read."""
+    """A column of a pyarrow table, or one read by pure Python."""
     return column if isinstance(column, PlainValues) else ArrowValues(column)
 
 
 def texts_of(pieces: Iterable[Any]) -> set[str]:
-    """The texts of a column that comes piece by piece, each once."""
+    """The distinct strings of a column that arrives piece by piece."""
     found: set[str] = set()
     for piece in pieces:
         found |= as_values(piece).texts()

@@ -6,16 +6,16 @@
     curve         a few whole updates from the same weights, with the plain step's
     masks         what is drawn differs from step to step, and repeats from the same state
     data          each sample once, in the plain order, with the plain augmentation
-    compiled      code beside the same step as it is written, on whole batches
+    compiled      compiled code against the same step uncompiled, on whole batches
 
-Only what the changed fields of the recipe concern is asked (tune/gate.py). Few samples are used, so
+Only checks that the changed recipe fields concern are run (tune/gate.py). Few samples are used, so
 that it takes no longer than a few steps; and everything is left as it was.
 """
 
 from __future__ import annotations
 
+from flatout.engine.gate.fixtures import GateSubject
 from flatout.engine.gate.judging import Gate, judge
-from flatout.engine.gate.material import Subject
 from flatout.engine.gate.runs import Maker, Updating
 
-__all__ = ["Gate", "Maker", "Subject", "Updating", "judge"]
+__all__ = ["Gate", "Maker", "GateSubject", "Updating", "judge"]

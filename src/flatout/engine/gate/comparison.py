@@ -1,4 +1,4 @@
-"""What two runs left, compared: tensors go in, checks come out."""
+"""Comparison of two runs' results: tensors go in, checks come out."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatout.engine.gate.fakes import Bag
 from flatout.engine.gate.reference import Gradients
 from flatout.engine.gate.runs import BagRun, Curve
-from flatout.engine.gate.stand_ins import Bag
-from flatout.nouns.recipe import Precision
-from flatout.nouns.tuning import Check
-from flatout.nouns.units import counted_text
+from flatout.schema.recipe import Precision
+from flatout.schema.tuning import Check
+from flatout.schema.units import counted_text
 from flatout.tune.gate import (
     BANDS,
     LARGEST_RATIO,
     Errors,
-    Part,
+    TensorError,
     curve_difference,
     ratio_check,
     ways_ratio,
@@ -48,13 +48,14 @@ def gradient_errors(
 ) -> Errors:
     """Errors of a candidate's and the eager step's gradients, together and one by one."""
     whole = _norm(reference)
+    # A tensor whose exact gradient is nearly zero is measured against this share of all gradients:
+    # its own size is rounding, and any error would be infinite. Far below what fp32 resolves.
+    least = 1e-12 * whole
     parts = [
-        Part(
+        TensorError(
             name=name,
-            error=math.inf
-            if (one is None) != (other is None)
-            else _error(one, exact, 1e-12 * whole),
-            eager=_error(other, exact, 1e-12 * whole),
+            error=math.inf if (one is None) != (other is None) else _error(one, exact, least),
+            eager=_error(other, exact, least),
         )
         for name, one, other, exact in zip(names, found, eager, reference, strict=True)
     ]
@@ -90,7 +91,7 @@ def _norm(tensors: Iterable[Tensor | None]) -> float:
 
 
 def known_gradients(bag: Bag, rows: Tensor, *, is_sum: bool) -> list[list[Tensor | None]]:
-    """For each update, what the bag's gradients are by the weights and counts of its samples."""
+    """The bag's gradients of each update, from the weights and counts of its samples."""
     updates = []
     for number in range(int(rows[-1, 0]) + 1):
         samples = rows[rows[:, 0] == number].double()
@@ -105,7 +106,7 @@ def known_gradients(bag: Bag, rows: Tensor, *, is_sum: bool) -> list[list[Tensor
 def accumulation_check(
     bag: Bag, known: list[list[Tensor | None]], found: Gradients, clip_norm: float | None
 ) -> Check:
-    """Whether the step hands over the whole batch's gradients, clipped once."""
+    """Whether the optimizer gets the whole batch's gradients, clipped once."""
     expected: Gradients = [None] * len(bag.members)
     for gradients in known:
         factor = 1.0 if clip_norm is None else min(1.0, clip_norm / _norm(gradients))
@@ -115,7 +116,7 @@ def accumulation_check(
         ]
     allowed = max(5e-5, *(_ROUNDINGS * _resolution(member) for member in bag.members))
     parts = [
-        Part(name=name, error=_error(one, exact, 0.0), eager=0.0)
+        TensorError(name=name, error=_error(one, exact, 0.0), eager=0.0)
         for name, one, exact in zip(bag.names, found, expected, strict=True)
     ]
     worst = max(parts, key=lambda part: part.error)
@@ -148,13 +149,13 @@ def optimizer_checks(bag: Bag, found: BagRun, plain: BagRun, exact: BagRun) -> l
         scale = [_over(_distance([run.weights[index]], [exact.weights[index]]), way)
                  for run in (found, plain)]  # fmt: skip
         eager = max(scale[1], roundings / 4 / way if way > 0 else 0.0)
-        weights.append(Part(name=name, error=scale[0], eager=eager))
+        weights.append(TensorError(name=name, error=scale[0], eager=eager))
         states += _state_parts(name, found.states[index], plain.states[index], exact.states[index])
     counts = [
         _numbers(run.states) for run in (found, plain)
     ]  # fmt: skip
     checks = [
-        ratio_check("optimizer", weights, 1e-6, "relative error of four updates"),
+        ratio_check("optimizer", weights, 1e-6, "relative error after four updates"),
         ratio_check("optimizer state", states, 2e-6, "relative error"),
     ]
     if counts[0] != counts[1]:
@@ -175,7 +176,7 @@ def _over(distance: float, way: float) -> float:
 
 def _state_parts(
     name: str, found: dict[str, Any], plain: dict[str, Any], exact: dict[str, Any]
-) -> list[Part]:
+) -> list[TensorError]:
     parts = []
     for key, value in exact.items():
         other = plain.get(key)
@@ -183,7 +184,7 @@ def _state_parts(
             continue
         one = found.get(key)
         parts.append(
-            Part(
+            TensorError(
                 name=f"{key} of {name}",
                 error=_error(one, value, 0.0) if _is_numbers(one) else math.inf,
                 eager=_error(other, value, 0.0),
@@ -225,7 +226,7 @@ def curve_checks(
         _rates_check(found, plain),
         _updates_check(found, plain, band.update),
         _check("lost updates", found.unmoved - plain.unmoved, _LOST_SHARE,
-               "more of the weights did not move at all"),
+               "additional share of weights that did not change"),
     ]  # fmt: skip
     if any(plain.buffers) or any(found.buffers):
         checks.append(_buffers_check(found, plain, band.buffer))
@@ -234,7 +235,10 @@ def curve_checks(
         what = "relative error of the averaged weights"
         checks.append(_check("moving average", error, _AVERAGE_ERROR, what))
     if found.counts != plain.counts:
-        note = f"the optimizer counts {found.counts[-1:]} steps, the plain one {plain.counts[-1:]}"
+        note = (
+            f"the optimizer counts {found.counts[-1:]} steps, that of the plain loop "
+            f"{plain.counts[-1:]}"
+        )
         checks.append(Check(name="step count", is_passed=False, note=note))
     return checks
 
@@ -249,19 +253,19 @@ def _check(name: str, measured: float, allowed: float, note: str) -> Check:
 def _rates_check(found: Curve, plain: Curve) -> Check:
     for number, (one, other) in enumerate(itertools.zip_longest(found.rates, plain.rates), start=1):
         if one != other:
-            note = f"update {number} had {one}, by the schedule it is {other}"
+            note = f"update {number} used {one}; the schedule gives {other}"
             return Check(name="learning rate", is_passed=False, note=note)
     return Check(name="learning rate", is_passed=True)
 
 
 def _updates_check(found: Curve, plain: Curve, allowed: float) -> Check:
     """Every update goes as far as the plain one, and moves the parameters that it moves."""
-    worst, note = 1.0, "by what factor an update is longer or shorter"
+    worst, note = 1.0, "factor by which an update is longer or shorter"
     for ways, plain_ways in zip(found.ways, plain.ways, strict=False):
         ratio = ways_ratio(math.hypot(*ways), math.hypot(*plain_ways))
         worst = max(worst, ratio)
         if len(ways) != len(plain_ways):
-            return Check(name="updates", is_passed=False, note="not the same parameters")
+            return Check(name="updates", is_passed=False, note="updates different parameters")
         largest = max(plain_ways, default=0.0)
         for one, other in zip(ways, plain_ways, strict=True):
             if one == 0 and other > _SMALL_WAY * largest:
@@ -287,10 +291,10 @@ def _buffers_check(found: Curve, plain: Curve, allowed: float) -> Check:
             continue
         is_moved = not torch.equal(plain_last[key], plain_first[key])
         if is_moved and torch.equal(last[key], first[key]):
-            return Check(name=name, is_passed=False, note=f"{key} stands still")
+            return Check(name=name, is_passed=False, note=f"{key} is not updated")
         is_whole = not last[key].is_floating_point()
         if is_whole and not torch.equal(last[key], plain_last[key]):
-            return Check(name=name, is_passed=False, note=f"{key} is another")
+            return Check(name=name, is_passed=False, note=f"{key} differs")
     return _check(name, worst, allowed, f"relative difference of {worst_key}")
 
 
@@ -311,9 +315,9 @@ def inputs_check(found: list[Tensor], written: list[Tensor]) -> Check:
     """Whether what a step changes of its batch, if anything, is what it should change."""
     name = "inputs"
     if len(found) != len(written):
-        return Check(name=name, is_passed=False, note="a batch has other tensors afterwards")
+        return Check(name=name, is_passed=False, note="the number of tensors in a batch changed")
     errors = [_buffer_error(one, other) for one, other in zip(found, written, strict=True)]
-    what = "relative difference of a batch after the step"
+    what = "relative difference of the batch after the step"
     return _check(name, max(errors, default=0.0), BANDS["bf16"].buffer, what)
 
 
@@ -326,14 +330,16 @@ def masks_check(found: list[Gradients], plain: list[Gradients]) -> Check:
     """
     usual = _distance(plain[1], plain[0]) / (_norm(plain[0]) or 1.0)
     if usual < _NOTHING_DRAWN:
-        return Check(name="masks", is_passed=True, note="nothing is drawn in a step")
+        return Check(name="masks", is_passed=True, note="the step draws no random numbers")
     scale = _norm(found[0]) or 1.0
     between = _distance(found[1], found[0]) / scale
     again = _distance(found[2], found[0]) / scale
     if not between > _SAME_SHARE * usual:
-        note = "draws do not differ from step to step"
+        note = "random draws do not differ from step to step"
         return Check(name="masks", is_passed=False, measured=between, allowed=usual, note=note)
-    return _check("masks", again, _SAME_SHARE * usual, "difference when the draws are repeated")
+    return _check(
+        "masks", again, _SAME_SHARE * usual, "relative difference when random draws are repeated"
+    )
 
 
 def data_check(found: list[Epoch], plain: list[Epoch]) -> Check:
@@ -342,23 +348,23 @@ def data_check(found: list[Epoch], plain: list[Epoch]) -> Check:
         note = None
         indices = rows[:, 0]
         if -1 in sizes:
-            note = "a micro-batch has not as many samples as it says"
+            note = "a micro-batch does not have the number of samples it reports"
         elif len(indices.unique()) < len(indices):
             twice = counted_text(len(indices) - len(indices.unique()), "sample")
             note = f"read more than once in an epoch: {twice}"
         elif len(indices) != len(plain_rows) or sizes != plain_sizes:
-            note = f"an epoch has updates of {sizes} samples, the plain one of {plain_sizes}"
+            note = f"an epoch has updates of {sizes} samples, in the plain loop {plain_sizes}"
         elif not torch.equal(indices, plain_rows[:, 0]):
-            note = "samples come in another order"
+            note = "samples come in a different order"
         elif not torch.equal(indices, rows[:, 1]):
             note = "inputs have the targets of other samples"
         elif not torch.equal(rows, plain_rows):
-            note = "augmentation draws other numbers"
+            note = "augmentation draws different random numbers than the plain loop"
         elif any(_is_repeated(rows[:, column]) for column in range(2, rows.shape[1])):
-            note = "augmentation draws the same numbers for different samples"
+            note = "augmentation draws the same random numbers for different samples"
         if note is not None:
             return Check(name="data", is_passed=False, note=note)
-    return Check(name="data", is_passed=True, note="each sample once, in the plain order")
+    return Check(name="data", is_passed=True, note="each sample once, in the plain loop's order")
 
 
 def _is_repeated(draws: Tensor) -> bool:
@@ -368,12 +374,12 @@ def _is_repeated(draws: Tensor) -> bool:
 def samples_check(found: list[Tensor], plain: list[list[Tensor]], num_workers: int) -> Check:
     """Whether the real samples are the plain ones, bit for bit.
 
-    plain: read twice. Where that gives others, the data draws from a generator that nobody seeds;
+    plain: read twice. Where that gives others, the data draws from an unseeded generator;
     several workers would each have a copy of it, and draw the same.
     """
     name = "samples"
     if not _is_same(plain[0], plain[1]):
-        note = "the data draws from a generator of its own; each worker would have a copy of it"
+        note = "the data draws from its own random generator; each worker would have a copy of it"
         return Check(name=name, is_passed=num_workers <= 1, note=note)
     if _is_same(found, plain[0]):
         return Check(name=name, is_passed=True)

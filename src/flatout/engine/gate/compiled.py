@@ -1,4 +1,4 @@
-"""Compiled code beside the same step as it is written: same weights, same batches, same draws.
+"""Compares compiled code with the same step uncompiled: same weights, same batches, same draws.
 
 The step as it is written is judged as any other is. What is compiled is compared with that, on
 batches as large as in the training: code is made for one size, so that of the training is judged.
@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flatout.engine import randomness
-from flatout.engine.batches import tensors_in
 from flatout.engine.experiment import Experiment
-from flatout.engine.feed import MicroBatch
+from flatout.engine.feed.feed import MicroBatch
 from flatout.engine.gate import questions
 from flatout.engine.gate.comparison import (
     curve_checks,
@@ -24,29 +22,31 @@ from flatout.engine.gate.comparison import (
     inputs_check,
     masks_check,
 )
-from flatout.engine.gate.material import Material, changed
+from flatout.engine.gate.fakes import remembered
+from flatout.engine.gate.fixtures import GateFixtures, changed
+from flatout.engine.gate.graph_replay import replays
 from flatout.engine.gate.reference import Gradients, halve
-from flatout.engine.gate.replays import replays
 from flatout.engine.gate.runs import (
-    Case,
+    GateCase,
     drawing,
     first_updates,
     gradients_since,
     run_curve,
     running,
 )
-from flatout.engine.gate.stand_ins import remembered
-from flatout.engine.session import Session
-from flatout.nouns.recipe import Recipe
-from flatout.nouns.tuning import Check
-from flatout.tune.gate import Errors, Part, gradient_check
+from flatout.engine.runtime import rng
+from flatout.engine.session.session import Session
+from flatout.engine.tensors.nested import tensors_in
+from flatout.schema.recipe import Recipe
+from flatout.schema.tuning import Check
+from flatout.tune.gate import Errors, TensorError, gradient_check
 
 _NUM_CURVE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What a step hands to its optimizer for the same two batches, compiled or not.
+    """The gradients that a step hands to its optimizer for the same two batches, compiled or not.
 
     gradients: of the first batch, of the second at halved weights, of the first again with the same
     draws, and with others. inputs: the first batch after that. was_compiled: its code was run.
@@ -62,7 +62,7 @@ def as_written(recipe: Recipe) -> Recipe:
     return changed(recipe, compiled="off")
 
 
-def compiled_checks(small: Material, whole: Material, candidate: Recipe) -> list[Check]:
+def compiled_checks(small: GateFixtures, whole: GateFixtures, candidate: Recipe) -> list[Check]:
     """Whether what is compiled computes what is written.
 
     Args:
@@ -85,12 +85,12 @@ def compiled_checks(small: Material, whole: Material, candidate: Recipe) -> list
     return checks + _curve_checks(whole, candidate)
 
 
-def _loss_checks(small: Material, whole: Material, candidate: Recipe) -> list[Check]:
+def _loss_checks(small: GateFixtures, whole: GateFixtures, candidate: Recipe) -> list[Check]:
     alone = changed(candidate, compiled="loss")
     found = _probed(_case(whole, alone, is_plain=False))
     written = _probed(_case(whole, as_written(candidate), is_plain=True))
     if not found.was_compiled:
-        return [Check(name="compiled", is_passed=False, note="its code was not run")]
+        return [Check(name="compiled", is_passed=False, note="the compiled code was not run")]
     return [
         _gradients_check(small, candidate, found, written),
         masks_check(_draws(found), _draws(written)),
@@ -103,8 +103,8 @@ def _draws(probe: Probe) -> list[Gradients]:
     return [first, later, again]
 
 
-def _gradients_check(small: Material, candidate: Recipe, found: Probe, written: Probe) -> Check:
-    """How far from what is written; as much is allowed as that may be from fp64."""
+def _gradients_check(small: GateFixtures, candidate: Recipe, found: Probe, written: Probe) -> Check:
+    """Compares gradients with the eager step's; allowed is the eager step's own error from fp64."""
     precision = candidate.precision.value
     rounding = questions.rounding_errors(small, precision)
     names = [part.name for part in rounding.parts]
@@ -112,17 +112,17 @@ def _gradients_check(small: Material, candidate: Recipe, found: Probe, written: 
     for one, other in zip(found.gradients, written.gradients, strict=True):
         errors = gradient_errors(names, one, other, other)
         parts = tuple(
-            Part(name=part.name, error=part.error, eager=eager.eager)
+            TensorError(name=part.name, error=part.error, eager=eager.eager)
             for part, eager in zip(errors.parts, rounding.parts, strict=True)
         )
         whole = Errors(
             error=errors.error, eager=rounding.error, parts=parts, is_double=rounding.is_double
         )
-        checks.append(gradient_check(whole, precision, "compared with the step as it is written"))
+        checks.append(gradient_check(whole, precision, "compared with the uncompiled step"))
     return max(checks, key=lambda check: (not check.is_passed, check.measured))
 
 
-def _curve_checks(whole: Material, candidate: Recipe) -> list[Check]:
+def _curve_checks(whole: GateFixtures, candidate: Recipe) -> list[Check]:
     experiment = questions.averaging_soon(whole.experiment)
     found = run_curve(_case(whole, candidate, is_plain=False, of=experiment), _NUM_CURVE)
     written = run_curve(
@@ -132,8 +132,8 @@ def _curve_checks(whole: Material, candidate: Recipe) -> list[Check]:
 
 
 def _case(
-    material: Material, recipe: Recipe, *, is_plain: bool, of: Experiment | None = None
-) -> Case:
+    material: GateFixtures, recipe: Recipe, *, is_plain: bool, of: Experiment | None = None
+) -> GateCase:
     """Batches are cut as in the training, and read in this process."""
     alone: dict[str, object] = {"loader_workers": 0, "loader_persistent": False}
     if recipe.data_path.value == "cached":
@@ -143,7 +143,7 @@ def _case(
     return material.case(of, changed(recipe, **alone), is_plain=is_plain, draws="own")
 
 
-def _probed(case: Case) -> Probe:
+def _probed(case: GateCase) -> Probe:
     found: list[Gradients] = []
     with running(case) as (session, step):
         updates = first_updates(session, 2)
@@ -157,13 +157,13 @@ def _probed(case: Case) -> Probe:
             found.append(gradients_since(sums, before))
 
         with drawing(case, session.device):
-            states = randomness.generator_states(session.device)
+            states = rng.generator_states(session.device)
             made(first)
             # What computes with the weights that it was traced with is seen now.
             halve(session.model)
             made(second)
             _double(session.model)
-            randomness.restore_generators(states, session.device)
+            rng.restore_generators(states, session.device)
             made(first)
             made(first)
         inputs = [

@@ -1,6 +1,6 @@
 """Asks a candidate the questions that its changed fields concern, and collects the answers.
 
-What is compiled is asked about twice: as it is written, like any other, and then its code.
+Compiled candidates are checked twice: uncompiled, like any other, and then compiled.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from functools import cached_property, partial
 
 import torch
 
-from flatout.engine import randomness
-from flatout.engine.failures import is_out_of_memory
 from flatout.engine.gate.compiled import as_written, compiled_checks
-from flatout.engine.gate.material import Material, PlainStepFailed, Subject
+from flatout.engine.gate.fixtures import GateFixtures, GateSubject, PlainStepFailed
 from flatout.engine.gate.questions import QUESTIONS
-from flatout.engine.graphs import CaptureBroken
+from flatout.engine.runtime import rng
+from flatout.engine.runtime.error_map import CaptureBroken, is_out_of_memory
 from flatout.errors import FlatoutError
-from flatout.nouns.recipe import Recipe
-from flatout.nouns.tuning import Check, Verdict
+from flatout.schema.recipe import Recipe
+from flatout.schema.tuning import Check, Verdict
 from flatout.tune.gate import questions
 
 
-def judge(subject: Subject, candidate: Recipe, plain: Recipe) -> Verdict:
+def judge(subject: GateSubject, candidate: Recipe, plain: Recipe) -> Verdict:
     """Asks whether the candidate still computes what the plain step computes.
 
     Raises:
@@ -40,9 +39,9 @@ class Gate:
         plain: the recipe that candidates are compared with.
     """
 
-    def __init__(self, subject: Subject, plain: Recipe) -> None:
+    def __init__(self, subject: GateSubject, plain: Recipe) -> None:
         self._subject = subject
-        self._material = Material(subject, plain)
+        self._material = GateFixtures(subject, plain)
 
     def judge(self, candidate: Recipe) -> Verdict:
         """See the function of this name."""
@@ -58,7 +57,7 @@ class Gate:
             # Asked of the code itself: compiled.py.
             asked -= {"replays"}
         checks: list[Check] = []
-        with randomness.untouched_generators(material.device), torch.enable_grad():
+        with rng.untouched_generators(material.device), torch.enable_grad():
             for question in QUESTIONS:
                 if question in asked:
                     checks += self._answers(
@@ -70,10 +69,10 @@ class Gate:
         return Verdict(checks=tuple(checks))
 
     @cached_property
-    def _whole(self) -> Material:
+    def _whole(self) -> GateFixtures:
         """The subject on batches as large as in the training."""
         size = self._subject.experiment.batch_size
-        return Material(replace(self._subject, num_samples=size), self._material.plain)
+        return GateFixtures(replace(self._subject, num_samples=size), self._material.plain)
 
     def _answers(self, question: str, ask: Callable[[], list[Check]]) -> list[Check]:
         try:

@@ -8,10 +8,8 @@ from dataclasses import replace
 import msgspec
 from torch import Tensor, nn
 
-from flatout.engine import randomness
-from flatout.engine.batches import tensors_in
 from flatout.engine.experiment import Experiment
-from flatout.engine.facts import data_kind
+from flatout.engine.feed.data_kind import data_kind
 from flatout.engine.gate.comparison import (
     Epoch,
     accumulation_check,
@@ -24,22 +22,7 @@ from flatout.engine.gate.comparison import (
     samples_check,
     smallest_norm,
 )
-from flatout.engine.gate.material import DrawsKind, Material
-from flatout.engine.gate.reference import Gradients, reference_gradients, reference_updates
-from flatout.engine.gate.replays import replays
-from flatout.engine.gate.runs import (
-    BagRun,
-    Case,
-    Curve,
-    first_updates,
-    read_epoch,
-    run_bag,
-    run_curve,
-    run_gradients,
-    run_repeatedly,
-    running,
-)
-from flatout.engine.gate.stand_ins import (
+from flatout.engine.gate.fakes import (
     Bag,
     bag_experiment,
     bag_mean,
@@ -49,22 +32,39 @@ from flatout.engine.gate.stand_ins import (
     remembering,
     weighted_rows,
 )
-from flatout.engine.optimizers import Optimizers
-from flatout.nouns.recipe import Precision, Recipe
-from flatout.nouns.tuning import Check
+from flatout.engine.gate.fixtures import DrawsKind, GateFixtures
+from flatout.engine.gate.graph_replay import replays
+from flatout.engine.gate.reference import Gradients, reference_gradients, reference_updates
+from flatout.engine.gate.runs import (
+    BagRun,
+    Curve,
+    GateCase,
+    first_updates,
+    read_epoch,
+    run_bag,
+    run_curve,
+    run_gradients,
+    run_repeatedly,
+    running,
+)
+from flatout.engine.optim.optimizers import Optimizers
+from flatout.engine.runtime import rng
+from flatout.engine.tensors.nested import tensors_in
+from flatout.schema.recipe import Precision, Recipe
+from flatout.schema.tuning import Check
 from flatout.tune.gate import Errors, Question, coarser, gradient_check
 
 # Two whole batches, and the epoch's last one, which is smaller.
 _NUM_GRADIENTS, _NUM_CURVE = 3, 3
 # Learning rates of four updates: what freezes the first one, or its double, is seen.
 _RATES = [0.01, 0.01, 0.003, 0.02]
-# Of the moving average while a curve is made: what goes wrong shows at once.
+# Of the moving average while a curve is made: errors show immediately.
 _EMA = 0.5
-# An eager fp32 step farther from fp64 than this was not compared with the same thing.
+# An eager fp32 step farther from fp64 than this was not compared with the same computation.
 _TRUSTED = 1e-2
 
 
-def gradients(material: Material, candidate: Recipe) -> list[Check]:
+def gradients(material: GateFixtures, candidate: Recipe) -> list[Check]:
     """At the same weights and draws, compared with fp64 and with the eager step's error."""
     is_split = material.splits_otherwise(candidate)
     draws: DrawsKind = "expected" if is_split else "keyed"
@@ -76,12 +76,12 @@ def gradients(material: Material, candidate: Recipe) -> list[Check]:
     found = run_gradients(case, _NUM_GRADIENTS)
     names = [name for name, _ in material.model.named_parameters()]
     if len(found) != len(names):
-        note = f"the model has {len(found)} parameter tensors, the plain one {len(names)}"
+        note = f"the model has {len(found)} parameter tensors, the plain model {len(names)}"
         return [Check(name="gradients", is_passed=False, note=note)]
     errors = gradient_errors(names, found, eager, reference)
     errors = msgspec.structs.replace(errors, is_double=is_double)
     if is_split and _has_norms(material.model):
-        return [gradient_check(errors, precision, "BatchNorm sees the micro-batches")]
+        return [gradient_check(errors, precision, "BatchNorm sees micro-batches")]
     return [gradient_check(errors, precision)]
 
 
@@ -90,7 +90,7 @@ def _has_norms(model: nn.Module) -> bool:
     return any(isinstance(module, norms) for module in model.modules())
 
 
-def _eager(material: Material, draws: DrawsKind, precision: Precision) -> Gradients:
+def _eager(material: GateFixtures, draws: DrawsKind, precision: Precision) -> Gradients:
     recipe = material.small(material.plain, clip_norm=None, precision=precision)
     case = material.case(material.remembering, recipe, is_plain=True, draws=draws)
     key = ("eager", draws, precision)
@@ -98,8 +98,8 @@ def _eager(material: Material, draws: DrawsKind, precision: Precision) -> Gradie
     return result
 
 
-def _reference(material: Material, draws: DrawsKind) -> tuple[Gradients, bool]:
-    """Gradients in fp64, and whether they are: else in fp32, where fp64 cannot be had."""
+def _reference(material: GateFixtures, draws: DrawsKind) -> tuple[Gradients, bool]:
+    """Gradients in fp64, and whether they are: in fp32 where fp64 is not supported."""
 
     def make() -> tuple[Gradients, bool]:
         eager = _eager(material, draws, "fp32")
@@ -118,8 +118,8 @@ def _reference(material: Material, draws: DrawsKind) -> tuple[Gradients, bool]:
     return result
 
 
-def rounding_errors(material: Material, precision: Precision) -> Errors:
-    """How far the plain step at a precision is from the reference, by rounding alone."""
+def rounding_errors(material: GateFixtures, precision: Precision) -> Errors:
+    """The error of the plain step at a precision, by rounding alone."""
     eager = _eager(material, "keyed", precision)
     reference, is_double = _reference(material, "keyed")
     names = [name for name, _ in material.model.named_parameters()]
@@ -127,17 +127,17 @@ def rounding_errors(material: Material, precision: Precision) -> Errors:
     return msgspec.structs.replace(errors, is_double=is_double)
 
 
-def _double_gradients(case: Case) -> Gradients:
+def _double_gradients(case: GateCase) -> Gradients:
     with running(case) as (session, _):
         updates = first_updates(session, _NUM_GRADIENTS)
-        randomness.seed_generators(randomness.mixed_seed(case.seed, "gate"))
+        rng.seed_generators(rng.mixed_seed(case.seed, "gate"))
         loss = case.experiment.loss
         assert case.draws is not None and loss is not None
         with case.draws:
             return reference_gradients(session.model, loss, updates, is_double=True)
 
 
-def accumulation(material: Material, candidate: Recipe) -> list[Check]:
+def accumulation(material: GateFixtures, candidate: Recipe) -> list[Check]:
     """Sums, counts, clipping and scaling, with gradients that are known beforehand."""
     bag, rows = _bag(material), weighted_rows(2, material.size)
     count = int(rows[-1, 0]) + 1
@@ -155,7 +155,7 @@ def accumulation(material: Material, candidate: Recipe) -> list[Check]:
     return [max(checks, key=lambda check: (not check.is_passed, check.measured))]
 
 
-def optimizer(material: Material, candidate: Recipe) -> list[Check]:
+def optimizer(material: GateFixtures, candidate: Recipe) -> list[Check]:
     """Fed known gradients while the learning rate changes, compared with fp64."""
     bag = _bag(material)
     experiment = bag_experiment(material.experiment, bag, len(_RATES))
@@ -169,11 +169,11 @@ def optimizer(material: Material, candidate: Recipe) -> list[Check]:
     exact: BagRun = material.once("fp64 bag", lambda: _exact_bag(bag, experiment, plain))
     found = run(candidate, is_plain=False)
     if candidate.compiled.value != "off" and not found.num_compiled:
-        return [Check(name="optimizer", is_passed=False, note="compiled code was not run")]
+        return [Check(name="optimizer", is_passed=False, note="the compiled code was not run")]
     return optimizer_checks(bag, found, plain, exact)
 
 
-def _bag(material: Material) -> Bag:
+def _bag(material: GateFixtures) -> Bag:
     bag: Bag = material.once("bag", lambda: Bag(material.model, len(_RATES)))
     return bag
 
@@ -189,7 +189,7 @@ def _exact_bag(bag: Bag, experiment: Experiment, plain: BagRun) -> BagRun:
     return BagRun(weights=weights, states=states)
 
 
-def curve(material: Material, candidate: Recipe) -> list[Check]:
+def curve(material: GateFixtures, candidate: Recipe) -> list[Check]:
     """Whole updates from the same weights, compared with the plain step's."""
     draws: DrawsKind = "expected" if material.splits_otherwise(candidate) else "keyed"
     experiment = averaging_soon(material.experiment)
@@ -215,7 +215,7 @@ def averaging_soon(experiment: Experiment) -> Experiment:
     return experiment if experiment.ema is None else replace(experiment, ema=_EMA)
 
 
-def masks(material: Material, candidate: Recipe) -> list[Check]:
+def masks(material: GateFixtures, candidate: Recipe) -> list[Check]:
     """Dropout and the like: other draws in each step, the same ones from the same state."""
 
     def run(recipe: Recipe, *, is_plain: bool) -> list[Gradients]:
@@ -227,8 +227,9 @@ def masks(material: Material, candidate: Recipe) -> list[Check]:
     return [masks_check(run(candidate, is_plain=False), plain)]
 
 
-def data(material: Material, candidate: Recipe) -> list[Check]:
+def data(material: GateFixtures, candidate: Recipe) -> list[Check]:
     """Each sample once, in the plain order, with the plain augmentation."""
+    # Three whole batches and a partial one, which is an update like any other.
     count = 3 * material.size + max(1, material.size // 2)
     is_cached = candidate.data_path.value == "cached"
     # Only what draws nothing may be cached.
@@ -269,12 +270,12 @@ def data(material: Material, candidate: Recipe) -> list[Check]:
     return checks
 
 
-def _small_batches(material: Material, candidate: Recipe) -> Recipe:
+def _small_batches(material: GateFixtures, candidate: Recipe) -> Recipe:
     names = ("loader_workers", "loader_persistent", "data_path")
     return material.small(candidate, **{name: getattr(candidate, name).value for name in names})
 
 
-QUESTIONS: dict[Question, Callable[[Material, Recipe], list[Check]]] = {
+QUESTIONS: dict[Question, Callable[[GateFixtures, Recipe], list[Check]]] = {
     "accumulation": accumulation,
     "optimizer": optimizer,
     "gradients": gradients,

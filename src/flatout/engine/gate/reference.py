@@ -1,4 +1,4 @@
-"""What the gate compares with: gradients and updates in fp64, by the shortest way there is.
+"""The gate's reference: gradients and updates in fp64, by the shortest way there is.
 
 Nothing of the engine's step is used here, so that a mistake in it cannot hide.
 """
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.batches import placer
-from flatout.engine.feed import MicroBatch
-from flatout.engine.gate.draws import Doubled
-from flatout.engine.gate.stand_ins import Bag
-from flatout.engine.optim import set_implementation
+from flatout.engine.feed.feed import MicroBatch
+from flatout.engine.gate.fakes import Bag
+from flatout.engine.gate.fixed_rng import Doubled
+from flatout.engine.optim.fused_step import set_implementation
+from flatout.engine.tensors.nested import placer
 
 Loss = Callable[[nn.Module, Any], Any]
 Gradients = list[Tensor | None]
@@ -137,7 +137,7 @@ def reference_updates(
 
 
 def set_rates(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Gives the group with the largest learning rate this one, and the others in proportion."""
+    """Sets the largest of the groups' learning rates to `rate`, and the others in proportion."""
     groups = [group for group in optimizer.param_groups if _has_rate(group)]
     largest = max((float(group["lr"]) for group in groups), default=0.0)
     for group in groups:
@@ -153,7 +153,7 @@ def _has_rate(group: dict[str, Any]) -> bool:
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer, bag: Bag) -> list[dict[str, Any]]:
-    """For each parameter of the bag, its state: tensors in fp64 on the CPU, and numbers."""
+    """The state of each parameter of the bag: tensors in fp64 on the CPU, and numbers."""
     found = []
     for member in bag.members:
         state = optimizer.state.get(member, {})

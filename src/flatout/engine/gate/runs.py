@@ -13,24 +13,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from flatout.engine import randomness
-from flatout.engine.batches import tensors_in
-from flatout.engine.compilation import compilers
-from flatout.engine.ema import WeightAverage
 from flatout.engine.experiment import Experiment
-from flatout.engine.feed import MicroBatch
-from flatout.engine.gate.draws import Draws, NoFusedDropout
+from flatout.engine.feed.feed import MicroBatch
+from flatout.engine.gate.fakes import Bag, remembered
+from flatout.engine.gate.fixed_rng import FixedRng, NoFusedDropout
 from flatout.engine.gate.reference import Gradients, halve, optimizer_states, set_rates
-from flatout.engine.gate.stand_ins import Bag, remembered
-from flatout.engine.meter import Meter
-from flatout.engine.session import (
+from flatout.engine.model.ema import WeightAverage
+from flatout.engine.runtime import rng
+from flatout.engine.runtime.step_timer import StepTimer
+from flatout.engine.session.compiled import compilers
+from flatout.engine.session.session import (
     Session,
     build,
     process_settings,
-    torch_settings_put_back,
-)  # fmt: skip
-from flatout.engine.steps import shared_step
-from flatout.nouns.recipe import Recipe
+    restored_torch_settings,
+)
+from flatout.engine.session.step_kinds import shared_step
+from flatout.engine.tensors.nested import tensors_in
+from flatout.schema.recipe import Recipe
 
 # A scaler begins so high that first steps overflow and are left out; nothing is wrong with that.
 _CALM_SCALE = 1024.0
@@ -39,7 +39,7 @@ _RATE_CHANGE = 0.25
 
 
 class Updating(Protocol):
-    """What makes updates."""
+    """Anything that makes updates."""
 
     def run(self, update: list[MicroBatch]) -> Tensor:
         """Makes one update; gives the batch's mean loss."""
@@ -53,12 +53,12 @@ def begin(experiment: Experiment, seed: int, device: str, recipe: Recipe) -> Ses
 
 def make_step(session: Session) -> Updating:
     """A step as training makes it."""
-    return shared_step(session, Meter(session.device))
+    return shared_step(session, StepTimer(session.device))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Maker:
-    """How sessions and steps are made: the engine's way, or one that is to be judged.
+    """The functions that make sessions and steps: the engine's own, or those under test.
 
     begin: makes a session of an experiment, a seed, a device and a recipe.
     step: makes of a session what makes its updates.
@@ -69,19 +69,19 @@ class Maker:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """What is run: an experiment under a recipe, made in some way, with some kind of draws."""
+class GateCase:
+    """One run of the gate: an experiment, a recipe, the functions that make it, and its draws."""
 
     experiment: Experiment
     recipe: Recipe
     seed: int
     device: str
     maker: Maker
-    draws: Draws | None = None
+    draws: FixedRng | None = None
 
 
 @contextlib.contextmanager
-def running(case: Case) -> Iterator[tuple[Session, Updating]]:
+def running(case: GateCase) -> Iterator[tuple[Session, Updating]]:
     """A session and its step, under the recipe's settings, generators as training begins."""
     with process_settings(case.recipe):
         session = case.maker.begin(case.experiment, case.seed, case.device, case.recipe)
@@ -95,10 +95,10 @@ def running(case: Case) -> Iterator[tuple[Session, Updating]]:
             session.close()
 
 
-def drawing(case: Case, device: torch.device) -> contextlib.ExitStack:
+def drawing(case: GateCase, device: torch.device) -> contextlib.ExitStack:
     """The context in which steps are made: draws that do not depend on format and layout."""
     stack = contextlib.ExitStack()
-    randomness.seed_generators(randomness.mixed_seed(case.seed, "gate"))
+    rng.seed_generators(rng.mixed_seed(case.seed, "gate"))
     if case.draws is not None:
         if device.type == "cuda":
             stack.enter_context(NoFusedDropout())
@@ -107,14 +107,14 @@ def drawing(case: Case, device: torch.device) -> contextlib.ExitStack:
 
 
 def first_updates(session: Session, count: int, epoch: int = 0) -> list[list[MicroBatch]]:
-    """An epoch's first updates. Fetched at once: workers must not inherit what follows."""
+    """An epoch's first updates. Fetched all together: workers must not inherit what follows."""
     return list(itertools.islice(session.feed.updates(epoch, 0), count))
 
 
-def run_gradients(case: Case, count: int) -> Gradients:
+def run_gradients(case: GateCase, count: int) -> Gradients:
     """The sums of the gradients that a remembering optimizer was given by some updates.
 
-    The weights are halved after each, so that a step that computes with those of before is seen.
+    The weights are halved after each, so that a step that computes with stale weights is detected.
     """
     with running(case) as (session, step):
         updates = first_updates(session, count)
@@ -125,17 +125,17 @@ def run_gradients(case: Case, count: int) -> Gradients:
         return remembered(session.optimizers.only)
 
 
-def run_repeatedly(case: Case) -> list[Gradients]:
+def run_repeatedly(case: GateCase) -> list[Gradients]:
     """Gradients of the same batch: twice in a row, and from where the generators began."""
     found: list[Gradients] = []
     before: Gradients = []
     with running(case) as (session, step):
         update = first_updates(session, 1)[0]
         with drawing(case, session.device):
-            states = randomness.generator_states(session.device)
+            states = rng.generator_states(session.device)
             for number in range(3):
                 if number == 2:
-                    randomness.restore_generators(states, session.device)
+                    rng.restore_generators(states, session.device)
                 step.run(update)
                 sums = remembered(session.optimizers.only)
                 found.append(gradients_since(sums, before))
@@ -144,7 +144,7 @@ def run_repeatedly(case: Case) -> list[Gradients]:
 
 
 def gradients_since(sums: Gradients, before: Gradients) -> Gradients:
-    """What was added to sums of gradients; before: those of earlier, empty if there were none."""
+    """The gradients added since an earlier copy of the sums; before: that copy, empty for none."""
     return [
         one if one is None or earlier is None else one - earlier
         for one, earlier in zip(sums, before or [None] * len(sums), strict=True)
@@ -153,7 +153,7 @@ def gradients_since(sums: Gradients, before: Gradients) -> Gradients:
 
 @dataclass(kw_only=True)
 class BagRun:
-    """What updates with made-up gradients left: weights and states in fp64 on the CPU.
+    """The result of updates with made-up gradients: weights and states in fp64 on the CPU.
 
     num_compiled: updates that compiled code has made.
     """
@@ -163,7 +163,7 @@ class BagRun:
     num_compiled: int = 0
 
 
-def run_bag(case: Case, rates: list[float]) -> BagRun:
+def run_bag(case: GateCase, rates: list[float]) -> BagRun:
     """One update of a bag for each learning rate; before them one that a loss scaler leaves out."""
     with running(case) as (session, step):
         updates = first_updates(session, len(rates))
@@ -186,13 +186,13 @@ def run_bag(case: Case, rates: list[float]) -> BagRun:
 def _overflow(session: Session, step: Updating, update: list[MicroBatch]) -> None:
     """An update whose scaled gradients are infinite, as those of a training's first ones may be.
 
-    What is read of it that nobody wrote is NaN here, rather than whatever lay there before.
+    Reading unwritten memory gives NaN here, rather than old content.
     """
     scaler = session.scaler
     assert scaler is not None
     calm = scaler.state_dict()
     scaler.load_state_dict(calm | {"scale": math.inf})
-    with torch_settings_put_back(), warnings.catch_warnings():
+    with restored_torch_settings(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
@@ -202,7 +202,7 @@ def _overflow(session: Session, step: Updating, update: list[MicroBatch]) -> Non
 
 @dataclass(kw_only=True)
 class Curve:
-    """What a few updates left; ways: of each update, how far each parameter went.
+    """The result of a few updates; ways: of each update, the distance that each parameter went.
 
     rates: of each update, the groups' learning rates. unmoved: share of the weights that are
     bit for bit where they began. buffers: after the first and after the last update.
@@ -218,7 +218,7 @@ class Curve:
     average_error: float | None = None
 
 
-def run_curve(case: Case, count: int) -> Curve:
+def run_curve(case: GateCase, count: int) -> Curve:
     """Whole updates: accumulation, clipping, scaler, optimizer, average, schedule."""
     curve = Curve()
     with running(case) as (session, step):
@@ -261,7 +261,7 @@ def _rates(optimizer: torch.optim.Optimizer) -> list[float]:
 
 
 def _change_rates(session: Session, number: int) -> None:
-    """What the loop does after an update; where it does nothing, the rate is changed once."""
+    """Changes rates after an update as the loop does; if the loop never does, changes them once."""
     if session.learning_rates.are_per_step:
         session.learning_rates.after_update()
     elif number == 0:
@@ -304,6 +304,8 @@ class _ExactAverage:
             return None
         kept = self._average.state_dict()["averages"]
         averages = [kept[place].detach().double() for place in self._places]
+        # An average that has hardly moved is rounded to fp32: a share of the weights keeps that
+        # rounding from looking like a large error.
         way = _distance(self._exact, self._began) + 1e-5 * _distance(self._began, None)
         return _distance(averages, self._exact) / way if way > 0 else 0.0
 

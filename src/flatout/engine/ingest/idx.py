@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST: images of bytes and their labels, in two files.
+"""IDX files, the format of MNIST: byte images and their labels, in two files.
 
 Source: http://yann.lecun.com/exdb/mnist/ ("the IDX file format"): two zeros, 8 for bytes, the
 number of dimensions, each size as four bytes with the highest first, the data.
@@ -15,17 +15,17 @@ from pathlib import Path
 import msgspec
 
 from flatout.errors import UsageError
-from flatout.nouns.ingestion import Part
-from flatout.nouns.units import counted_text
-from flatout.system.source_files import SourceFile, content, path_of
+from flatout.schema.ingest_protocol import Part
+from flatout.schema.units import counted_text
+from flatout.system.store.source_files import SourceFile, content, path_of
 
 _NAME = re.compile(r"(.*)-(images-idx3|labels-idx1)-ubyte(\.gz)?", re.IGNORECASE)
-# The last word of a name says so: `t10k-images-...` of MNIST, `emnist-letters-test-images-...`.
+# Test files by the last word of the prefix: `t10k-images-...`, `emnist-letters-test-images-...`.
 _TEST_WORDS = ("t10k", "test")
 
 
 class Pair(msgspec.Struct, frozen=True):
-    """The two files of one set of images. part: what its name says it is for."""
+    """The two files of one set of images. part: taken from their names."""
 
     images: str
     labels: str
@@ -33,7 +33,7 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pair holds. shape: (height, width) of its images."""
+    """The content of a pair. shape: (height, width) of its images."""
 
     num_rows: int
     shape: tuple[int, int]
@@ -41,17 +41,17 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one image."""
+        """Size of one image in bytes."""
         return self.shape[0] * self.shape[1]
 
 
 def is_name(name: str) -> bool:
-    """Whether a file is called as IDX files are."""
+    """Whether a file is named like an IDX file."""
     return _NAME.fullmatch(name) is not None
 
 
 def pairs_of(place: Path, files: Sequence[SourceFile]) -> list[Pair]:
-    """The files, two by two; what is for training comes first.
+    """The files in pairs, training first.
 
     Raises:
         UsageError: source-not-readable.
@@ -66,9 +66,9 @@ def pairs_of(place: Path, files: Sequence[SourceFile]) -> list[Pair]:
         if len(both) < 2:
             raise UsageError(
                 "source-not-readable",
-                f"{path_of(str(place), next(iter(both.values())))} has no other half.",
-                because="images and their labels are in a file each, with the same beginning",
-                fix="put both into the folder, under names that begin alike",
+                f"{path_of(str(place), next(iter(both.values())))} has no matching file.",
+                because="images and labels are in two files whose names start the same",
+                fix="put both files into the folder, with the same prefix",
             )
         part: Part | None = "test" if _is_test(stem) else None
         pairs.append(Pair(both["images-idx3"], both["labels-idx1"], part))
@@ -104,7 +104,7 @@ def read(path: Path, *, num_dimensions: int) -> tuple[list[int], memoryview]:
         raise _not_readable(path, f"it cannot be decompressed: {error}") from error
     head = 4 + 4 * num_dimensions
     if raw[:4] != bytes((0, 0, 8, num_dimensions)) or len(raw) < head:
-        raise _not_readable(path, f"it is no IDX file of bytes in {num_dimensions} dimensions")
+        raise _not_readable(path, f"it is not an IDX file of bytes in {num_dimensions} dimensions")
     sizes = [int.from_bytes(raw[place : place + 4], "big") for place in range(4, head, 4)]
     num_bytes = 1
     for size in sizes:
@@ -123,5 +123,5 @@ def _not_readable(path: Path, because: str) -> UsageError:
         "source-not-readable",
         f"{path} cannot be read as IDX.",
         because=because,
-        fix="get a whole copy of the file; flatout data get mnist brings MNIST's",
+        fix="get an intact copy of the file; for MNIST: flatout data get mnist",
     )

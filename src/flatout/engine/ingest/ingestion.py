@@ -1,4 +1,4 @@
-"""The course of an ingestion: look, carry out what is not done, publish, tidy up."""
+"""An ingestion from start to end: list the source, process pieces, publish, clean up."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from flatout.engine.data_files import existing
-from flatout.engine.ingest.crews import carry_out_all
-from flatout.engine.ingest.listing import Source, look_through
-from flatout.engine.ingest.work import Failure, versions_for
+from flatout.engine.ingest.executors import carry_out_all
+from flatout.engine.ingest.listing import IngestSource, look_through
+from flatout.engine.ingest.piece import Failure, versions_for
 from flatout.errors import RunFailed, UsageError
-from flatout.nouns.finding import Finding, option_without_effect
-from flatout.nouns.ingestion import (
+from flatout.schema.finding import Finding, option_without_effect
+from flatout.schema.ingest_protocol import (
     FORMAT,
     PARTS,
     Advanced,
     AnyIngestAnswer,
     Ingested,
+    IngestJob,
     IngestRequest,
-    Job,
     Listed,
-    Manifest,
-    Piece,
     PieceDone,
     Settings,
+    ShardManifest,
+    SourcePiece,
 )
-from flatout.nouns.question import Broken, Noted
-from flatout.nouns.units import counted_text, percent_text
-from flatout.system.shard_folder import ShardFolder
+from flatout.schema.predict_protocol import Broken, Noted
+from flatout.schema.units import counted_text, percent_text
+from flatout.system.source_path import existing
+from flatout.system.store.shards import ShardFolder
 
 
 def ingest(request: IngestRequest) -> Iterator[AnyIngestAnswer]:
-    """Makes a folder hold what a source holds, and tells how it goes.
+    """Brings a folder up to date with a source, and reports progress.
 
     Raises:
         UsageError: bad-share, ingest-into-source, ingested-otherwise, ingest-in-progress,
-            folder-not-empty; what listing.look_through says.
+            folder-not-empty; as listing.look_through.
         RunFailed: too-many-bad-records, disk-full, ingest-worker-died, scheduler-not-reachable.
     """
     request.check()
@@ -54,7 +54,7 @@ def ingest(request: IngestRequest) -> Iterator[AnyIngestAnswer]:
 
 
 def _fill(
-    request: IngestRequest, source_path: Path, source: Source, folder: ShardFolder
+    request: IngestRequest, source_path: Path, source: IngestSource, folder: ShardFolder
 ) -> Iterator[AnyIngestAnswer]:
     settings = source.settings
     old = folder.read_manifest()
@@ -68,7 +68,7 @@ def _fill(
         num_kept=len(done),
         size_bytes=source.size_bytes,
     )
-    job = Job(
+    job = IngestJob(
         source=str(source_path),
         dest=str(folder.path),
         settings=settings,
@@ -98,7 +98,7 @@ def _fill(
     )
 
 
-def _advanced(pieces: Sequence[Piece], done: dict[str, PieceDone]) -> Advanced:
+def _advanced(pieces: Sequence[SourcePiece], done: dict[str, PieceDone]) -> Advanced:
     there = [piece for piece in pieces if piece.name in done]
     return Advanced(
         num_pieces=len(there),
@@ -109,7 +109,7 @@ def _advanced(pieces: Sequence[Piece], done: dict[str, PieceDone]) -> Advanced:
 
 
 def _advanced_by(so_far: Advanced, one: PieceDone, size_bytes: int) -> Advanced:
-    """With one piece more; to add up all of them again for each would take hours of 100,000."""
+    """Adds one piece to the totals; summing all of them each time takes hours for 100,000."""
     return Advanced(
         num_pieces=so_far.num_pieces + 1,
         num_records=so_far.num_records + one.num_records,
@@ -118,13 +118,15 @@ def _advanced_by(so_far: Advanced, one: PieceDone, size_bytes: int) -> Advanced:
     )
 
 
-def _manifest(job: Job, done: Sequence[PieceDone], old: Manifest | None) -> Manifest:
-    """What the folder holds, in the order of its source: who has made it leaves no trace."""
+def _manifest(
+    job: IngestJob, done: Sequence[PieceDone], old: ShardManifest | None
+) -> ShardManifest:
+    """The shards in the order of the source, so that the result does not depend on the executor."""
     shards = tuple(shard for one in done for shard in one.shards)
     digest = hashlib.sha256()
     for one in done:
         digest.update(bytes.fromhex(one.digest))
-    return Manifest(
+    return ShardManifest(
         format=FORMAT,
         settings=job.settings,
         counts={
@@ -132,7 +134,7 @@ def _manifest(job: Job, done: Sequence[PieceDone], old: Manifest | None) -> Mani
         },
         num_rejected=sum(one.num_rejected for one in done),
         source=digest.hexdigest(),
-        # Where nothing was made anew, those that have made it.
+        # If no piece was processed now, the versions that made the existing shards.
         versions=old.versions if old else job.versions,
         shards=shards,
     )
@@ -142,17 +144,17 @@ def _check_apart(source: Path, dest: Path) -> None:
     if source.resolve() == dest.resolve() or source.resolve() in dest.resolve().parents:
         raise UsageError(
             "ingest-into-source",
-            f"{dest} lies in the source {source}.",
-            because="the next ingestion would take the shards for data",
-            fix="choose a folder beside it",
+            f"{dest} is inside the source {source}.",
+            because="the next ingestion would read the shards as data",
+            fix="choose a folder outside it",
         )
 
 
-def _check_same(folder: ShardFolder, old: Manifest | None, settings: Settings) -> None:
-    """A folder keeps its settings: who mistypes one must not lose what is there."""
+def _check_same(folder: ShardFolder, old: ShardManifest | None, settings: Settings) -> None:
+    """A folder keeps its settings, so that a typo does not destroy the existing shards."""
     if old is None or old.settings.digest() == settings.digest():
         return
-    # New classes and columns come with the source; the rest was asked for.
+    # Classes and columns may change with the source; the other settings come from options.
     asked = ("kind", "validation", "test", "key")
     other = [
         f"{name} {getattr(old.settings, name)} (now: {getattr(settings, name)})"
@@ -162,9 +164,9 @@ def _check_same(folder: ShardFolder, old: Manifest | None, settings: Settings) -
     if other:
         raise UsageError(
             "ingested-otherwise",
-            f"{folder.path} holds shards that were made otherwise.",
+            f"{folder.path} holds shards made with other settings.",
             because="; ".join(other),
-            fix="choose another folder, or delete this one",
+            fix="choose another folder, or delete this one first",
         )
 
 
@@ -179,29 +181,34 @@ def _check_bad(done: Sequence[PieceDone], request: IngestRequest) -> None:
         raise UsageError("no-data", f"{request.source} has no records.", fix="check the path")
     raise RunFailed(
         "too-many-bad-records",
-        f"{num_bad:,} of {counted_text(num_bad + num_records, 'record')} cannot be used; "
-        f"nothing was published.",
+        f"{num_bad:,} of {counted_text(num_bad + num_records, 'record')} are bad; "
+        "nothing was published.",
         because=first,
-        fix=f"mend the source, or allow more than {percent_text(request.most_rejected, 0)}: "
+        fix=f"fix the source, or allow more than {percent_text(request.most_rejected, 0)}: "
         "--max-rejected SHARE",
     )
 
 
-def _without_effect(request: IngestRequest, source: Source) -> Iterator[Finding]:
+def _without_effect(request: IngestRequest, source: IngestSource) -> Iterator[Finding]:
     if source.has_own_test and request.test is not None:
-        yield _note("--test", "the source has files for a test of its own, which are taken")
+        yield _note("--test", "the source has its own test files, which are used")
     if request.on == "local" and request.address is not None:
-        yield _note("--address", "nothing but this machine does the work")
+        yield _note("--address", "all work is done on this machine")
     if request.on != "local" and request.address is not None and request.workers is not None:
-        yield _note("--workers", "the cluster at that address has the workers that it has")
+        yield _note("--workers", "the cluster at that address decides how many workers there are")
     if source.num_ignored:
+        kind = source.settings.kind
         yield Finding(
             rule="files-left-out",
             severity="note",
-            problem=f"left out {counted_text(source.num_ignored, 'file')} of other kinds than "
-            f"{source.settings.kind}, or images in no class's folder.",
+            problem=f"ignored {counted_text(source.num_ignored, 'file')} "
+            + (
+                "that are not images in class folders."
+                if kind == "images"
+                else f"of another kind than {kind}."
+            ),
         )
 
 
 def _note(option: str, because: str) -> Finding:
-    return option_without_effect(option, because, f"leave {option} out")
+    return option_without_effect(option, because, f"remove {option}")

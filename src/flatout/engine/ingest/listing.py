@@ -1,4 +1,4 @@
-"""A source as pieces of work: what it is, what is in it, and where it is cut."""
+"""Divides a source into pieces of work: its kind, its files, and where they are split."""
 
 from __future__ import annotations
 
@@ -8,20 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.engine.data_files import existing
 from flatout.engine.ingest import idx, tables
 from flatout.errors import UsageError
-from flatout.nouns.ingestion import (
-    DEFAULT_SHARE,
-    IngestRequest,
-    Kind,
-    Piece,
-    Settings,
-)
-from flatout.system.source_files import SourceFile, files_below, path_of, stamp
+from flatout.schema.ingest_protocol import DEFAULT_SHARE, IngestRequest, Kind, Settings, SourcePiece
+from flatout.system.source_path import existing, no_class_folders
+from flatout.system.store.source_files import SourceFile, files_below, path_of, stamp
 
-# What a piece holds of its source: enough that starting it costs nothing, and little enough that a
-# worker holds it in memory.
+# Size of a piece: large enough that starting it costs little, small enough to fit into a worker's
+# memory.
 PIECE_BYTES = 32 * 2**20
 
 _ENDINGS: dict[str, Kind] = {
@@ -31,25 +25,25 @@ _ENDINGS: dict[str, Kind] = {
 }  # fmt: skip
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A source that was looked through.
+class IngestSource(msgspec.Struct, frozen=True, kw_only=True):
+    """A listed source.
 
-    num_ignored: files of other kinds than its own, and images outside of their classes' folders.
+    num_ignored: files of other kinds, and images outside of class folders.
     """
 
     settings: Settings
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SourcePiece, ...]
     num_ignored: int
     has_own_test: bool = False
 
     @property
     def size_bytes(self) -> int:
-        """What there is to read."""
+        """Number of bytes to read."""
         return sum(piece.size_bytes for piece in self.pieces)
 
 
-def look_through(request: IngestRequest) -> Source:
-    """What a source is and how it is cut; its records are not read yet.
+def look_through(request: IngestRequest) -> IngestSource:
+    """Determines the kind and the pieces of a source, without reading its records.
 
     Raises:
         UsageError: data-path-not-found, no-data, source-of-several-kinds, empty-class, no-images,
@@ -62,7 +56,7 @@ def look_through(request: IngestRequest) -> Source:
     if not files:
         raise UsageError(
             "no-data",
-            f"there is nothing in {place} to ingest as {kind}.",
+            f"{place} contains nothing to ingest as {kind}.",
             because=f"expected {', '.join(_looked_for(kind))}",
             fix="check the path, or name another --kind",
         )
@@ -70,7 +64,7 @@ def look_through(request: IngestRequest) -> Source:
         raise UsageError(
             "column-not-found",
             f"`--key {request.key}`: {kind} have no columns.",
-            fix="leave --key out; the content of each record decides its part",
+            fix="remove --key; the content of each record decides its split",
         )
     has_own_test = kind == "idx" and any(pair.part for pair in idx.pairs_of(place, files))
     settings = Settings(
@@ -82,7 +76,7 @@ def look_through(request: IngestRequest) -> Source:
     num_loose = sum(not file.folder for file in files) if kind == "images" else 0
     cut = {"images": _images, "idx": _idx, "csv": _csv, "parquet": _parquet, "text": _text}[kind]
     settings, pieces = cut(place, files, settings)
-    return Source(
+    return IngestSource(
         settings=settings,
         pieces=tuple(pieces),
         num_ignored=len(every) - len(files) + num_loose,
@@ -91,7 +85,7 @@ def look_through(request: IngestRequest) -> Source:
 
 
 def _test_share(request: IngestRequest, *, has_own_test: bool) -> float:
-    """A source with a test part of its own keeps that."""
+    """A source with its own test part keeps it."""
     if has_own_test:
         return 0.0
     return DEFAULT_SHARE if request.test is None else request.test
@@ -118,31 +112,26 @@ def _kind_of(place: Path, files: Sequence[SourceFile]) -> Kind:
         raise UsageError(
             "source-of-several-kinds",
             f"{place} holds {', '.join(sorted(kinds))}.",
-            because="the records of one data set are of one kind",
-            fix=f"say which: --kind {min(kinds)}",
+            because="all records of a data set must be of one kind",
+            fix=f"choose one, for example --kind {min(kinds)}",
         )
     raise UsageError(
         "no-data",
-        f"there is nothing in {place} that flatout can ingest.",
-        because="it takes images in a folder for each class, IDX files, CSV, Parquet and text",
-        fix="check the path, or name what it is with --kind",
+        f"{place} contains nothing that flatout can ingest.",
+        because="supported are images in class folders, IDX files, CSV, Parquet and text",
+        fix="check the path, or name the kind of data with --kind",
     )
 
 
 def _images(
     place: Path, files: Sequence[SourceFile], settings: Settings
-) -> tuple[Settings, list[Piece]]:
-    """Images in buckets by the hash of their names: a new one changes one bucket, and every shard
-    is a mixture of all classes.
+) -> tuple[Settings, list[SourcePiece]]:
+    """Images in buckets by the hash of their names: a new image changes only one bucket, and every
+    shard is a mixture of all classes.
     """
     classes = sorted({file.folder for file in files} - {""})
     if not classes:
-        raise UsageError(
-            "no-images",
-            f"there is no folder of a class in {place}.",
-            because="an image's class is the name of the folder it lies in",
-            fix="move the images into folders with the names of their classes",
-        )
+        raise no_class_folders(place)
     owned = [file for file in files if file.folder]
     num_bits = 0
     while sum(file.size_bytes for file in owned) > PIECE_BYTES << num_bits:
@@ -156,7 +145,7 @@ def _images(
     for bucket, ordered in sorted(buckets.items()):
         inside = [file for _, file in sorted(ordered, key=lambda pair: pair[0])]
         pieces.append(
-            Piece(
+            SourcePiece(
                 name=_named(f"{num_bits}/{bucket}"),
                 files=tuple(file.name for file in inside),
                 size_bytes=sum(file.size_bytes for file in inside),
@@ -168,7 +157,7 @@ def _images(
 
 def _idx(
     place: Path, files: Sequence[SourceFile], settings: Settings
-) -> tuple[Settings, list[Piece]]:
+) -> tuple[Settings, list[SourcePiece]]:
     sizes = {file.name: file for file in files}
     pieces, shapes, most = [], set(), 0
     for pair in idx.pairs_of(place, files):
@@ -180,7 +169,7 @@ def _idx(
         for begin in range(0, looked.num_rows, rows_each):
             end = min(begin + rows_each, looked.num_rows)
             pieces.append(
-                Piece(
+                SourcePiece(
                     name=_named(f"{pair.images}#{begin}"),
                     files=(pair.images, pair.labels),
                     size_bytes=(end - begin) * looked.row_bytes,
@@ -193,9 +182,9 @@ def _idx(
     if len(shapes) != 1:
         raise UsageError(
             "source-not-readable",
-            f"the images of {place} are not of one size.",
+            f"the images in {place} differ in size.",
             because=", ".join(" x ".join(map(str, shape)) for shape in sorted(shapes)),
-            fix="ingest them one after the other, into a folder each",
+            fix="ingest them separately, each into its own folder",
         )
     classes = tuple(str(number) for number in range(most + 1))
     return msgspec.structs.replace(settings, classes=classes, shape=(1, *shapes.pop())), pieces
@@ -203,17 +192,17 @@ def _idx(
 
 def _csv(
     place: Path, files: Sequence[SourceFile], settings: Settings
-) -> tuple[Settings, list[Piece]]:
+) -> tuple[Settings, list[SourcePiece]]:
     paths = [path_of(str(place), file.name) for file in files]
     columns = tables.csv_columns(paths)
     tables.check_key(settings.key, columns)
-    # Where a row begins is known only to who has read all that is before it: one file, one piece.
+    # Finding the start of a row needs everything before it, so a file is one piece.
     return msgspec.structs.replace(settings, columns=columns), [_whole_file(file) for file in files]
 
 
 def _parquet(
     place: Path, files: Sequence[SourceFile], settings: Settings
-) -> tuple[Settings, list[Piece]]:
+) -> tuple[Settings, list[SourcePiece]]:
     paths = [path_of(str(place), file.name) for file in files]
     columns = tables.parquet_columns(paths)
     tables.check_key(settings.key, columns)
@@ -221,7 +210,7 @@ def _parquet(
     for file, path in zip(files, paths, strict=True):
         for begin, end, size_bytes in tables.row_group_ranges(path, PIECE_BYTES):
             pieces.append(
-                Piece(
+                SourcePiece(
                     name=_named(f"{file.name}#{begin}"),
                     files=(file.name,),
                     size_bytes=size_bytes,
@@ -235,13 +224,13 @@ def _parquet(
 
 def _text(
     place: Path, files: Sequence[SourceFile], settings: Settings
-) -> tuple[Settings, list[Piece]]:
+) -> tuple[Settings, list[SourcePiece]]:
     pieces = []
     for file in files:
         for begin in range(0, max(1, file.size_bytes), PIECE_BYTES):
             end = min(begin + PIECE_BYTES, file.size_bytes)
             pieces.append(
-                Piece(
+                SourcePiece(
                     name=_named(f"{file.name}#{begin}"),
                     files=(file.name,),
                     size_bytes=end - begin,
@@ -253,8 +242,8 @@ def _text(
     return settings, pieces
 
 
-def _whole_file(file: SourceFile) -> Piece:
-    return Piece(
+def _whole_file(file: SourceFile) -> SourcePiece:
+    return SourcePiece(
         name=_named(file.name),
         files=(file.name,),
         size_bytes=file.size_bytes,

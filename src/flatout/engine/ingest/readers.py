@@ -7,27 +7,27 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from flatout.engine.data_files import library
 from flatout.engine.ingest import idx
 from flatout.engine.ingest.records import Bad, Records, key_of
-from flatout.nouns.ingestion import Job, Piece
-from flatout.system.source_files import content, lines_from, path_of
+from flatout.schema.ingest_protocol import IngestJob, SourcePiece
+from flatout.system.source_path import library
+from flatout.system.store.source_files import content, lines_from, path_of
 
 _BATCH_ROWS = 1024
-# A passage that never ends is no text.
+# A longer passage is not text.
 _LONGEST_PASSAGE_BYTES = 2**20
 
 
 def image_schema() -> Any:
-    """name: of the file, below the source; image: the file's bytes; label: number of its class."""
+    """name: path relative to the source; image: the file's bytes; label: number of its class."""
     arrow = library("pyarrow", package="pyarrow")
     return arrow.schema(
         [("name", arrow.string()), ("image", arrow.large_binary()), ("label", arrow.int64())]
     )
 
 
-def read_images(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
-    """Image files as they are, once each is known to be whole."""
+def read_images(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Records]:
+    """Image files unchanged, after checking that each is intact."""
     arrow = library("pyarrow", package="pyarrow")
     number_of = {name: number for number, name in enumerate(job.settings.classes)}
     for name in piece.files:
@@ -47,7 +47,7 @@ def read_images(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
 
 
 def _what_is_wrong(raw: bytes) -> str | None:
-    """Why these bytes are no whole image; None if they are."""
+    """The problem with an image's bytes; None if they are intact."""
     image = library("PIL.Image", package="Pillow")
     if not raw:
         return "it is empty"
@@ -55,15 +55,15 @@ def _what_is_wrong(raw: bytes) -> str | None:
         with image.open(io.BytesIO(raw)) as opened:
             opened.convert("RGB")
     except image.UnidentifiedImageError:
-        # What Pillow says names a place in memory, another one each time.
-        return "it is no image"
-    except Exception as error:  # noqa: BLE001 - a damaged file makes Pillow raise nearly anything
+        # Pillow's message contains a memory address, which differs each time.
+        return "it is not an image"
+    except Exception as error:  # noqa: BLE001 - Pillow can raise nearly anything for a damaged file
         return str(error) or type(error).__name__
     return None
 
 
-def idx_schema(job: Job) -> Any:
-    """image: bytes, (channels, height, width) as the manifest says; label: number of its class."""
+def idx_schema(job: IngestJob) -> Any:
+    """image: bytes, (channels, height, width) as in the manifest; label: number of its class."""
     arrow = library("pyarrow", package="pyarrow")
     num_bytes = 1
     for size in job.settings.shape:
@@ -71,8 +71,8 @@ def idx_schema(job: Job) -> Any:
     return arrow.schema([("image", arrow.binary(num_bytes)), ("label", arrow.int64())])
 
 
-def read_idx(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
-    """A range of the images of two files that belong together. None of them can be bad."""
+def read_idx(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Records]:
+    """A range of the images of a pair of files. None of them can be bad."""
     arrow = library("pyarrow", package="pyarrow")
     _, images = idx.read(path_of(job.source, piece.files[0]), num_dimensions=3)
     _, labels = idx.read(path_of(job.source, piece.files[1]), num_dimensions=1)
@@ -89,13 +89,13 @@ def read_idx(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
 
 
 def text_schema() -> Any:
-    """text: lines that stood together, without the empty ones around them."""
+    """text: consecutive lines, without the empty lines around them."""
     arrow = library("pyarrow", package="pyarrow")
     return arrow.schema([("text", arrow.string())])
 
 
-def read_passages(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
-    """The passages of a part of a text: what stands between empty lines."""
+def read_passages(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Records]:
+    """The passages of a section of a text, separated by empty lines."""
     arrow = library("pyarrow", package="pyarrow")
     name = piece.files[0]
     passages: list[str] = []
@@ -114,10 +114,10 @@ def read_passages(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
         yield Records([arrow.array(passages)], keys, sum(map(len, passages)))
 
 
-def _passages(job: Job, piece: Piece) -> Iterator[tuple[int, bytes]]:
-    """Those behind the first empty line of the piece, up to the first behind its end.
+def _passages(job: IngestJob, piece: SourcePiece) -> Iterator[tuple[int, bytes]]:
+    """The passages after the first empty line of the piece, up to the first one after its end.
 
-    So each passage of a file is in one piece, and the piece before need not be looked at.
+    So each passage of a file is in exactly one piece, and the previous piece need not be read.
     """
     is_inside = piece.begin == 0
     began, lines = 0, bytearray()
@@ -125,9 +125,9 @@ def _passages(job: Job, piece: Piece) -> Iterator[tuple[int, bytes]]:
         if line.strip():
             if is_inside:
                 began = began if lines else place
-                # Of what is too long, no more than shows that it is.
+                # Too long: only enough of it is kept to show that.
                 lines += line if len(lines) <= _LONGEST_PASSAGE_BYTES else b""
-            # Who comes behind looks for the next empty line without this piece.
+            # The next piece looks for its first empty line independently.
             is_over = not is_inside or len(lines) > _LONGEST_PASSAGE_BYTES
             if place >= piece.end and is_over:
                 break
@@ -143,11 +143,11 @@ def _passages(job: Job, piece: Piece) -> Iterator[tuple[int, bytes]]:
 
 
 def _decoded(raw: bytes) -> tuple[str | None, str]:
-    """What is wrong with a passage, and its text with the ends of lines that Linux has."""
+    """The problem with a passage, and its text with Unix line ends."""
     if len(raw) > _LONGEST_PASSAGE_BYTES:
         return f"it is longer than {_LONGEST_PASSAGE_BYTES:,} bytes", ""
     if b"\0" in raw:
-        return "it has a zero byte, so it is no text", ""
+        return "it contains a zero byte, so it is not text", ""
     try:
         text = raw.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:

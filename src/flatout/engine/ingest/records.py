@@ -1,4 +1,4 @@
-"""What a reader of a source gives: records, a few at a time, and what it leaves out."""
+"""The output of a source's reader: records, a few at a time, and the skipped ones."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from flatout.nouns.ingestion import Rejected
+from flatout.schema.ingest_protocol import Rejected
 
-# Of the bad records of a piece, so many are kept with what they are; all are counted.
+# This many bad records of a piece are kept in detail; all are counted.
 _MOST_KEPT = 1000
 _CONTENT_LETTERS = 2000
 
@@ -20,10 +20,10 @@ _ENCODER = msgspec.json.Encoder()
 
 @dataclass(frozen=True)
 class Records:
-    """Rows as Arrow columns, and the key of each: SHA-256 of what decides its part.
+    """Rows as Arrow columns, and the key of each: a SHA-256 that decides its part.
 
     columns: an Arrow array for each column, in the order of the schema.
-    size_bytes: about, in memory.
+    size_bytes: approximate size in memory.
     """
 
     columns: Sequence[Any]
@@ -39,7 +39,7 @@ class Bad:
     num: int = 0
 
     def add(self, place: str, reason: str, content: str | None = None, *, count: int = 1) -> None:
-        """Leaves a record out, or a block of them that cannot be read."""
+        """Leaves out a record, or a block of records that cannot be read."""
         self.num += count
         if len(self.kept) < _MOST_KEPT:
             cut = content[:_CONTENT_LETTERS] if content is not None else None
@@ -47,7 +47,7 @@ class Bad:
 
 
 def key_of(content: bytes) -> bytes:
-    """The key of a record that is these bytes."""
+    """The key of a record with these bytes."""
     return hashlib.sha256(content).digest()
 
 

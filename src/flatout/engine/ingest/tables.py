@@ -1,4 +1,4 @@
-"""CSV and Parquet files as records: which columns there are, and rows that hold what they say."""
+"""CSV and Parquet files as records: finds the columns and their types, and reads matching rows."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flatout.engine.csv_quotes import StrayQuote, blocks_of, check_quotes
-from flatout.engine.data_files import library
 from flatout.engine.ingest.records import Bad, Records, row_keys
 from flatout.errors import UsageError, nearest
-from flatout.nouns.ingestion import Column, Job, Piece
-from flatout.system.source_files import path_of
+from flatout.schema.ingest_protocol import Column, IngestJob, SourcePiece
+from flatout.system.csv_quotes import StrayQuote, blocks_of, check_quotes
+from flatout.system.source_path import columns_text, library
+from flatout.system.store.source_files import path_of
 
-# What a column of a CSV file holds is told by so much of each file.
+# Bytes of each CSV file used to infer the types of its columns.
 _LOOK_BYTES = 4 * 2**20
 _BLOCK_BYTES = 4 * 2**20
 _BATCH_ROWS = 65_536
 
-# Types that a column becomes where files or blocks say different things of it.
+# The type of a column whose type differs between files or blocks.
 _NUMBERS = {"int64", "double"}
 
 
 def csv_columns(paths: Sequence[Path]) -> tuple[Column, ...]:
-    """The columns of all these files, with the types that their beginnings agree on.
+    """The columns of all these files, with types that fit the beginning of each.
 
     Raises:
         UsageError: table-not-readable, data-package-not-installed.
@@ -33,7 +33,7 @@ def csv_columns(paths: Sequence[Path]) -> tuple[Column, ...]:
         schema = _csv_schema(path)
         names = [name for name, _ in schema]
         if len(set(names)) < len(names):
-            raise _not_readable(path, "two of its columns have one name")
+            raise _not_readable(path, "two of its columns have the same name")
         if not found:
             found = schema
             continue
@@ -65,7 +65,7 @@ def _csv_schema(path: Path) -> list[tuple[str, str]]:
 
 
 def _plain(kind: str) -> str:
-    """A type whose name stands for it alone: dictionaries and binaries are texts."""
+    """A type that its name fully describes: dictionaries and binaries become strings."""
     return "string" if kind.startswith(("dictionary", "binary")) else kind
 
 
@@ -77,8 +77,8 @@ def _joined(first: str, second: str) -> str:
     return "double" if {first, second} <= _NUMBERS else "string"
 
 
-def read_csv(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
-    """The rows of a CSV file; one whose values are not of their column's types is left out."""
+def read_csv(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Records]:
+    """The rows of a CSV file, leaving out those with values of the wrong type."""
     arrow = library("pyarrow", package="pyarrow")
     csv = library("pyarrow.csv", package="pyarrow")
     name = piece.files[0]
@@ -113,14 +113,16 @@ def read_csv(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
             num_before += batch.num_rows
             yield from rows.records(batch.columns, batch.num_rows)
     except (arrow.ArrowInvalid, OSError) as error:
-        # What cannot even be parsed has no rows that could be told apart.
+        # A file that cannot be parsed has no distinguishable rows.
         raise _not_readable(path, str(error)) from error
 
 
 class _Rows:
-    """Rows of texts on their way to rows of values."""
+    """Converts rows of strings to rows of values."""
 
-    def __init__(self, job: Job, name: str, bad: Bad, num_before: int, broken: list[int]) -> None:
+    def __init__(
+        self, job: IngestJob, name: str, bad: Bad, num_before: int, broken: list[int]
+    ) -> None:
         self._arrow = library("pyarrow", package="pyarrow")
         self._job = job
         self._name = name
@@ -129,7 +131,7 @@ class _Rows:
         self._broken = broken
 
     def records(self, texts: Sequence[Any], num_rows: int) -> Iterator[Records]:
-        """The rows that are whole."""
+        """The rows with valid values."""
         whys: dict[int, str] = {}
         columns = [
             self._cast(column, text, whys)
@@ -158,7 +160,7 @@ class _Rows:
                 values.append(self._typed(one, kind))
             except self._arrow.ArrowInvalid:
                 text = one[0].as_py().decode(errors="replace")[:60]
-                whys.setdefault(row, f"{column.name}: {text!r} is no {column.type}")
+                whys.setdefault(row, f"{column.name}: {text!r} is not {column.type}")
                 values.append(self._arrow.nulls(1, kind))
         return self._arrow.concat_arrays(values)
 
@@ -166,7 +168,7 @@ class _Rows:
         return texts.cast(self._arrow.string()).cast(kind)
 
     def _line(self, row: int) -> int:
-        """The line that a row stands in, if no value goes over several: the first is the head."""
+        """The line of a row if no value spans several lines; the first line is the header."""
         line = self._num_before + row + 2
         for broken in sorted(self._broken):
             if 0 < broken <= line:
@@ -174,15 +176,15 @@ class _Rows:
         return line
 
 
-def whole_rows(job: Job, columns: Sequence[Any], place: str, bad: Bad) -> Iterator[Records]:
-    """Rows with their keys, without those that hold nothing, or nothing in the key's column."""
+def whole_rows(job: IngestJob, columns: Sequence[Any], place: str, bad: Bad) -> Iterator[Records]:
+    """Rows with their keys, without empty rows and rows without a value in the key column."""
     arrow = library("pyarrow", package="pyarrow")
     names = [column.name for column in job.settings.columns]
     values = [column.to_pylist() for column in columns]
     own = values if job.settings.key is None else [values[names.index(job.settings.key)]]
     empty = [row for row, one in enumerate(zip(*own, strict=True)) if not any_value(one)]
     if empty:
-        why = "it has no value" if job.settings.key is None else f"{job.settings.key} is missing"
+        why = "it has no values" if job.settings.key is None else f"{job.settings.key} is missing"
         for _ in empty:
             bad.add(place, why)
         left_out = set(empty)
@@ -193,7 +195,7 @@ def whole_rows(job: Job, columns: Sequence[Any], place: str, bad: Bad) -> Iterat
 
 
 def any_value(row: Sequence[Any]) -> bool:
-    """Whether something in a row is not missing."""
+    """Whether any value of a row is present."""
     return any(value is not None for value in row)
 
 
@@ -213,13 +215,15 @@ def parquet_columns(paths: Sequence[Path]) -> tuple[Column, ...]:
             raise _not_readable(path, str(error)) from error
         columns = tuple(Column(name=field.name, type=str(field.type)) for field in schema)
         if found and columns != found:
-            raise _not_readable(path, f"its columns are {_told(columns)}; before: {_told(found)}")
+            raise _not_readable(
+                path, f"its columns are {columns_text(columns)}; before: {columns_text(found)}"
+            )
         found = columns
     return found
 
 
 def row_group_ranges(path: Path, piece_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Row groups that lie together, in pieces: the first, the one behind the last, and bytes."""
+    """Consecutive row groups as pieces: first, last + 1, and size in bytes."""
     parquet = library("pyarrow.parquet", package="pyarrow")
     with parquet.ParquetFile(path) as file:
         sizes = [
@@ -234,8 +238,8 @@ def row_group_ranges(path: Path, piece_bytes: int) -> Iterator[tuple[int, int, i
             begin, size_bytes = number + 1, 0
 
 
-def read_parquet(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
-    """The rows of some row groups; a group that cannot be read is left out as a whole."""
+def read_parquet(job: IngestJob, piece: SourcePiece, bad: Bad) -> Iterator[Records]:
+    """The rows of some row groups; an unreadable group is left out entirely."""
     arrow = library("pyarrow", package="pyarrow")
     parquet = library("pyarrow.parquet", package="pyarrow")
     name = piece.files[0]
@@ -251,8 +255,8 @@ def read_parquet(job: Job, piece: Piece, bad: Bad) -> Iterator[Records]:
                 yield from whole_rows(job, batch.columns, name, bad)
 
 
-def schema_of(job: Job, piece: Piece) -> Any:
-    """The columns of a table's shards, as Arrow has them."""
+def schema_of(job: IngestJob, piece: SourcePiece) -> Any:
+    """The columns of a table's shards, as an Arrow schema."""
     arrow = library("pyarrow", package="pyarrow")
     if job.settings.kind == "parquet":
         parquet = library("pyarrow.parquet", package="pyarrow")
@@ -263,7 +267,7 @@ def schema_of(job: Job, piece: Piece) -> Any:
 
 
 def check_key(key: str | None, columns: Sequence[Column]) -> None:
-    """Refuses a key that is no column.
+    """Refuses a key that is not a column.
 
     Raises:
         UsageError: column-not-found.
@@ -286,15 +290,11 @@ def _delimiter(path: Path) -> str:
     return "\t" if ".tsv" in path.name.lower() else ","
 
 
-def _told(columns: Sequence[Column]) -> str:
-    return ", ".join(f"{column.name} ({column.type})" for column in columns)
-
-
 def _not_readable(path: Path, because: str) -> UsageError:
     return UsageError(
         "table-not-readable",
         f"{path} cannot be read as a table.",
         because=because,
-        fix="give all files of a table the same columns, and close each quote; values go between "
-        "commas, in .tsv between tabs",
+        fix="give all files of a table the same columns, close each quote, and separate values "
+        "with commas, in .tsv with tabs",
     )

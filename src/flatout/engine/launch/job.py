@@ -1,4 +1,4 @@
-"""What every launcher needs: the command and variables of a rank, and what their ends mean."""
+"""Shared by all launchers: the command and variables of a rank, and the meaning of exit codes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from flatout.engine.journal import tell_refusal
+from flatout.engine.runlog.event_log import append_refusal
 from flatout.errors import FlatoutError
-from flatout.system.processor import num_usable_cores
-from flatout.system.runs import RunFolder
+from flatout.schema.worker_command import worker_command
+from flatout.system.cpu_name import num_usable_cores
+from flatout.system.store.run_folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nodes:
+class NodeRendezvous:
     """Machines that train together, each with a launcher and ranks of its own.
 
     node: that of this launcher, from 0. count: how many there are. host, port: where the launcher
@@ -33,25 +34,30 @@ class Nodes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RankJob:
     """Ranks that are to train a run together.
 
     folder: of the run; the same path for every rank. num_ranks: how many this launcher starts.
-    change: JSON, as the worker's `--change`. lifeline: the ranks' standard input. nodes: of which
-    this is one; None where there are no others.
+    change: JSON, as the worker's `--change`. lifeline: the ranks' standard input. nodes: among
+    which this is one; None where there are no others.
     """
 
     folder: Path
     num_ranks: int
     change: str
     lifeline: Lifeline
-    nodes: Nodes | None = None
+    nodes: NodeRendezvous | None = None
 
     def command(self, python: str = sys.executable) -> list[str]:
-        """What each rank runs; which one it is, the variables of `rank_variables` say."""
-        # -P and faulthandler: as the command line starts a single worker.
-        own = [python, "-P", "-X", "faulthandler", "-m", "flatout.engine.worker", str(self.folder)]
-        return [*own, "--ranked", "--attached", "--change", self.change]
+        """The command of every rank; the variables of `rank_variables` tell them apart."""
+        return worker_command(
+            python,
+            "flatout.engine.training.worker",
+            str(self.folder),
+            "--ranked",
+            "--attached",
+            change=self.change,
+        )
 
 
 def rank_variables(
@@ -77,7 +83,7 @@ def rank_variables(
 
 
 def thread_variables(num_local: int) -> dict[str, str]:
-    """Threads for each of so many ranks on this machine, unless the person has set them."""
+    """Threads for each of so many ranks on this machine, unless the user has set them."""
     if "OMP_NUM_THREADS" in os.environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, num_usable_cores() // num_local))}
@@ -89,10 +95,10 @@ def say(text: object) -> None:
         print(text, file=sys.stderr)
 
 
-def tell(job: Job, error: FlatoutError) -> int:
-    """Writes into the run's history why no rank was started, where nobody else writes into it."""
+def tell(job: RankJob, error: FlatoutError) -> int:
+    """Logs in the run's history why no rank was started, unless another process writes there."""
     say(error)
-    tell_refusal(RunFolder(job.folder), error)
+    append_refusal(RunFolder(job.folder), error)
     return error.exit_code
 
 
@@ -136,7 +142,7 @@ class Lifeline:
                 os.close(self._writing)
 
     def _ask(self, number: int, frame: Any) -> None:
-        # Not from the handler itself: it may have interrupted whoever holds the lock.
+        # Not from the handler itself: it may have interrupted the holder of the lock.
         threading.Thread(target=self.cut, daemon=True).start()
 
     def _watch(self, source: int) -> None:

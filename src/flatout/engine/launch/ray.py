@@ -22,18 +22,25 @@ import msgspec
 import psutil
 
 from flatout import __version__
-from flatout.engine.launch.job import Job, rank_variables, say, tell
-from flatout.engine.listening import handed_on
-from flatout.engine.ray_cluster import PLACE_LIMIT_S, Bundle, NoAnswer, RayCluster, join, ray_module
+from flatout.engine.launch.job import RankJob, rank_variables, say, tell
+from flatout.engine.launch.ray_cluster import (
+    PLACE_LIMIT_S,
+    Bundle,
+    NoAnswer,
+    RayCluster,
+    join,
+    ray_module,
+)
+from flatout.engine.ranks.listen_socket import handed_on
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.nouns.change import Change
-from flatout.nouns.placement import Room, ending_code, take_gpus
-from flatout.nouns.run import RunHeader
-from flatout.nouns.units import counted_text
-from flatout.system import store
-from flatout.system.grace import Grace
-from flatout.system.runs import RunFolder
-from flatout.system.variables import ranks_limit, worker_environment
+from flatout.schema.change import Change
+from flatout.schema.placement import NodeCapacity, ending_code, take_gpus
+from flatout.schema.run import RunHeader
+from flatout.schema.units import counted_text
+from flatout.system import atomic_files
+from flatout.system.process_env import ranks_limit, worker_environment
+from flatout.system.store.run_folder import RunFolder
+from flatout.system.store.shutdown_grace import ShutdownGrace
 
 _POLLED_EVERY_S = 0.2
 _END_LIMIT_S = 10.0
@@ -41,10 +48,10 @@ _KILLED = -9
 _THREADS = "OMP_NUM_THREADS"
 
 
-def launch(job: Job) -> int:
+def launch(job: RankJob) -> int:
     """Has Ray place the ranks, waits until all have ended, and gives the launcher's exit code."""
     try:
-        grace = Grace(RunFolder(job.folder))
+        grace = ShutdownGrace(RunFolder(job.folder))
         with join() as cluster:
             bundles = _reserve(job, cluster)
             job = replace(job, num_ranks=len(bundles))
@@ -53,12 +60,12 @@ def launch(job: Job) -> int:
         return tell(job, error)
     for rank, code in codes.items():
         if code:
-            say(f"rank {rank} of {job.num_ranks} ended with code {code}")
+            say(f"rank {rank} of {job.num_ranks} exited with code {code}")
     return ending_code(codes)
 
 
-def _reserve(job: Job, cluster: RayCluster) -> list[Bundle]:
-    """Room for the ranks, of which there are to be as many as fit where nobody has said it.
+def _reserve(job: RankJob, cluster: RayCluster) -> list[Bundle]:
+    """Resources for the ranks; as many ranks as fit if no number is given.
 
     Raises:
         UsageError: ranks-do-not-fit; RunFailed: ranks-not-placed.
@@ -74,24 +81,24 @@ def _reserve(job: Job, cluster: RayCluster) -> list[Bundle]:
         count = f"{counted_text(job.num_ranks, 'rank')}" if job.num_ranks else "any rank"
         raise RunFailed(
             "ranks-not-placed",
-            f"Ray has not found room for {count}.",
-            because=f"it was waited for {PLACE_LIMIT_S:.0f} s; "
-            + ("others may hold what it has" if wanted() else "no node of it has a CPU"),
-            fix="flatout cluster status tells what the nodes have, ray status who holds it",
+            f"Ray found no resources for {count}.",
+            because=f"waited {PLACE_LIMIT_S:.0f} s; "
+            + ("other jobs may hold its resources" if wanted() else "none of its nodes has a CPU"),
+            fix="flatout cluster status shows what the nodes have, ray status who holds it",
         )
     return bundles
 
 
-def _device(job: Job) -> str:
-    """On what the person wants to train; `auto` where nobody has said it."""
-    spec = store.read_json(RunFolder(job.folder).header, RunHeader).spec
+def _device(job: RankJob) -> str:
+    """The device that the user has chosen; `auto` by default."""
+    spec = atomic_files.read_json(RunFolder(job.folder).header, RunHeader).spec
     return spec.device(msgspec.json.decode(job.change, type=Change))
 
 
 def rank_bundles(nodes: Sequence[Mapping[str, float]], wanted: int, device: str) -> list[Bundle]:
-    """What each rank takes: a GPU, if the cluster has any that may be used, else a CPU.
+    """The resources of each rank: a GPU, if the cluster has any that may be used, else a CPU.
 
-    Beside a GPU it takes as much of a CPU as leaves some for a rank on each of the node's.
+    With a GPU it takes a share of the CPUs that leaves some for the ranks on the node's other GPUs.
 
     Args:
         nodes: the resources of each.
@@ -105,7 +112,7 @@ def rank_bundles(nodes: Sequence[Mapping[str, float]], wanted: int, device: str)
         UsageError: ranks-do-not-fit.
     """
     computing = [
-        Room(num_cpus=int(node["CPU"]), num_gpus=int(node.get("GPU", 0)))
+        NodeCapacity(num_cpus=int(node["CPU"]), num_gpus=int(node.get("GPU", 0)))
         for node in nodes
         if node.get("CPU", 0) >= 1
     ]
@@ -120,7 +127,7 @@ def rank_bundles(nodes: Sequence[Mapping[str, float]], wanted: int, device: str)
     return [{"CPU": int(each * 1e4) / 1e4, "GPU": 1.0}] * (wanted or num_gpus)
 
 
-def _place(job: Job, cluster: RayCluster, bundles: list[Bundle]) -> list[Any]:
+def _place(job: RankJob, cluster: RayCluster, bundles: list[Bundle]) -> list[Any]:
     """Actors, one for each rank, that have started it.
 
     Raises:
@@ -145,10 +152,10 @@ def _place(job: Job, cluster: RayCluster, bundles: list[Bundle]) -> list[Any]:
     except NoAnswer as error:
         raise RunFailed(
             "ranks-not-placed",
-            f"Ray has not started {counted_text(len(bundles), 'rank')}.",
+            f"Ray did not start {counted_text(len(bundles), 'rank')}.",
             because=str(error),
-            fix="every node needs this flatout, with torch; flatout cluster status tells what the "
-            "nodes have, ray status what they wait for",
+            fix="every node needs this flatout, with torch; flatout cluster status shows what "
+            "the nodes have, ray status what they wait for",
         ) from error
     return actors
 
@@ -157,7 +164,7 @@ def refuse_unfit(nodes: Sequence[Mapping[str, Any]], folder: str) -> None:
     """Refuses nodes that would train something else, or elsewhere.
 
     Args:
-        nodes: of each rank, as `Rank.node` tells it.
+        nodes: of each rank, as `Rank.node` returns it.
         folder: of the run.
 
     Raises:
@@ -170,15 +177,16 @@ def refuse_unfit(nodes: Sequence[Mapping[str, Any]], folder: str) -> None:
             "the nodes have different versions of flatout.",
             because=f"{__version__} where the ranks are started; "
             + ", ".join(f"{version} on {host}" for host, version in others.items()),
-            fix="install the same on all; flatout cluster up does it for containers",
+            fix="install the same version on all; flatout cluster up does this for containers",
         )
     blind = sorted({node["host"] for node in nodes if not node["sees"]})
     if blind:
         raise UsageError(
             "run-not-shared",
-            f"{folder} is not seen by {', '.join(blind)}.",
-            because="every rank reads the run, and the first writes it, at the same path",
-            fix="put the folder of runs on a disk that all machines mount there: FLATOUT_STATE",
+            f"{folder} is not visible on {', '.join(blind)}.",
+            because="every rank reads the run at the same path, and rank 0 writes it",
+            fix="put the folder of runs on a disk that all machines mount at the same path: "
+            "FLATOUT_STATE",
         )
 
 
@@ -192,12 +200,12 @@ def own_variables(
 ) -> dict[str, str]:
     """A rank's variables.
 
-    Its threads are what a person has set here or on the node, or else its share of what Ray was
-    told that its node has.
+    Its threads are what the user has set here or on the node, or else its share of the CPUs
+    that Ray has for the node.
 
     Args:
         rank: its number.
-        nodes: of each rank, as `Rank.node` tells it.
+        nodes: of each rank, as `Rank.node` returns it.
         cpus: of each node, by its id.
         has_gpu: it sees one, its own, whatever its number among the node's ranks.
         place: host and port where rank 0 waits for the others.
@@ -216,8 +224,10 @@ def own_variables(
     return {**own, **ranks_limit(), _THREADS: threads or str(share)}
 
 
-def _attend(job: Job, cluster: RayCluster, ranks: list[Any], grace: Grace) -> dict[int, int]:
-    """How each rank has ended; once one has, the others are waited for only so long."""
+def _attend(
+    job: RankJob, cluster: RayCluster, ranks: list[Any], grace: ShutdownGrace
+) -> dict[int, int]:
+    """The exit code of each rank; once one has ended, the others have a limited time."""
     ray = cluster.ray
     waits = {actor.wait.remote(): rank for rank, actor in enumerate(ranks)}
     codes: dict[int, int] = {}
@@ -232,7 +242,7 @@ def _attend(job: Job, cluster: RayCluster, ranks: list[Any], grace: Grace) -> di
                 actor.stop.remote()
     if waits:
         # It is waited for: the end of its actor would only close a pipe, which a rank that hangs
-        # does not read. On a node that was cut off nobody is there to be asked.
+        # does not read. A node that was cut off cannot be asked.
         ended = [ranks[rank].end.remote() for rank in waits.values()]
         ray.wait(ended, num_returns=len(ended), timeout=_END_LIMIT_S)
     return codes | dict.fromkeys(waits.values(), _KILLED)
@@ -246,8 +256,8 @@ def _code(cluster: RayCluster, reference: Any) -> int:
         return _KILLED
 
 
-def _is_cut(job: Job) -> bool:
-    """Whether somebody has asked to stop: the reading end of the lifeline has come to its end."""
+def _is_cut(job: RankJob) -> bool:
+    """Whether a stop was requested: the lifeline was closed."""
     if sys.platform == "win32":
         # A pipe cannot be looked at there; Ray's actors end with this driver, and their ranks stop.
         return False
@@ -265,9 +275,9 @@ class Rank:
         self._lock = threading.Lock()
 
     def node(self, folder: str) -> dict[str, Any]:
-        """On which node Ray has placed it, and what of it matters to the run in this folder.
+        """The node on which Ray has placed it, with its facts for the run in this folder.
 
-        threads: that a person has set there. Ray sets them, too, once the actor's process runs.
+        threads: set there by the user. Ray sets them, too, once the actor's process runs.
         """
         return {
             "id": ray_module().get_runtime_context().get_node_id(),
@@ -280,7 +290,8 @@ class Rank:
     def meeting_place(self) -> tuple[str, int]:
         """Address of this node, as the others see it, and a port at which its rank is to wait.
 
-        The port is kept until the rank has it: found free and let go, it could be taken meanwhile.
+        The port is kept until the rank has it: found free and let go, it could be taken in the
+        meantime.
         """
         host = str(ray_module().util.get_node_ip_address())
         try:
@@ -291,7 +302,7 @@ class Rank:
                 return host, int(one.getsockname()[1])
 
     def start(self, command: list[str], variables: dict[str, str], folder: str) -> None:
-        """Starts the rank's process; its log lies in the run's folder."""
+        """Starts the rank's process; its log is in the run's folder."""
         reading, self._writing = os.pipe()
         given, files = handed_on(self._listening) if self._listening else ({}, ())
         # Further ranks open a log of their own.
@@ -317,6 +328,6 @@ class Rank:
                 self._writing = None
 
     def end(self) -> None:
-        """Ends the rank at once."""
+        """Kills the rank."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()

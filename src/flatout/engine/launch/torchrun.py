@@ -14,14 +14,14 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from flatout.engine.launch.job import Job, Nodes, say, tell, thread_variables
-from flatout.engine.rendezvous import is_port_taken, port_taken
+from flatout.engine.launch.job import NodeRendezvous, RankJob, say, tell, thread_variables
+from flatout.engine.ranks.rendezvous import is_port_taken, port_taken
 from flatout.errors import FlatoutError, RunFailed, UsageError
-from flatout.nouns.placement import ending_code
-from flatout.system.variables import loopback_variables, ranks_limit_s, worker_environment
+from flatout.schema.placement import ending_code
+from flatout.system.process_env import loopback_variables, ranks_limit_s, worker_environment
 
 
-def launch(job: Job) -> int:
+def launch(job: RankJob) -> int:
     """Hands the ranks to torchrun, waits until all have ended, and gives the exit code."""
     os.environ.update(thread_variables(job.num_ranks))
     # torchrun's workers inherit standard input: from here on it is the lifeline's end.
@@ -34,7 +34,7 @@ def launch(job: Job) -> int:
     try:
         config = _config(job)
     except UsageError as error:
-        return _told_once(job, error)
+        return _logged_once(job, error)
     program, *arguments = job.command()
     try:
         elastic_launch(config, program)(*arguments)
@@ -47,7 +47,7 @@ def launch(job: Job) -> int:
     except (DistNetworkError, DistStoreError) as error:
         if job.nodes is None:
             raise
-        return _told_once(job, _not_met(job.nodes, error))
+        return _logged_once(job, _not_met(job.nodes, error))
     return 0
 
 
@@ -60,8 +60,8 @@ def _code(codes: dict[int, int]) -> int:
     return 2 if 0 not in codes and set(codes.values()) == {2} else ending_code(codes)
 
 
-def _config(job: Job) -> LaunchConfig:
-    """What torchrun is told.
+def _config(job: RankJob) -> LaunchConfig:
+    """The settings for torchrun.
 
     Raises:
         UsageError: bad-setting.
@@ -79,7 +79,7 @@ def _config(job: Job) -> LaunchConfig:
 
 
 def _alone(num_ranks: int) -> LaunchConfig:
-    """For one machine, which no other has to find."""
+    """The arguments for one machine, which no other has to find."""
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -93,13 +93,13 @@ def _alone(num_ranks: int) -> LaunchConfig:
     )
 
 
-def _among(nodes: Nodes, num_ranks: int, limit_s: int) -> LaunchConfig:
-    """For one of several machines, each of which knows its number and the address of the first."""
+def _among(nodes: NodeRendezvous, num_ranks: int, limit_s: int) -> LaunchConfig:
+    """The arguments for one of several machines, all of which know the address of the first."""
     return LaunchConfig(
         min_nodes=nodes.count,
         max_nodes=nodes.count,
         nproc_per_node=num_ranks,
-        # The same for all. Nobody else meets at this port.
+        # The same for all. No other job uses this port.
         run_id="flatout",
         rdzv_backend="static",
         rdzv_endpoint=f"{nodes.host}:{nodes.port}",
@@ -109,20 +109,20 @@ def _among(nodes: Nodes, num_ranks: int, limit_s: int) -> LaunchConfig:
     )
 
 
-def _not_met(nodes: Nodes, error: RuntimeError) -> RunFailed:
+def _not_met(nodes: NodeRendezvous, error: RuntimeError) -> RunFailed:
     if nodes.node == 0 and is_port_taken(error):
         return port_taken("the first node", f"{nodes.host}:{nodes.port}")
     lines = str(error).strip().splitlines()
     return RunFailed(
         "ranks-not-together",
-        f"the {nodes.count} nodes did not meet at {nodes.host}:{nodes.port}.",
+        f"the {nodes.count} nodes did not connect at {nodes.host}:{nodes.port}.",
         because=lines[0][:200] if lines else type(error).__name__,
-        fix="flatout cluster status looks at names and ports; the run's worker.log has the rest",
+        fix="flatout cluster status checks names and ports; the run's worker.log has the rest",
     )
 
 
-def _told_once(job: Job, error: FlatoutError) -> int:
-    """The first node tells it in the run's history, so that one does."""
+def _logged_once(job: RankJob, error: FlatoutError) -> int:
+    """Logs it in the run's history, on the first node only."""
     if job.nodes is None or job.nodes.node == 0:
         return tell(job, error)
     say(error)

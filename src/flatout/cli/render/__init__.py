@@ -1,0 +1,1 @@
+"""All output: tables, the live display, wording. The only importers of rich."""

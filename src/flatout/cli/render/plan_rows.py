@@ -1,0 +1,94 @@
+"""Plans and their steps in words, line by line, for the code that prints them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from flatout.cli.render.wording import DOT, home_text
+from flatout.schema.change_journal import Applied, FileKept, TreeKept
+from flatout.schema.plan import (
+    Block,
+    Edit,
+    InstallPackages,
+    Move,
+    PlanStep,
+    RunProgram,
+    Write,
+    edit_text,
+)
+from flatout.schema.units import bytes_text, seconds_text
+
+Row = tuple[str, str]
+
+PLACES = {
+    "here": "", "wsl": "in WSL", "linux": "in Linux", "windows": "in Windows",
+    "powershell": "in PowerShell", "host": "on the host", "container": "in the container",
+}  # fmt: skip
+SAFETY = {"safe": "safe", "ask": "needs confirmation", "manual": "by hand"}
+
+
+def step_rows(step: PlanStep) -> Iterator[Row]:
+    """Rows on a step: its command or edit, its changes, its requirements, and how to undo it."""
+    yield (
+        "does" if not isinstance(step.action, RunProgram | InstallPackages) else "runs",
+        action_text(step),
+    )
+    if isinstance(step.action, RunProgram | InstallPackages):
+        yield "changes", step.changes
+    needs = [
+        "root" if step.needs_root else "",
+        f"restarts {_RESTARTED[step.restarts]}" if step.restarts else "",
+        "removes packages" if step.removes_packages else "",
+        bytes_text(step.size_bytes) if step.size_bytes else "",
+        f"about {seconds_text(step.time_s)}" if step.time_s else "",
+        PLACES[step.where],
+    ]
+    if any(needs):
+        yield "note", DOT.join(filter(None, needs))
+    if not step.can_be_undone:
+        yield "undo", "not possible"
+    elif step.undo:
+        yield "undo", f"flatout undo, which runs {shlex.join(step.undo)}"
+    else:
+        yield "undo", "flatout undo"
+
+
+_RESTARTED = {"wsl": "WSL", "windows": "Windows", "linux": "the machine", "docker": "Docker"}
+
+
+def action_text(step: PlanStep) -> str:
+    """The action as it could be typed, or what is written where."""
+    action = step.action
+    if isinstance(action, InstallPackages):
+        # In quotes, ~ would be no home.
+        is_plain = " " not in action.python
+        python = home_text(action.python) if is_plain else shlex.quote(action.python)
+        return f"{python} -m pip {shlex.join(action.words)}"
+    if isinstance(action, Edit | Block):
+        return edit_text(action)
+    if isinstance(action, Write):
+        return f"writes {home_text(action.file)}"
+    if isinstance(action, Move):
+        return f"moves {home_text(action.source)} to {home_text(action.target)}"
+    return f"{'sudo ' if step.needs_root else ''}{shlex.join(action.argv)}"
+
+
+def undo_rows(applied: Applied) -> Iterator[Row]:
+    """Rows on an undo: files, packages, names, commands; and the things that it cannot restore."""
+    steps = applied.begun.plan.steps
+    for line in applied.lines:
+        if isinstance(line, FileKept):
+            yield ("restores" if line.copy else "removes"), home_text(line.path)
+        elif isinstance(line, TreeKept):
+            yield "restores", f"the packages of {home_text(line.path)}"
+    for number in applied.begun_steps:
+        step = steps[number]
+        if isinstance(step.action, Move):
+            yield "moves", f"{home_text(step.action.target)} to {home_text(step.action.source)}"
+        if isinstance(step.action, RunProgram) and step.action.makes:
+            yield "removes", home_text(step.action.makes)
+        if step.undo:
+            yield "runs", f"{'sudo ' if step.needs_root else ''}{shlex.join(step.undo)}"
+        elif not step.can_be_undone:
+            yield "leaves", step.text

@@ -1,0 +1,1 @@
+"""Data of a cluster: the request, its layout, and the model of how it scales."""

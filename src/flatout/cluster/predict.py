@@ -1,0 +1,180 @@
+"""Predicts inside a cluster: in its role `inference`, which no training uses.
+
+Each question gets a container of that role for itself, which is removed with its answer. The
+workers are not interrupted, and need not run at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from flatout import __version__
+from flatout.cluster.compose import docker
+from flatout.cluster.compose.env_file import engine_in
+from flatout.cluster.files import Folder, open_folder, services_in
+from flatout.errors import UsageError
+from flatout.runs import api as runs_api
+from flatout.runs import predict_inputs, predict_process
+from flatout.schema.finding import option_without_effect
+from flatout.schema.predict_protocol import (
+    AnyAnswer,
+    Broken,
+    InferenceRequest,
+    Loaded,
+    Noted,
+    Predicted,
+    Question,
+    Refused,
+    Verb,
+    Written,
+    check_output,
+)
+from flatout.system.host_system import LocalSystem, System
+from flatout.system.store import run_folder
+from flatout.system.store.run_folder import RunFolder
+
+ROLE = "inference"
+_VERSION = "import flatout; print(flatout.__version__)"
+
+
+def predict(request: InferenceRequest) -> Generator[AnyAnswer]:
+    """Predictions of a run's saved weights, like `runs.predict.predict`.
+
+    Args:
+        request: with paths of this machine, below the folders that the cluster's nodes share.
+
+    Raises:
+        UsageError: no-input, unknown-output-format, unknown-run, no-cluster-here, run-not-shared,
+            data-not-shared, cluster-cannot-predict, cluster-not-up, cluster-versions-differ.
+    """
+    check_output(request.output)
+    run, folder = run_folder.find_run(request.run), open_folder(None)
+    typed = predict_inputs.expand_inputs(request.inputs)
+    inputs = tuple(_inside(folder, one) for one in typed)
+    question = _question_inside(request, "predict", run, folder, inputs)
+    output = _shared(folder, request.output) if request.output else None
+    question = msgspec.structs.replace(question, output=output)
+    return _ask(request, question, run, folder, dict(zip(inputs, typed, strict=True)))
+
+
+def evaluate(request: InferenceRequest) -> Generator[AnyAnswer]:
+    """The validation metrics of a run's saved weights, like `runs.predict.evaluate`.
+
+    Raises:
+        UsageError: as `predict`; unknown-parameter, bad-parameter-value.
+    """
+    run, folder = run_folder.find_run(request.run), open_folder(None)
+    question = _question_inside(request, "evaluate", run, folder)
+    return _ask(request, question, run, folder, {})
+
+
+def _question_inside(
+    request: InferenceRequest,
+    verb: Verb,
+    run: RunFolder,
+    folder: Folder,
+    inputs: tuple[str, ...] = (),
+) -> Question:
+    """The question with the paths that the role sees."""
+    question = runs_api.question_of(request, verb, run, inputs)
+    experiment = question.experiment
+    if experiment is not None and Path(experiment).is_absolute():
+        experiment = _shared(folder, experiment)
+    inside = folder.run_inside(run.path)
+    return msgspec.structs.replace(question, folder=inside, experiment=experiment)
+
+
+def _ask(
+    request: InferenceRequest,
+    question: Question,
+    run: RunFolder,
+    folder: Folder,
+    inputs: Mapping[str, str],
+) -> Generator[AnyAnswer]:
+    """The answers, with the names that were typed. inputs: typed names by those inside."""
+    run_folder.require_trust(run, is_trusted=request.is_trusted)
+    words = _require_role(folder, LocalSystem())
+    yield from _without_effect(request)
+    for answer in predict_process.ask(words, question, output_here=request.output):
+        if isinstance(answer, Broken) and answer.has_traceback:
+            answer = answer.kept_in(str(runs_api.record_crash(answer.printed)))
+        yield _as_typed(answer, inputs, request.output)
+
+
+def _as_typed(answer: AnyAnswer, inputs: Mapping[str, str], output: str | None) -> AnyAnswer:
+    if isinstance(answer, Predicted | Refused):
+        return msgspec.structs.replace(answer, input=inputs.get(answer.input, answer.input))
+    if isinstance(answer, Loaded) and inputs:
+        return msgspec.structs.replace(answer, longest_input=max(map(len, inputs.values())))
+    if isinstance(answer, Written) and output is not None:
+        return msgspec.structs.replace(answer, path=str(Path(output).expanduser().absolute()))
+    return answer
+
+
+def _require_role(folder: Folder, system: System) -> tuple[str, ...]:
+    """The words that lead to Python in a container of the role.
+
+    Raises:
+        UsageError: cluster-cannot-predict, cluster-not-up, cluster-versions-differ,
+            docker-not-answering, compose-missing, compose-file-refused.
+    """
+    engine_in(folder.settings)
+    program = docker.find_compose(system)
+    if ROLE not in [one.name for one in services_in(program, folder, system)]:
+        raise UsageError(
+            "cluster-cannot-predict",
+            f"the cluster in {folder.path} has no service `{ROLE}`.",
+            fix="run `flatout cluster init DIR` and copy the service from its compose.yaml",
+        )
+    built = system.run(["docker", "image", "inspect", folder.name], docker.ASK_LIMIT_S)
+    if built.exit_code != 0:
+        raise UsageError(
+            "cluster-not-up",
+            f"the image of cluster {folder.name} has not been built.",
+            fix="flatout cluster up",
+        )
+    words = ("run", "--rm", "-T", "--no-deps", ROLE, "python3")
+    leading = tuple(program.argv(folder.path, *words))
+    told = system.run([*leading, "-P", "-c", _VERSION], docker.ASK_LIMIT_S)
+    version = told.stdout.strip()
+    if told.exit_code != 0:
+        raise UsageError(
+            "cluster-cannot-predict",
+            f"the service `{ROLE}` of cluster {folder.name} does not start.",
+            because=told.reason or told.stderr.strip()[-400:] or f"exit code {told.exit_code}",
+            fix="flatout cluster check",
+        )
+    if version != __version__:
+        raise UsageError(
+            "cluster-versions-differ",
+            f"the image of the cluster has flatout {version}; here is {__version__}.",
+            because="both must be the same version",
+            fix="flatout cluster up puts this one into the image",
+        )
+    return leading
+
+
+def _inside(folder: Folder, text: str) -> str:
+    """An input as the role sees it: a local file, else a text or a path in the nodes' data."""
+    try:
+        is_file = Path(text).exists()
+    except (OSError, ValueError):
+        return text  # A text that is too long for a name.
+    return _shared(folder, text) if is_file else text
+
+
+def _shared(folder: Folder, text: str) -> str:
+    return folder.data_inside(text, "leave out --on to predict on this machine")
+
+
+def _without_effect(request: InferenceRequest) -> Iterator[Noted]:
+    given = {"--python": request.python, "--env": request.env}
+    for option, value in given.items():
+        if value is not None:
+            finding = option_without_effect(
+                option, "the cluster's image does the computation", f"leave out {option}"
+            )
+            yield Noted(finding=finding)

@@ -1,1 +1,0 @@
-"""The verbs of `flatout cluster`: containers of this machine as if they were machines."""

@@ -1,0 +1,1 @@
+"""Fixes as plans: which of a finding's commands flatout can run itself, and how."""

@@ -1,0 +1,1 @@
+"""The doctor's data: requests, examined machines, diagnoses and fix plans."""

@@ -1,0 +1,156 @@
+"""One pass over a text, however long, for all signatures together, in bounded memory."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from flatout.doctor.scan.cleaning import cleaned
+from flatout.doctor.signature import WINDOW_BYTES, Sign, Signature
+
+# The first matches show the cause, the last ones the outcome.
+KEPT_FIRST = 8
+KEPT_LAST = 8
+# More matches of a signature add nothing, so endless repetition is not scanned endlessly.
+SEEN_ENOUGH = 5_000
+_BLOCK_BYTES = 256 * 1024
+# How far ahead a multi-line signature may look.
+_AHEAD_BYTES = 2 * WINDOW_BYTES
+_LONGEST_LINE = 400
+# A line that a pattern rejected this often, ignoring digits, is not tried again: a training prints
+# the same line a million times.
+_REFUSED_ENOUGH = 100
+_MOST_SHAPES = 2_000
+
+# Letters in lower case, everything else a space: a text becomes words.
+_TO_WORDS = bytes(
+    code + 32 if 65 <= code <= 90 else code if 97 <= code <= 122 else 32 for code in range(256)
+)
+_TO_SHAPE = bytes(48 if 48 <= code <= 57 else code for code in range(256))
+
+
+class _Text:
+    """A fixed text of a signature, prepared for searching."""
+
+    def __init__(self, text: str, signature: Signature) -> None:
+        self.signature = signature
+        self.needle = text.encode().lower()
+        self.words = frozenset(self.needle.translate(_TO_WORDS).split())
+
+
+class SignatureHit:
+    """The matches of one signature: the first and the last few."""
+
+    def __init__(self) -> None:
+        self.first: list[Sign] = []
+        self.last: deque[Sign] = deque(maxlen=KEPT_LAST)
+        self.count = 0
+        self._refused: dict[int, int] = {}
+
+    def add(self, sign: Sign) -> None:
+        """Adds a match; those in the middle are dropped."""
+        self.count += 1
+        if len(self.first) < KEPT_FIRST:
+            self.first.append(sign)
+        else:
+            self.last.append(sign)
+
+    def is_refused(self, window: bytes) -> bool:
+        """Whether lines like this one were rejected often enough."""
+        return self._refused.get(hash(window.translate(_TO_SHAPE)), 0) >= _REFUSED_ENOUGH
+
+    def refuse(self, window: bytes) -> None:
+        """Remembers a line that the pattern did not match."""
+        shape = hash(window.translate(_TO_SHAPE))
+        if len(self._refused) >= _MOST_SHAPES:
+            self._refused.clear()
+        self._refused[shape] = self._refused.get(shape, 0) + 1
+
+
+def scan(chunks: Iterable[bytes], signatures: Sequence[Signature]) -> dict[str, tuple[Sign, ...]]:
+    """The matches of every signature, in text order; empty for one that does not occur.
+
+    A block of text is first split into its set of words. A signature is searched only if all its
+    words are among them, and its pattern is tried only where its fixed text is found.
+    """
+    by_word = _by_rarest_word(tuple(signatures))
+    seen = {one.id: SignatureHit() for one in signatures}
+    line = 1
+    for block, ahead in _blocks(cleaned(chunks)):
+        words = set(block.translate(_TO_WORDS).split())
+        wanted = [
+            text
+            for word in by_word.keys() & words
+            for text in by_word[word]
+            if text.words <= words and seen[text.signature.id].count < SEEN_ENOUGH
+        ]
+        if wanted:
+            _look(block, ahead, line, wanted, seen)
+        line += block.count(b"\n")
+    return {
+        id: tuple(sorted((*one.first, *one.last), key=lambda sign: sign.line))
+        for id, one in seen.items()
+    }
+
+
+# Cached, because every text is scanned for the same signatures.
+@functools.lru_cache(maxsize=4)
+def _by_rarest_word(signatures: tuple[Signature, ...]) -> Mapping[bytes, Sequence[_Text]]:
+    # The longest word rarely occurs by chance.
+    by_word: dict[bytes, list[_Text]] = {}
+    for one in signatures:
+        for text in (_Text(text, one) for text in one.texts):
+            by_word.setdefault(max(text.words, key=len), []).append(text)
+    return by_word
+
+
+def _blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Whole lines, about a block's worth at a time, and what comes after them."""
+    held = b""
+    for chunk in chunks:
+        held += chunk
+        while len(held) > _BLOCK_BYTES + _AHEAD_BYTES:
+            end = held.rfind(b"\n", 0, _BLOCK_BYTES) + 1 or _BLOCK_BYTES
+            yield held[:end], held[end : end + _AHEAD_BYTES]
+            held = held[end:]
+    yield held, b""
+
+
+def _look(
+    block: bytes, ahead: bytes, line: int, wanted: Sequence[_Text], seen: dict[str, SignatureHit]
+) -> None:
+    # A progress bar's lone CRs separate lines for matching; only newlines count as line numbers.
+    small = block.lower().replace(b"\r", b"\n")
+    whole = (block + ahead).replace(b"\r\n", b" \n").replace(b"\r", b"\n")
+    for text in wanted:
+        one, places = text.signature, seen[text.signature.id]
+        at = small.find(text.needle)
+        counted, number = 0, line
+        while at >= 0 and places.count < SEEN_ENOUGH:
+            begin = max(small.rfind(b"\n", 0, at) + 1, at - WINDOW_BYTES)
+            end = _end(whole, at, one.lines)
+            if not places.is_refused(whole[begin:end]):
+                window = whole[begin:end].decode(errors="replace")
+                values = one.match(window)
+                if values is None:
+                    places.refuse(whole[begin:end])
+                else:
+                    number += block.count(b"\n", counted, begin)
+                    counted = begin
+                    shown = window.partition("\n")[0].strip()[:_LONGEST_LINE]
+                    places.add(Sign(id=one.id, line=number, text=shown, values=values))
+            # One match per line: continue the search after its end.
+            behind = small.find(b"\n", at)
+            at = small.find(text.needle, behind) if behind >= 0 else -1
+
+
+def _end(text: bytes, at: int, num_lines: int) -> int:
+    """The end of so many lines, or of the window."""
+    limit = min(len(text), at + WINDOW_BYTES)
+    end = at - 1
+    for _ in range(num_lines):
+        end = text.find(b"\n", end + 1, limit)
+        if end < 0:
+            return limit
+    return end

@@ -1,0 +1,1 @@
+"""Changes to a model: precision, activation checkpointing, float8, moving averages."""

@@ -1,0 +1,235 @@
+"""Plain attributes of modules: counters, flags, tensors that are not buffers.
+
+They are not in the state_dict, and neither is which weights are frozen. Changes to them during
+training are part of its state, so they are in the checkpoint if it can store their type.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.tensors.state_tree import compact
+
+# nn.Module's own: parameters, buffers, hooks, and whether it trains, which every loop sets.
+_OF_ALL = frozenset(vars(nn.Module()))
+_SIMPLE = (bool, int, float, str, type(None))
+_DEPTH = 4
+
+# Total size limit for tensors: larger ones are activations kept for inspection.
+_MOST_BYTES = 64 * 2**20
+
+_MISSING = object()
+
+
+class ModuleAttributes:
+    """Finds changes in a model's plain attributes since it was built.
+
+    Args:
+        model: as it was built, before its first step.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._begun = {
+            (module, name): _remembered(value) for module, name, value in _attributes(model)
+        }
+        self._is_trained = {n: p.requires_grad for n, p in model.named_parameters()}
+
+    def state(self) -> dict[str, Any]:
+        """The changes so far: attributes by module and name, and frozen or unfrozen weights."""
+        values: dict[str, dict[str, Any]] = {}
+        for module, name, value in self._changed():
+            values.setdefault(module, {})[name] = _detached(value)
+        lost = self._too_large()
+        return {
+            "values": {m: one for m, one in values.items() if m not in lost},
+            "is_trained": {
+                name: one.requires_grad
+                for name, one in self._model.named_parameters()
+                if one.requires_grad != self._is_trained.get(name)
+            },
+        }
+
+    def lost(self) -> list[str]:
+        """Changed attributes that cannot be stored."""
+        names = {
+            _joined(module, name)
+            for module, name, value in _attributes(self._model)
+            if _is_other_container(value) and self._has_changed(module, name, value)
+        }
+        return sorted(names | {one for module in self._too_large().values() for one in module})
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restores what `state` returned."""
+        modules = dict(self._model.named_modules())
+        for module, values in state["values"].items():
+            for name, value in values.items():
+                setattr(modules[module], name, self._on_device(value))
+        weights = dict(self._model.named_parameters())
+        for name, is_trained in state["is_trained"].items():
+            weights[name].requires_grad_(is_trained)
+
+    def _changed(self) -> Iterator[tuple[str, str, Any]]:
+        for module, name, value in _attributes(self._model):
+            if _can_be_kept(value) and self._has_changed(module, name, value):
+                yield module, name, value
+
+    def _has_changed(self, module: str, name: str, value: Any) -> bool:
+        begun = self._begun.get((module, name), _MISSING)
+        if isinstance(value, Tensor):
+            return not _is_same_tensor(begun, value)
+        if type(begun) is not type(value):
+            return True
+        if _can_be_kept(value):
+            return bool(begun != value)
+        return not _has_same_items(begun, value)
+
+    def _too_large(self) -> dict[str, list[str]]:
+        """Names of tensors by module, if all of them are too large together.
+
+        Nothing of these modules is kept: a count that belongs to a tensor is wrong without it.
+        """
+        tensors = [one for one in self._changed() if isinstance(one[2], Tensor)]
+        if sum(value.nbytes for *_, value in tensors) <= _MOST_BYTES:
+            return {}
+        named: dict[str, list[str]] = {}
+        for module, name, _ in tensors:
+            named.setdefault(module, []).append(_joined(module, name))
+        return named
+
+    def _on_device(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        weight = next(self._model.parameters(), None)
+        return value.clone() if weight is None else value.to(weight.device, copy=True)
+
+
+@contextlib.contextmanager
+def restore(model: nn.Module) -> Iterator[None]:
+    """Undoes what passes through a model have changed: its buffers, its plain attributes, and which
+    weights are frozen.
+
+    What is put into a set or into an object of another class stays.
+    """
+    modules = dict(model.named_modules())
+    buffers = {
+        name: {own: (one, compact(one).detach().clone()) for own, one in module._buffers.items()
+               if one is not None}
+        for name, module in modules.items()
+    }  # fmt: skip
+    slots = {name: dict(module._buffers) for name, module in modules.items()}
+    kept = {
+        (module, name): value.detach().clone()
+        if isinstance(value, Tensor)
+        else copy.deepcopy(value)
+        for module, name, value in _attributes(model)
+        if _can_be_kept(value)
+    }
+    held = {(module, name): value for module, name, value in _attributes(model)}
+    is_trained = {one: one.requires_grad for one in model.parameters()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, module in modules.items():
+                module._buffers.clear()
+                module._buffers.update(slots[name])
+                for one, value in buffers[name].values():
+                    compact(one).copy_(value)
+        _put_attributes_back(modules, held, kept)
+        for one, was_trained in is_trained.items():
+            one.requires_grad_(was_trained)
+
+
+def _put_attributes_back(
+    modules: dict[str, nn.Module],
+    held: dict[tuple[str, str], Any],
+    kept: dict[tuple[str, str], Any],
+) -> None:
+    for module_name, module in modules.items():
+        for name in [one for one in vars(module) if one not in _OF_ALL]:
+            place = module_name, name
+            if place not in held:
+                delattr(module, name)
+            elif place not in kept:
+                if getattr(module, name) is not held[place]:
+                    setattr(module, name, held[place])
+            elif isinstance(held[place], Tensor):
+                if not held[place].requires_grad or held[place].is_leaf:
+                    with torch.no_grad():
+                        held[place].copy_(kept[place])
+                setattr(module, name, held[place])
+            else:
+                setattr(module, name, kept[place])
+
+
+def _attributes(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    for module_name, module in model.named_modules():
+        for name, value in vars(module).items():
+            if name not in _OF_ALL:
+                yield module_name, name, value
+
+
+def _can_be_kept(value: Any, depth: int = _DEPTH) -> bool:
+    if type(value) in _SIMPLE:
+        return True
+    if isinstance(value, Tensor):
+        return depth == _DEPTH and value.layout is torch.strided and not value.is_meta
+    if depth == 0:
+        return False
+    if type(value) in (list, tuple):
+        return all(_can_be_kept(item, depth - 1) for item in value)
+    if type(value) is dict:
+        pairs = (part for pair in value.items() for part in pair)
+        return all(_can_be_kept(part, depth - 1) for part in pairs)
+    return False
+
+
+def _is_other_container(value: Any) -> bool:
+    """Whether it holds relevant state of a type that a checkpoint cannot store."""
+    return isinstance(value, set | deque) or (
+        type(value) in (list, dict) and len(value) > 0 and not _can_be_kept(value)
+    )
+
+
+def _remembered(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value, _version(value)
+    if _can_be_kept(value):
+        return copy.deepcopy(value)
+    # Its items may be anything: later only its length can be compared.
+    return copy.copy(value) if _is_other_container(value) else _MISSING
+
+
+def _has_same_items(begun: Any, value: Any) -> bool:
+    """Whether it holds the same objects, or equal numbers and texts."""
+    one, other = (list(it.items() if isinstance(it, dict) else it) for it in (begun, value))
+    if isinstance(value, dict):
+        one, other = ([part for pair in pairs for part in pair] for pairs in (one, other))
+    return len(one) == len(other) and all(
+        a is b or (type(a) in _SIMPLE and type(a) is type(b) and a == b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _is_same_tensor(begun: Any, value: Tensor) -> bool:
+    return type(begun) is tuple and begun[0] is value and begun[1] == _version(value)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _joined(module: str, name: str) -> str:
+    return f"{module}.{name}" if module else name

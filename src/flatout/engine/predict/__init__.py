@@ -1,0 +1,1 @@
+"""`flatout predict` and `evaluate`: a run's weights applied to new data."""

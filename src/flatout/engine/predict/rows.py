@@ -1,0 +1,111 @@
+"""Predictions of a batch as rows: a value by name for each sample, of JSON's own kinds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from flatout.engine.runtime.user_code import kind_text
+from flatout.errors import UsageError
+from flatout.schema.units import counted_text
+
+
+def rows_of(
+    found: Any, num_samples: int, labels: Sequence[str] | None, top: int
+) -> list[dict[str, Any]]:
+    """A row for each sample.
+
+    Probabilities of the classes that `labels` names become `label` and `probability`, with top > 1
+    also `label_2`, `probability_2` and so on. A number of a class becomes its `label`. Pictures
+    stay as they are.
+
+    Args:
+        found: a tensor or list with an entry for each sample, or a dict of such.
+        num_samples: how many.
+        labels: names of the classes, or None.
+        top: how many classes to tell of each sample.
+
+    Raises:
+        UsageError: bad-prediction.
+    """
+    rows: list[dict[str, Any]] = [{} for _ in range(num_samples)]
+    parts = found if isinstance(found, dict) else {"prediction": found}
+    for name, part in parts.items():
+        for row, values in zip(rows, _values(name, part, labels, top), strict=True):
+            row |= values
+    return rows
+
+
+def _values(name: str, part: Any, labels: Sequence[str] | None, top: int) -> list[dict[str, Any]]:
+    if not isinstance(part, Tensor):
+        return [{name: value if is_picture(value) else _plain(value)} for value in part]
+    if part.is_complex():
+        raise _cannot_be_written("a complex number")
+    is_only = name == "prediction"
+    if labels is not None and part.dim() == 2 and part.shape[1] == len(labels):
+        return _classes(part, labels, min(top, len(labels)), "" if is_only else f"{name}_")
+    if labels is not None and is_only and part.dim() == 1 and not part.is_floating_point():
+        return [{"label": _label(number, labels)} for number in part.tolist()]
+    # A column of numbers is a number for each sample.
+    flat = part.flatten() if part.dim() == 2 and part.shape[1] == 1 else part
+    return [{name: value} for value in flat.tolist()]
+
+
+def _label(number: int, labels: Sequence[str]) -> str:
+    # A negative number would name a class from the end.
+    if not 0 <= number < len(labels):
+        raise UsageError(
+            "bad-prediction",
+            f"class {number} was predicted; `labels` names "
+            f"{counted_text(len(labels), 'class', 'classes')}, from 0.",
+            fix="give `labels` a name for each class that `predict` can return",
+        )
+    return labels[number]
+
+
+def _plain(value: Any) -> Any:
+    """A value of JSON's own kinds; tensors and arrays become lists."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str):
+        # Halves of characters have no place in JSON.
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    raise _cannot_be_written(kind_text(value))
+
+
+def _cannot_be_written(what: str) -> UsageError:
+    return UsageError(
+        "bad-prediction",
+        f"{what} was predicted for a sample, which cannot be written.",
+        because="it is not a number, a string, a list or dict of these, or an image",
+        fix="let `predict` return numbers, strings, or tensors of real numbers",
+    )
+
+
+def _classes(
+    probabilities: Tensor, labels: Sequence[str], top: int, prefix: str
+) -> list[dict[str, Any]]:
+    values, numbers = probabilities.topk(top, dim=1)
+    rows = []
+    for row_values, row_numbers in zip(values.tolist(), numbers.tolist(), strict=True):
+        row: dict[str, Any] = {}
+        for place, (value, number) in enumerate(zip(row_values, row_numbers, strict=True)):
+            end = "" if place == 0 else f"_{place + 1}"
+            row |= {f"{prefix}label{end}": labels[number], f"{prefix}probability{end}": value}
+        rows.append(row)
+    return rows
+
+
+def is_picture(value: Any) -> bool:
+    """Whether it is an image of Pillow's, which only a file can hold."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(value, pillow.Image)

@@ -1,0 +1,1 @@
+"""Device and process: memory, allocator, random numbers, timing, signals, errors."""

@@ -1,0 +1,73 @@
+"""Energy of a GPU during training, by the driver's own counter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from flatout.system.clock import elapsed_s
+from flatout.system.wsl import has_windows_driver
+
+# The driver brings its counter up to date every tenth of a second or so.
+_LEAST_S = 1.0
+
+
+class EnergyMeter:
+    """The mean power since this was made.
+
+    Args:
+        joules: reads a counter of energy; None where it cannot be read.
+        seconds: reads a clock.
+    """
+
+    def __init__(
+        self, joules: Callable[[], float | None], seconds: Callable[[], float] = elapsed_s
+    ) -> None:
+        self._joules, self._seconds = joules, seconds
+        self._began_j, self._began_s = joules(), seconds()
+
+    def mean_w(self) -> float | None:
+        """Watts; None if unknown, or where it is too early to say."""
+        passed_s = self._seconds() - self._began_s
+        if self._began_j is None or passed_s < _LEAST_S:
+            return None
+        now_j = self._joules()
+        # A reloaded driver counts from 0.
+        return (
+            None if now_j is None or now_j < self._began_j else (now_j - self._began_j) / passed_s
+        )
+
+
+def gpu_joules(device: torch.device) -> Callable[[], float | None]:
+    """A function that reads the energy used by a device since its driver was loaded.
+
+    On a CPU it is unknown: since 2020 Linux shows the counters only to root. Windows' driver is
+    not asked, where NVML may hang. Cards before Volta have no such counter.
+
+    Source: https://docs.nvidia.com/deploy/nvml-api/ (nvmlDeviceGetTotalEnergyConsumption).
+    """
+    if device.type != "cuda" or has_windows_driver():
+        return _nothing
+    try:
+        import pynvml  # type: ignore[import-untyped]
+
+        pynvml.nvmlInit()
+        # Not by its number, which CUDA_VISIBLE_DEVICES changes.
+        uuid = torch.cuda.get_device_properties(device).uuid
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    except Exception:  # noqa: BLE001 - NVML is missing, or the card does not report it
+        return _nothing
+
+    def read() -> float | None:
+        try:
+            return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+        except pynvml.NVMLError:
+            return None
+
+    return read
+
+
+def _nothing() -> float | None:
+    return None

@@ -1,0 +1,1 @@
+"""Everything a training step needs, built once: model, optimizer, data, validation."""

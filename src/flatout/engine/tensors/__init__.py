@@ -1,0 +1,1 @@
+"""Nested tensors, state trees, and how both are stored and sent."""

@@ -1,1 +1,0 @@
-"""The verbs of `flatout setup`: what `flow` is to training. `prepare` first, then `make`."""

@@ -1,1 +1,0 @@
-"""The things flatout speaks of: frozen structs without I/O, JSON both ways."""

@@ -1,0 +1,136 @@
+"""Runs looked over and compared, with their parameters; and what a user can name.
+
+Small, so that a shell that completes a word is answered immediately.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from flatout.errors import FlatoutError, UsageError
+from flatout.runs import experiment_source
+from flatout.runs.experiment_params import Parameter, parse_parameters
+from flatout.runs.model.comparison import Comparison, compare_runs
+from flatout.runs.model.listed import ListedRun, ListRequest, RunRemoval, chosen_runs
+from flatout.schema.experiment_spec import ExperimentSpec, Value
+from flatout.schema.run import DamagedRun, Run, RunHeader
+from flatout.system import atomic_files, links
+from flatout.system.store import run_folder
+from flatout.system.store.run_folder import RunFolder
+from flatout.system.store.run_reader import list_runs, read_or_name, split_of
+
+
+def listed_runs(request: ListRequest) -> list[ListedRun]:
+    """The runs that are requested, with their parameters, metrics and durations.
+
+    Raises:
+        UsageError: unknown-run-key, bad-condition, unknown-experiment.
+    """
+    return chosen_runs([_listed(run) for run in list_runs()], request)
+
+
+def _listed(run: Run | DamagedRun) -> ListedRun:
+    if isinstance(run, DamagedRun):
+        return ListedRun(run=run)
+    try:
+        duration_s = sum(split_of(run).values()) or None
+    except FlatoutError:
+        duration_s = None
+    given, defaults = run.header.spec.parameters, _defaults(run)
+    changed = tuple(
+        name for name, value in given.items() if name not in defaults or defaults[name] != value
+    )
+    return ListedRun(run=run, parameters=defaults | given, changed=changed, duration_s=duration_s)
+
+
+def _defaults(run: Run) -> dict[str, Value]:
+    """The defaults of a run's parameters, as its experiment's text had them when it was made."""
+    try:
+        parameters = _kept_parameters(RunFolder(Path(run.folder)), run.header.spec)
+    except FlatoutError:
+        return {}  # Its text is gone or broken: what was set is known all the same.
+    return {one.name: one.default_value for one in parameters if one.default is not None}
+
+
+def _kept_parameters(folder: RunFolder, spec: ExperimentSpec) -> tuple[Parameter, ...]:
+    source = experiment_source.find_source(
+        str(folder.experiment_of(spec.sha256)) if spec.file else spec.name
+    )
+    return parse_parameters(source.text, source.place)
+
+
+def parameters_of(text: str) -> tuple[Parameter, ...]:
+    """The parameters of an experiment: a built-in's name, or a file. Nothing of it is run.
+
+    Raises:
+        UsageError: unknown-experiment, experiment-file-not-found, experiment-not-text,
+            experiment-syntax-error, no-experiment-function.
+    """
+    source = experiment_source.find_source(text)
+    return parse_parameters(source.text, source.place)
+
+
+def parameters_of_run(text: str) -> tuple[Parameter, ...]:
+    """The parameters of the experiment that a run was made from.
+
+    Raises:
+        UsageError: unknown-run; RunFailed: damaged-file; and see `parameters_of`.
+    """
+    folder = run_folder.find_run(text)
+    return _kept_parameters(folder, atomic_files.read_json(folder.header, RunHeader).spec)
+
+
+def run_ids() -> list[str]:
+    """Ids of all runs, oldest first."""
+    return [path.name for path in run_folder.run_paths()]
+
+
+def find_removals(texts: Sequence[str]) -> list[RunRemoval]:
+    """Runs that should be deleted, each once, with their sizes.
+
+    Raises:
+        UsageError: unknown-run, not-a-run, run-in-use.
+    """
+    folders_asked = {folder.path: folder for folder in map(run_folder.find_run, texts)}
+    for folder in folders_asked.values():
+        # Before any of them is deleted.
+        if folder.is_in_use():
+            raise run_folder.run_in_use(folder)
+    return [_removal(folder) for folder in folders_asked.values()]
+
+
+def failed_runs() -> list[RunRemoval]:
+    """Every run that has failed, with its size; also one that is just being resumed."""
+    return [_removal(RunFolder(Path(run.folder))) for run in list_runs() if run.status == "failed"]
+
+
+def _removal(folder: RunFolder) -> RunRemoval:
+    # What a shell asks for has no use for it, and would wait.
+    from flatout.system.disk_size import size_of
+
+    target = os.path.realpath(folder.path) if links.is_link(folder.path) else None
+    num_bytes = size_of(folder.path, set())
+    run = read_or_name(folder)
+    is_unfinished = isinstance(run, Run) and run.status != "finished"
+    return RunRemoval(
+        id=folder.path.name,
+        folder=str(folder.path),
+        num_bytes=num_bytes,
+        target=target,
+        checkpoint_step=run.checkpoint_step if isinstance(run, Run) and is_unfinished else None,
+        is_in_use=folder.is_in_use(),
+    )
+
+
+def compare(texts: Sequence[str]) -> Comparison:
+    """Runs side by side.
+
+    Raises:
+        UsageError: too-few-runs, unknown-run.
+    """
+    if len(texts) < 2:
+        raise UsageError("too-few-runs", "name at least two runs.", fix="list runs: flatout runs")
+    rows = [run_folder.read_run(run_folder.find_run(text)) for text in texts]
+    return compare_runs(rows, [_listed(run).parameters for run in rows])

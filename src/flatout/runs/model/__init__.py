@@ -1,0 +1,1 @@
+"""Data about runs that only commands need: lists, comparisons, new experiments."""

@@ -1,0 +1,414 @@
+"""`flatout setup --repair`: an existing environment, read, repaired and verified.
+
+It is shown first, package by package; then flatout downloads the wheels, and installs them without
+a network as a plan, which `flatout undo` takes back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from flatout.compat.conflicts import closure, plain_name
+from flatout.compat.fit import BuildRequest, Target
+from flatout.compat.request import SetupRequest
+from flatout.compat.target import target_from
+from flatout.compat.wishes import wishes_from
+from flatout.doctor import api as doctor_api
+from flatout.errors import RunFailed, UsageError
+from flatout.schema.change_journal import StepOutcome
+from flatout.schema.environment import (
+    FrameworkName,
+    InstallProgress,
+    MadeEnvironment,
+    Pin,
+    SmokeTestResult,
+)
+from flatout.schema.finding import Finding
+from flatout.schema.framework import Framework
+from flatout.schema.installed_packages import Inside
+from flatout.schema.machine import Machine
+from flatout.schema.plan import InstallPackages, Plan, PlanStep
+from flatout.schema.units import counted_text
+from flatout.setup.env.context import SetupContext, machine_text, read_context, read_machine
+from flatout.setup.env.index_choice import IndexChoices
+from flatout.setup.env.lock_file import requirement_lines
+from flatout.setup.env.manage import unused
+from flatout.setup.env.repair_diff import RepairDiff, decide_difference, pinned_difference
+from flatout.setup.env.repair_problems import RepairProblem, asked_by, find_wrong, known_frameworks
+from flatout.setup.env.resolve import not_here
+from flatout.setup.env.smoke_test import judge, problem
+from flatout.setup.model.environment_repair import (
+    EnvironmentProblem,
+    EnvironmentRepair,
+    PackageChange,
+)
+from flatout.setup.model.environment_request import EnvironmentRequest
+from flatout.setup.packages import smoke_test_runner, wheel_store
+from flatout.setup.packages.installed_packages import Isolated, find_inside, read_inside
+from flatout.system import clock, paths, text_input
+from flatout.system.changes import apply
+from flatout.system.probes.environments import read_environment
+from flatout.system.site_policy import read_site
+from flatout.system.store import environments
+
+Device = Literal["cpu", "gpu"]
+
+_LINES = "requirements.txt"
+# Rules about what an environment holds.
+_FAMILIES = ("framework", "install", "python")
+_TABLE_NAMES: dict[str, FrameworkName] = {
+    "torch": "torch", "tensorflow": "tensorflow", "paddlepaddle": "paddle", "jax": "jax",
+}  # fmt: skip
+
+
+def prepare_repair(
+    name: str, request: SetupRequest, how: EnvironmentRequest, *, is_dry: bool = False
+) -> Iterator[InstallProgress | EnvironmentRepair]:
+    """Yields progress, then what is wrong in an environment and how to repair it.
+
+    Args:
+        name: a folder, or a name of `flatout envs` or of conda.
+        request: what the user requires of the builds.
+        how: mirrors, the program that resolves, and whether there is a network.
+        is_dry: change nothing, not even in flatout's own folders.
+
+    Raises:
+        UsageError: no-such-environment, environment-not-repaired, environment-of-conda.
+        RunFailed: not-mendable, nothing-fits, environment-not-readable, index-not-reachable.
+    """
+    how.check(0)
+    yield InstallProgress(name="", text="reading the environment")
+    machine = read_machine()
+    scene = _read(
+        find_inside(name), machine, request, how, may_get_uv=not (is_dry or how.is_offline)
+    )
+    yield InstallProgress(name=name, text="resolving packages")
+    made = _made_in(scene.inside.folder)
+    found = _as_locked(scene, made, machine) if made else _as_solved(scene)
+    tried: tuple[SmokeTestResult, ...] = ()
+    if not found.problems:
+        yield InstallProgress(name=name, text="training steps")
+        tried, damaged = _tried(scene)
+        if damaged:
+            found = _as_damaged(scene, damaged, made)
+    yield _repair(scene, found, tried)
+
+
+def carry_out(
+    repair: EnvironmentRepair, how: EnvironmentRequest
+) -> Iterator[InstallProgress | StepOutcome | SmokeTestResult]:
+    """Downloads, changes the packages, and verifies the result by training steps.
+
+    Raises:
+        UsageError: environment-changed, environment-in-use, setup-in-progress, changes-under-way.
+        RunFailed: the download failed; training-step-failed, wrong-result.
+    """
+    with unused(repair.inside.name, repair.inside.folder):
+        yield from _carried_out(repair, how)
+
+
+def _carried_out(
+    repair: EnvironmentRepair, how: EnvironmentRequest
+) -> Iterator[InstallProgress | StepOutcome | SmokeTestResult]:
+    inside, plan = repair.inside, repair.plan
+    assert plan is not None
+    now = read_inside(inside.name, Path(inside.folder), inside.kind, inside.python)
+    if now.versions != inside.versions:
+        raise UsageError(
+            "environment-changed",
+            f"{inside.folder} has changed since the plan was shown.",
+            because="packages were installed or removed in the meantime",
+            fix="run this again",
+        )
+    context = read_context(how, read_machine(), may_get_uv=False)
+    began_s = clock.elapsed_s()
+    for done, total in wheel_store.fetch(repair.pins, context.opener):
+        yield InstallProgress(
+            name=inside.name,
+            text="downloading",
+            done_bytes=done,
+            total_bytes=total,
+            bytes_per_s=done / max(clock.elapsed_s() - began_s, 0.1),
+        )
+    folder = _wheels_folder(repair.pins)
+    try:
+        wheel_store.link_into(repair.pins, folder / "wheels")
+        text_input.write(folder / _LINES, "\n".join(requirement_lines(repair.pins)) + "\n")
+        outcomes = []
+        for outcome in apply.apply(plan):
+            outcomes.append(outcome)
+            yield outcome
+    finally:
+        wheel_store.forget(folder)
+    if any(one.how == "failed" for one in outcomes):
+        return
+    for framework, device in repair.devices.items():
+        yield InstallProgress(name=inside.name, text=f"training steps on the {device.upper()}")
+        try:
+            yield _proof(inside.python, framework, device)
+        except RunFailed as error:
+            undo = f"flatout undo {outcomes[-1].id or ''}".strip()
+            raise RunFailed(
+                error.rule, error.problem, because=error.because, printed=error.printed,
+                fix=f"{undo} restores the previous packages; {error.fix}",
+            ) from error  # fmt: skip
+
+
+def _made_in(folder: str) -> MadeEnvironment | None:
+    """flatout's own environment in a folder, by whatever path the user named it."""
+    real = Path(folder).resolve()
+    made = environments.list_environments()
+    return next((one for one in made if Path(one.folder).resolve() == real), None)
+
+
+class _Scene(msgspec.Struct, frozen=True):
+    """Everything read before resolving. findings: the doctor's, about packages."""
+
+    inside: Inside
+    target: Target
+    wish: BuildRequest
+    context: SetupContext
+    how: EnvironmentRequest
+    findings: tuple[Finding, ...]
+
+
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The problems and their repair. wrong: for environments without a lock file."""
+
+    problems: tuple[EnvironmentProblem, ...] = ()
+    difference: RepairDiff = RepairDiff()
+    wrong: RepairProblem = RepairProblem()
+
+
+def _read(
+    inside: Inside, machine: Machine, request: SetupRequest, how: EnvironmentRequest, *,
+    may_get_uv: bool,
+) -> _Scene:  # fmt: skip
+    environment = read_environment(Isolated(), inside.python).environment
+    inside = msgspec.structs.replace(inside, frameworks=environment.frameworks)
+    there = msgspec.structs.replace(
+        machine, python=inside.python, frameworks=environment.frameworks,
+        environments=(environment,),
+    )  # fmt: skip
+    judged = doctor_api.judge(there)
+    findings = tuple(
+        one for one in judged.diagnosis.findings
+        if one.severity != "note" and judged.families.get(one.rule) in _FAMILIES
+    )  # fmt: skip
+    context = read_context(how, machine, may_get_uv=may_get_uv)
+    (wish,) = wishes_from(request)
+    target = target_from(machine, context.tables, platform.machine())
+    return _Scene(inside, target, wish, context, how, findings)
+
+
+def _as_solved(scene: _Scene) -> _Found:
+    """The problems that the metadata of an environment show."""
+    inside = scene.inside
+    places = IndexChoices(scene.context, is_offline=scene.how.is_offline)
+    wrong = find_wrong(inside, scene.target, scene.wish, scene.context.tables, places)
+    asked = asked_by(scene.findings, inside)
+    if asked:
+        problems = [EnvironmentProblem(problem=one.problem, packages=tuple(asked))
+                for one in scene.findings if asked_by([one], inside)]  # fmt: skip
+        wrong = msgspec.structs.replace(
+            wrong, wanted={**asked, **wrong.wanted}, problems=(*wrong.problems, *problems)
+        )
+    return _decided(scene, wrong, frozenset()) if wrong.problems else _Found(wrong=wrong)
+
+
+def _decided(scene: _Scene, wrong: RepairProblem, again: frozenset[str]) -> _Found:
+    difference = decide_difference(
+        scene.inside, wrong, again, scene.context, is_offline=scene.how.is_offline
+    )
+    return _Found(problems=wrong.problems, difference=difference, wrong=wrong)
+
+
+def _as_locked(scene: _Scene, made: MadeEnvironment, machine: Machine) -> _Found:
+    """The problems of an environment of flatout's own, whose record says what is right.
+
+    Raises:
+        UsageError: environment-for-other-machine.
+    """
+    if made.machine != machine_text(machine):
+        raise UsageError(
+            "environment-for-other-machine",
+            f"`{made.name}` was created for another driver or GPU.",
+            because=f"it was created for {made.machine}; this machine has {machine_text(machine)}",
+            fix=f"recreate it: flatout setup {made.wish.framework}",
+        )
+    difference = pinned_difference(scene.inside, made.pins)
+    problems = tuple(
+        EnvironmentProblem(problem=_differs(one, made.name), packages=(one.name,))
+        for one in difference.changes
+    )
+    return _Found(problems=problems, difference=difference)
+
+
+def _differs(change: PackageChange, name: str) -> str:
+    there = f"now has {change.before}" if change.before else "it is missing now"
+    return f"`{name}` was created with {change.name} {change.after}, but {there}"
+
+
+def _tried(scene: _Scene) -> tuple[tuple[SmokeTestResult, ...], Framework | None]:
+    """Training steps, where the metadata are fine; the framework whose files are damaged.
+
+    Raises:
+        RunFailed: training-step-failed, wrong-result: on a GPU, although the CPU computes.
+    """
+    proved: list[SmokeTestResult] = []
+    for held in known_frameworks(scene.inside):
+        framework = _TABLE_NAMES[held.name]
+        device = _device(held.build, scene.target)
+        try:
+            proved.append(_proof(scene.inside.python, framework, device))
+        except RunFailed:
+            if device == "cpu" or not _computes(scene.inside.python, framework):
+                return (), held
+            # The files are intact: a reinstallation would not fix the driver or the card.
+            raise
+    return tuple(proved), None
+
+
+def _computes(python: str, framework: FrameworkName) -> bool:
+    try:
+        _proof(python, framework, "cpu")
+    except RunFailed:
+        return False
+    return True
+
+
+def _as_damaged(scene: _Scene, held: Framework, made: MadeEnvironment | None) -> _Found:
+    """Reinstalls the framework and its dependencies: its libraries are in separate packages."""
+    names = _standing_on(held, scene.inside)
+    text = f"a training step with {held.name} {held.version} fails, even on the CPU"
+    trouble = EnvironmentProblem(problem=text, packages=tuple(names))
+    if made is not None:
+        pins = tuple(pin for pin in made.pins if plain_name(pin.name) in names)
+        again = tuple(PackageChange(name=pin.name, before=pin.version, after=pin.version,
+                             size_bytes=pin.size_bytes) for pin in pins)  # fmt: skip
+        return _Found(problems=(trouble,), difference=RepairDiff(changes=again, pins=pins))
+    places = IndexChoices(scene.context, is_offline=scene.how.is_offline)
+    wrong = find_wrong(scene.inside, scene.target, scene.wish, scene.context.tables, places)
+    wanted = {name: f"{name}=={scene.inside.packages[name].version}" for name in names}
+    wrong = msgspec.structs.replace(wrong, problems=(trouble,), wanted=wanted)
+    return _decided(scene, wrong, frozenset(names))
+
+
+def _standing_on(held: Framework, inside: Inside) -> list[str]:
+    """The packages of a framework and their dependencies, except conda's and local ones."""
+    own = {f"{held.name}{ending}" for ending in ("", "-gpu", "-cpu")}
+    # JAX and Paddle name these in extras, and metadata do not record which extras were requested.
+    more = (f"{held.name}-cuda", "nvidia-")
+    roots = [name for name in inside.packages if name in own or name.startswith(more)]
+    needed = closure(roots, inside.packages, inside.markers)
+    others = {
+        name
+        for name in needed - own
+        if inside.packages[name].installer == "conda" or inside.packages[name].is_local
+    }
+    return sorted(needed - others)
+
+
+def _repair(scene: _Scene, found: _Found, tried: tuple[SmokeTestResult, ...]) -> EnvironmentRepair:
+    """The complete repair, with its plan.
+
+    Raises:
+        UsageError: environment-of-conda.
+        RunFailed: wheels-not-here, disk-full.
+    """
+    inside, difference = scene.inside, found.difference
+    _leave_to_conda(inside, difference.changes)
+    missing = [pin for pin in difference.pins if not wheel_store.is_here(pin)]
+    if missing and scene.how.is_offline:
+        raise not_here(
+            counted_text(len(missing), "wheel"), ", ".join(pin.file for pin in missing[:5])
+        )
+    devices = {
+        _TABLE_NAMES[one.name]: _device(one.build, scene.target) for one in known_frameworks(inside)
+    }
+    for answer in found.wrong.answers:
+        if answer.build is not None:
+            name: FrameworkName = answer.build.framework  # type: ignore[assignment]
+            devices[name] = "cpu" if answer.build.cuda == "cpu" else "gpu"
+    repair = EnvironmentRepair(
+        inside=inside,
+        problems=found.problems,
+        changes=difference.changes,
+        pins=difference.pins,
+        missing_bytes=sum(pin.size_bytes or 0 for pin in missing),
+        findings=scene.findings if not found.problems else (),
+        notes=(*scene.context.notes, *difference.notes),
+        devices=devices,
+        proofs=tried,
+    )
+    if not repair.changes:
+        return repair
+    site = read_site()
+    if "repair" in site.forbidden.goals:
+        return msgspec.structs.replace(repair, refusal=site.refusal)
+    return msgspec.structs.replace(repair, plan=_plan(repair))
+
+
+def _plan(repair: EnvironmentRepair) -> Plan:
+    inside, pins = repair.inside, repair.pins
+    gone = tuple(one.name for one in repair.changes if one.how == "removed")
+    steps = []
+    if gone:
+        steps.append(
+            PlanStep(
+                text=f"remove {', '.join(gone)}",
+                action=InstallPackages(python=inside.python, words=("uninstall", *gone)),
+                changes=f"packages of {inside.folder}",
+                removes_packages=True,
+            )
+        )
+    if pins:
+        folder = _wheels_folder(pins)
+        words = ("install", "--no-deps", "--no-index", "--force-reinstall", "--require-hashes",
+                 "--find-links", str(folder / "wheels"), "-r", str(folder / _LINES))  # fmt: skip
+        steps.append(
+            PlanStep(
+                text=f"install {', '.join(f'{pin.name} {pin.version}' for pin in pins)}",
+                action=InstallPackages(python=inside.python, words=words),
+                changes=f"packages of {inside.folder}",
+                size_bytes=repair.missing_bytes or None,
+            )
+        )
+    return Plan(goal=f"repair {inside.folder}", steps=tuple(steps))
+
+
+def _leave_to_conda(inside: Inside, changes: Sequence[PackageChange]) -> None:
+    """Refuses to change conda's packages with pip: conda would not notice."""
+    names = [one.name for one in changes if one.before is not None
+             and inside.packages[one.name].installer == "conda"]  # fmt: skip
+    if names:
+        raise UsageError(
+            "environment-of-conda",
+            f"conda has installed {', '.join(names)}, so pip must not change that.",
+            because="conda would not notice, and would still list its own versions",
+            fix=f"conda remove --prefix {inside.folder} --force {' '.join(names)}, then run this "
+            "again; or create a new environment: flatout setup",
+        )
+
+
+def _wheels_folder(pins: Sequence[Pin]) -> Path:
+    names = "\n".join(sorted(f"{pin.name} {pin.sha256}" for pin in pins))
+    return paths.cache_folder() / "repairs" / hashlib.sha256(names.encode()).hexdigest()[:16]
+
+
+def _proof(python: str, framework: FrameworkName, device: Device) -> SmokeTestResult:
+    # A check must leave nothing behind, not even compiled Python.
+    output = smoke_test_runner.train_steps(
+        python, framework, problem(device), {"PYTHONDONTWRITEBYTECODE": "1"}
+    )
+    return judge(output, device, clock.now_text())
+
+
+def _device(build: str | None, target: Target) -> Device:
+    return "gpu" if target.gpus and (build or "").startswith("cu") else "cpu"

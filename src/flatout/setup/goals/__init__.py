@@ -1,1 +1,0 @@
-"""Plans for what lies below an environment: driver, WSL, CUDA toolkit, containers."""

@@ -1,0 +1,1 @@
+"""Below an environment: plans for driver, WSL, CUDA toolkit, cuDNN and Docker."""

@@ -1,0 +1,1 @@
+"""Data of setup: requests, and the plans made for them."""

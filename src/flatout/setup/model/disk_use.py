@@ -1,0 +1,42 @@
+"""Files that flatout keeps on the disk, by kind."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal[
+    "runs", "checkpoints", "searches", "recipes", "data", "environments", "compiled", "caches",
+    "tools", "undo",
+]  # fmt: skip
+# What `--free` accepts; the others have their own commands.
+FREEABLE: tuple[Kind, ...] = (
+    "checkpoints", "searches", "recipes", "data", "environments", "compiled", "caches",
+)  # fmt: skip
+
+
+class DiskUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of data. num_bytes: its size on the disk; files with several hard links count once.
+
+    text: what it is. folder: where it is.
+    cost: what freeing it costs. freeable: paths that can be freed now; freeable_bytes: their size.
+    in_use: why the rest cannot be freed, one line per reason.
+    """
+
+    kind: Kind
+    text: str
+    folder: str
+    num_items: int
+    num_bytes: int
+    cost: str
+    freeable: tuple[str, ...] = ()
+    freeable_bytes: int = 0
+    in_use: tuple[str, ...] = ()
+
+
+class Freed(msgspec.Struct, frozen=True, kw_only=True):
+    """Freed space, by kind."""
+
+    kinds: tuple[Kind, ...]
+    num_bytes: int

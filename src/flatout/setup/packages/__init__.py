@@ -1,0 +1,1 @@
+"""Package managers and wheels: uv, pip, conda, downloads, bundles."""

@@ -1,0 +1,70 @@
+"""Reports of dpkg and apt: unfinished installations, NVIDIA's repository, the distro's toolkit."""
+
+from __future__ import annotations
+
+import re
+
+from flatout.schema.environment_facts import InstalledPackages
+from flatout.system.host_system import System, Unread
+
+_STATUS = "/var/lib/dpkg/status"
+_SOURCES = "/etc/apt/sources.list.d"
+_NVIDIA_SOURCE = "developer.download.nvidia.com/compute/cuda/repos"
+
+
+def probe_packages(system: System) -> tuple[InstalledPackages | None, dict[str, str]]:
+    """The package manager's side; None altogether where it is another one than dpkg."""
+    text = system.read(_STATUS)
+    if isinstance(text, Unread):
+        return None, {"packages": "flatout cannot read this distribution's package list"}
+    names = [
+        "/etc/apt/sources.list",
+        *(f"{_SOURCES}/{one}" for one in system.list_folder(_SOURCES)),
+    ]
+    sources = [told for name in names if isinstance(told := system.read(name), str)]
+    mine = [line for source in sources for line in nvidia_sources(source)]
+    has_keyring = version_in(text, "cuda-keyring") is not None
+    found = InstalledPackages(
+        num_unfinished=num_unfinished(text),
+        has_nvidia_source=bool(mine),
+        is_nvidia_source_signed=has_keyring or all(mine) if mine else None,
+        distro_toolkit=version_in(text, "nvidia-cuda-toolkit"),
+    )
+    reasons = {"is_nvidia_source_signed": "no such package source"} if not mine else {}
+    return found, {f"packages.{field}": reason for field, reason in reasons.items()}
+
+
+def num_unfinished(status: str) -> int:
+    """Packages in /var/lib/dpkg/status that are unpacked and not configured.
+
+    Source: dpkg(1), package states.
+    """
+    states = r"half-installed|half-configured|unpacked|triggers-awaited|triggers-pending"
+    return len(re.findall(rf"^Status: \S+ \S+ (?:{states})$", status, re.MULTILINE))
+
+
+def version_in(status: str, package: str) -> str | None:
+    """The version of an installed package, without epoch and revision."""
+    found = re.search(
+        rf"^Package: {re.escape(package)}\nStatus: \S+ \S+ installed\n(?:[^\n]+\n)*?"
+        r"Version: (?:\d+:)?([\w.+~]+)",
+        status,
+        re.MULTILINE,
+    )
+    return found[1] if found else None
+
+
+def nvidia_sources(text: str) -> list[bool]:
+    """The sources of NVIDIA's CUDA repository, each with whether it names its signing key.
+
+    Source: sources.list(5), in one line or in the form of deb822.
+    """
+    found = [
+        "signed-by=" in line.partition("]")[0].lower()
+        for line in text.splitlines()
+        if _NVIDIA_SOURCE in line and line.lstrip().startswith("deb")
+    ]
+    for part in re.split(r"\n\s*\n", text):
+        if re.search(rf"^URIs:.*{re.escape(_NVIDIA_SOURCE)}", part, re.MULTILINE):
+            found.append(re.search(r"^Signed-By:", part, re.MULTILINE | re.IGNORECASE) is not None)
+    return found

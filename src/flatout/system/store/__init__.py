@@ -1,0 +1,1 @@
+"""Files that flatout keeps: run folders, recipes, data sets, environments, journals."""

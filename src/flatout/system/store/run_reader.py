@@ -1,0 +1,145 @@
+"""Facts of runs beyond their headers: read from their folders, a damaged one survived."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from flatout.errors import FlatoutError, RunFailed
+from flatout.schema.class_report import Results
+from flatout.schema.code_outline import CodeOutline
+from flatout.schema.run import DamagedRun, Run
+from flatout.schema.run_lines import (
+    Classified,
+    EpochEnded,
+    Event,
+    Generated,
+    Metric,
+    Outlined,
+    Progress,
+    Tuned,
+    Validated,
+)
+from flatout.schema.suggested_command import command_line, tune_command
+from flatout.schema.tuned_recipe import TunedRecipe
+from flatout.system import atomic_files
+from flatout.system.store.jsonl_scan import each_line, last_line
+from flatout.system.store.run_folder import RunFolder, read_run, run_paths
+
+
+def list_runs() -> list[Run | DamagedRun]:
+    """All runs, oldest first."""
+    found = [read_or_name(RunFolder(path)) for path in run_paths()]
+    return [run for run in found if run is not None]
+
+
+def newest_run() -> Run | None:
+    """The newest of the runs that can be read, or None."""
+    for path in reversed(run_paths()):
+        run = read_or_name(RunFolder(path))
+        if isinstance(run, Run):
+            return run
+    return None
+
+
+def read_or_name(folder: RunFolder) -> Run | DamagedRun | None:
+    """A run, or what is wrong with it; None if someone has removed it in the meantime."""
+    try:
+        return read_run(folder)
+    except FlatoutError as error:
+        if _is_gone(folder.path):
+            return None
+        because = f"{error.problem} {error.because or ''}".strip()
+        name = folder.path.name
+        fix = error.fix.replace(
+            atomic_files.REMOVE_RUN,
+            "remove it: " + command_line(["flatout", "runs", "rm", name]),
+        )
+        return DamagedRun(id=name, folder=str(folder.path), because=because, fix=fix)
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False  # The disk does not answer.
+    return False
+
+
+def each_metric(run: Run) -> Iterator[Metric]:
+    """Loss, rates and validations of a run by step, one at a time: there may be very many."""
+    return each_line(RunFolder(Path(run.folder)).metrics, Metric)
+
+
+def milestones(run: Run) -> list[Metric]:
+    """The ends of a run's epochs, and its validations."""
+    words = (b'"epochended"', b'"validated"')
+    found = each_line(RunFolder(Path(run.folder)).metrics, Metric, words)
+    return [line for line in found if isinstance(line, EpochEnded | Validated)]
+
+
+def results_of(run: Run) -> Results:
+    """A run's confusions, as they were when the kept weights were taken, and its last samples."""
+    judged = run.best_validation or (run.validations[-1] if run.validations else None)
+    confusions: dict[str, Classified] = {}
+    samples = None
+    words = (b'"classified"', b'"generated"')
+    for line in each_line(RunFolder(Path(run.folder)).metrics, Metric, words):
+        if isinstance(line, Classified) and judged and line.step == judged.step:
+            confusions[line.name] = line
+        elif isinstance(line, Generated):
+            samples = line
+    return Results(confusions=tuple(confusions.values()), samples=samples)
+
+
+def split_of(run: Run) -> dict[str, float]:
+    """The division of a run's time, in seconds: as recorded at its end, else so far."""
+    if run.finished and run.status == "finished":
+        return run.finished.split_s
+    told = last_line(RunFolder(Path(run.folder)).metrics, Metric, b'"progress"')
+    return told.split_s if isinstance(told, Progress) else {}
+
+
+def power_of(run: Run) -> float | None:
+    """Watts that a run's GPU has drawn on average, from its last line; None if unknown."""
+    told = last_line(RunFolder(Path(run.folder)).metrics, Metric, b'"progress"')
+    return told.power_w if isinstance(told, Progress) else None
+
+
+def tuned_recipe(run: Run) -> TunedRecipe:
+    """The recipe that a search has found, with how it was found.
+
+    Raises:
+        RunFailed: search-not-finished.
+    """
+    folder = RunFolder(Path(run.folder))
+    events = atomic_files.read_lines(folder.events, Event)
+    tuned = next((line for line in reversed(events) if isinstance(line, Tuned)), None)
+    if tuned is None or run.recipe is None:
+        raise RunFailed(
+            "search-not-finished",
+            f"the search {run.id} was stopped before it found a recipe.",
+            fix=f"search again: {tune_command(run.header.spec)}",
+        )
+    return TunedRecipe(
+        folder=run.folder,
+        recipe=run.recipe,
+        decision=tuned.decision,
+        unit=tuned.unit,
+        is_from_cache=tuned.is_from_cache,
+    )
+
+
+def outline_of(run: Run) -> CodeOutline | None:
+    """The record of a search about its experiment, for a plain loop to be written from."""
+    events = atomic_files.read_lines(RunFolder(Path(run.folder)).events, Event)
+    lines = [line for line in events if isinstance(line, Outlined)]
+    return lines[-1].outline if lines else None
+
+
+def checkpoint_steps(run: Run) -> list[int]:
+    """Steps of the checkpoints that a run has kept."""
+    return RunFolder(Path(run.folder)).checkpoint_steps()

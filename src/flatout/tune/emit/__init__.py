@@ -1,0 +1,1 @@
+"""`--emit code`: a recipe as a plain PyTorch program."""

@@ -1,0 +1,1 @@
+"""What tests, campaigns and benchmarks share: fakes, recorders, cases and result files."""
