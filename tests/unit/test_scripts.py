@@ -250,7 +250,7 @@ def test_quickstart_parse_when_arguments_are_for_train(
 
 REPORT = """<testsuites><testsuite>
 <testcase name="a"/><testcase name="b"/>
-<testcase name="c"><failure message="no">...</failure></testcase>
+<testcase classname="tests.unit.test_c" name="c"><failure message="assert 1 == 2&#10; why">...</failure></testcase>
 <testcase name="d"><error message="no">...</error></testcase>
 <testcase name="e"><skipped message="needs a GPU"/></testcase>
 <testcase name="f"><skipped message="needs a GPU"/></testcase>
@@ -278,6 +278,7 @@ def test_sum_up_when_something_failed(capsys: pytest.CaptureFixture[str]) -> Non
     assert test.sum_up([], [bad, good, bad]) == 1
     shown = capsys.readouterr().out
     assert "4: needs a GPU" in shown
+    assert "FAILED    tests.unit.test_c::c\n          assert 1 == 2\n           why\n" in shown
     assert shown.splitlines()[-1] == "4 passed, 4 failed, 4 skipped"
 
 
