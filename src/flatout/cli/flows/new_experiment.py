@@ -39,7 +39,7 @@ def answered(request: NewExperimentRequest) -> NewExperimentRequest:
     kind = request.data or _choice("Kind of data", DATA_OF[task], request.settled_data)
     path, target = request.path, request.target
     if path is None and kind != "synthetic":
-        path = _text("Path of the data (Enter: synthetic data for now)")
+        path = _text("Path of the data (Enter: synthetic data)")
     if target is None and path is not None and kind in TABLES:
         target = _text("Column to predict (Enter: the last one)")
     return msgspec.structs.replace(request, data=kind, path=path, target=target)

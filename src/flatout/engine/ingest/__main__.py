@@ -11,7 +11,7 @@ import traceback
 
 from flatout.engine.ingest.ingestion import ingest
 from flatout.errors import FlatoutError
-from flatout.schema.finding import Finding, finding_from
+from flatout.schema.finding import finding_from, internal_error
 from flatout.schema.ingest_protocol import IngestRequest
 from flatout.schema.predict_protocol import Broken
 from flatout.system.json_process import JsonStdio
@@ -31,9 +31,7 @@ def main() -> int:
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - any failure is reported
         traceback.print_exc()
-        problem = f"flatout itself failed: {type(error).__name__}: {error}"
-        finding = Finding(rule="internal-error", severity="error", problem=problem)
-        stdio.answers.write(Broken(finding=finding, exit_code=3))
+        stdio.answers.write(Broken(finding=internal_error(error), exit_code=3))
         return 3
     return 0
 

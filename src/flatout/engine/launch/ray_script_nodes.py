@@ -20,7 +20,7 @@ from typing import Any
 
 from flatout.engine.launch.ray_cluster import PLACE_LIMIT_S, NoAnswer, RayCluster, join, ray_module
 from flatout.errors import FlatoutError, RunFailed
-from flatout.schema.finding import Finding, finding_from
+from flatout.schema.finding import finding_from, internal_error
 from flatout.schema.predict_protocol import Broken
 from flatout.schema.script_launch import (
     LaunchRequest,
@@ -223,9 +223,7 @@ def main() -> int:
         return error.exit_code
     except Exception as error:  # noqa: BLE001 - every exception is reported
         traceback.print_exc()
-        problem = f"flatout itself failed: {type(error).__name__}: {error}"
-        finding = Finding(rule="internal-error", severity="error", problem=problem)
-        stdio.answers.write(Broken(finding=finding, exit_code=3))
+        stdio.answers.write(Broken(finding=internal_error(error), exit_code=3))
         return 3
     return 0
 

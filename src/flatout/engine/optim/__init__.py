@@ -1,7 +1,7 @@
 """Optimizers, parameter groups, learning-rate schedules, and the update of the weights.
 
 Any `torch.optim.Optimizer` works as it is. torch's implementations (`foreach`, `fused`) are flags
-of its groups, which `fused_step.py: set_implementation` sets; nothing is to be added for these.
+of its groups, which `fused_step.py: set_implementation` sets; nothing needs to be added for these.
 
 To call the fused kernel of another optimizer directly
 ------------------------------------------------------

@@ -21,7 +21,13 @@ from flatout.engine.runtime import rng
 from flatout.engine.runtime.error_map import is_out_of_memory, raised_at, to_flatout_error
 from flatout.engine.session.validation import classified
 from flatout.errors import FlatoutError, RunFailed
-from flatout.schema.finding import Finding, Fix, finding_from, option_without_effect
+from flatout.schema.finding import (
+    Finding,
+    Fix,
+    finding_from,
+    internal_error,
+    option_without_effect,
+)
 from flatout.schema.predict_protocol import (
     Answer,
     Broken,
@@ -229,9 +235,7 @@ def _broken(error: BaseException) -> Broken:
     """Why nothing more comes."""
     news = to_flatout_error(error)
     if news is None:
-        problem = f"flatout itself failed: {type(error).__name__}: {error}"
-        finding = Finding(rule="internal-error", severity="error", problem=problem)
-        return Broken(finding=finding, exit_code=3)
+        return Broken(finding=internal_error(error), exit_code=3)
     if news.rule == "out-of-memory":
         fix = "use a smaller batch: --batch-size N"
         news = RunFailed(news.rule, news.problem, because=news.because, fix=fix)
