@@ -250,7 +250,8 @@ def test_quickstart_parse_when_arguments_are_for_train(
 
 REPORT = """<testsuites><testsuite>
 <testcase name="a"/><testcase name="b"/>
-<testcase classname="tests.unit.test_c" name="c"><failure message="assert 1 == 2&#10; why">...</failure></testcase>
+<testcase classname="tests.unit.test_c" name="c">
+<failure message="assert 1 == 2&#10; why">...</failure></testcase>
 <testcase name="d"><error message="no">...</error></testcase>
 <testcase name="e"><skipped message="needs a GPU"/></testcase>
 <testcase name="f"><skipped message="needs a GPU"/></testcase>

@@ -147,9 +147,17 @@ def test_left_overs_of_a_removal_are_freed_with_caches(home: Path) -> None:
                           capture_output=True, text=True, check=True)  # fmt: skip
     old = write(home / f"environments/.torch-{done.stdout.strip()}/{NOTE}", 10)
     ours = write(home / f"environments/.jax-{os.getpid()}/{NOTE}", 10)
-    of_others = write(home / f"environments/.venv-{done.stdout.strip()}/file", 10)
+    of_others = [
+        write(home / f"environments/.venv-{done.stdout.strip()}/file", 10),
+        write(home / f"state/runs/.results-{done.stdout.strip()}/file", 10),
+        write(home / "state/runs/.flatout-notes-1/file", 10),
+    ]
+    run = atomic_files.hidden_path(home / "state/runs/digits-0001")
+    removed = write(run.with_name(run.name.replace(str(os.getpid()), done.stdout.strip())), 10)
+    writing = write(run / "run.json", 10)
     disk_usage.free([kept(home, "caches")])
-    assert not old.exists() and ours.exists() and of_others.exists()
+    assert not old.exists() and ours.exists() and all(path.exists() for path in of_others)
+    assert not removed.exists() and writing.exists()
 
 
 # With the command line, and with runs.

@@ -34,6 +34,9 @@ _RENAME_PAUSE_S = 0.05
 _LOCK_TRIES = 4
 _LOCK_PAUSE_S = 0.02
 
+# Begins the name of a folder that is being created or removed; the process's number follows.
+_HIDDEN = ".flatout-"
+
 # What a file system may still call free when it takes no more.
 _LEAST_ROOM_BYTES = 64 * 1024
 
@@ -90,6 +93,34 @@ def open_file(path: Path) -> BinaryIO:
 def part_path(path: Path) -> Path:
     """The path of an unfinished file; left-overs of a crash are known by the ending."""
     return path.with_name(f"{path.name}.part")
+
+
+def hidden_path(path: Path) -> Path:
+    """A name in the same folder for a folder that is being created or removed.
+
+    `left_over_paths` knows it again if this process dies.
+    """
+    hidden = path.with_name(f"{_HIDDEN}{os.getpid()}-{path.name}")
+    if hidden.exists():
+        shutil.rmtree(hidden)
+    return hidden
+
+
+def left_over_paths(parent: Path) -> list[Path]:
+    """The hidden folders in this one whose process has ended."""
+    import psutil
+
+    # Behind a link to a disk that does not answer there is nothing to be removed.
+    try:
+        hidden = list(parent.glob(f"{_HIDDEN}*-*"))
+    except OSError:
+        return []
+    left_over = []
+    for path in hidden:
+        number = path.name.removeprefix(_HIDDEN).partition("-")[0]
+        if number.isdigit() and not psutil.pid_exists(int(number)):
+            left_over.append(path)
+    return left_over
 
 
 def move_into_place(part: Path, path: Path) -> None:

@@ -112,7 +112,7 @@ def delete(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         # Renamed to a hidden name first, so that an interrupted removal leaves no partial folder.
-        hidden = path.with_name(f".{path.name}-{os.getpid()}")
+        hidden = atomic_files.hidden_path(path)
         path.rename(hidden)
         if sys.version_info >= (3, 12):
             shutil.rmtree(hidden, onexc=_make_writable)
@@ -216,7 +216,7 @@ def _caches(state: Path) -> _Pile:
             *_below(state / "indexes", "*"),
             *_below(state / "crashes", "*"),
             *_below(state, "failed-start"),
-            *_left_overs(),
+            *_left_overs(run_paths()),
         ],
         cost="the next flatout setup downloads its wheels and queries the indexes again",
     )
@@ -285,19 +285,21 @@ def _environments() -> _Pile:
     )
 
 
-def _left_overs() -> Iterator[Path]:
-    """Files that an ended process had renamed for their removal."""
+def _left_overs(runs: Sequence[Path]) -> Iterator[Path]:
+    """Folders that an ended process was creating or removing."""
     import psutil
 
-    environments_folder = folders.environments_folder()
-    for folder in (folders.runs_folder(), folders.tunes_folder(), environments_folder):
-        for path in folder.glob(".*-*") if folder.is_dir() else ():
-            number = path.name.rpartition("-")[2]
-            # The user may keep other environments in this folder.
-            if folder == environments_folder and not environment_folder.is_marked(path):
-                continue
-            if number.isdigit() and not psutil.pid_exists(int(number)):
-                yield path
+    state = folders.state_folder()
+    parents = [folders.runs_folder(), folders.tunes_folder(), *runs, folders.compiled_folder(),
+               folders.cache_folder(), state, state / "indexes", state / "changes"]  # fmt: skip
+    for parent in parents:
+        yield from atomic_files.left_over_paths(parent)
+    # The user may keep other environments in this folder.
+    for path in folders.environments_folder().glob(".*-*"):
+        number = path.name.rpartition("-")[2]
+        is_ours = number.isdigit() and environment_folder.is_marked(path)
+        if is_ours and not psutil.pid_exists(int(number)):
+            yield path
 
 
 def _is_taken(path: Path) -> bool:

@@ -7,7 +7,6 @@ reading its log.
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 from pathlib import Path
 
@@ -15,9 +14,9 @@ import msgspec
 
 from flatout.errors import FlatoutError
 from flatout.schema.run import Run
-from flatout.system.atomic_files import mapped_os_errors
+from flatout.system.atomic_files import hidden_path, mapped_os_errors
 from flatout.system.paths import state_folder
-from flatout.system.store.run_folder import RunFolder, hidden_path, read_run
+from flatout.system.store.run_folder import RunFolder, read_run
 
 # What a user fixes in their file, or next to it; a run continues with the file it was started with.
 _OF_THE_EXPERIMENT = ("experiment-raised", "experiment-exited", "data-not-readable")
@@ -85,7 +84,7 @@ def set_aside(run: Run) -> Run:
 
 def _move(hidden: Path, kept: Path) -> None:
     """Puts a folder in the place of another, also of another disk; where it cannot, both stay."""
-    new, old = (kept.with_name(f".{kept.name}{word}-{os.getpid()}") for word in ("-new", ""))
+    new, old = hidden_path(kept), hidden_path(kept.with_name(f"old-{kept.name}"))
     is_copied = False
     try:
         try:

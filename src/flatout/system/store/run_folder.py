@@ -140,7 +140,7 @@ def create_run(header: RunHeader, parent: Path | None = None) -> RunFolder:
             raise taken
         path.parent.mkdir(parents=True, exist_ok=True)
         # Made under a hidden name: a folder that is called by an id holds its header, always.
-        new = hidden_path(path)
+        new = atomic_files.hidden_path(path)
         new.mkdir()
         try:
             atomic_files.write_json(RunFolder(new).header, header)
@@ -357,21 +357,13 @@ def remove_run(folder: RunFolder) -> None:
             if links.is_link(folder.path):
                 links.remove_link(folder.path)
                 return
-            removed = hidden_path(folder.path)
+            removed = atomic_files.hidden_path(folder.path)
             # In one step, so that a removal that was cut short leaves nothing like a run.
             folder.path.rename(removed)
             shutil.rmtree(removed)
     finally:
         lock.release()
         attended.release()
-
-
-def hidden_path(path: Path) -> Path:
-    """A name next to a run's folder for one that is not yet or no longer a run."""
-    hidden = path.with_name(f".{path.name}-{os.getpid()}")
-    if hidden.exists():
-        shutil.rmtree(hidden)
-    return hidden
 
 
 def _last(lines: Sequence[object], kind: type | tuple[type, ...]) -> Any:
