@@ -14,10 +14,15 @@ from torch import Tensor, nn
 
 import flatout
 from flatout.engine import Experiment
+from flatout.engine.ranks.protocol import SingleRank
 from flatout.engine.runtime.error_map import AT_WORK, is_out_of_memory
 from flatout.engine.runtime.oom import RECORDING, WORKING
 from flatout.engine.runtime.rng import sample_order
+from flatout.engine.runtime.stop_signals import StopRequest
+from flatout.engine.training.api import train_in
+from flatout.engine.training.trainer import TrainTask
 from flatout.errors import FlatoutError, RunFailed, UsageError
+from flatout.schema.change import Change
 from flatout.schema.run_lines import EpochEnded, Failed, Finished, RecipeSet
 from flatout.system.store.run_folder import RunFolder, read_run
 
@@ -369,3 +374,22 @@ def test_own_functions_that_tell_where_a_failure_came_from_are_there() -> None:
         tree = ast.parse((package / file).read_text(encoding="utf-8"))
         defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert name in defined, f"{file}: {name}"
+
+
+def test_a_failure_is_logged_before_other_ranks_are_left(lab: Lab, tell: Tell) -> None:
+    folder = lab.new()
+    last_lines: list[object] = []
+
+    class SlowToLeave(SingleRank):
+        def leave(self, error: BaseException | None = None) -> None:
+            if error is not None:
+                last_lines.append(tell.events(folder)[-1])
+
+    def load() -> Experiment:
+        raise UsageError("bad-experiment", "the experiment is wrong.", fix="mend it")
+
+    spec = read_run(folder).header.spec
+    task = TrainTask(folder, spec, Change(), StopRequest(), ranks=SlowToLeave())
+    with pytest.raises(UsageError):
+        train_in(task, load)
+    assert [type(line) for line in last_lines] == [Failed]
