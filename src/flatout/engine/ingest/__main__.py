@@ -6,7 +6,6 @@ open: its end means that the parent has gone. Progress goes out as JSON lines.
 
 from __future__ import annotations
 
-import sys
 import traceback
 
 from flatout.engine.ingest.ingestion import ingest
@@ -14,6 +13,7 @@ from flatout.errors import FlatoutError
 from flatout.schema.finding import finding_from, internal_error
 from flatout.schema.ingest_protocol import IngestRequest
 from flatout.schema.predict_protocol import Broken
+from flatout.system.exit_code import end
 from flatout.system.json_process import JsonStdio
 
 
@@ -37,4 +37,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -35,6 +35,7 @@ from flatout.schema.script_launch import (
 from flatout.schema.units import counted_text
 from flatout.system import clock
 from flatout.system.die_with_parent import GRACE_S, guarded
+from flatout.system.exit_code import end
 from flatout.system.json_process import JsonStdio
 from flatout.system.process_env import worker_environment
 from flatout.system.progress_output import printed_lines
@@ -229,4 +230,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -7,7 +7,6 @@ experiment's own code prints goes to standard error.
 
 from __future__ import annotations
 
-import sys
 import traceback
 from math import isfinite
 from pathlib import Path
@@ -41,6 +40,7 @@ from flatout.schema.predict_protocol import (
     Written,
 )
 from flatout.system.clock import elapsed_s
+from flatout.system.exit_code import end
 from flatout.system.json_process import JsonLines, JsonStdio
 from flatout.system.store.run_folder import RunFolder
 
@@ -250,4 +250,4 @@ _TOP_WITHOUT_LABELS = option_without_effect(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

@@ -22,6 +22,7 @@ from flatout.engine.runtime.child_query import query_in_child
 from flatout.engine.session.session import Built
 from flatout.schema.recipe import Choice, Recipe
 from flatout.schema.units import bytes_text
+from flatout.system.exit_code import end
 from flatout.system.wsl import is_wsl
 
 # Starting Python, torch and CUDA takes most of it.
@@ -111,4 +112,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main(sys.argv[1:]))

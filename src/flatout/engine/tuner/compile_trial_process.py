@@ -24,6 +24,7 @@ from flatout.schema.finding import finding_from
 from flatout.schema.tuning import Check, Result, Trial, Verdict
 from flatout.schema.units import seconds_text
 from flatout.system.clock import elapsed_s
+from flatout.system.exit_code import end
 from flatout.system.json_process import JsonProcess, JsonStdio, ProcessEnded
 from flatout.system.store.run_folder import RunFolder
 
@@ -144,4 +145,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main(sys.argv[1:]))

@@ -35,6 +35,7 @@ from flatout.schema.run import RunHeader
 from flatout.schema.tuning import Load, Result, Trial
 from flatout.system import atomic_files
 from flatout.system.clock import elapsed_s
+from flatout.system.exit_code import end
 from flatout.system.json_process import JsonProcess, JsonStdio, ProcessEnded
 from flatout.system.load import LoadWatch
 from flatout.system.process_env import plain_environment
@@ -337,4 +338,4 @@ def task_of(folder: RunFolder, terms: Terms) -> TuningTask:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main(sys.argv[1:]))
