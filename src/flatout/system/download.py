@@ -110,9 +110,11 @@ def _continue(
         raise
     with response:
         if response.status == 206:
-            told = response.headers.get("Content-Range", "")
-            if not told.startswith(f"bytes {start_bytes}-"):
-                raise http.client.HTTPException(f"requested from byte {start_bytes}, got {told!r}")
+            content_range = response.headers.get("Content-Range", "")
+            if not content_range.startswith(f"bytes {start_bytes}-"):
+                raise http.client.HTTPException(
+                    f"requested from byte {start_bytes}, got {content_range!r}"
+                )
         else:
             start_bytes = 0
         length = response.headers.get("Content-Length", "")

@@ -148,14 +148,14 @@ class LocalSystem:
             if sys.platform == "win32":
                 usage = shutil.disk_usage(path)
                 return Space(total_bytes=usage.total, free_bytes=usage.free)
-            told = os.statvfs(path)
+            stats = os.statvfs(path)
         except OSError as error:
             return Unread(f"{path}: {error.strerror or error}")
         return Space(
-            total_bytes=told.f_blocks * told.f_frsize,
-            free_bytes=told.f_bavail * told.f_frsize,
-            free_inodes=told.f_favail if told.f_files else None,
-            is_read_only=bool(told.f_flag & os.ST_RDONLY),
+            total_bytes=stats.f_blocks * stats.f_frsize,
+            free_bytes=stats.f_bavail * stats.f_frsize,
+            free_inodes=stats.f_favail if stats.f_files else None,
+            is_read_only=bool(stats.f_flag & os.ST_RDONLY),
         )
 
     def listening(self) -> tuple[int, ...] | Unread:
@@ -189,8 +189,8 @@ class LocalSystem:
         done = command.run([python, "-c", python_packages.source(), *names], _PACKAGES_TIMEOUT_S)
         if done.exit_code == 0:
             return done.stdout
-        said = done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"]
-        return Unread(f"{python}: {done.reason or said[-1]}")
+        output = done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"]
+        return Unread(f"{python}: {done.reason or output[-1]}")
 
     def now(self) -> str:
         """The time of day in UTC."""
@@ -274,10 +274,10 @@ class RecordedSystem:
 
     def packages(self, python: str, names: Sequence[str]) -> str | Unread:
         """The recorded packages of the interpreter."""
-        held = self._recording.packages.get(python)
-        if held is None:
+        recorded = self._recording.packages.get(python)
+        if recorded is None:
             return Unread(f"{python}: No such file or directory")
-        return msgspec.json.encode(held).decode()
+        return msgspec.json.encode(recorded).decode()
 
     def now(self) -> str:
         """The time of the recording."""
@@ -289,10 +289,10 @@ def _glibc() -> str | None:
     if sys.platform == "win32":
         return None
     try:
-        told = os.confstr("CS_GNU_LIBC_VERSION")
+        version = os.confstr("CS_GNU_LIBC_VERSION")
     except (ValueError, OSError):
         return None
-    return told.rpartition(" ")[2] if told else None
+    return version.rpartition(" ")[2] if version else None
 
 
 def _working_folder() -> str | None:

@@ -141,11 +141,11 @@ class JsonProcess:
         is_at_end = is_explained = False
         try:
             while line := self._lines.next():
-                answer = decoder.decode(line)
-                if isinstance(answer, Broken):
+                reply = decoder.decode(line)
+                if isinstance(reply, Broken):
                     is_explained = True
-                    answer = msgspec.structs.replace(answer, printed=self.printed())
-                yield answer
+                    reply = msgspec.structs.replace(reply, printed=self.printed())
+                yield reply
             is_at_end = True
         finally:
             if not is_at_end:

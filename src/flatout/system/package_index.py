@@ -38,23 +38,23 @@ def read_page(
     Returns:
         The page, empty where the index has no such project, or why it is not available.
     """
-    place = index or default_index()
-    if place is None:
+    url = index or default_index()
+    if url is None:
         return Unread("no pip found whose configuration names the index")
-    kept = _kept_file(place, project)
-    if is_kept_enough and (page := _read_kept(kept)):
+    cached = _kept_file(url, project)
+    if is_kept_enough and (page := _read_kept(cached)):
         return page
     try:
-        names = files_of(project, place, opener_for(read_indexes()))
+        names = files_of(project, url, opener_for(read_indexes()))
     except FlatoutError as error:
         names = Unread(error.problem)
     if isinstance(names, Unread):
-        return Unread(f"{without_password(place).rstrip('/')}/{project}: {names.reason}")
+        return Unread(f"{without_password(url).rstrip('/')}/{project}: {names.reason}")
     page = IndexPage(names=names, read_at=clock.now_s())
     try:
-        with atomic_files.mapped_os_errors(kept):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-        atomic_files.write_json(kept, page)
+        with atomic_files.mapped_os_errors(cached):
+            cached.parent.mkdir(parents=True, exist_ok=True)
+        atomic_files.write_json(cached, page)
     except FlatoutError:
         pass  # It is queried again next time.
     return page

@@ -43,8 +43,8 @@ def worker_environment() -> dict[str, str]:
 
     The names of what was added go along: a plain loop that is measured has none of it.
     """
-    wanted = {**_ADDED, _COMPILED: str(paths.compiled_folder())}
-    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    variables = {**_ADDED, _COMPILED: str(paths.compiled_folder())}
+    added = {name: value for name, value in variables.items() if name not in os.environ}
     return {**os.environ, **added, _NAMES: ",".join(added)}
 
 
@@ -141,8 +141,8 @@ _MISLEADING = (
 
 def setup_environment(**added: str) -> dict[str, str]:
     """The environment of installers, and of interpreters in new environments."""
-    kept = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
-    return {**kept, "PYTHONNOUSERSITE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **added}
+    inherited = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
+    return {**inherited, "PYTHONNOUSERSITE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **added}
 
 
 def proof_environment(*, is_cpu: bool, **added: str) -> dict[str, str]:

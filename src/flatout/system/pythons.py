@@ -61,8 +61,8 @@ def _candidates(version: str) -> Iterator[tuple[str, ...]]:
             yield (python,)
         return
     for folder in ("", "/usr/bin", "/usr/local/bin", "/opt/homebrew/bin"):
-        found = shutil.which(name, path=folder or None)
-        if found:
-            yield (found,)
+        path = shutil.which(name, path=folder or None)
+        if path:
+            yield (path,)
     for own in sorted(Path.home().glob(f".pyenv/versions/{version}.*"), reverse=True):
         yield (str(own / "bin" / name),)

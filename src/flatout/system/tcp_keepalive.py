@@ -51,9 +51,9 @@ class TcpKeepalive:
         self._found: set[int] = set()
         # Since when it is so, by the connection.
         self._in_vain_s: dict[int, float] = {}
-        for inode, one in _connections():
+        for inode, connection in _connections():
             self._found.add(inode)
-            _ask_when_idle(one, limit_s)
+            _ask_when_idle(connection, limit_s)
         self.num_connections = len(self._found)
         if sys.platform == "linux":
             threading.Thread(target=self._watch, name="cut watch", daemon=True).start()
@@ -64,14 +64,14 @@ class TcpKeepalive:
 
     def _watch(self) -> None:
         while not self._is_over.wait(self._limit_s / (2 * _ASKED_TIMES)):
-            for inode, one in _connections():
+            for inode, connection in _connections():
                 # It may be closed in the meantime.
                 with contextlib.suppress(OSError):
-                    if inode in self._found and self._is_cut(inode, one):
-                        one.shutdown(socket.SHUT_RDWR)
+                    if inode in self._found and self._is_cut(inode, connection):
+                        connection.shutdown(socket.SHUT_RDWR)
 
-    def _is_cut(self, inode: int, one: socket.socket) -> bool:
-        if not _is_in_vain(one):
+    def _is_cut(self, inode: int, connection: socket.socket) -> bool:
+        if not _is_in_vain(connection):
             self._in_vain_s.pop(inode, None)
             return False
         return elapsed_s() - self._in_vain_s.setdefault(inode, elapsed_s()) >= self._limit_s
@@ -79,27 +79,27 @@ class TcpKeepalive:
 
 def open_connections() -> frozenset[int]:
     """TCP connections of this process that neither end has closed, by inode; Linux only."""
-    found: set[int] = set()
-    for inode, one in _connections():
+    inodes: set[int] = set()
+    for inode, connection in _connections():
         with contextlib.suppress(OSError):
-            if sys.platform == "linux" and _info(one)[_STATE] == _ESTABLISHED:
-                found.add(inode)
-    return frozenset(found)
+            if sys.platform == "linux" and _info(connection)[_STATE] == _ESTABLISHED:
+                inodes.add(inode)
+    return frozenset(inodes)
 
 
-def _is_in_vain(one: socket.socket) -> bool:
+def _is_in_vain(connection: socket.socket) -> bool:
     """Whether what was sent, or the kernel's question whether it may, is not acknowledged."""
-    info = _info(one)
+    info = _info(connection)
     return max(info[_RETRANSMITS], info[_PROBES]) >= _IN_VAIN
 
 
-def _info(one: socket.socket) -> bytes:
+def _info(connection: socket.socket) -> bytes:
     if sys.platform != "linux":
         return bytes(_INFO_BYTES)
-    return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
 
 
-def _ask_when_idle(one: socket.socket, limit_s: float) -> None:
+def _ask_when_idle(connection: socket.socket, limit_s: float) -> None:
     """Has the kernel end a connection that is idle, and whose other end does not answer."""
     options = {
         "TCP_KEEPIDLE": max(1, round(limit_s / 2)),
@@ -109,11 +109,11 @@ def _ask_when_idle(one: socket.socket, limit_s: float) -> None:
     }
     # Something that is like TCP may lack an option of it.
     with contextlib.suppress(OSError):
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in options.items():
             number = getattr(socket, name, None)
             if number is not None:
-                one.setsockopt(socket.IPPROTO_TCP, number, value)
+                connection.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
 def _connections() -> Iterator[tuple[int, socket.socket]]:
@@ -127,10 +127,10 @@ def _connections() -> Iterator[tuple[int, socket.socket]]:
         with contextlib.suppress(OSError):
             # Not of a file: to close another number of it could give up its locks.
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                with _socket_of(os.dup(int(name))) as one:
-                    is_internet = one.family in (socket.AF_INET, socket.AF_INET6)
-                    if is_internet and one.type == socket.SOCK_STREAM:
-                        yield os.fstat(one.fileno()).st_ino, one
+                with _socket_of(os.dup(int(name))) as connection:
+                    is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                    if is_internet and connection.type == socket.SOCK_STREAM:
+                        yield os.fstat(connection.fileno()).st_ino, connection
 
 
 def _socket_of(number: int) -> socket.socket:

@@ -54,14 +54,14 @@ def package_command(python: str, words: Sequence[str]) -> list[str]:
     """
     own = ["--disable-pip-version-check", "--no-input"]
     sure = ["--yes"] if words[0] == "uninstall" else []
-    told = [words[0], *sure, *words[1:]]
+    pip_words = [words[0], *sure, *words[1:]]
     if command.run([python, "-I", "-c", "import pip.__main__"], _ASK_LIMIT_S).exit_code == 0:
-        return [python, "-I", "-m", "pip", *own, *told]
+        return [python, "-I", "-m", "pip", *own, *pip_words]
     uv = shutil.which("uv")
     if uv:
         return [uv, "pip", words[0], "--python", python, *words[1:]]
     if PathFinder.find_spec("pip"):
-        return [sys.executable, "-I", "-m", "pip", "--python", python, *own, *told]
+        return [sys.executable, "-I", "-m", "pip", "--python", python, *own, *pip_words]
     raise RunFailed(
         "pip-missing",
         f"{python} has no pip, and uv is not installed.",
@@ -71,6 +71,6 @@ def package_command(python: str, words: Sequence[str]) -> list[str]:
 
 def package_environment() -> dict[str, str]:
     """The environment variables of that command: indexes, proxies and certificates stay."""
-    kept = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    inherited = {name: value for name, value in os.environ.items() if name not in _DROPPED}
     # A conda environment sees the user's own packages too, and pip would take them for its.
-    return {**kept, "PYTHONNOUSERSITE": "1"}
+    return {**inherited, "PYTHONNOUSERSITE": "1"}

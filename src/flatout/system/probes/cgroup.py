@@ -40,11 +40,11 @@ def num_killed(system: System) -> int | None:
 
     Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.events, oom_kill).
     """
-    found = [
+    matches = [
         re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
         for text in _each(system, "", "memory.events")
     ]
-    counts = [int(one[1]) for one in found if one]
+    counts = [int(match[1]) for match in matches if match]
     # The nearest group: those above count other programs, too.
     return counts[0] if counts else None
 

@@ -35,9 +35,9 @@ def last_line(path: Path, kind: Any, word: bytes = b"") -> Any | None:
                     end = file.read(size_bytes - start)
                 whole = end[: end.rfind(b"\n") + 1]
                 lines = whole.splitlines()[1 if start else 0 :]
-                found = next((line for line in reversed(lines) if word in line), None)
-                if found is not None:
-                    return decode_line(msgspec.json.Decoder(kind), found, path)
+                match = next((line for line in reversed(lines) if word in line), None)
+                if match is not None:
+                    return decode_line(msgspec.json.Decoder(kind), match, path)
                 if start == 0:
                     return None
                 num_bytes *= 8
