@@ -142,7 +142,7 @@ def test_read_page_when_it_is_asked_once_a_day(index: str) -> None:
     assert isinstance(first, IndexPage) and first == again
     assert first.names == tuple(NAMES)
     assert Pages.asked == ["/torch/"]
-    package_index.read_page(index, "torch", is_kept_enough=False)
+    package_index.read_page(index, "torch", may_use_cache=False)
     assert len(Pages.asked) == 2
 
 

@@ -143,14 +143,14 @@ def update_compat(shipped: Tables | None = None) -> CompatState:
     """Queries the indexes for newer builds, and stores the result.
 
     Raises:
-        RunFailed: indexes-not-reached, if none gave a valid answer.
+        RunFailed: indexes-not-reached, if none gave a valid reply.
     """
     shipped, old = shipped or shipped_tables(), compat_cache.read_update(TablesUpdate)
     added: list[Build] = []
     failures = []
     pages = pages_to_read(shipped)
     for (index, project), known in pages.items():
-        page = package_index.read_page(_unless_default(index), project, is_kept_enough=False)
+        page = package_index.read_page(_unless_default(index), project, may_use_cache=False)
         if isinstance(page, Unread):
             failures.append(page.reason)
             # Keep what it listed last.

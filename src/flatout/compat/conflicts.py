@@ -20,7 +20,7 @@ class Conflict(msgspec.Struct, frozen=True, kw_only=True):
     """A requirement that is not met. has: the installed version, None if not installed."""
 
     package: str
-    wanted: str
+    required: str
     needs: str
     has: str | None
 
@@ -42,7 +42,7 @@ def conflicts(
             if there is None or not _is_met(needed, there.version):
                 has = there.version if there else None
                 needs = f"{needed.name}{needed.specifier}"
-                unmet.append(Conflict(package=package.name, wanted=name, needs=needs, has=has))
+                unmet.append(Conflict(package=package.name, required=name, needs=needs, has=has))
     return tuple(unmet)
 
 

@@ -1,6 +1,6 @@
 """Whether a build runs on a machine, and if not, why.
 
-A build runs on a GPU of compute capability X.Y if it holds machine code for X.Z with Z <= Y, or PTX
+A build runs on a GPU of compute capability X.Y if it has machine code for X.Z with Z <= Y, or PTX
 of any capability <= X.Y, which the driver compiles at the first start; that needs a driver at least
 as new as the toolkit that made the PTX. Otherwise the oldest driver of the CUDA's major version is
 enough ("minor version compatibility").
@@ -51,7 +51,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """The wanted build. versions: like ">=2.8"; cuda: like "cu126", or "cu12" for any 12.
+    """The requested build. versions: like ">=2.8"; cuda: like "cu126", or "cu12" for any 12.
 
     absent: builds that the index turned out not to have. is_python_found: `python` is not the
     user's choice: it is the one that is installed.
@@ -68,7 +68,7 @@ class BuildRequest:
 
 
 def is_for_cpu(target: Target, request: BuildRequest) -> bool:
-    """Whether the build without CUDA is wanted. One with CUDA may be requested without a GPU."""
+    """Whether the build without CUDA is required. One with CUDA may be requested without a GPU."""
     return request.is_cpu or (not target.gpus and request.cuda is None)
 
 

@@ -13,21 +13,21 @@ from flatout.schema.versions import Pair, pair_text
 
 @dataclass(frozen=True, kw_only=True)
 class IndexEntry:
-    """Whether an index has a build's wheel, None if unknown; said: in words."""
+    """Whether an index has a build's wheel, None if unknown; message: in words."""
 
     is_there: bool | None
     message: str
 
 
 def with_wheel(index: str, python: Pair) -> IndexEntry:
-    """The answer of an index that has the wheel."""
+    """The result from an index that has the wheel."""
     return IndexEntry(
         is_there=True, message=f"checked: {index} has the wheel for Python {pair_text(python)}"
     )
 
 
 def unreached(build: Build, reason: str) -> IndexEntry:
-    """The answer for an index that cannot be reached."""
+    """The result for an index that cannot be reached."""
     return IndexEntry(
         is_there=None,
         message=f"not checked: cannot reach the index ({reason}); "
@@ -36,7 +36,7 @@ def unreached(build: Build, reason: str) -> IndexEntry:
 
 
 def not_checked(tables: Tables) -> IndexEntry:
-    """The answer without a network."""
+    """The result without a network."""
     message = f"not checked with the index (--offline); tables from {tables.read}"
     return IndexEntry(is_there=None, message=message)
 

@@ -46,7 +46,7 @@ def why_wrong(
 
 
 def builds_of(installed: Framework, tables: Tables) -> list[Build]:
-    """The table rows for an installed CUDA build; a version's patch releases hold the same code."""
+    """The table rows for an installed CUDA build; patch releases contain the same code."""
     version, label = numbers(installed.version)[:2], installed.build or ""
     return [
         row

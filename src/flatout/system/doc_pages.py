@@ -89,12 +89,12 @@ def with_commands(text: str, page: str, pages: Collection[str]) -> str:
     """
     parts = _BLOCK.split(text)
     return "".join(
-        part if number % 2 else _LINK.sub(lambda link: _told(link, page, pages), part)
+        part if number % 2 else _LINK.sub(lambda link: _link_text(link, page, pages), part)
         for number, part in enumerate(parts)
     )
 
 
-def _told(link: re.Match[str], page: str, pages: Collection[str]) -> str:
+def _link_text(link: re.Match[str], page: str, pages: Collection[str]) -> str:
     code, text, target = link.groups()
     if code:
         return str(code)

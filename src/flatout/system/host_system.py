@@ -1,4 +1,4 @@
-"""The one object through which flatout looks at the machine: local, or replayed from a recording.
+"""The one object through which flatout examines the machine: local, or replayed from a recording.
 
 What cannot be read or run is a value with its reason, never an exception: a probe continues
 without.
@@ -182,7 +182,7 @@ class LocalSystem:
         return _calls_by_psutil(version)
 
     def packages(self, python: str, names: Sequence[str]) -> str | Unread:
-        """Asks the interpreter; flatout's own is read in this process, without a child."""
+        """Queries the interpreter; flatout's own is read in this process, without a child."""
         if python == self.python:
             return python_packages.report(names)
         # Not isolated (-I): what the user's own site and PYTHONPATH add, a training sees too.
@@ -202,7 +202,7 @@ class SystemRecording(msgspec.Struct, frozen=True, kw_only=True):
 
     files: a null content is a file that exists and cannot be read.
     packages: what `interpreter` reports, by interpreter. spaces: file systems, by path.
-    A recorded command answers for a longer one that begins with it, too.
+    A recorded command stands for a longer one that begins with it, too.
     """
 
     platform: str
@@ -311,7 +311,7 @@ def _calls_by_psutil(python_version: str) -> Calls:
     release, name, display_version = platform.release(), platform.processor() or None, None
     if sys.platform == "win32":
         num_threads = len(psutil.Process().cpu_affinity())
-        # platform.version() asks WMI from Python 3.13 on, which takes seconds.
+        # platform.version() queries WMI from Python 3.13 on, which takes seconds.
         version = sys.getwindowsversion()
         release = f"{version.major}.{version.minor}.{version.build}"
         name = (

@@ -20,7 +20,7 @@ def is_link(path: Path) -> bool:
 
 
 def is_broken_link(path: Path) -> bool:
-    """Whether a link is broken: to itself, to what is gone, or to a disk that does not answer."""
+    """Whether a link is broken: to itself, to what is gone, or to a disk that does not respond."""
     if not is_link(path):
         return False
     try:

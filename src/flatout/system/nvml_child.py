@@ -1,4 +1,4 @@
-"""Asks NVML about the GPUs and prints JSON: `python -P -m flatout.system.nvml_child`.
+"""Queries NVML for the GPUs and prints JSON: `python -P -m flatout.system.nvml_child`.
 
 In a process of its own, because NVML can crash or hang under WSL. A field that one card does not
 tell is left out, with its reason under `unread`.

@@ -20,7 +20,7 @@ from flatout.system import clock
 from flatout.system.host_system import Unread
 from flatout.system.http import without_password
 
-_ASK_S = 10.0
+_REQUEST_TIMEOUT_S = 10.0
 _LONGEST_S = 30.0
 _MOST_BYTES = 32 << 20
 _CHUNK_BYTES = 1 << 18
@@ -64,7 +64,7 @@ def files_of(project: str, index: str, opener: OpenerDirector) -> tuple[str, ...
         error.close()
         return () if _lacks(error, url) else Unread(f"HTTP {error.code} {error.reason}")
     except (OSError, ValueError, http.client.HTTPException) as error:
-        return Unread(_told(error))
+        return Unread(_reason(error))
     try:
         return tuple(file_names(content))
     except ValueError as error:
@@ -75,7 +75,7 @@ def _downloaded(url: str, opener: OpenerDirector) -> bytes:
     request = urllib.request.Request(url, headers=_HEADERS)
     started_s = clock.elapsed_s()
     content = bytearray()
-    with opener.open(request, timeout=_ASK_S) as response:
+    with opener.open(request, timeout=_REQUEST_TIMEOUT_S) as response:
         while chunk := response.read(_CHUNK_BYTES):
             content += chunk
             if len(content) > _MOST_BYTES:
@@ -107,7 +107,7 @@ def file_names(content: bytes) -> list[str]:
 
 def _lacks(error: urllib.error.HTTPError, url: str) -> bool:
     """Whether an index says that it has no such project."""
-    # PyTorch's answers 403 then; elsewhere that may be a proxy that lets no one through.
+    # PyTorch's responds with 403 then; elsewhere that may be a proxy that lets no one through.
     is_torch = urlsplit(url).hostname == "download.pytorch.org"
     return error.code == 404 or (error.code == 403 and is_torch)
 
@@ -119,7 +119,7 @@ def _local_folder(index: str) -> Path | None:
     return None if "://" in index else Path(index)
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, ssl.SSLCertVerificationError):
         return (

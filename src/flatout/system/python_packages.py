@@ -1,4 +1,4 @@
-"""Reads which packages an interpreter holds, by their metadata, without importing one of them.
+"""Reads which packages an interpreter has, by their metadata, without importing one of them.
 
 flatout's own interpreter is read in this process. Another one runs this file's text (`source`) with
 `-c`: so nothing here may need flatout, a package, or a Python newer than 3.8.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-# Small files that tell what a framework was built for, below the folder it is installed in.
+# Small files that record what a framework was built for, below the folder it is installed in.
 _BUILD_FILES = {
     "torch": "torch/version.py",
     "tensorflow": "tensorflow/python/platform/build_info.py",
@@ -38,7 +38,7 @@ def report(names: Sequence[str]) -> str:
             "version": distribution.version,
             "requires": needed,
             "build_text": _build_text(distribution, name),
-            "place": _place(distribution),
+            "place": _origin(distribution),
         }
     version = ".".join(map(str, sys.version_info[:3]))
     return json.dumps({"python": version, "packages": packages, "made": _made()})
@@ -51,7 +51,7 @@ def _is_of_interest(line: str, names: Sequence[str]) -> bool:
     return line.startswith(("nvidia", "cuda")) or (name is not None and name.group() in names)
 
 
-def _place(distribution: object) -> str:
+def _origin(distribution: object) -> str:
     """The origin of a package, if it is not the environment's own."""
     import os
     import site

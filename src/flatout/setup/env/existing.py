@@ -58,7 +58,9 @@ def state_of(
     """The work to be done, given the existing environment and the resolved packages."""
     if there is None:
         return "new"
-    is_same = there.python_version == python_version and _held(there.pins) == _held(pins)
+    is_same = there.python_version == python_version and _exact_versions(
+        there.pins
+    ) == _exact_versions(pins)
     if is_same:
         return "same-packages"
     return "other-machine" if there.machine != machine_text(machine) else "other-packages"
@@ -77,7 +79,7 @@ def lacking(requirements: Iterable[str], pins: Iterable[Pin]) -> list[str]:
     return [text for text in requirements if not is_met(Requirement(text))]
 
 
-def _held(pins: Iterable[Pin]) -> set[tuple[str, str, str]]:
+def _exact_versions(pins: Iterable[Pin]) -> set[tuple[str, str, str]]:
     return {(pin.name, pin.version, pin.sha256) for pin in pins}
 
 

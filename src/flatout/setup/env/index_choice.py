@@ -59,13 +59,13 @@ class IndexChoices:
         return (*((default,) if default else ()), *indexes.extra, *indexes.find_links)
 
     def files(self, project: str, index: str) -> tuple[str, ...] | Unread:
-        """Names of a project's files in a place; why it cannot be read."""
+        """Names of a project's files in an index; why it cannot be read."""
         if (project, index) not in self._seen:
             self._seen[project, index] = files_of(project, index, self._context.opener)
         return self._seen[project, index]
 
     def unreached(self, index: str, *projects: str) -> str | None:
-        """The error of a place about the first of these projects; None if it answers."""
+        """The error of an index about the first of these projects; None if it responds."""
         names = () if self._is_offline else self.files(projects[0], index)
         return f"{without_password(index)}: {names.reason}" if isinstance(names, Unread) else None
 

@@ -105,7 +105,7 @@ def require_room(prepared: EnvironmentPlan, machine: Machine) -> None:
 def _windows_drive(system: System) -> tuple[str, int] | None:
     """The drive with the virtual disk of this distro, and its free bytes; None where unknown."""
     mounts = [mount for mount in _mounts(system) if is_windows_drive_mount(mount)]
-    folder = next((mount.place for mount in mounts if mount.source.upper().startswith("C:")), None)
+    folder = next((mount.path for mount in mounts if mount.source.upper().startswith("C:")), None)
     if folder is None:
         return None
     output = system.run(
@@ -115,7 +115,7 @@ def _windows_drive(system: System) -> tuple[str, int] | None:
     mount = next(
         (mount for mount in mounts if drive and mount.source.upper().startswith(drive)), None
     )
-    space = system.space(mount.place) if mount is not None else None
+    space = system.space(mount.path) if mount is not None else None
     if drive is None or space is None or isinstance(space, Unread):
         return None
     return drive, space.free_bytes

@@ -68,10 +68,10 @@ def prepare(
             _with_python(build_request, requirements),
             _extra(spec, how, requirements),
         )
-        yield _with_notes(settled(resolution, spec, location, context, how), notes)
+        yield _with_notes(environment_plan(resolution, spec, location, context, how), notes)
 
 
-def settled(
+def environment_plan(
     resolution: Resolution,
     spec: EnvironmentSpec,
     location: EnvLocation,

@@ -65,7 +65,7 @@ from flatout.system.store import environments
 Device = Literal["cpu", "gpu"]
 
 _LINES = "requirements.txt"
-# Rules about what an environment holds.
+# Rules about the contents of an environment.
 _FAMILIES = ("framework", "install", "python")
 _TABLE_NAMES: dict[str, FrameworkName] = {
     "torch": "torch", "tensorflow": "tensorflow", "paddlepaddle": "paddle", "jax": "jax",

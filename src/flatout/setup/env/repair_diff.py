@@ -65,7 +65,7 @@ def resolve_difference(
         pins = _resolved(inside, named, context, notes, is_offline=is_offline)
         _require_label(inside, pins, wrong)
         after = _after(inside, pins, wrong.removed, free | set(wrong.required))
-        settled = set(wrong.kept) | set(wrong.required)
+        settled = set(wrong.intact) | set(wrong.required)
         rest = list(unmet(msgspec.structs.replace(inside, packages=after), settled))
         more = {name for _, names in rest for name in names} - free
         if not rest:
@@ -96,7 +96,7 @@ def _resolved(
         return ()
     changing = {*wrong.required, *wrong.free, *wrong.removed}
     others = [package for name, package in inside.packages.items() if name not in changing]
-    kept_lines = [f"{name}=={inside.packages[name].version}" for name in sorted(wrong.kept)]
+    kept_lines = [f"{name}=={inside.packages[name].version}" for name in sorted(wrong.intact)]
     tiers = [
         constraint_lines(others, inside.markers, is_pinned=True),
         [*kept_lines, *constraint_lines(others, inside.markers, is_pinned=False)],

@@ -34,7 +34,7 @@ class RepairProblem(msgspec.Struct, frozen=True, kw_only=True):
     """A necessary change of a package, and the reason.
 
     required: requirements, by the package's name. free: packages whose version is open.
-    removed: packages that others replace. kept: frameworks that are right.
+    removed: packages that others replace. intact: frameworks that are right.
     index: of the framework's build; None for pip's own. unreached: why that index cannot be
     reached.
     """
@@ -43,7 +43,7 @@ class RepairProblem(msgspec.Struct, frozen=True, kw_only=True):
     required: dict[str, str] = {}
     free: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()
-    kept: frozenset[str] = frozenset()
+    intact: frozenset[str] = frozenset()
     index: str | None = None
     unreached: str | None = None
     answers: tuple[CompatAnswer, ...] = ()
@@ -67,7 +67,7 @@ def find_wrong(
     problems: list[EnvironmentProblem] = []
     required: dict[str, str] = {}
     removed: set[str] = set()
-    kept: set[str] = set()
+    intact: set[str] = set()
     index, answers = None, []
     for framework in known_frameworks(inside):
         holders = _holders(framework, inside)
@@ -76,7 +76,7 @@ def find_wrong(
         )
         why = why_wrong(framework, target, own_request, tables)
         if why is None:
-            kept |= set(holders)
+            intact |= set(holders)
             index = index or _index_of(framework, inside, indexes)
             continue
         problems.append(EnvironmentProblem(problem=why, packages=holders))
@@ -90,13 +90,13 @@ def find_wrong(
     for trouble in _mislabelled(inside, required):
         problems.append(trouble)
         free |= set(trouble.packages)
-    for trouble, packages in unmet(inside, kept | set(required)):
+    for trouble, packages in unmet(inside, intact | set(required)):
         problems.append(trouble)
         free |= packages
     return RepairProblem(
         unreached=indexes.unreached(index, *required, "torch") if index and problems else None,
         problems=tuple(dict.fromkeys(problems)), required=required, free=frozenset(free - removed),
-        removed=frozenset(removed), kept=frozenset(kept), index=index, answers=tuple(answers),
+        removed=frozenset(removed), intact=frozenset(intact), index=index, answers=tuple(answers),
     )  # fmt: skip
 
 
@@ -109,9 +109,9 @@ def unmet(inside: Inside, settled: set[str]) -> Iterator[tuple[EnvironmentProble
         has = f"{conflict.has} is installed" if conflict.has else "it is not installed"
         package = inside.packages[conflict.package]
         text = f"{package.name} {package.version} requires {conflict.needs}, but {has}"
-        changed = conflict.package if conflict.wanted in settled else conflict.wanted
+        changed = conflict.package if conflict.required in settled else conflict.required
         yield (
-            EnvironmentProblem(problem=text, packages=(conflict.package, conflict.wanted)),
+            EnvironmentProblem(problem=text, packages=(conflict.package, conflict.required)),
             {changed},
         )
 

@@ -57,7 +57,7 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-class _Way(msgspec.Struct, frozen=True):
+class _Candidate(msgspec.Struct, frozen=True):
     """One source of a build. index: None for pip's own indexes. answer: that build."""
 
     index: str | None
@@ -79,8 +79,8 @@ def resolve(
     answers = list(choices(context, target, request, indexes, is_offline=extra.is_offline))
     for is_named in (True, False):
         for answer, python in answers:
-            for way in search.named(answer) if is_named else search.unnamed(answer):
-                resolution = search.resolution(way, python)
+            for candidate in search.named(answer) if is_named else search.unnamed(answer):
+                resolution = search.resolution(candidate, python)
                 if resolution is not None:
                     return resolution
     raise search.failure(answers[0][0])
@@ -209,7 +209,7 @@ class _Search:
         extra: Extra,
         indexes: IndexChoices,
     ) -> None:
-        self._places = indexes
+        self._indexes = indexes
         self._context = context
         self._target = target
         self._request = request
@@ -217,19 +217,19 @@ class _Search:
         self._notes: list[str] = []
         self._failures: list[FlatoutError] = []
 
-    def named(self, answer: CompatAnswer) -> Iterator[_Way]:
+    def named(self, answer: CompatAnswer) -> Iterator[_Candidate]:
         """Indexes with this very build, or an older one for the same hardware, by its label."""
         build = _build(answer)
-        own = self._places.own_index(build)
+        own = self._indexes.own_index(build)
         if own is None:
-            yield _Way(None, build.requirement, answer)
+            yield _Candidate(None, build.requirement, answer)
             return
         is_offline = self._extra.is_offline
-        files = () if is_offline else self._places.files(build.project, own)
+        files = () if is_offline else self._indexes.files(build.project, own)
         if isinstance(files, Unread):
             self._notes.append(f"cannot reach {own}: {files.reason}")
         elif files or is_offline:
-            yield _Way(own, build.requirement, answer)
+            yield _Candidate(own, build.requirement, answer)
         for version in self._labelled(build, _python(answer)):
             number = version.partition("+")[0]
             request = replace(self._request, versions=f"=={number}", python=pair(_python(answer)))
@@ -237,23 +237,23 @@ class _Search:
             if same.build is not None and same.build.cuda == build.cuda:
                 if number != build.version:
                     self._notes.append(f"pip's own indexes have {build.project} {version}")
-                yield _Way(None, f"{build.project}=={version}", same)
+                yield _Candidate(None, f"{build.project}=={version}", same)
 
-    def unnamed(self, answer: CompatAnswer) -> Iterator[_Way]:
+    def unnamed(self, answer: CompatAnswer) -> Iterator[_Candidate]:
         """pip's own indexes, where a version does not say what it was built for."""
         build = _build(answer)
-        if self._places.own_index(build) is not None:
-            yield _Way(None, re.sub(r"\+[\w.]+$", "", build.requirement), answer)
+        if self._indexes.own_index(build) is not None:
+            yield _Candidate(None, re.sub(r"\+[\w.]+$", "", build.requirement), answer)
 
-    def resolution(self, way: _Way, python: str | None) -> Resolution | None:
+    def resolution(self, candidate: _Candidate, python: str | None) -> Resolution | None:
         """The solution from one source; None if there is none, which is noted."""
-        version = _python(way.answer)
+        version = _python(candidate.answer)
         if any(error.rule in _FINAL for error in self._failures):
             return None
         request = ResolveRequest(
-            lines=(way.requirement, *way.answer.constraints, "pip", *self._extra.lines),
+            lines=(candidate.requirement, *candidate.answer.constraints, "pip", *self._extra.lines),
             python_version=version, python=python, indexes=self._context.indexes,
-            index=way.index, is_nightly=self._extra.is_nightly,
+            index=candidate.index, is_nightly=self._extra.is_nightly,
             is_offline=self._extra.is_offline, folder=Path(),
         )  # fmt: skip
         try:
@@ -261,15 +261,15 @@ class _Search:
         except FlatoutError as error:
             self._failures.append(error)
             return None
-        build = _build(way.answer)
+        build = _build(candidate.answer)
         misfit = _misfit(build, pins)
         if misfit is not None:
-            self._notes.append(f"{way.requirement} from pip's own index {misfit}")
+            self._notes.append(f"{candidate.requirement} from pip's own index {misfit}")
             return None
         return Resolution(
-            answer=way.answer,
+            answer=candidate.answer,
             version=next((pin.version for pin in pins if pin.name == build.project), build.version),
-            index=way.index, python=python, python_version=version, program=program,
+            index=candidate.index, python=python, python_version=version, program=program,
             pins=wheel_store.measured(pins, self._context.opener), notes=self.notes,
         )  # fmt: skip
 
@@ -301,8 +301,8 @@ class _Search:
         """Versions in pip's own indexes with the build's label (`+cpu`), newest first."""
         tags = set(supported_tags(pair(python)))
         versions = set()
-        for index in self._places.usual():
-            names = self._places.files(build.project, index)
+        for index in self._indexes.usual():
+            names = self._indexes.files(build.project, index)
             for name in () if isinstance(names, Unread) else names:
                 parts = name.removesuffix(".whl").split("-")
                 if len(parts) == 5 and parts[1].endswith(f"+{build.cuda}"):

@@ -33,7 +33,7 @@ _DELETED = ("environments", "data", "searches", "recipes", "compiled", "caches")
 _KEEPABLE = ("edits", *_DELETED)
 
 
-def wanted(uses: Sequence[DiskUse], kinds: Sequence[str]) -> list[DiskUse]:
+def uses_to_free(uses: Sequence[DiskUse], kinds: Sequence[str]) -> list[DiskUse]:
     """The kinds that will be freed.
 
     Raises:
@@ -142,7 +142,7 @@ def remove_part(part: InstalledPart, here: Installation) -> tuple[str, ...]:
                 installation.forget_user_path(str(Path(here.launcher or "").parent))
             else:
                 installation.clean_profile(profile)
-    if not part.is_only_told:
+    if not part.is_only_shown:
         for command in part.commands:
             installation.run_shown(command)
         for path in part.paths:
@@ -225,7 +225,7 @@ def _own_part(here: Installation, tools: DiskUse) -> InstalledPart:
         num_bytes=tools.num_bytes,
         paths=tuple(is_there),
         commands=tuple(commands),
-        is_only_told=sys.platform == "win32" and here.way != "checkout",
+        is_only_shown=sys.platform == "win32" and here.way != "checkout",
     )
 
 

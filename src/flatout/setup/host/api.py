@@ -39,7 +39,7 @@ CONTAINERS = ("dockerfile", "compose", "devcontainer")
 SCRIPT, REQUEST, INSTALLER = "setup.ps1", "request-for-it.md", "install.sh"
 
 
-def lay(request: HostPlanRequest, machine: Machine | None = None) -> HostPlan:
+def plan_host(request: HostPlanRequest, machine: Machine | None = None) -> HostPlan:
     """The plan for a goal on this machine; nothing is changed.
 
     Where this machine's `flatout.toml` forbids the goal, all steps are manual.
@@ -66,7 +66,7 @@ def _plan_for(request: HostPlanRequest, machine: Machine | None) -> HostPlan:
         return _host_plan(_toolkit(request, read, tables))
     if request.goal == "docker":
         person = sudo_user()
-        # Docker answers root, whichever user has typed `sudo`.
+        # Docker responds to root, whichever user has typed `sudo`.
         is_member = is_in_group(person, "docker") if person else None
         return _host_plan(plan_docker(read, tables, invoking_user(), is_member=is_member))
     # Inside WSL the driver is not installed, but must be found.

@@ -33,7 +33,7 @@ def plan_docker(
         machine: as it was read.
         tables: of this release.
         user: who is logged in, and joins the group that may use Docker.
-        is_member: whether they are in it; None goes by whether Docker answers here.
+        is_member: whether they are in it; None goes by whether Docker responds here.
 
     Raises:
         UsageError: no-plan-here.
@@ -56,7 +56,7 @@ def plan_docker(
         goal = "the GPU in containers, through Docker Desktop with its WSL 2 backend"
     else:
         if engine is not None and is_member is not None:
-            # Docker has answered root, which says nothing about the user behind `sudo`.
+            # Docker has responded to root, which says nothing about the user behind `sudo`.
             engine = msgspec.structs.replace(engine, is_permitted=is_member)
         steps = _linux(machine, host, engine, user)
         goal = "the GPU in containers, through NVIDIA's container toolkit"

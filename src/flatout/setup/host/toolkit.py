@@ -73,7 +73,7 @@ def plan_toolkit(
         requested_cuda: like "12.6".
         profile: the shell's startup file, where PATH is set.
         tables: of this release.
-        has_cudnn: whether cuDNN is wanted as well.
+        has_cudnn: whether cuDNN is requested as well.
         installer: NVIDIA's local installer to take it from, not a repository; one of cuDNN adds
             cuDNN alone.
 

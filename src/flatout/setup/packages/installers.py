@@ -85,7 +85,7 @@ class Program(Protocol):
 
 
 class Uv:
-    """uv, as a program. path: where it is. held: lock descriptors that it inherits."""
+    """uv, as a program. path: where it is. kept_open: lock descriptors that it inherits."""
 
     name: Installer = "uv"
 

@@ -24,7 +24,7 @@ from flatout.system.download import download
 from flatout.system.paths import cache_folder, tools_folder
 
 _VERSION = "2.9.0-0"
-_PLACE = "https://github.com/mamba-org/micromamba-releases/releases/download"
+_RELEASES_URL = "https://github.com/mamba-org/micromamba-releases/releases/download"
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ def fetch(release: Release, opener: OpenerDirector) -> Iterator[tuple[int, int]]
 
     with atomic_files.mapped_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    mirror = os.environ.get("FLATOUT_MICROMAMBA_MIRROR", "").rstrip("/") or _PLACE
+    mirror = os.environ.get("FLATOUT_MICROMAMBA_MIRROR", "").rstrip("/") or _RELEASES_URL
     url = f"{mirror}/{_VERSION}/{release.name}"
     try:
         yield from download([url], path, release.size_bytes, check, opener)

@@ -30,7 +30,7 @@ from flatout.system.http import without_password
 from flatout.system.paths import cache_folder
 
 _AT_ONCE = 4
-_ASK_S = 20.0
+_REQUEST_TIMEOUT_S = 20.0
 _REPORT_EVERY_S = 0.1
 _PIECE_BYTES = 1024 * 1024
 
@@ -74,7 +74,7 @@ def measured(pins: Sequence[Pin], opener: OpenerDirector) -> tuple[Pin, ...]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * _ASK_S)
+        thread.join(2 * _REQUEST_TIMEOUT_S)
     return tuple(sizes.get(pin.name, pin) for pin in pins)
 
 
@@ -198,7 +198,7 @@ def _measured(pin: Pin, opener: OpenerDirector) -> Pin:
         without_password(pin.url), method="HEAD", headers={"User-Agent": "flatout"}
     )
     try:
-        with opener.open(request, timeout=_ASK_S) as response:
+        with opener.open(request, timeout=_REQUEST_TIMEOUT_S) as response:
             length = response.headers.get("Content-Length", "")
     except (OSError, ValueError, http.client.HTTPException):
         return pin  # Only its size stays unknown; the download shows whether it is available.

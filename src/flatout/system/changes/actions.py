@@ -32,7 +32,7 @@ _SYSTEM32 = "/mnt/c/Windows/System32"
 
 
 def is_done(step: PlanStep) -> bool:
-    """Whether there is nothing to do: its condition holds, or its file has the wanted content.
+    """Whether there is nothing to do: its condition holds, or its file has the required content.
 
     Raises:
         UsageError: settings-file-broken, and what the operating system says of a file.

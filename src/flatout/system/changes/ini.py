@@ -32,7 +32,7 @@ def with_setting(text: str, section: str, key: str, value: str | None, newline: 
         UnreadableText: a line is neither a section nor a setting nor a comment.
     """
     lines = lines_of(text)
-    line_numbers = _places(lines, section, key)
+    line_numbers = _matching_lines(lines, section, key)
     if value is None:
         return "".join(line for number, line in enumerate(lines) if number not in line_numbers)
     if line_numbers:
@@ -43,7 +43,7 @@ def with_setting(text: str, section: str, key: str, value: str | None, newline: 
     return "".join(_with_line(lines, section, f"{key}={value}", newline))
 
 
-def _places(lines: list[str], section: str, key: str) -> set[int]:
+def _matching_lines(lines: list[str], section: str, key: str) -> set[int]:
     """The numbers of the lines that set it; all lines are looked at, so that none is garbage."""
     line_numbers = set()
     current = ""

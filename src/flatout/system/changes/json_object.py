@@ -42,12 +42,12 @@ def with_entry(text: str, keys: Sequence[str], value: Any, newline: str) -> str:
 
     Args:
         text: of the whole file; a blank one is an empty object.
-        keys: keys from the outermost on; objects that are missing are made.
+        keys: from the outermost on; objects that are missing are made.
         value: bool, number, text or list of texts.
         newline: for lines that are added.
 
     Raises:
-        UnreadableText: it is not a JSON object, names a key twice, or a key of the place holds no
+        UnreadableText: it is not a JSON object, names a key twice, or one of `keys` holds no
             object.
     """
     if not text.strip():

@@ -13,8 +13,8 @@ from flatout.errors import RunFailed, UsageError
 from flatout.system import command
 from flatout.system.pythons import not_a_python
 
-_ASK_LIMIT_S = 30.0
-_ASK_PLACE = (
+_QUERY_TIMEOUT_S = 30.0
+_PRINT_PREFIX = (
     "import os, sys; print(os.path.realpath(sys.prefix)); "
     "print(sys.prefix != sys.base_prefix or os.path.isdir(os.path.join(sys.prefix, 'conda-meta')))"
 )
@@ -28,7 +28,7 @@ def environment_folder(python: str) -> Path:
     Raises:
         UsageError: python-not-found; environment-not-virtual, where it is the system's Python.
     """
-    done = command.run([python, "-I", "-c", _ASK_PLACE], _ASK_LIMIT_S)
+    done = command.run([python, "-I", "-c", _PRINT_PREFIX], _QUERY_TIMEOUT_S)
     lines = done.stdout.splitlines()
     if done.exit_code != 0 or len(lines) != 2:
         raise not_a_python(python, done.reason or done.stderr.strip()[-300:] or None)
@@ -55,7 +55,7 @@ def package_command(python: str, words: Sequence[str]) -> list[str]:
     own = ["--disable-pip-version-check", "--no-input"]
     sure = ["--yes"] if words[0] == "uninstall" else []
     pip_words = [words[0], *sure, *words[1:]]
-    if command.run([python, "-I", "-c", "import pip.__main__"], _ASK_LIMIT_S).exit_code == 0:
+    if command.run([python, "-I", "-c", "import pip.__main__"], _QUERY_TIMEOUT_S).exit_code == 0:
         return [python, "-I", "-m", "pip", *own, *pip_words]
     uv = shutil.which("uv")
     if uv:

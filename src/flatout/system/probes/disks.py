@@ -25,7 +25,7 @@ class _Speed(msgspec.Struct):
 class Mount(msgspec.Struct, frozen=True):
     """A line of /proc/self/mountinfo."""
 
-    place: str
+    path: str
     kind: str
     source: str
     options: str
@@ -60,7 +60,7 @@ def probe_disks(
         path_of_disk = f"disks.{len(disks)}"
         reasons = _reasons(disk, path_of_disk, space, has_mounts=bool(mounts))
         if is_deep and role in _MEASURED:
-            disk, why = with_speed(disk, _ask_speed(system, path))
+            disk, why = with_speed(disk, _measure_speed(system, path))
             for name in _SPEEDS:
                 reasons.pop(f"{path_of_disk}.{name}")
                 if getattr(disk, name) is None:
@@ -70,7 +70,7 @@ def probe_disks(
     return tuple(disks), unread
 
 
-def _ask_speed(system: System, path: str) -> Completed:
+def _measure_speed(system: System, path: str) -> Completed:
     folder = _nearest_folder(system, path)
     argv = [system.python, "-P", "-m", "flatout.system.file_speed", folder]
     return system.run(argv, SPEED_TIMEOUT_S)
@@ -164,10 +164,10 @@ def _plain(text: str) -> str:
 def mount_of(mounts: list[Mount], path: str) -> Mount | None:
     containing = [
         mount for mount in mounts
-        if path == mount.place or path.startswith(mount.place.rstrip("/") + "/")
+        if path == mount.path or path.startswith(mount.path.rstrip("/") + "/")
     ]  # fmt: skip
     # Of two at one place the later hides the earlier.
-    return max(enumerate(containing), key=lambda pair: (len(pair[1].place), pair[0]))[1] \
+    return max(enumerate(containing), key=lambda pair: (len(pair[1].path), pair[0]))[1] \
         if containing else None  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from flatout.system.host_system import Completed, System, Unread
 from flatout.system.probes.settings_files import parse_settings
 from flatout.system.timeout_threads import run_together
 
-# `info` asks the daemon, which may hang: an examination, else done within 2 s, is not held up.
+# `info` queries the daemon, which may hang: an examination, else done within 2 s, is not held up.
 TIMEOUT_S = 1.5
 
 _CONFIGURATION = "/etc/nvidia-container-runtime/config.toml"
@@ -91,7 +91,7 @@ def find_program(system: System, name: str) -> str | None:
 def parse_docker(done: Completed) -> tuple[ContainerEngine, str]:
     """Docker from `docker info --format {{json .}}`, and why the rest is not known.
 
-    The program answers with what it knows itself even where its daemon does not.
+    The program reports what it knows itself even where its daemon does not.
     """
     try:
         info = msgspec.json.decode(done.stdout.strip() or "{}", type=_DockerInfo)

@@ -1,4 +1,4 @@
-"""Python environments: what they hold by their metadata, and what they are made of."""
+"""Python environments: their contents by their metadata, and what they are made of."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Made(msgspec.Struct, frozen=True):
     site: str | None = None
 
 
-class Held(msgspec.Struct, frozen=True):
+class ReportedPackage(msgspec.Struct, frozen=True):
     """A package of a report. place: "user-site" or "pythonpath" where it comes from there."""
 
     version: str
@@ -61,7 +61,7 @@ class Report(msgspec.Struct):
 
     python: str | None = None
     made: Made = Made()
-    packages: dict[str, Held] = {}
+    packages: dict[str, ReportedPackage] = {}
 
 
 class ReadEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class ReadEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 def probe_environments(
     system: System, python: str, *, is_wsl: bool = False
 ) -> list[ReadEnvironment]:
-    """The environment asked about, then others that a shell here would use."""
+    """The requested environment, then others that a shell here would use."""
     pythons = [python, *(other for other in _others(system) if other != python)][:_MOST]
     results = run_together(
         {name: partial(read_environment, system, name, is_wsl=is_wsl) for name in pythons},

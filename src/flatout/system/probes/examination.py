@@ -14,7 +14,7 @@ from flatout.system.probes.cpu import probe_cpu
 from flatout.system.probes.disks import probe_disks
 from flatout.system.probes.distribution import probe_packages
 from flatout.system.probes.engines import probe_engines
-from flatout.system.probes.gpus import Found, probe_gpus
+from flatout.system.probes.gpus import GpuReport, probe_gpus
 from flatout.system.probes.host import probe_host
 from flatout.system.probes.libraries import probe_libraries
 from flatout.system.probes.memory import probe_memory
@@ -38,10 +38,10 @@ Tasks = dict[str, Callable[[], Probed]]
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine, and what its programs said of the GPU that is not a fact by itself."""
+    """A machine, and what its programs printed about the GPU that is not a fact by itself."""
 
     machine: Machine
-    said: str = ""
+    output: str = ""
 
 
 def examine(system: System, python: str | None = None, *, is_deep: bool = False) -> Examination:
@@ -64,7 +64,7 @@ def examine(system: System, python: str | None = None, *, is_deep: bool = False)
         read[0] = msgspec.structs.replace(read[0], environment=tried)
         if tried.can_use_gpu is not None:
             unread.pop("environments.0.can_use_gpu", None)
-    return Examination(machine=_machine(system, host, read, values, unread), said=output)
+    return Examination(machine=_machine(system, host, read, values, unread), output=output)
 
 
 def glance(system: System, python: str | None = None) -> Machine:
@@ -96,7 +96,7 @@ def _machine(
     values: dict[str, Any],
     unread: dict[str, str],
 ) -> Machine:
-    gpus: Found = values.pop("gpus", Found())
+    gpus: GpuReport = values.pop("gpus", GpuReport())
     windows, skew_s = values.pop("windows", (None, None))
     first = read[0].environment.python if read else system.python
     machine = Machine(
@@ -180,7 +180,7 @@ def _completed(machine: Machine, skew_s: float | None) -> Machine:
     unread = dict(machine.unread)
     changes: dict[str, Any] = {}
     if machine.windows and machine.windows.driver is None and machine.driver:
-        # NVML reports it in WSL too, where it is Windows' driver that answers.
+        # NVML reports it in WSL too, where it is Windows' driver that reports.
         changes["windows"] = msgspec.structs.replace(machine.windows, driver=machine.driver)
         unread.pop("windows.driver", None)
     persistence = [

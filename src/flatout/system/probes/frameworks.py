@@ -1,4 +1,4 @@
-"""The frameworks an interpreter holds, by their metadata: nothing is imported."""
+"""The frameworks in an interpreter's environment, by their metadata: nothing is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from flatout.schema.framework import Framework
 from flatout.system.host_system import System, Unread
 
-# Distributions that hold a framework, by the name people know it by.
+# Distributions that contain a framework, by the name people know it by.
 _HOLDERS = {
     "torch": ("torch",),
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel"),
@@ -49,7 +49,7 @@ def parse_report(
     Args:
         text: what it printed; its last line counts.
         extra_distributions: further packages, by the name people know, with the distributions
-            that hold them. Their build is in their version or unknown, and needs no reason.
+            that contain them. Their build is in their version or unknown, and needs no reason.
     """
     try:
         # A .pth file of the environment may have printed something before.

@@ -12,7 +12,7 @@ from flatout.system.probes.memory import probe_memory
 
 
 def probe(system: System, python: str | None = None) -> Machine:
-    """Reads the machine; takes well under a second where no GPU has to be asked.
+    """Reads the machine; takes well under a second where no GPU has to be queried.
 
     Args:
         system: the machine, or a recording of one.

@@ -23,7 +23,7 @@ _NO_GPU = "no NVIDIA device on the PCI bus"
 
 
 class _Device(msgspec.Struct, frozen=True):
-    """A device of NVIDIA's. kind: the PCI class without leading zeros; driver: who holds it.
+    """A device of NVIDIA's. kind: the PCI class without leading zeros; driver: the one bound to it.
 
     id: the second half of its PCI id, like "2684".
     """
@@ -39,7 +39,7 @@ class _Device(msgspec.Struct, frozen=True):
 
 
 class _Built(msgspec.Struct, frozen=True, kw_only=True):
-    """The module on disk for this kernel; is_there is None where no one could be asked."""
+    """The module on disk for this kernel; is_there is None where it cannot be determined."""
 
     version: str | None = None
     flavour: str | None = None

@@ -1,4 +1,4 @@
-"""Whether packages that are next to each other are of versions that they ask for."""
+"""Whether packages that are next to each other are of versions that they require."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def probe_toolkits(system: System) -> tuple[tuple[InstalledToolkit, ...], dict[s
     """The toolkits, each once, and why a version is None."""
     slash = "\\" if system.platform == "win32" else "/"
     first = _first_on_path(system, slash)
-    folders = list(dict.fromkeys([*([first] if first else []), *_places(system, slash)]))
+    folders = list(dict.fromkeys([*([first] if first else []), *_toolkit_folders(system, slash)]))
     toolkits: list[InstalledToolkit] = []
     unread = {}
     for folder in folders:
@@ -43,7 +43,7 @@ def _first_on_path(system: System, slash: str) -> str | None:
     return None
 
 
-def _places(system: System, slash: str) -> list[str]:
+def _toolkit_folders(system: System, slash: str) -> list[str]:
     named = [system.environment.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
     if slash == "\\":
         programs = system.environment.get("ProgramFiles", r"C:\Program Files")

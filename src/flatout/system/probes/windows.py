@@ -72,14 +72,14 @@ def probe_windows(
     def run(program: str, *arguments: str, timeout_s: float = limit_s) -> Completed:
         return system.run([f"{folder}{slash}{program}", *arguments], timeout_s)
 
-    asked_at: list[str] = []
+    queried_at: list[str] = []
 
-    def ask_cim() -> Completed:
+    def query_cim() -> Completed:
         shell = f"WindowsPowerShell{slash}v1.0{slash}powershell.exe"
         done = run(
             shell, "-NoProfile", "-NonInteractive", "-Command", SCRIPT, timeout_s=shell_limit_s
         )
-        asked_at.append(system.now())
+        queried_at.append(system.now())
         return done
 
     results = run_together(
@@ -88,7 +88,7 @@ def probe_windows(
             "cmd": lambda: run("cmd.exe", "/u", "/c", "ver & echo %USERPROFILE%"),
             "scheduling": lambda: run("reg.exe", "query", _SCHEDULING_KEY, "/v", "HwSchMode"),
             "ports": lambda: run("reg.exe", "query", _PORTPROXY_KEY),
-            "cim": ask_cim,
+            "cim": query_cim,
         },
         shell_limit_s + 0.2,
     )
@@ -98,15 +98,15 @@ def probe_windows(
     }
     root = re.sub(r"[a-z]/windows/system32$", "", folder, flags=re.IGNORECASE)
     windows, unread = _windows(system, done, own_addresses, root)
-    skew_s = _skew_s(parse_cim(done["cim"].stdout), asked_at)
+    skew_s = _skew_s(parse_cim(done["cim"].stdout), queried_at)
     return WindowsFacts(windows=windows, unread=unread, clock_skew_s=skew_s)
 
 
-def _skew_s(cim: Cim, asked_at: list[str]) -> float | None:
+def _skew_s(cim: Cim, queried_at: list[str]) -> float | None:
     """Windows' clock less this one; the half second that PowerShell takes to end is in it."""
-    if cim.time is None or not asked_at:
+    if cim.time is None or not queried_at:
         return None
-    here = datetime.fromisoformat(asked_at[0]).timestamp()
+    here = datetime.fromisoformat(queried_at[0]).timestamp()
     return round(cim.time / 1000 - here, 1)
 
 

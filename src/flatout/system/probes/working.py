@@ -1,6 +1,6 @@
 """Whether the GPU works: CUDA by itself, then each framework, all in children.
 
-Only where someone asked to look deep: it takes seconds and memory of the GPU.
+Only for a deep examination (`--deep`): it takes seconds and memory of the GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPERATIONS = {
     "jax": "import jax, jax.numpy as n; d = jax.devices('gpu')[0]; "
     "assert float((jax.device_put(n.ones(8), d) * 2).sum()) == 16",
 }
-_KEPT = 2_000
+_MOST_CHARACTERS = 2_000
 
 
 def start_cuda(system: System) -> tuple[CudaStart, dict[str, str]]:
@@ -52,7 +52,7 @@ def parse_start(done: Completed) -> tuple[CudaStart, dict[str, str]]:
 
 
 def try_environment(system: System, environment: Environment) -> tuple[Environment, str]:
-    """The environment with whether its frameworks can use the GPU, and all that they said.
+    """The environment with whether its frameworks can use the GPU, and all that they printed.
 
     A build without CUDA is not tried: that it cannot is known already.
     """
@@ -69,7 +69,7 @@ def try_environment(system: System, environment: Environment) -> tuple[Environme
         done = system.run([environment.python, "-c", code], OPERATION_TIMEOUT_S)
         if done.exit_code == 0:
             continue
-        errors.append(done.stderr[-_KEPT:])
+        errors.append(done.stderr[-_MOST_CHARACTERS:])
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         how = done.reason or (lines[-1] if lines else f"crashed (exit code {done.exit_code})")
         problem = problem or f"{framework.name}: {how[:300]}"

@@ -112,5 +112,5 @@ def find_system32(system: System) -> str | None:
 
 
 def _has_driver(system: System) -> bool:
-    """Whether the store holds a driver of NVIDIA: nv_dispi.inf_amd64_..., nvmdi... and so on."""
+    """Whether the store contains a driver of NVIDIA: nv_dispi.inf_amd64_..., nvmdi... and so on."""
     return any(name.lower().startswith("nv") for name in system.list_folder(_STORE))

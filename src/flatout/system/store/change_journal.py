@@ -109,7 +109,7 @@ def begin(plan: Plan, lock: atomic_files.FileLock) -> ChangeJournal:
 
 
 def _without_passwords(plan: Plan) -> Plan:
-    """The plan as it may be kept: it is not carried out from here, and no undo asks an index."""
+    """The plan as it may be kept: it is not carried out from here, and no undo queries an index."""
     steps = []
     for step in plan.steps:
         if isinstance(step.action, InstallPackages):

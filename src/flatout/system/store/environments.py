@@ -31,8 +31,8 @@ _PAUSE_S = 0.2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}")
 
 
-class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pointer to an environment that was created in another place."""
+class _EnvironmentPointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pointer to an environment that was created in another folder."""
 
     folder: str
 
@@ -118,7 +118,7 @@ def find_environment(name: str) -> MadeEnvironment:
     return environment
 
 
-def asked_python(python: str | None, environment: str | None) -> str | None:
+def requested_python(python: str | None, environment: str | None) -> str | None:
     """The interpreter that `--python` or `--env` names; None where neither was given.
 
     Raises:
@@ -198,7 +198,7 @@ def begin(name: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         atomic_files.write_json(folder / environment_folder.NOTE, environment_folder.note(name))
         if folder != environments_folder() / name:
-            atomic_files.write_json(_pointer(name), _Place(str(folder)))
+            atomic_files.write_json(_pointer(name), _EnvironmentPointer(str(folder)))
 
 
 def finish(made: MadeEnvironment, lock: str) -> None:
@@ -275,7 +275,11 @@ def _folder_of(name: str) -> Path:
 def _pointed_at(pointer: Path) -> Path | None:
     """The folder that a file points at; None if it is no such file of flatout's."""
     try:
-        return Path(atomic_files.read_json(pointer, _Place).folder) if pointer.is_file() else None
+        return (
+            Path(atomic_files.read_json(pointer, _EnvironmentPointer).folder)
+            if pointer.is_file()
+            else None
+        )
     except FlatoutError:
         return None  # A user's own; or torn by a crash of the machine: then it points nowhere.
 

@@ -1,4 +1,4 @@
-"""The interpreter that trains: where it is, and what it must hold."""
+"""The interpreter that trains: where it is, and what it must have installed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from flatout.system.store import environments
 
 _MOST_KNOWN = 100
 
-# Asked of another interpreter. An empty entry of sys.path is the current folder, whose files must
+# Run by another interpreter. An empty entry of sys.path is the current folder, whose files must
 # not be taken for the standard library's.
-_ASK_VERSION = """
+_PRINT_VERSIONS = """
 import sys
 sys.path = [entry for entry in sys.path if entry]
 import json
@@ -47,7 +47,7 @@ def resolve_interpreter(
     Raises:
         UsageError: python-and-environment, unknown-environment, python-not-found.
     """
-    return find_interpreter(environments.asked_python(python, environment) or default)
+    return find_interpreter(environments.requested_python(python, environment) or default)
 
 
 def resolve_with_flatout(
@@ -113,18 +113,18 @@ def _known_file() -> Path:
 
 
 def check_interpreter(python: str, version: str) -> tuple[int, int]:
-    """Makes sure that an interpreter holds the flatout that this one is; returns its own version.
+    """Makes sure that an interpreter has this version of flatout; returns its own version.
 
     Raises:
         UsageError: python-not-found, python-too-old, flatout-not-in-environment.
     """
     if python == sys.executable:
         return sys.version_info[:2]
-    found_python, installed = _ask_version(python)
-    if found_python < (3, 11):
+    python_version, installed = _query_versions(python)
+    if python_version < (3, 11):
         raise UsageError(
             "python-too-old",
-            f"{python} is Python {found_python[0]}.{found_python[1]}.",
+            f"{python} is Python {python_version[0]}.{python_version[1]}.",
             because="flatout needs Python 3.11 or later",
             fix="choose another --python",
         )
@@ -137,7 +137,7 @@ def check_interpreter(python: str, version: str) -> tuple[int, int]:
             because="the command line and the training environment need the same version",
             fix=f"{python} -m pip install {_own_requirement(version)}",
         )
-    return found_python
+    return python_version
 
 
 def own_command() -> str:
@@ -148,11 +148,11 @@ def own_command() -> str:
     return str(script) if script.is_file() else f"{sys.executable} -m flatout"
 
 
-def _ask_version(python: str) -> tuple[tuple[int, int], str | None]:
-    done = run([python, "-c", _ASK_VERSION], timeout_s=60)
+def _query_versions(python: str) -> tuple[tuple[int, int], str | None]:
+    done = run([python, "-c", _PRINT_VERSIONS], timeout_s=60)
     try:
-        found_python, version = json.loads(done.stdout)
-        return (found_python[0], found_python[1]), version
+        python_version, version = json.loads(done.stdout)
+        return (python_version[0], python_version[1]), version
     except (ValueError, TypeError, IndexError) as error:
         because = done.reason or done.stderr.strip() or f"its exit code is {done.exit_code}"
         raise not_a_python(python, because) from error

@@ -18,7 +18,7 @@ def each_line(path: Path, kind: Any, words: Sequence[bytes] = (b"",)) -> Iterato
     """The whole lines that hold one of these words, oldest first; none of a missing file."""
     decoder = msgspec.json.Decoder(kind)
     for block in _blocks(path):
-        for line in _holding(block, words):
+        for line in _lines_with(block, words):
             yield decode_line(decoder, line, path)
 
 
@@ -61,7 +61,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
                     yield whole + newline
 
 
-def _holding(block: bytes, words: Sequence[bytes]) -> Iterator[bytes]:
+def _lines_with(block: bytes, words: Sequence[bytes]) -> Iterator[bytes]:
     if b"" in words:
         yield from block.splitlines()
         return

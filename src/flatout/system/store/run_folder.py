@@ -103,7 +103,7 @@ class RunFolder:
 
     def is_in_use(self) -> bool:
         """Whether someone trains in it, or has just started a worker that will."""
-        # Behind a link to a disk that is missing, no lock can be asked.
+        # Behind a link to a disk that is missing, no lock can be tested.
         if links.is_broken_link(self.path):
             return False
         return self.lock().is_taken() or self.attended.is_taken()
@@ -199,7 +199,7 @@ def _made_at_ns(path: Path) -> int:
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             raise
     # What cannot be looked into is listed as a run that cannot be read: a folder without the
-    # permission, a link to itself, a disk that does not answer.
+    # permission, a link to itself, a disk that does not respond.
     for stat in (os.stat, os.lstat):
         try:
             return stat(path).st_mtime_ns

@@ -65,7 +65,7 @@ def _is_gone(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        return False  # The disk does not answer.
+        return False  # The disk does not respond.
     return False
 
 
