@@ -26,10 +26,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flatout.compat.build_requests import build_requests_from
 from flatout.compat.fit import best_build
 from flatout.compat.tables import shipped_tables
 from flatout.compat.target import described_target
-from flatout.compat.wishes import wishes_from
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -178,7 +178,7 @@ def _runs(case: Case, label: str | None) -> bool:
         return _is_right(case, label)
     tables = shipped_tables()
     target = described_target(case.request, tables)
-    wish = replace(wishes_from(case.request)[0], cuda=label, python=None)
+    wish = replace(build_requests_from(case.request)[0], cuda=label, python=None)
     return any(best_build(target, wish, (gpu,), tables) for gpu in target.gpus)
 
 

@@ -243,13 +243,13 @@ def test_name_of_an_environment_leads_to_its_interpreter(
 ) -> None:
     assert home.set_up().returncode == 0
     monkeypatch.setenv("FLATOUT_ENVIRONMENTS", str(home.environments))
-    python = environments.asked_python(None, "jax")
+    python = environments.requested_python(None, "jax")
     assert python == home.listed()[0]["python"]
     with pytest.raises(FlatoutError) as caught:
-        environments.asked_python(None, "jaks")
+        environments.requested_python(None, "jaks")
     assert caught.value.rule == "unknown-environment" and "jax" in caught.value.fix
     with pytest.raises(FlatoutError) as both:
-        environments.asked_python("python", "jax")
+        environments.requested_python("python", "jax")
     assert both.value.rule == "python-and-environment"
     wrong = home.run("train", "digits", "--env", "jaks")
     assert (wrong.returncode, rule_of(wrong)) == (2, "unknown-environment")

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatout.compat.build_requests import build_requests_from
 from flatout.compat.request import SetupRequest
 from flatout.compat.solve import CompatAnswer, solve
 from flatout.compat.tables import shipped_tables
 from flatout.compat.target import described_target
-from flatout.compat.wishes import wishes_from
 from flatout.schema.versions import meets
 
 FOLDER = Path(__file__).resolve().parents[1] / "cases" / "setup"
@@ -38,7 +38,7 @@ class Case:
     def answer(self) -> CompatAnswer:
         """The solver's answer, by the shipped tables."""
         tables = shipped_tables()
-        wish = wishes_from(self.request)[0]
+        wish = build_requests_from(self.request)[0]
         return solve(described_target(self.request, tables), wish, tables)
 
 

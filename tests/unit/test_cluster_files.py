@@ -240,7 +240,7 @@ def test_a_person_is_asked_before_a_gpu_is_shared(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(files, "init", here)
-    monkeypatch.setattr(show, "ask", answer)
+    monkeypatch.setattr(show, "confirm", answer)
     assert run(["cluster", "init", "--gpus", "2"]) == (0 if is_agreed else 2)
     assert questions == ["Share it?"] and "NCCL" in capsys.readouterr().err
     written = tmp_path / "cluster" / "compose.yaml"

@@ -34,7 +34,7 @@ def step(file: Path, **more: Any) -> PlanStep:
 
 def test_wsl_comes_with_script_installer_and_request(tmp_path: Path) -> None:
     request = HostPlanRequest(goal="wsl", frameworks=("torch", "jax"))
-    found = host_api.lay(request, recorded("windows-rtx2070-spanish"))
+    found = host_api.plan_host(request, recorded("windows-rtx2070-spanish"))
     assert found.run_line == "powershell -ExecutionPolicy Bypass -File setup.ps1"
     texts = host_api.with_installer(found.files)
     paths = host_api.write_files(texts, tmp_path)
@@ -45,7 +45,7 @@ def test_wsl_comes_with_script_installer_and_request(tmp_path: Path) -> None:
 
 
 def test_driver_goal_inside_wsl_is_about_finding_it() -> None:
-    found = host_api.lay(HostPlanRequest(goal="driver"), recorded("wsl2-rtx5090"))
+    found = host_api.plan_host(HostPlanRequest(goal="driver"), recorded("wsl2-rtx5090"))
     assert "visible to everything in this distro" in found.plan.goal
 
 
@@ -53,8 +53,8 @@ def test_driver_goal_inside_wsl_is_about_finding_it() -> None:
 def test_container_is_refused_but_for_a_toolkit(goal: Any) -> None:
     machine = recorded("container-two-a800")
     with pytest.raises(UsageError, match="this is a container"):
-        host_api.lay(HostPlanRequest(goal=goal), machine)
-    found = host_api.lay(HostPlanRequest(goal="toolkit", cuda="12.6"), machine)
+        host_api.plan_host(HostPlanRequest(goal=goal), machine)
+    found = host_api.plan_host(HostPlanRequest(goal="toolkit", cuda="12.6"), machine)
     assert any("cuda-toolkit-12-6" in line for lines in found.commands for line in lines)
 
 
@@ -65,7 +65,7 @@ def test_docker_when_nobody_has_the_number_of_this_user(monkeypatch: pytest.Monk
     monkeypatch.setattr(invoking_user.getpass, "getuser", unknown)
     monkeypatch.delenv("SUDO_USER", raising=False)
     with pytest.raises(UsageError, match="this is a container"):
-        host_api.lay(HostPlanRequest(goal="docker"), recorded("container-two-a800"))
+        host_api.plan_host(HostPlanRequest(goal="docker"), recorded("container-two-a800"))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sudo of Linux")

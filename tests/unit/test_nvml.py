@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flatout.system.host_system import Completed, LocalSystem
-from flatout.system.probes.gpus import Found, parse_nvml
+from flatout.system.probes.gpus import GpuReport, parse_nvml
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 
@@ -60,7 +60,7 @@ def test_nvml_when_some_fields_are_not_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = parse_nvml(ask(tmp_path, LIBRARY, monkeypatch))
-    assert isinstance(found, Found)
+    assert isinstance(found, GpuReport)
     assert (found.driver, found.cuda) == ("581.42", "13.1")
     first, second, lost = found.gpus
     assert [gpu.index for gpu in found.gpus] == [0, 1, 2]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.system.host_system import Calls, Completed, RecordedSystem, SystemRecording
-from flatout.system.probes.gpus import Found, parse_nvml, parse_smi, probe_gpus
+from flatout.system.probes.gpus import GpuReport, parse_nvml, parse_smi, probe_gpus
 
 FIELDS = ("name", "memory.total", "memory.free", "pci.bus_id", "uuid", "driver_version")
 CALLS = Calls(python_version="3.12.3", num_threads=4)
@@ -46,7 +46,7 @@ def test_parse_nvml_when_it_is_garbage(text: str) -> None:
 def test_parse_smi_when_it_is_garbage(text: str) -> None:
     found = parse_smi(Completed(exit_code=0, stdout=text), FIELDS)
     # Six fields by accident are a GPU; nothing raises, and no number is made up.
-    assert isinstance(found, str | Found)
+    assert isinstance(found, str | GpuReport)
     assert isinstance(found, str) or text.count(",") >= len(FIELDS) - 1
 
 

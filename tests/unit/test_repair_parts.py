@@ -86,7 +86,7 @@ def test_conflicts_as_pip_check_finds_them() -> None:
         ),
         MARKERS,
     )
-    assert [(one.package, one.wanted, one.has) for one in found] == [
+    assert [(one.package, one.required, one.has) for one in found] == [
         ("a", "b", "1.0"), ("b", "gone", None)
     ]  # fmt: skip
     local = {"torch": Installed(name="torch", version="2.13.0+cpu"),

@@ -119,7 +119,7 @@ def test_wheel_project_when_a_plugin_decides() -> None:
 
 def test_checked_when_the_index_lacks_the_best() -> None:
     def look(build: Build, python: tuple[int, int], target: Target) -> IndexEntry:
-        return IndexEntry(is_there=build.version != "2.15.0", said=f"asked for {build.version}")
+        return IndexEntry(is_there=build.version != "2.15.0", message=f"asked for {build.version}")
 
     answer = checked(LINUX, BuildRequest(framework="torch"), TABLES, look)
     assert answer.choice and answer.choice.version == "2.14.1"
@@ -129,7 +129,7 @@ def test_checked_when_the_index_lacks_the_best() -> None:
 
 def test_checked_when_the_index_has_nothing() -> None:
     def look(build: Build, python: tuple[int, int], target: Target) -> IndexEntry:
-        return IndexEntry(is_there=False, said="no")
+        return IndexEntry(is_there=False, message="no")
 
     answer = checked(LINUX, BuildRequest(framework="torch"), TABLES, look)
     assert answer.choice is None and answer.ruled_out
@@ -142,7 +142,7 @@ def test_read_page_when_it_is_asked_once_a_day(index: str) -> None:
     assert isinstance(first, IndexPage) and first == again
     assert first.names == tuple(NAMES)
     assert Pages.asked == ["/torch/"]
-    package_index.read_page(index, "torch", is_kept_enough=False)
+    package_index.read_page(index, "torch", may_use_cache=False)
     assert len(Pages.asked) == 2
 
 

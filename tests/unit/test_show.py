@@ -107,7 +107,7 @@ def test_state_says_nothing_of_time_left_where_it_cannot_know(lines: list[Any]) 
     ],
 )
 def test_state_tells_the_place(lines: list[Any], place: str) -> None:
-    assert state_of(*lines).place == place
+    assert state_of(*lines).position == place
 
 
 def test_state_tells_the_step_beside_the_epoch() -> None:

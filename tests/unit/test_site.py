@@ -125,9 +125,9 @@ def test_site_when_a_goal_is_forbidden(site: Path) -> None:
         driver="580.95.05",
     )
     site.write_text("")
-    assert host_api.lay(HostPlanRequest(goal="toolkit"), machine).refusal is None
+    assert host_api.plan_host(HostPlanRequest(goal="toolkit"), machine).refusal is None
     site.write_text("[forbidden]\ngoals = ['toolkit']\nreason = 'ask us'\n")
-    found = host_api.lay(HostPlanRequest(goal="toolkit"), machine)
+    found = host_api.plan_host(HostPlanRequest(goal="toolkit"), machine)
     assert found.refusal == f"forbidden by {site}: ask us"
     assert {step.safety for step in found.plan.steps} == {"manual"}
 

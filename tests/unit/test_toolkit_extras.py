@@ -198,7 +198,7 @@ def test_installer_is_known_by_what_is_in_it_and_not_by_its_name(tmp_path: Path)
                    capture_output=True)  # fmt: skip
     assert package_in(str(file)) == (str(file), CUDNN_DEB)
     request = HostPlanRequest(goal="toolkit", cuda="12.6", installer=str(file))
-    plan = host_api.lay(request, LINUX).plan
+    plan = host_api.plan_host(request, LINUX).plan
     action = next(one.action for one in plan.steps if "add the repository" in one.text)
     # No shell reads it: the space and the brackets stay.
     assert isinstance(action, RunProgram) and action.argv == ("dpkg", "--install", str(file))
@@ -210,13 +210,15 @@ def test_installer_is_known_by_what_is_in_it_and_not_by_its_name(tmp_path: Path)
 
 def test_installer_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist") as refused:
-        host_api.lay(HostPlanRequest(goal="toolkit", installer=str(tmp_path / "a.deb")), LINUX)
+        host_api.plan_host(
+            HostPlanRequest(goal="toolkit", installer=str(tmp_path / "a.deb")), LINUX
+        )
     assert refused.value.rule == "source-not-found"
 
 
 def test_other_packages_beside_a_toolkit_are_refused() -> None:
     with pytest.raises(UsageError, match="--with nccl") as refused:
-        host_api.lay(HostPlanRequest(goal="toolkit", packages=("cudnn,nccl",)), LINUX)
+        host_api.plan_host(HostPlanRequest(goal="toolkit", packages=("cudnn,nccl",)), LINUX)
     assert "--with cudnn" in (refused.value.fix or "")
-    found = host_api.lay(HostPlanRequest(goal="toolkit", packages=("cuDNN",)), LINUX)
+    found = host_api.plan_host(HostPlanRequest(goal="toolkit", packages=("cuDNN",)), LINUX)
     assert "cuDNN" in found.plan.goal

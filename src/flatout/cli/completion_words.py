@@ -49,7 +49,9 @@ def weights(
 ) -> list[CompletionItem[str]]:
     """Runs, and files of weights."""
     files = _items(_files(incomplete, ".safetensors"), incomplete)
-    return list({one.value: one for one in [*runs(context, option, incomplete), *files]}.values())
+    return list(
+        {item.value: item for item in [*runs(context, option, incomplete), *files]}.values()
+    )
 
 
 def settings(
@@ -62,13 +64,13 @@ def settings(
     name, equals, _ = incomplete.partition("=")
     if equals:
         return [
-            item for one in parameters if one.name == name
-            for item in _items([f"{name}={value}" for value in values_of(one)], incomplete)
+            item for parameter in parameters if parameter.name == name
+            for item in _items([f"{name}={value}" for value in values_of(parameter)], incomplete)
         ]  # fmt: skip
     return [
-        CompletionItem(f"{one.name}=", help=one.doc)
-        for one in parameters
-        if one.is_settable and one.name.startswith(incomplete)
+        CompletionItem(f"{parameter.name}=", help=parameter.doc)
+        for parameter in parameters
+        if parameter.is_settable and parameter.name.startswith(incomplete)
     ]
 
 
@@ -91,16 +93,16 @@ def _items(words: Sequence[str], incomplete: str) -> list[CompletionItem[str]]:
 def _files(incomplete: str, ending: str | None) -> list[str]:
     """Files of that ending below what is written already, and folders with their separator."""
     folder, beginning = os.path.split(incomplete)
-    found = []
+    paths = []
     try:
         with os.scandir(os.path.expanduser(folder) or os.curdir) as entries:
             for entry in entries:
                 if entry.name.startswith(".") and not beginning.startswith("."):
                     continue
                 if entry.is_dir():
-                    found.append(os.path.join(folder, entry.name, ""))
+                    paths.append(os.path.join(folder, entry.name, ""))
                 elif ending is not None and entry.name.endswith(ending):
-                    found.append(os.path.join(folder, entry.name))
+                    paths.append(os.path.join(folder, entry.name))
     except OSError:
         return []
-    return sorted(found)
+    return sorted(paths)

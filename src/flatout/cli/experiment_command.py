@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "parameter_"
 _METAVARS = {"int": "INT", "float": "FLOAT", "str": "TEXT", "bool": "BOOL", "None": "none"}
-_OPTIONS, _PLACE = "flatout.options", "flatout.place"
+_OPTIONS, _EXPERIMENT = "flatout.options", "flatout.experiment"
 
 set_parameters = click.option(
     "-s", "settings", multiple=True, metavar="KEY=VALUE", shell_complete=settings,
@@ -30,7 +30,7 @@ set_parameters = click.option(
 class _Named(NamedTuple):
     """The experiment on a command line. error: why its parameters are unknown."""
 
-    place: str
+    experiment: str
     parameters: tuple[Parameter, ...] = ()
     error: FlatoutError | None = None
 
@@ -44,24 +44,24 @@ class ExperimentCommand(click.Command):
         """Adds the options of the experiment that is named; their values become settings."""
         named = self._named(context, arguments)
         context.meta[PARAMETERS] = named.parameters
-        context.meta[_PLACE] = named.place
+        context.meta[_EXPERIMENT] = named.experiment
         context.meta[_OPTIONS] = options = list(self._options(named.parameters))
         try:
             rest = super().parse_args(context, arguments)
         except click.NoSuchOption as error:
             if named.error is not None:
                 raise named.error from error
-            if not named.place or not error.option_name.startswith("--"):
+            if not named.experiment or not error.option_name.startswith("--"):
                 raise
             names = [name for option in self.get_params(context) for name in option.opts]
-            near = nearest_name(error.option_name, [one for one in names if one[:2] == "--"])
+            near = nearest_name(error.option_name, [name for name in names if name[:2] == "--"])
             raise UsageError(
                 "wrong-usage",
                 f"`{error.option_name}` is neither an option of `{context.command_path}` nor a "
-                f"parameter of {named.place}.",
+                f"parameter of {named.experiment}.",
                 fix=f"did you mean `{near}`?"
                 if near
-                else f"{context.command_path} {named.place} --help",
+                else f"{context.command_path} {named.experiment} --help",
             ) from error
         given = [context.params.pop(option.name, None) for option in options if option.name]
         pairs = [
@@ -85,8 +85,10 @@ class ExperimentCommand(click.Command):
         if not parameters:
             return
         by_name = {str(option.name).removeprefix(_PREFIX): option for option in own}
-        with formatter.section(f"Parameters of {context.meta[_PLACE]}"):
-            formatter.write_dl([_help_of(one, by_name.get(one.name)) for one in parameters])
+        with formatter.section(f"Parameters of {context.meta[_EXPERIMENT]}"):
+            formatter.write_dl(
+                [_help_of(parameter, by_name.get(parameter.name)) for parameter in parameters]
+            )
 
     def _named(self, context: click.Context, arguments: Sequence[str]) -> _Named:
         own = {name: option for option in super().get_params(context) for name in option.opts}
@@ -109,20 +111,26 @@ class ExperimentCommand(click.Command):
         return listing.parameters_of_run(word) if self.is_of_run else listing.parameters_of(word)
 
     def _options(self, parameters: Sequence[Parameter]) -> Iterator[click.Option]:
-        taken = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
+        taken = {
+            name
+            for parameter in self.params
+            for name in (*parameter.opts, *parameter.secondary_opts)
+        }
         taken |= {"--help"}
-        for one in parameters:
-            names = _option_names(one)
+        for parameter in parameters:
+            names = _option_names(parameter)
             every = {part for name in names for part in name.split("/")}
-            if not one.is_settable or every & taken:
+            if not parameter.is_settable or every & taken:
                 continue
             taken |= every
-            if one.is_flag:
-                yield click.Option([*names, _PREFIX + one.name], default=None, help=one.doc)
+            if parameter.is_flag:
+                yield click.Option(
+                    [*names, _PREFIX + parameter.name], default=None, help=parameter.doc
+                )
             else:
                 yield click.Option(
-                    [*names, _PREFIX + one.name], multiple=True, metavar=_metavar(one),
-                    help=one.doc, shell_complete=_values(values_of(one)),
+                    [*names, _PREFIX + parameter.name], multiple=True, metavar=_metavar(parameter),
+                    help=parameter.doc, shell_complete=_values(values_of(parameter)),
                 )  # fmt: skip
 
 

@@ -193,11 +193,11 @@ def run(arguments: Sequence[str]) -> int:
         if hasattr(stream, "reconfigure"):
             # The encoding of a redirected stream under Windows may lack some characters.
             stream.reconfigure(errors="replace")
-    asked = os.environ.get("_FLATOUT_COMPLETE")
-    if asked is not None:
+    instruction = os.environ.get("_FLATOUT_COMPLETE")
+    if instruction is not None:
         from flatout.cli import shell_completion
 
-        return shell_completion.answer(main, asked)
+        return shell_completion.print_completions(main, instruction)
     try:
         _check_unicode(arguments)
         with _marked_output():
@@ -251,7 +251,7 @@ def _drop_output() -> None:
 
 
 def _check_unicode(arguments: Sequence[str]) -> None:
-    """Refuses bytes that are not UTF-8, which no JSON can hold: Python hides them in the text."""
+    """Refuses bytes that are not UTF-8, which JSON cannot hold: Python hides them in the text."""
     for argument in arguments:
         if any("\ud800" <= letter <= "\udfff" for letter in argument):
             raise UsageError(
@@ -285,7 +285,7 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
         return _no_such_option(error, fix)
     option = getattr(error, "param", None)
     if isinstance(error, click.MissingParameter) and isinstance(option, click.Option):
-        given = next((one for one in option.opts if one in arguments), None)
+        given = next((spelling for spelling in option.opts if spelling in arguments), None)
         if given is not None:
             # What follows the script belongs to the script.
             return UsageError(
@@ -298,7 +298,7 @@ def _from_click(error: click.ClickException, arguments: Sequence[str]) -> UsageE
 
 def _no_such_option(error: click.NoSuchOption, fix: str) -> UsageError:
     command = error.ctx.command if error.ctx else None
-    names = [name for one in command.params for name in one.opts] if command else []
+    names = [name for parameter in command.params for name in parameter.opts] if command else []
     # Without the dashes, which all options share.
     bare = {name.lstrip("-"): name for name in names if name.startswith("--")}
     near = nearest_name(error.option_name.lstrip("-"), bare)
@@ -322,9 +322,9 @@ def _own_fault() -> int:
     from flatout.runs import api as runs_api
 
     try:
-        place = f"the traceback is in {runs_api.record_crash(traceback.format_exc())}"
+        location = f"the traceback is in {runs_api.record_crash(traceback.format_exc())}"
     except (FlatoutError, OSError):
         traceback.print_exc()
-        place = "the traceback is above"
-    print(f"error: this is a bug in flatout; {place}", file=sys.stderr)
+        location = "the traceback is above"
+    print(f"error: this is a bug in flatout; {location}", file=sys.stderr)
     return 3

@@ -18,7 +18,7 @@ trusts_run = click.option(
     "--trust", "is_trusted", is_flag=True,
     help="Trust the code in the folder of a run that is not among your runs.",
 )  # fmt: skip
-_ASKING = (
+_WEIGHTS_OPTIONS = (
     click.option(
         "--experiment", metavar="NAME|FILE", shell_complete=completion_words.experiments,
         help="Experiment to build the model from, instead of the run's own copy.",
@@ -49,8 +49,8 @@ _ASKING = (
 )  # fmt: skip
 
 
-def asks_weights(command: Command) -> Command:
+def weights_options(command: Command) -> Command:
     """Options of every command that computes with the saved weights of a run."""
-    for option in reversed(_ASKING):
+    for option in reversed(_WEIGHTS_OPTIONS):
         command = option(command)
     return command

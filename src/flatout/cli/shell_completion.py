@@ -1,4 +1,4 @@
-"""Completion in shells: the scripts, and the answers to what they ask.
+"""Completion in shells: the scripts, and the replies to their requests.
 
 Click knows zsh, fish and PowerShell well. In bash it takes `lr=0.1` for three words.
 """
@@ -24,7 +24,7 @@ from click.shell_completion import (
 from flatout.errors import FlatoutError, UsageError
 from flatout.schema.shell_quoting import powershell_word
 
-# Set by a script that asks, with the shell in it.
+# Set by a script that requests completions, with the shell in it.
 VARIABLE = "_FLATOUT_COMPLETE"
 _HOME = re.compile(r"~[\w.-]*/")
 
@@ -65,9 +65,9 @@ class _Bash(BashComplete):
         return words[1:], incomplete
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[Any]]:
-        found = super().get_completions(args, incomplete)
+        items = super().get_completions(args, incomplete)
         # bash would put one pair of quotes into the other, and run what is between them.
-        return [one for one in found if not self._is_in_quotes or _is_plain(str(one.value))]
+        return [item for item in items if not self._is_in_quotes or _is_plain(str(item.value))]
 
     def format_completion(self, item: CompletionItem[Any]) -> str:
         # Behind `--size=` click offers the value alone; behind `-s size=` we offer all of it.
@@ -107,7 +107,7 @@ def _typed_home() -> bool:
 
 
 def script(shell: str) -> str:
-    """The script that a shell reads, so that it asks flatout.
+    """The script that a shell reads, so that it calls flatout.
 
     Raises:
         UsageError: wrong-usage.
@@ -121,27 +121,27 @@ def script(shell: str) -> str:
             fix="install a newer click in flatout's environment: pip install --upgrade click",
         )
     own = kind(click.Command("flatout"), {}, "flatout", VARIABLE)
-    # Not `own.source()`, which starts bash to ask for its version.
+    # Not `own.source()`, which starts bash to read its version.
     return ShellComplete.source(own)
 
 
-def answer(command: click.Command, instruction: str) -> int:
+def print_completions(command: click.Command, instruction: str) -> int:
     """Prints what the shell may offer; nothing where the line cannot be understood."""
     shell = instruction.partition("_")[0]
     kind = _kind(shell)
     if kind is None:
         return 1
     try:
-        print("\n".join(_answers(kind(command, {}, "flatout", VARIABLE))))
+        print("\n".join(_completions(kind(command, {}, "flatout", VARIABLE))))
     except (FlatoutError, click.ClickException, OSError, KeyError, ValueError):
         # An error in the middle of a line that is being typed would only be in the way.
         return 1
     return 0
 
 
-def _answers(shell: ShellComplete) -> Iterator[str]:
+def _completions(shell: ShellComplete) -> Iterator[str]:
     for item in shell.get_completions(*shell.get_completion_args()):
-        # A line break would end the answer, and the terminal would obey an escape sequence.
+        # A line break would end the reply, and the terminal would obey an escape sequence.
         if not str(item.value).isprintable():
             continue
         if shell.name == "powershell" and item.type == "plain":

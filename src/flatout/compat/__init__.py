@@ -4,7 +4,7 @@ Standard library only, because `scripts/quickstart` uses it before anything is i
 
    compat/*.toml --tables.py--> Tables --+
    Machine, --for CARD --target.py-> Target +--solve.py--> CompatAnswer --index_check.py--> index
-   what was typed -------wishes.py---> Wish ---+                 (fit.py, alternatives.py)
+   typed --build_requests.py--> BuildRequest ---+                 (fit.py, alternatives.py)
 
 `solve` is a pure function of these three. `fit.py` gives the first reason against a build, in
 words; candidates are ordered, and the first one without such a reason is chosen. The doctor, the

@@ -20,58 +20,61 @@ from flatout.compat.rows import Build, Os, Tables
 from flatout.schema.versions import pair_text
 
 
-def nearest_ways(target: Target, wish: BuildRequest, tables: Tables) -> Iterator[str]:
+def nearest_ways(target: Target, request: BuildRequest, tables: Tables) -> Iterator[str]:
     """One sentence for each possible change, smallest change first."""
-    ways = [*_ways(target, wish, tables)]
-    yield from ways or _other_framework(target, wish, tables)
+    ways = [*_ways(target, request, tables)]
+    yield from ways or _other_framework(target, request, tables)
 
 
-def _ways(target: Target, wish: BuildRequest, tables: Tables) -> Iterator[str]:
-    found = [*_one_thing(target, wish, tables)]
+def _ways(target: Target, request: BuildRequest, tables: Tables) -> Iterator[str]:
+    changes = [*_single_changes(target, request, tables)]
     # Two or three changes together, if no single one is enough.
-    yield from found or _several_things(target, wish, tables)
+    yield from changes or _several_changes(target, request, tables)
     gpu = _best_gpu(target)
-    if gpu is not None and not wish.is_cpu:
+    if gpu is not None and not request.is_cpu:
         for hint in tables.hints:
-            if hint.framework == wish.framework and gpu.capability >= hint.lowest:
+            if hint.framework == request.framework and gpu.capability >= hint.lowest:
                 yield hint.text
-        yield from _by_hand(target, wish, gpu, tables)
-        if not found:
-            yield from _other_card(target, wish, tables)
-    if not is_for_cpu(target, wish):
+        yield from _manual_builds(target, request, gpu, tables)
+        if not changes:
+            yield from _other_card(target, request, tables)
+    if not is_for_cpu(target, request):
         cpu = BuildRequest(
-            framework=wish.framework, versions=wish.versions, python=wish.python, is_cpu=True
+            framework=request.framework,
+            versions=request.versions,
+            python=request.python,
+            is_cpu=True,
         )
         build = best_build(target, cpu, (), tables)
         if build:
             yield f"the CPU (--cpu): {_with_python(build, cpu)}"
 
 
-def _one_thing(target: Target, wish: BuildRequest, tables: Tables) -> Iterator[str]:
+def _single_changes(target: Target, request: BuildRequest, tables: Tables) -> Iterator[str]:
     if target.driver is not None:
-        yield from _other_driver(target, wish, tables)
-    if wish.python is not None:
-        free = replace(wish, python=None)
+        yield from _other_driver(target, request, tables)
+    if request.python is not None:
+        free = replace(request, python=None)
         if build := _best(target, free, tables):
             yield f"Python {pair_text(python_for(build, free))}: {build.label}"
-    if wish.versions:
-        free = replace(wish, versions="")
+    if request.versions:
+        free = replace(request, versions="")
         if build := _best(target, free, tables):
             yield f"another version: {_with_python(build, free)}"
-    if wish.cuda is not None:
-        free = replace(wish, cuda=None)
+    if request.cuda is not None:
+        free = replace(request, cuda=None)
         if build := _best(target, free, tables):
             yield f"another CUDA: {_with_python(build, free)}"
-    if wish.is_nightly:
-        free = replace(wish, is_nightly=False)
+    if request.is_nightly:
+        free = replace(request, is_nightly=False)
         if build := _best(target, free, tables):
             yield f"a release (without --nightly): {_with_python(build, free)}"
-    yield from _other_system(target, wish, tables)
+    yield from _other_system(target, request, tables)
 
 
-def _other_driver(target: Target, wish: BuildRequest, tables: Tables) -> Iterator[str]:
+def _other_driver(target: Target, request: BuildRequest, tables: Tables) -> Iterator[str]:
     free = replace(target, driver=None)
-    build = _best(free, wish, tables)
+    build = _best(free, request, tables)
     gpu = _best_gpu(target)
     if build is None or gpu is None:
         return
@@ -80,25 +83,27 @@ def _other_driver(target: Target, wish: BuildRequest, tables: Tables) -> Iterato
     needed = oldest_driver(build, target, (gpu,), tables)
     if generation and generation.last_branch and unknown_to_driver(gpu, target, tables):
         needed = f"branch {generation.last_branch}, the last for {generation.name}"
-        yield f"{whose} of {needed}: {_with_python(build, wish)}"
+        yield f"{whose} of {needed}: {_with_python(build, request)}"
     else:
-        yield f"{whose} {needed} or newer: {_with_python(build, wish)}"
+        yield f"{whose} {needed} or newer: {_with_python(build, request)}"
 
 
-def _other_system(target: Target, wish: BuildRequest, tables: Tables) -> Iterator[str]:
+def _other_system(target: Target, request: BuildRequest, tables: Tables) -> Iterator[str]:
     if not target.gpus or target.os not in ("windows", "macos"):
         return
     systems: tuple[tuple[Os, str], ...] = (("wsl2", "WSL 2"), ("linux", "Linux"))
     for os, name in systems:
         # Drivers for Windows and Linux are numbered differently.
         elsewhere = replace(target, os=os, driver=target.driver if os == "wsl2" else None)
-        if (os, target.os) != ("wsl2", "macos") and (build := _best(elsewhere, wish, tables)):
+        if (os, target.os) != ("wsl2", "macos") and (build := _best(elsewhere, request, tables)):
             where = "" if target.os == "windows" else " on a computer with this card"
-            yield f"{name}{where}: {_with_python(build, wish)}"
+            yield f"{name}{where}: {_with_python(build, request)}"
 
 
-def _several_things(target: Target, wish: BuildRequest, tables: Tables) -> Iterator[str]:
-    free = BuildRequest(framework=wish.framework, is_nightly=wish.is_nightly, is_cpu=wish.is_cpu)
+def _several_changes(target: Target, request: BuildRequest, tables: Tables) -> Iterator[str]:
+    free = BuildRequest(
+        framework=request.framework, is_nightly=request.is_nightly, is_cpu=request.is_cpu
+    )
     if build := _best(replace(target, driver=None), free, tables):
         gpu = _best_gpu(target)
         needed = oldest_driver(build, target, (gpu,) if gpu else (), tables)
@@ -108,8 +113,8 @@ def _several_things(target: Target, wish: BuildRequest, tables: Tables) -> Itera
     yield from _other_system(replace(target, driver=None), free, tables)
 
 
-def _other_card(target: Target, wish: BuildRequest, tables: Tables) -> Iterator[str]:
-    for build in candidates(target, BuildRequest(framework=wish.framework), tables):
+def _other_card(target: Target, request: BuildRequest, tables: Tables) -> Iterator[str]:
+    for build in candidates(target, BuildRequest(framework=request.framework), tables):
         if target.os in build.oses and target.machine == build.machine:
             lowest = build.lowest or min(build.codes)
             newest = max((*build.codes, *((build.ptx,) if build.ptx else ())), default=None)
@@ -119,33 +124,35 @@ def _other_card(target: Target, wish: BuildRequest, tables: Tables) -> Iterator[
             return
 
 
-def _other_framework(target: Target, wish: BuildRequest, tables: Tables) -> Iterator[str]:
-    for name in dict.fromkeys(one.framework for one in tables.builds):
-        other = BuildRequest(framework=name, is_cpu=wish.is_cpu)
-        if name != wish.framework and (build := _best(target, other, tables)):
+def _other_framework(target: Target, request: BuildRequest, tables: Tables) -> Iterator[str]:
+    for name in dict.fromkeys(build.framework for build in tables.builds):
+        other = BuildRequest(framework=name, is_cpu=request.is_cpu)
+        if name != request.framework and (build := _best(target, other, tables)):
             yield f"another framework: {_with_python(build, other)}"
 
 
-def _by_hand(target: Target, wish: BuildRequest, gpu: TargetGpu, tables: Tables) -> Iterator[str]:
+def _manual_builds(
+    target: Target, request: BuildRequest, gpu: TargetGpu, tables: Tables
+) -> Iterator[str]:
     for build in tables.builds:
-        asked = BuildRequest(framework=wish.framework, versions=f"=={build.version}")
-        is_asked = build.is_by_hand and build.framework == wish.framework
-        if is_asked and best_build(target, asked, (gpu,), tables) == build:
+        exact_request = BuildRequest(framework=request.framework, versions=f"=={build.version}")
+        is_manual = build.is_by_hand and build.framework == request.framework
+        if is_manual and best_build(target, exact_request, (gpu,), tables) == build:
             yield (
-                f"{_with_python(build, asked)}, an old build: CUDA {build.toolkit} and "
+                f"{_with_python(build, exact_request)}, an old build: CUDA {build.toolkit} and "
                 f"cuDNN {build.cudnn} must be installed separately"
             )
 
 
-def _best(target: Target, wish: BuildRequest, tables: Tables) -> Build | None:
+def _best(target: Target, request: BuildRequest, tables: Tables) -> Build | None:
     gpu = _best_gpu(target)
-    gpus = () if gpu is None or is_for_cpu(target, wish) else (gpu,)
-    return best_build(target, wish, gpus, tables)
+    gpus = () if gpu is None or is_for_cpu(target, request) else (gpu,)
+    return best_build(target, request, gpus, tables)
 
 
 def _best_gpu(target: Target) -> TargetGpu | None:
-    return max(target.gpus, key=lambda one: one.capability, default=None)
+    return max(target.gpus, key=lambda gpu: gpu.capability, default=None)
 
 
-def _with_python(build: Build, wish: BuildRequest) -> str:
-    return f"{build.label} with Python {pair_text(python_for(build, wish))}"
+def _with_python(build: Build, request: BuildRequest) -> str:
+    return f"{build.label} with Python {pair_text(python_for(build, request))}"

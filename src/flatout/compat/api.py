@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from flatout.compat.compat_update import TablesUpdate, newer_builds, pages_wanted
+from flatout.compat.build_requests import build_requests_from, without_effect
+from flatout.compat.compat_update import TablesUpdate, newer_builds, pages_to_read
 from flatout.compat.fit import Target
 from flatout.compat.index_check import (
     IndexEntry,
-    Look,
+    IndexLookup,
     checked,
-    not_asked,
+    not_checked,
     unreached,
     wheel_project,
     with_wheel,
@@ -26,7 +27,6 @@ from flatout.compat.rows import DEFAULT_INDEX, Build, Tables
 from flatout.compat.solve import CompatAnswer
 from flatout.compat.tables import FRAMEWORKS, shipped_tables, with_updates
 from flatout.compat.target import described_target, target_from
-from flatout.compat.wishes import wishes_from, without_effect
 from flatout.errors import RunFailed
 from flatout.schema.machine import Machine
 from flatout.schema.versions import Pair, numbers
@@ -92,16 +92,18 @@ def choose(request: SetupRequest, shipped: Tables | None = None) -> Chosen:
     Raises:
         UsageError: unknown-framework, unknown-card, not-a-version, machine-not-described.
     """
-    wishes = wishes_from(request)
+    build_requests = build_requests_from(request)
     tables = tables_in_use(shipped)
     machine = None if request.cards else probe(LocalSystem(), sys.executable)
     if machine is None:
         target = described_target(request, tables)
     else:
         target = target_from(machine, tables, platform.machine())
-    look = _not_looked(tables) if request.is_offline else _looking()
+    look_up = _no_lookup(tables) if request.is_offline else _index_lookup()
     return Chosen(
-        answers=tuple(checked(target, wish, tables, look) for wish in wishes),
+        answers=tuple(
+            checked(target, build_request, tables, look_up) for build_request in build_requests
+        ),
         target=target,
         machine=machine,
         warnings=without_effect(request),
@@ -110,7 +112,7 @@ def choose(request: SetupRequest, shipped: Tables | None = None) -> Chosen:
 
 def report(chosen: Chosen) -> dict[str, Any]:
     """The answer for programs; with several frameworks a list of them."""
-    documents = [one.document for one in chosen.answers]
+    documents = [answer.document for answer in chosen.answers]
     return documents[0] if len(documents) == 1 else {"answers": documents}
 
 
@@ -141,22 +143,22 @@ def update_compat(shipped: Tables | None = None) -> CompatState:
     """Queries the indexes for newer builds, and stores the result.
 
     Raises:
-        RunFailed: indexes-not-reached, if none gave a valid answer.
+        RunFailed: indexes-not-reached, if none gave a valid reply.
     """
     shipped, old = shipped or shipped_tables(), compat_cache.read_update(TablesUpdate)
     added: list[Build] = []
     failures = []
-    pages = pages_wanted(shipped)
+    pages = pages_to_read(shipped)
     for (index, project), known in pages.items():
-        page = package_index.read_page(_asked(index), project, is_kept_enough=False)
+        page = package_index.read_page(_unless_default(index), project, may_use_cache=False)
         if isinstance(page, Unread):
             failures.append(page.reason)
-            # Keep its last answer.
-            added += [one for one in old.builds if one.index == index] if old else []
+            # Keep what it listed last.
+            added += [build for build in old.builds if build.index == index] if old else []
             continue
-        found = list(wheels(page.names, project))
+        listed = list(wheels(page.names, project))
         try:
-            added += [build for one in known for build in newer_builds(one, found, _today())]
+            added += [build for base in known for build in newer_builds(base, listed, _today())]
         except ValueError as error:
             failures.append(f"{index}/{project}: refused, {error}")
     if len(failures) == len(pages):
@@ -176,35 +178,39 @@ def update_compat(shipped: Tables | None = None) -> CompatState:
     return compat_state(tuple(failures), shipped)
 
 
-def _looking() -> Look:
+def _index_lookup() -> IndexLookup:
     """Queries the indexes, each page once."""
     pages: dict[tuple[str, str], list[Wheel] | Unread] = {}
 
-    def look(build: Build, python: Pair, target: Target) -> IndexEntry:
-        place = build.index, wheel_project(build)
-        if place not in pages:
-            page = package_index.read_page(_asked(place[0]), place[1])
-            pages[place] = page if isinstance(page, Unread) else list(wheels(page.names, place[1]))
-        found = pages[place]
-        if isinstance(found, Unread):
-            return unreached(build, found.reason)
-        if has_wheel(found, build, python, target):
+    def look_up(build: Build, python: Pair, target: Target) -> IndexEntry:
+        index, project = page_key = build.index, wheel_project(build)
+        if page_key not in pages:
+            page = package_index.read_page(_unless_default(index), project)
+            pages[page_key] = (
+                page if isinstance(page, Unread) else list(wheels(page.names, project))
+            )
+        listed = pages[page_key]
+        if isinstance(listed, Unread):
+            return unreached(build, listed.reason)
+        if has_wheel(listed, build, python, target):
             return with_wheel(build.index, python)
-        return IndexEntry(is_there=False, said="")
+        return IndexEntry(is_there=False, message="")
 
-    return look
+    return look_up
 
 
-def _not_looked(tables: Tables) -> Look:
-    def look(build: Build, python: Pair, target: Target) -> IndexEntry:
-        return not_asked(tables)
+def _no_lookup(tables: Tables) -> IndexLookup:
+    def look_up(build: Build, python: Pair, target: Target) -> IndexEntry:
+        return not_checked(tables)
 
-    return look
+    return look_up
 
 
 def _table_state(framework: str, tables: Tables) -> TableState:
-    builds = [one for one in tables.builds if one.framework == framework and not one.is_nightly]
-    newest = max((one.version for one in builds), key=numbers)
+    builds = [
+        build for build in tables.builds if build.framework == framework and not build.is_nightly
+    ]
+    newest = max((build.version for build in builds), key=numbers)
     return TableState(framework=framework, newest=newest, num_builds=len(builds))
 
 
@@ -212,5 +218,5 @@ def _today() -> date:
     return datetime.now(UTC).date()
 
 
-def _asked(index: str) -> str | None:
+def _unless_default(index: str) -> str | None:
     return None if index == DEFAULT_INDEX else index

@@ -36,13 +36,13 @@ _GLUED = (
 
 def find_card(text: str, cards: Sequence[Card]) -> Card | None:
     """The card of that name; None if there is none, or if the name is ambiguous."""
-    wanted = _key(text)
-    if not wanted:
+    card_key = _key(text)
+    if not card_key:
         return None
     for keys in (_whole_keys, _short_keys):
-        found = [card for card in cards if wanted in keys(card)]
-        if found and len({(card.capability, card.machine) for card in found}) == 1:
-            return found[0]
+        matches = [card for card in cards if card_key in keys(card)]
+        if matches and len({(card.capability, card.machine) for card in matches}) == 1:
+            return matches[0]
     return None
 
 
@@ -74,5 +74,5 @@ def _key(text: str) -> str:
     plain = re.sub(r"[^a-z0-9]+", " ", plain)
     plain = _TORN.sub(r"\1", plain)
     for glued in _GLUED:
-        plain = glued.sub(lambda found: f"{found[0]} ", plain)
+        plain = glued.sub(lambda match: f"{match[0]} ", plain)
     return " ".join(word for word in plain.split() if word not in _BESIDE)

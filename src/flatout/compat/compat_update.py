@@ -37,31 +37,33 @@ def families(tables: Tables) -> list[Build]:
     version is for, so they are one series.
     """
     newest: dict[tuple[str, ...], Build] = {}
-    for one in tables.builds:
-        if one.is_nightly or one.is_by_hand:
+    for build in tables.builds:
+        if build.is_nightly or build.is_by_hand:
             continue
-        cuda = one.cuda if one.cuda == "cpu" or one.cuda in one.index else one.extra
-        key = (one.framework, cuda, one.index, one.project, one.machine, *one.oses)
+        cuda = build.cuda if build.cuda == "cpu" or build.cuda in build.index else build.extra
+        key = (build.framework, cuda, build.index, build.project, build.machine, *build.oses)
         known = newest.get(key)
-        if known is None or numbers(one.version) > numbers(known.version):
-            newest[key] = one
+        if known is None or numbers(build.version) > numbers(known.version):
+            newest[key] = build
     return list(newest.values())
 
 
-def newer_builds(known: Build, found: Sequence[Wheel], today: date) -> list[Build]:
+def newer_builds(known: Build, wheels: Sequence[Wheel], today: date) -> list[Build]:
     """The builds of a family that are newer than the newest known one.
 
     Raises:
         ValueError: the known version is not among the wheels, so they are not of this family.
     """
-    listed = {one.version for one in found if one.local in ("", known.cuda)}
+    listed = {wheel.version for wheel in wheels if wheel.local in ("", known.cuda)}
     if known.version not in listed and not _is_any_older(known, listed):
         raise ValueError(f"it lists no known version of {known.project}")
     oldest = numbers(known.version)
-    newer = [one for one in listed if _RELEASE.fullmatch(one) and numbers(one) > oldest]
+    newer = [
+        version for version in listed if _RELEASE.fullmatch(version) and numbers(version) > oldest
+    ]
     builds = []
     for version in sorted(newer, key=numbers):
-        pythons = _pythons(one for one in found if one.version == version)
+        pythons = _pythons(wheel for wheel in wheels if wheel.version == version)
         if not pythons:
             continue
         build = replace(
@@ -72,17 +74,17 @@ def newer_builds(known: Build, found: Sequence[Wheel], today: date) -> list[Buil
             read=today.isoformat(),
             confidence="high" if known.cuda == "cpu" else "low",
         )
-        oses = tuple(os for os in known.oses if _is_for(build, os, found))
+        oses = tuple(os for os in known.oses if _is_for(build, os, wheels))
         if oses:
             builds.append(replace(build, oses=oses))
     return builds
 
 
-def pages_wanted(tables: Tables) -> dict[tuple[str, str], list[Build]]:
+def pages_to_read(tables: Tables) -> dict[tuple[str, str], list[Build]]:
     """The pages that list newer builds: (index, project) -> the families on it."""
     pages: dict[tuple[str, str], list[Build]] = {}
-    for one in families(tables):
-        pages.setdefault((one.index, wheel_project(one)), []).append(one)
+    for build in families(tables):
+        pages.setdefault((build.index, wheel_project(build)), []).append(build)
     return pages
 
 
@@ -93,12 +95,12 @@ def _is_any_older(known: Build, listed: Iterable[str]) -> bool:
     )
 
 
-def _is_for(build: Build, os: Os, found: Sequence[Wheel]) -> bool:
+def _is_for(build: Build, os: Os, wheels: Sequence[Wheel]) -> bool:
     target = Target(os=os, machine=build.machine)
-    return any(has_wheel(found, build, python, target) for python in build.python)
+    return any(has_wheel(wheels, build, python, target) for python in build.python)
 
 
-def _pythons(found: Iterable[Wheel]) -> list[Pair]:
-    tags = {tag for one in found for tag in one.pythons}
+def _pythons(wheels: Iterable[Wheel]) -> list[Pair]:
+    tags = {tag for wheel in wheels for tag in wheel.pythons}
     matches = [re.fullmatch(r"cp(\d)(\d+)", tag) for tag in tags]
-    return sorted((int(one[1]), int(one[2])) for one in matches if one)
+    return sorted((int(match[1]), int(match[2])) for match in matches if match)

@@ -20,7 +20,7 @@ class Conflict(msgspec.Struct, frozen=True, kw_only=True):
     """A requirement that is not met. has: the installed version, None if not installed."""
 
     package: str
-    wanted: str
+    required: str
     needs: str
     has: str | None
 
@@ -34,7 +34,7 @@ def conflicts(
         packages: by name; changed ones may come without their requirements.
         markers: of the interpreter that they are for.
     """
-    found = []
+    unmet = []
     for package in packages.values():
         for needed in requirements(package, markers):
             name = plain_name(needed.name)
@@ -42,8 +42,8 @@ def conflicts(
             if there is None or not _is_met(needed, there.version):
                 has = there.version if there else None
                 needs = f"{needed.name}{needed.specifier}"
-                found.append(Conflict(package=package.name, wanted=name, needs=needs, has=has))
-    return tuple(found)
+                unmet.append(Conflict(package=package.name, required=name, needs=needs, has=has))
+    return tuple(unmet)
 
 
 def requirements(package: Installed, markers: Mapping[str, str]) -> Iterator[Requirement]:
@@ -51,9 +51,9 @@ def requirements(package: Installed, markers: Mapping[str, str]) -> Iterator[Req
     environment = {**default_environment(), **markers, "extra": ""}
     for line in package.requires:
         try:
-            one = Requirement(line)
-            if one.marker is None or one.marker.evaluate(environment):  # type: ignore[arg-type]
-                yield one
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate(environment):  # type: ignore[arg-type]
+                yield requirement
         except (InvalidRequirement, UndefinedEnvironmentName, InvalidVersion):
             continue
 
@@ -76,22 +76,24 @@ def constraint_lines(
 def closure(names: Sequence[str], packages: Mapping[str, Installed],
             markers: Mapping[str, str]) -> set[str]:  # fmt: skip
     """These packages and their dependencies."""
-    found: set[str] = set()
+    closed: set[str] = set()
     waiting = [name for name in names if name in packages]
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in closed:
             continue
-        found.add(name)
-        needed = (plain_name(one.name) for one in requirements(packages[name], markers))
-        waiting += [one for one in needed if one in packages]
-    return found
+        closed.add(name)
+        needed = (
+            plain_name(requirement.name) for requirement in requirements(packages[name], markers)
+        )
+        waiting += [name for name in needed if name in packages]
+    return closed
 
 
-def is_same_version(one: str, other: str) -> bool:
+def is_same_version(version: str, other: str) -> bool:
     """Whether two strings are the same version, including the local part after `+`."""
-    first, second = _version(one), _version(other)
-    return first == second if first and second else one == other
+    first, second = _version(version), _version(other)
+    return first == second if first and second else version == other
 
 
 def plain_name(text: str) -> str:
@@ -101,13 +103,13 @@ def plain_name(text: str) -> str:
 
 def requirement_names(lines: Sequence[str]) -> dict[str, str]:
     """Requirements by the name of the required package; invalid lines are left out."""
-    found = {}
+    lines_by_name = {}
     for line in lines:
         try:
-            found[plain_name(Requirement(line).name)] = line
+            lines_by_name[plain_name(Requirement(line).name)] = line
         except InvalidRequirement:
             continue
-    return found
+    return lines_by_name
 
 
 def _is_met(needed: Requirement, version: str) -> bool:

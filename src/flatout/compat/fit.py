@@ -1,6 +1,6 @@
 """Whether a build runs on a machine, and if not, why.
 
-A build runs on a GPU of compute capability X.Y if it holds machine code for X.Z with Z <= Y, or PTX
+A build runs on a GPU of compute capability X.Y if it has machine code for X.Z with Z <= Y, or PTX
 of any capability <= X.Y, which the driver compiles at the first start; that needs a driver at least
 as new as the toolkit that made the PTX. Otherwise the oldest driver of the CUDA's major version is
 enough ("minor version compatibility").
@@ -51,7 +51,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """The wanted build. versions: like ">=2.8"; cuda: like "cu126", or "cu12" for any 12.
+    """The requested build. versions: like ">=2.8"; cuda: like "cu126", or "cu12" for any 12.
 
     absent: builds that the index turned out not to have. is_python_found: `python` is not the
     user's choice: it is the one that is installed.
@@ -67,49 +67,49 @@ class BuildRequest:
     is_python_found: bool = False
 
 
-def is_for_cpu(target: Target, wish: BuildRequest) -> bool:
-    """Whether the build without CUDA is wanted. One with CUDA may be requested without a GPU."""
-    return wish.is_cpu or (not target.gpus and wish.cuda is None)
+def is_for_cpu(target: Target, request: BuildRequest) -> bool:
+    """Whether the build without CUDA is required. One with CUDA may be requested without a GPU."""
+    return request.is_cpu or (not target.gpus and request.cuda is None)
 
 
-def candidates(target: Target, wish: BuildRequest, tables: Tables) -> list[Build]:
+def candidates(target: Target, request: BuildRequest, tables: Tables) -> list[Build]:
     """The builds that match a request, best first, whether they fit or not."""
-    wants_cpu = is_for_cpu(target, wish)
-    found = [
-        one
-        for one in tables.builds
-        if one.framework == wish.framework
-        and (one.cuda == "cpu") == wants_cpu
-        and one.is_nightly == wish.is_nightly
-        and (one.is_nightly or meets(one.version, wish.versions))
-        and (wants_cpu or _is_cuda(one.cuda, wish.cuda))
-        and (bool(wish.versions) or not one.is_by_hand)
+    wants_cpu = is_for_cpu(target, request)
+    matches = [
+        build
+        for build in tables.builds
+        if build.framework == request.framework
+        and (build.cuda == "cpu") == wants_cpu
+        and build.is_nightly == request.is_nightly
+        and (build.is_nightly or meets(build.version, request.versions))
+        and (wants_cpu or _is_cuda(build.cuda, request.cuda))
+        and (bool(request.versions) or not build.is_by_hand)
     ]
     # The order of the tables is kept within a version.
-    return sorted(found, key=lambda one: (_negated(one.version), one.is_experimental))
+    return sorted(matches, key=lambda build: (_negated(build.version), build.is_experimental))
 
 
 def best_build(
-    target: Target, wish: BuildRequest, gpus: Sequence[TargetGpu], tables: Tables
+    target: Target, request: BuildRequest, gpus: Sequence[TargetGpu], tables: Tables
 ) -> Build | None:
     """The best build that all these GPUs can use."""
     return next(
         (
-            one
-            for one in candidates(target, wish, tables)
-            if one not in wish.absent and misfit(one, target, wish, gpus, tables) is None
+            build
+            for build in candidates(target, request, tables)
+            if build not in request.absent and misfit(build, target, request, gpus, tables) is None
         ),
         None,
     )
 
 
 def misfit(
-    build: Build, target: Target, wish: BuildRequest, gpus: Sequence[TargetGpu], tables: Tables
+    build: Build, target: Target, request: BuildRequest, gpus: Sequence[TargetGpu], tables: Tables
 ) -> str | None:
     """The first reason against a build, None if it runs."""
-    if build in wish.absent:
+    if build in request.absent:
         return "not in its package index"
-    reasons = [*_place_misfits(build, target, wish)]
+    reasons = [*_system_misfits(build, target, request)]
     if build.cuda != "cpu":
         reasons += _driver_misfits(build, target, tables)
         reasons += [reason for gpu in gpus for reason in gpu_misfits(build, gpu, target, tables)]
@@ -156,23 +156,23 @@ def driver_numbers(driver: str | None) -> Numbers | None:
     return (*parts, 9999) if len(parts) == 1 else parts or None
 
 
-def python_for(build: Build, wish: BuildRequest) -> Pair:
+def python_for(build: Build, request: BuildRequest) -> Pair:
     """The Python for a build: the requested one, else the usual one or the nearest to it."""
     oldest, newest = build.python
-    return wish.python or min(max(DEFAULT_PYTHON, oldest), newest)
+    return request.python or min(max(DEFAULT_PYTHON, oldest), newest)
 
 
-def _place_misfits(build: Build, target: Target, wish: BuildRequest) -> Iterator[str]:
+def _system_misfits(build: Build, target: Target, request: BuildRequest) -> Iterator[str]:
     if target.os not in build.oses:
         names = ", ".join(OS_NAMES[os] for os in build.oses)
         yield f"it is for {names}, not for {OS_NAMES[target.os]}"
     if target.machine != build.machine:
         yield f"it is for {build.machine}, not for {target.machine}"
     oldest, newest = build.python
-    if wish.python is not None and not oldest <= wish.python <= newest:
+    if request.python is not None and not oldest <= request.python <= newest:
         yield (
             f"it is for Python {pair_text(oldest)} to {pair_text(newest)}, "
-            f"not for {pair_text(wish.python)}"
+            f"not for {pair_text(request.python)}"
         )
 
 
@@ -208,8 +208,8 @@ def gpu_misfits(build: Build, gpu: TargetGpu, target: Target, tables: Tables) ->
         return
     # Windows builds leave the PTX out.
     if build.ptx is None or build.ptx > gpu.capability or target.os == "windows":
-        held = ", ".join(map(pair_text, build.codes))
-        yield f"it has no kernels for compute capability {have}, only for {held}"
+        compiled_for = ", ".join(map(pair_text, build.codes))
+        yield f"it has no kernels for compute capability {have}, only for {compiled_for}"
         return
     driver, needed = driver_numbers(target.driver), _ptx_driver(build, target, tables)
     if driver is not None and needed is not None and driver < numbers(needed):
@@ -241,9 +241,13 @@ def _ptx_driver(build: Build, target: Target, tables: Tables) -> str | None:
     return None
 
 
-def _is_cuda(label: str, wanted: str | None) -> bool:
-    # The build "cu12" of a framework that names the major version alone fits a wish for "cu126".
-    return wanted is None or label.startswith(wanted) or (len(label) == 4 and wanted[:4] == label)
+def _is_cuda(label: str, requested: str | None) -> bool:
+    # The build "cu12" of a framework that names the major version alone fits a request for "cu126".
+    return (
+        requested is None
+        or label.startswith(requested)
+        or (len(label) == 4 and requested[:4] == label)
+    )
 
 
 def _negated(version: str) -> tuple[int, ...]:

@@ -13,58 +13,66 @@ from flatout.schema.versions import Pair, pair_text
 
 @dataclass(frozen=True, kw_only=True)
 class IndexEntry:
-    """Whether an index has a build's wheel, None if unknown; said: in words."""
+    """Whether an index has a build's wheel, None if unknown; message: in words."""
 
     is_there: bool | None
-    said: str
+    message: str
 
 
-def with_wheel(place: str, python: Pair) -> IndexEntry:
-    """The answer of an index that has the wheel."""
+def with_wheel(index: str, python: Pair) -> IndexEntry:
+    """The result from an index that has the wheel."""
     return IndexEntry(
-        is_there=True, said=f"checked: {place} has the wheel for Python {pair_text(python)}"
+        is_there=True, message=f"checked: {index} has the wheel for Python {pair_text(python)}"
     )
 
 
 def unreached(build: Build, reason: str) -> IndexEntry:
-    """The answer for an index that cannot be reached."""
+    """The result for an index that cannot be reached."""
     return IndexEntry(
         is_there=None,
-        said=f"not checked: cannot reach the index ({reason}); "
+        message=f"not checked: cannot reach the index ({reason}); "
         f"the tables of {build.read} list this build",
     )
 
 
-def not_asked(tables: Tables) -> IndexEntry:
-    """The answer without a network."""
-    said = f"not checked with the index (--offline); tables from {tables.read}"
-    return IndexEntry(is_there=None, said=said)
+def not_checked(tables: Tables) -> IndexEntry:
+    """The result without a network."""
+    message = f"not checked with the index (--offline); tables from {tables.read}"
+    return IndexEntry(is_there=None, message=message)
 
 
-Look = Callable[[Build, Pair, Target], IndexEntry]
+IndexLookup = Callable[[Build, Pair, Target], IndexEntry]
 
 
-def checked(target: Target, wish: BuildRequest, tables: Tables, look: Look) -> CompatAnswer:
+def checked(
+    target: Target, request: BuildRequest, tables: Tables, look_up: IndexLookup
+) -> CompatAnswer:
     """The best build that its index has, as far as the index can be reached.
 
     Args:
         target: where it should run.
-        wish: the framework, and the user's constraints.
+        request: the framework, and the user's constraints.
         tables: the published builds.
-        look: queries the index for the wheel of a build for a Python.
+        look_up: queries the index for the wheel of a build for a Python.
     """
-    answer = solve(target, wish, tables)
+    answer = solve(target, request, tables)
     while answer.build is not None:
         build = answer.build
-        seen = look(build, python_for(build, wish), target)
-        if seen.is_there is not False:
-            return replace(answer, why=(*answer.why, seen.said))
+        entry = look_up(build, python_for(build, request), target)
+        if entry.is_there is not False:
+            return replace(answer, why=(*answer.why, entry.message))
         # The same page also shows whether its other builds exist.
-        place = build.index, wheel_project(build)
-        beside = [one for one in tables.builds if (one.index, wheel_project(one)) == place]
-        lacking = [one for one in beside if not look(one, python_for(one, wish), target).is_there]
-        wish = replace(wish, absent=(*wish.absent, *lacking))
-        answer = solve(target, wish, tables)
+        page_key = build.index, wheel_project(build)
+        beside = [
+            other for other in tables.builds if (other.index, wheel_project(other)) == page_key
+        ]
+        lacking = [
+            other
+            for other in beside
+            if not look_up(other, python_for(other, request), target).is_there
+        ]
+        request = replace(request, absent=(*request.absent, *lacking))
+        answer = solve(target, request, tables)
     return answer
 
 

@@ -27,26 +27,26 @@ class Wheel(msgspec.Struct, frozen=True):
 
 def wheels(names: Iterable[str], project: str) -> Iterator[Wheel]:
     """The names that are wheels of a project."""
-    wanted = re.sub(r"[-_.]+", "_", project).lower()
+    wheel_project = re.sub(r"[-_.]+", "_", project).lower()
     for name in names:
         parts = name.removesuffix(".whl").split("-")
         if not name.endswith(".whl") or len(parts) not in (5, 6):
             continue
-        if re.sub(r"[-_.]+", "_", parts[0]).lower() == wanted:
+        if re.sub(r"[-_.]+", "_", parts[0]).lower() == wheel_project:
             version, _, local = parts[1].partition("+")
             pythons, abi, platforms = parts[-3:]
             yield Wheel(version, local, tuple(pythons.split(".")), abi, tuple(platforms.split(".")))
 
 
-def has_wheel(found: Iterable[Wheel], build: Build, python: Pair, target: Target) -> bool:
+def has_wheel(wheels: Iterable[Wheel], build: Build, python: Pair, target: Target) -> bool:
     """Whether a build's wheel for a Python and a system is among them."""
     is_nightly = build.is_nightly
     return any(
-        (is_nightly or one.version == build.version)
-        and one.local in ("", build.cuda)
-        and _is_for_python(one, python)
-        and any(_is_for_system(each, target) for each in one.platforms)
-        for one in found
+        (is_nightly or wheel.version == build.version)
+        and wheel.local in ("", build.cuda)
+        and _is_for_python(wheel, python)
+        and any(_is_for_system(platform, target) for platform in wheel.platforms)
+        for wheel in wheels
     )
 
 

@@ -77,39 +77,39 @@ class CompatAnswer:
         }
 
 
-def solve(target: Target, wish: BuildRequest, tables: Tables) -> CompatAnswer:
+def solve(target: Target, request: BuildRequest, tables: Tables) -> CompatAnswer:
     """The best build for a machine.
 
     Args:
         target: where it should run.
-        wish: the framework, and the user's constraints.
+        request: the framework, and the user's constraints.
         tables: the published builds.
 
     Returns:
         The newest build that all GPUs can use. If there is none, the one for the most capable
         GPU that has one. If nothing fits, no choice, and what would fit.
     """
-    gpus = () if is_for_cpu(target, wish) else target.gpus
-    build = best_build(target, wish, gpus, tables)
+    gpus = () if is_for_cpu(target, request) else target.gpus
+    build = best_build(target, request, gpus, tables)
     meant = gpus
-    for gpu in sorted(gpus, key=lambda one: one.capability, reverse=True):
+    for gpu in sorted(gpus, key=lambda gpu: gpu.capability, reverse=True):
         if build is None:
             meant = (gpu,)
-            build = best_build(target, wish, meant, tables)
+            build = best_build(target, request, meant, tables)
     if build is None:
         return CompatAnswer(
             choice=None,
-            why=tuple(_why_none(target, wish, gpus, tables)),
-            ruled_out=tuple(_ruled_out(None, target, wish, gpus, tables)),
-            nearest=tuple(nearest_ways(target, wish, tables)),
+            why=tuple(_why_none(target, request, gpus, tables)),
+            ruled_out=tuple(_ruled_out(None, target, request, gpus, tables)),
+            nearest=tuple(nearest_ways(target, request, tables)),
         )
     usable = tuple(
-        place for place, gpu in enumerate(gpus)
+        index for index, gpu in enumerate(gpus)
         if not list(gpu_misfits(build, gpu, target, tables))
     )  # fmt: skip
-    used = [gpus[place] for place in usable]
+    used = [gpus[index] for index in usable]
     constraints = _constraints(build, used)
-    advice = _advice(build, target, wish, used, tables)
+    advice = _advice(build, target, request, used, tables)
     device = tuple(_why_device(build, target, usable, tables))
     return CompatAnswer(
         choice=BuildChoice(
@@ -117,14 +117,14 @@ def solve(target: Target, wish: BuildRequest, tables: Tables) -> CompatAnswer:
             version=build.version,
             cuda=build.cuda,
             index=build.index,
-            python=pair_text(python_for(build, wish)),
+            python=pair_text(python_for(build, request)),
         ),
         why=(
             *device,
             *([advice] if advice else []),
-            *_why_rest(build, target, wish, constraints),
+            *_why_rest(build, target, request, constraints),
         ),
-        ruled_out=tuple(_ruled_out(build, target, wish, meant, tables)),
+        ruled_out=tuple(_ruled_out(build, target, request, meant, tables)),
         build=build,
         usable=usable,
         constraints=constraints,
@@ -134,46 +134,54 @@ def solve(target: Target, wish: BuildRequest, tables: Tables) -> CompatAnswer:
 
 
 def _why_none(
-    target: Target, wish: BuildRequest, gpus: Sequence[TargetGpu], tables: Tables
+    target: Target, request: BuildRequest, gpus: Sequence[TargetGpu], tables: Tables
 ) -> Iterator[str]:
-    found = candidates(target, wish, tables)
-    if not found:
-        asked = " ".join(filter(None, (wish.framework, wish.versions, wish.cuda)))
-        nightly = "nightly " if wish.is_nightly else ""
-        yield f"no {nightly}build of {asked} is known"
+    matches = candidates(target, request, tables)
+    if not matches:
+        requested = " ".join(filter(None, (request.framework, request.versions, request.cuda)))
+        nightly = "nightly " if request.is_nightly else ""
+        yield f"no {nightly}build of {requested} is known"
     unknown = [reason for gpu in gpus if (reason := unknown_to_driver(gpu, target, tables))]
     yield from dict.fromkeys(unknown)
-    own = [one for one in found if target.os in one.oses and target.machine == one.machine]
-    if found and not own:
+    own = [
+        build for build in matches if target.os in build.oses and target.machine == build.machine
+    ]
+    if matches and not own:
         what = "with a GPU" if gpus else "without a GPU"
         yield (
-            f"{wish.framework} {what} is not published for {OS_NAMES[target.os]} "
+            f"{request.framework} {what} is not published for {OS_NAMES[target.os]} "
             f"on {target.machine}"
         )
     elif own and not unknown:
-        best = max(gpus, key=lambda one: one.capability, default=None)
-        yield _why_not(own, target, wish, best, tables)
+        best = max(gpus, key=lambda gpu: gpu.capability, default=None)
+        yield _why_not(own, target, request, best, tables)
 
 
 def _why_not(
-    own: Sequence[Build], target: Target, wish: BuildRequest, gpu: TargetGpu | None, tables: Tables
+    own: Sequence[Build],
+    target: Target,
+    request: BuildRequest,
+    gpu: TargetGpu | None,
+    tables: Tables,
 ) -> str:
     """The reason why no build for a system fits: the card, the driver, or the request."""
     gpus = (gpu,) if gpu else ()
     anyhow = _without_driver(target)
-    free = BuildRequest(framework=wish.framework, is_nightly=wish.is_nightly)
+    free = BuildRequest(framework=request.framework, is_nightly=request.is_nightly)
     if gpu and not best_build(anyhow, free, gpus, tables):
         return (
-            f"no build of {wish.framework} for {OS_NAMES[target.os]} runs on {gpu.name} "
+            f"no build of {request.framework} for {OS_NAMES[target.os]} runs on {gpu.name} "
             f"(compute capability {pair_text(gpu.capability)}), whatever its driver"
         )
     driver = driver_numbers(target.driver)
-    fitting = [one for one in own if misfit(one, anyhow, wish, gpus, tables) is None]
-    drivers = [oldest_driver(one, target, gpus, tables) for one in fitting]
+    fitting = [build for build in own if misfit(build, anyhow, request, gpus, tables) is None]
+    drivers = [oldest_driver(build, target, gpus, tables) for build in fitting]
     oldest = min(filter(None, drivers), key=numbers, default=None)
     if driver and oldest and driver < numbers(oldest):
         return f"driver {target.driver} is older than {oldest}, the oldest that any build supports"
-    return f"the newest, {own[0].label}, does not fit: {misfit(own[0], target, wish, gpus, tables)}"
+    return (
+        f"the newest, {own[0].label}, does not fit: {misfit(own[0], target, request, gpus, tables)}"
+    )
 
 
 def _why_device(
@@ -183,18 +191,18 @@ def _why_device(
         why = f": {target.why_no_gpu}" if target.why_no_gpu else ""
         yield f"no NVIDIA GPU{why}" if not target.gpus else "the CPU was requested"
         return
-    for place in usable:
-        gpu = target.gpus[place]
+    for index in usable:
+        gpu = target.gpus[index]
         generation = tables.architecture(gpu.capability)
         name = f" ({generation.name})" if generation else ""
         how = _code_text(build, gpu)
         yield f"{gpu.name} has compute capability {pair_text(gpu.capability)}{name}: {how}"
-    gpus = [target.gpus[place] for place in usable]
+    gpus = [target.gpus[index] for index in usable]
     yield from _why_driver(build, target, gpus, tables)
     others = [
         f"{gpu.name} ({pair_text(gpu.capability)})"
-        for place, gpu in enumerate(target.gpus)
-        if place not in usable
+        for index, gpu in enumerate(target.gpus)
+        if index not in usable
     ]
     if others:
         shown = ",".join(map(str, usable))
@@ -208,8 +216,8 @@ def _why_device(
 def _code_text(build: Build, gpu: TargetGpu) -> str:
     if build.lowest is not None:
         return f"{build.framework} compiles for {pair_text(build.lowest)} and newer"
-    codes = [one for one in build.codes
-             if one[0] == gpu.capability[0] and one[1] <= gpu.capability[1]]  # fmt: skip
+    codes = [code for code in build.codes
+             if code[0] == gpu.capability[0] and code[1] <= gpu.capability[1]]  # fmt: skip
     if codes:
         return f"the build has kernels for {pair_text(max(codes))}, which runs on it"
     ptx = pair_text(build.ptx) if build.ptx else ""
@@ -235,11 +243,13 @@ def _why_driver(
 
 
 def _advice(
-    build: Build, target: Target, wish: BuildRequest, gpus: Sequence[TargetGpu], tables: Tables
+    build: Build, target: Target, request: BuildRequest, gpus: Sequence[TargetGpu], tables: Tables
 ) -> str | None:
     """The gain from a newer driver."""
     driver = driver_numbers(target.driver)
-    free = BuildRequest(framework=wish.framework, versions=wish.versions, python=wish.python)
+    free = BuildRequest(
+        framework=request.framework, versions=request.versions, python=request.python
+    )
     newer = best_build(_without_driver(target), free, gpus, tables)
     if driver is None or build.cuda == "cpu" or newer is None or newer == build:
         return None
@@ -272,12 +282,12 @@ def _cautions(build: Build, target: Target, gpus: Sequence[TargetGpu]) -> Iterat
 
 
 def _why_rest(
-    build: Build, target: Target, wish: BuildRequest, constraints: Sequence[str]
+    build: Build, target: Target, request: BuildRequest, constraints: Sequence[str]
 ) -> Iterator[str]:
-    python = pair_text(python_for(build, wish))
+    python = pair_text(python_for(build, request))
     oldest, newest = map(pair_text, build.python)
-    reason = " was requested;" if wish.python is not None else ":"
-    reason = " is installed;" if wish.is_python_found else reason
+    reason = " was requested;" if request.python is not None else ":"
+    reason = " is installed;" if request.is_python_found else reason
     yield f"Python {python}{reason} this version has builds for {oldest} to {newest}"
     if build.framework == "torch" and build.cuda != "cpu" and target.os == "windows":
         yield "for Windows PyPI has only CPU builds, so the index must be given"
@@ -306,33 +316,34 @@ def _constraints(build: Build, gpus: Sequence[TargetGpu]) -> tuple[str, ...]:
 def _ruled_out(
     chosen: Build | None,
     target: Target,
-    wish: BuildRequest,
+    request: BuildRequest,
     gpus: Sequence[TargetGpu],
     tables: Tables,
 ) -> Iterator[str]:
     """The builds that were ruled out before the choice, with the reason, one line for each CUDA."""
-    found = candidates(target, wish, tables)
-    better = found[: found.index(chosen)] if chosen else found
-    here = [one for one in better if one.machine == target.machine] or better
-    own = [one for one in here if target.os in one.oses] or here
+    matches = candidates(target, request, tables)
+    better = matches[: matches.index(chosen)] if chosen else matches
+    here = [build for build in better if build.machine == target.machine] or better
+    own = [build for build in here if target.os in build.oses] or here
     grouped: dict[tuple[str, str], list[Build]] = {}
-    for one in own:
-        reason = misfit(one, target, wish, gpus, tables)
+    for build in own:
+        reason = misfit(build, target, request, gpus, tables)
         if reason:
-            grouped.setdefault((one.cuda, reason), []).append(one)
+            grouped.setdefault((build.cuda, reason), []).append(build)
     reasons = {reason for _, reason in grouped}
     if chosen is None and len(grouped) > 1 and len(reasons) == 1:
-        yield f"every build of {wish.framework}: {reasons.pop()}"
+        yield f"every build of {request.framework}: {reasons.pop()}"
         return
     for (_, reason), builds in grouped.items():
-        one = builds[0]
+        build = builds[0]
         older = f"{builds[-1].version} to " if len(builds) > 1 else ""
-        yield f"{one.framework} {older}{one.label.removeprefix(one.framework).strip()}: {reason}"
+        label = build.label.removeprefix(build.framework).strip()
+        yield f"{build.framework} {older}{label}: {reason}"
 
 
 def _without_driver(target: Target) -> Target:
     return Target(os=target.os, machine=target.machine, gpus=target.gpus)
 
 
-def _is_older(one: Build, other: Build) -> bool:
-    return numbers(one.version) < numbers(other.version)
+def _is_older(build: Build, other: Build) -> bool:
+    return numbers(build.version) < numbers(other.version)

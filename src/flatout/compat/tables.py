@@ -24,13 +24,13 @@ def shipped_tables() -> Tables:
     gpus = _document("gpus")
     documents = [_document(name) for name in FRAMEWORKS]
     return Tables(
-        builds=tuple(build for one in documents for build in _builds(one)),
+        builds=tuple(build for document in documents for build in _builds(document)),
         architectures=tuple(_rows(cuda, "architecture", Architecture)),
         cards=tuple(card for row in gpus["cards"] for card in _cards(row)),
         majors=tuple(_rows(cuda, "major", CudaMajor)),
         toolkits=tuple(_rows(cuda, "toolkit", Toolkit)),
-        hints=tuple(hint for one in documents for hint in _rows(one, "hint", Hint)),
-        read=min(one["read"] for one in (cuda, gpus, *documents)),
+        hints=tuple(hint for document in documents for hint in _rows(document, "hint", Hint)),
+        read=min(document["read"] for document in (cuda, gpus, *documents)),
     )
 
 
@@ -42,9 +42,9 @@ def with_updates(tables: Tables, added: tuple[Build, ...], read: str) -> Tables:
         added: newer builds; those already in the tables are skipped.
         read: when they were found.
     """
-    known = {(one.framework, one.version, one.cuda, one.machine) for one in tables.builds}
-    new = [one for one in added
-           if (one.framework, one.version, one.cuda, one.machine) not in known]  # fmt: skip
+    known = {(build.framework, build.version, build.cuda, build.machine) for build in tables.builds}
+    new = [build for build in added
+           if (build.framework, build.version, build.cuda, build.machine) not in known]  # fmt: skip
     return replace(tables, builds=(*tables.builds, *new), read=max(tables.read, read))
 
 
@@ -65,8 +65,8 @@ def _builds(document: dict[str, Any]) -> Iterator[Build]:
     for row in document["build"]:
         rest = {name: value for name, value in row.items() if name != "versions"}
         index = rest.pop("index", document["index"]).format(cuda=rest["cuda"])
-        one = {**rest, "index": index, "version": row["versions"][0]}
-        first = next(_rows({**document, "build": [one]}, "build", Build))
+        row_of_first = {**rest, "index": index, "version": row["versions"][0]}
+        first = next(_rows({**document, "build": [row_of_first]}, "build", Build))
         yield from (replace(first, version=version) for version in row["versions"])
 
 

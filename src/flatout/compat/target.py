@@ -28,15 +28,15 @@ def target_from(machine: Machine, tables: Tables, processor: str = "x86_64") -> 
     elif machine.host.os in ("windows", "macos"):
         os = "windows" if machine.host.os == "windows" else "macos"
     gpus = []
-    for one in machine.gpus:
-        card = find_card(one.name or "", tables.cards)
-        if one.compute_capability:
-            capability = pair(one.compute_capability)
+    for gpu in machine.gpus:
+        card = find_card(gpu.name or "", tables.cards)
+        if gpu.compute_capability:
+            capability = pair(gpu.compute_capability)
         elif card:
             capability = card.capability
         else:
             continue
-        name = one.name or f"GPU {one.index}"
+        name = gpu.name or f"GPU {gpu.index}"
         gpus.append(
             TargetGpu(name=name, capability=capability, kind=card.kind if card else "desktop")
         )
@@ -62,7 +62,7 @@ def described_target(request: SetupRequest, tables: Tables) -> Target:
         machine=cards[0].machine if cards else "aarch64" if request.os == "macos" else "x86_64",
         driver=driver_text(request.driver) if request.driver else None,
         gpus=tuple(
-            TargetGpu(name=one.name, capability=one.capability, kind=one.kind) for one in cards
+            TargetGpu(name=card.name, capability=card.capability, kind=card.kind) for card in cards
         ),
     )
 
@@ -75,7 +75,7 @@ def _card(name: str, tables: Tables) -> Card:
             "unknown-card",
             f"unknown card `{name}`.",
             because=f"the table has {len(tables.cards)} names of NVIDIA cards",
-            fix=f"did you mean {' or '.join(f'`{one}`' for one in near)}?" if near
+            fix=f"did you mean {' or '.join(f'`{name}`' for name in near)}?" if near
             else "write it as nvidia-smi does, like `GeForce RTX 3060`, or --for cpu",
         )  # fmt: skip
     return card

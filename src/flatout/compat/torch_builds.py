@@ -53,11 +53,11 @@ class TorchChoice:
     advice: str | None = None
 
 
-def choose_build(place: TorchPlatform, driver: str, capabilities: Sequence[str]) -> TorchChoice:
+def choose_build(platform: TorchPlatform, driver: str, capabilities: Sequence[str]) -> TorchChoice:
     """The best build for these GPUs with this driver; a CPU build if none can run.
 
     Args:
-        place: operating system, processor and Python.
+        platform: operating system, processor and Python.
         driver: the driver's version, like `581.42`; under WSL that of the Windows driver, which
             nvidia-smi calls "Driver Version".
         capabilities: compute capability of each GPU, like `8.6`, in nvidia-smi's order.
@@ -70,8 +70,8 @@ def choose_build(place: TorchPlatform, driver: str, capabilities: Sequence[str])
         TargetGpu(name=f"GPU {number}", capability=pair(text))
         for number, text in enumerate(capabilities)
     )
-    target = Target(os=_OSES[place.os], machine=place.machine, driver=driver, gpus=gpus)
-    return choose_for(target, place.python)
+    target = Target(os=_OSES[platform.os], machine=platform.machine, driver=driver, gpus=gpus)
+    return choose_for(target, platform.python)
 
 
 def choose_for(target: Target, python: Pair, why_no_driver: str | None = None) -> TorchChoice:
@@ -79,10 +79,10 @@ def choose_for(target: Target, python: Pair, why_no_driver: str | None = None) -
     if not target.gpus:
         return _cpu_build(target.os, "no NVIDIA GPU was found")
     if not numbers(target.driver or ""):
-        said = why_no_driver or target.driver or "it cannot be determined"
-        return _cpu_build(target.os, f"the driver's version is not known: {said}")
-    wish = BuildRequest(framework="torch", python=python)
-    answer = solve(target, wish, shipped_tables())
+        reason = why_no_driver or target.driver or "it cannot be determined"
+        return _cpu_build(target.os, f"the driver's version is not known: {reason}")
+    request = BuildRequest(framework="torch", python=python)
+    answer = solve(target, request, shipped_tables())
     build = answer.build
     if build is None:
         return _cpu_build(target.os, "; ".join(answer.why), next(iter(answer.nearest), None))
@@ -99,22 +99,22 @@ def choose_for(target: Target, python: Pair, why_no_driver: str | None = None) -
     )
 
 
-def cpu_build(place: TorchPlatform, why: str, advice: str | None = None) -> TorchChoice:
+def cpu_build(platform: TorchPlatform, why: str, advice: str | None = None) -> TorchChoice:
     """The build without CUDA, with the reason."""
-    return _cpu_build(_OSES[place.os], why, advice)
+    return _cpu_build(_OSES[platform.os], why, advice)
 
 
-def plain_build(place: TorchPlatform) -> Build | None:
+def plain_build(platform: TorchPlatform) -> Build | None:
     """The CUDA build that PyPI has as TORCH_VERSION; None if PyPI has the CPU build.
 
     Source: the requirements of torch in that index; for Windows and macOS, uv's PyTorch guide.
     """
-    if place.os == "windows":
+    if platform.os == "windows":
         return None
-    wish = BuildRequest(framework="torch", versions=f"=={TORCH_VERSION}", python=place.python)
+    request = BuildRequest(framework="torch", versions=f"=={TORCH_VERSION}", python=platform.python)
     gpu = TargetGpu(name="any supported one", capability=(12, 0))
-    target = Target(os=_OSES[place.os], machine=place.machine, gpus=(gpu,))
-    return best_build(target, wish, (gpu,), shipped_tables())
+    target = Target(os=_OSES[platform.os], machine=platform.machine, gpus=(gpu,))
+    return best_build(target, request, (gpu,), shipped_tables())
 
 
 def disk_bytes(download_bytes: int) -> int:

@@ -57,7 +57,7 @@ def examine(request: DoctorRequest) -> Examined:
     interpreter = resolve_interpreter(request.python, request.env)
     system, watch = LocalSystem(), LoadWatch()
     examination = examine_machine(system, interpreter, is_deep=request.is_deep)
-    examined = judge(examination.machine, examination.said)
+    examined = judge(examination.machine, examination.output)
     named = map(system.environment.get, ("SUDO_USER", "USER", "LOGNAME"))
     user = next(filter(None, named), "")
     site = read_site()
@@ -76,19 +76,22 @@ def read_site() -> Site:
     """
     site = site_policy.read_site()
     known = [rule.id for rule in RULES]
-    for one in site.forbidden.rules:
-        if one not in known:
-            because = f"forbidden.rules: there is no rule `{one}`; {_near(one, known)}"
+    for rule in site.forbidden.rules:
+        if rule not in known:
+            because = f"forbidden.rules: there is no rule `{rule}`; {_near(rule, known)}"
             raise site_policy.wrong(site.file or "", because)
     return site
 
 
-def judge(machine: Machine, said: str = "") -> Examined:
-    """Names what is wrong with a machine. said: what its programs printed about the GPU."""
-    diagnosis = diagnose(case_from_machine(machine, RULES, said), RULES)
-    found = {one.rule for one in diagnosis.findings}
+def judge(machine: Machine, output: str = "") -> Examined:
+    """Names what is wrong with a machine. output: what its programs printed about the GPU."""
+    diagnosis = diagnose(case_from_machine(machine, RULES, output), RULES)
+    rule_ids = {finding.rule for finding in diagnosis.findings}
     families = {
-        rule.id: family for family, rules in FAMILIES.items() for rule in rules if rule.id in found
+        rule.id: family
+        for family, rules in FAMILIES.items()
+        for rule in rules
+        if rule.id in rule_ids
     }
     return Examined(machine=machine, diagnosis=diagnosis, families=families)
 
@@ -165,10 +168,12 @@ def without_forbidden(diagnosis: Diagnosis, rules: Collection[str], refusal: str
         refusal: who forbids them, and why.
     """
     findings = tuple(
-        msgspec.structs.replace(one, fixes=tuple(_as_manual(fix, refusal) for fix in one.fixes))
-        if one.rule in rules
-        else one
-        for one in diagnosis.findings
+        msgspec.structs.replace(
+            finding, fixes=tuple(_as_manual(fix, refusal) for fix in finding.fixes)
+        )
+        if finding.rule in rules
+        else finding
+        for finding in diagnosis.findings
     )
     return msgspec.structs.replace(diagnosis, findings=findings)
 

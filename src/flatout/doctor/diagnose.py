@@ -22,10 +22,10 @@ _SEVERITIES = ("error", "warning", "note")
 _IN_TEXT = "in text"
 
 Signs = Mapping[str, tuple[Sign, ...]]
-Look = Callable[[], Machine | None]
+MachineReader = Callable[[], Machine | None]
 
 
-def nowhere() -> None:
+def no_machine() -> None:
     """No machine, for a text that may come from anywhere."""
     return None
 
@@ -33,7 +33,7 @@ def nowhere() -> None:
 def case_from_text(
     chunks: Iterable[bytes],
     rules: Sequence[Rule],
-    here: Look = nowhere,
+    here: MachineReader = no_machine,
 ) -> Case:
     """The facts and signs in a text.
 
@@ -55,9 +55,9 @@ def case_from_text(
     )  # fmt: skip
 
 
-def case_from_machine(machine: Machine, rules: Sequence[Rule], said: str = "") -> Case:
+def case_from_machine(machine: Machine, rules: Sequence[Rule], output: str = "") -> Case:
     """The facts of a machine, and what its programs printed about the GPU."""
-    lines = [*_driver_messages(machine), said]
+    lines = [*_driver_messages(machine), output]
     signs = scan(["\n".join(lines).encode(errors="replace")], signatures_of(rules))
     return Case(machine=machine, signs=_with_facts(signs, machine, rules), is_here=True)
 
@@ -66,23 +66,23 @@ def _with_facts(
     signs: Signs, machine: Machine, rules: Sequence[Rule], *, is_from_text: bool = False
 ) -> Signs:
     """The signs, plus those of a machine's facts. is_from_text: the facts are only from a text."""
-    found = dict(signs)
+    all_signs = dict(signs)
     for rule in rules:
-        for one in rule.fact_checks:
-            found.setdefault(one.sign, ())
-            if is_from_text and not one.is_for_texts:
+        for check in rule.fact_checks:
+            all_signs.setdefault(check.sign, ())
+            if is_from_text and not check.is_for_texts:
                 continue
             facts = tuple(
                 Sign(
-                    id=one.sign,
+                    id=check.sign,
                     line=0,
                     text=fact.text,
                     where=_IN_TEXT if is_from_text else fact.where,
                 )
-                for fact in one.read(machine)
+                for fact in check.read(machine)
             )
-            found[one.sign] = (*found[one.sign], *facts)
-    return found
+            all_signs[check.sign] = (*all_signs[check.sign], *facts)
+    return all_signs
 
 
 def _driver_messages(machine: Machine) -> list[str]:
@@ -101,7 +101,7 @@ def _driver_messages(machine: Machine) -> list[str]:
 
 def signatures_of(rules: Sequence[Rule]) -> tuple[Signature, ...]:
     """All signatures to look for: facts, shared signatures and those of the rules."""
-    return (*FACTS, *SHARED, *(one for rule in rules for one in rule.signatures))
+    return (*FACTS, *SHARED, *(signature for rule in rules for signature in rule.signatures))
 
 
 def diagnose(case: Case, rules: Sequence[Rule]) -> Diagnosis:
@@ -113,11 +113,11 @@ def diagnose(case: Case, rules: Sequence[Rule]) -> Diagnosis:
     """
     by_id = {rule.id: rule for rule in rules}
     facts = _facts(case.signs)
-    found = [finding for rule in rules if (finding := _found(rule, case, facts))]
-    for finding in found:
+    findings = [finding for rule in rules if (finding := _finding_of(rule, case, facts))]
+    for finding in findings:
         assert finding.rule in by_id, f"{finding.rule} is not the name of a rule's file"
-    only_facts = {one.rule for one in found if case.is_text and _is_of(facts, one)}
-    found = [one for one in found if one.rule not in only_facts or one.severity != "note"]
+    only_facts = {item.rule for item in findings if case.is_text and _is_of(facts, item)}
+    findings = [item for item in findings if item.rule not in only_facts or item.severity != "note"]
 
     def rank(finding: Finding) -> tuple[bool, int, int, int, str]:
         certainty = _CERTAINTIES.index(finding.certainty)
@@ -125,49 +125,51 @@ def diagnose(case: Case, rules: Sequence[Rule]) -> Diagnosis:
         is_only_facts = finding.rule in only_facts
         return is_only_facts, certainty, severity, -by_id[finding.rule].prior, finding.rule
 
-    found.sort(key=rank)
-    kept: list[Finding] = []
-    for finding in found:
-        causes = [one for one in found if finding.rule in by_id[one.rule].explains]
+    findings.sort(key=rank)
+    unexplained: list[Finding] = []
+    for finding in findings:
+        causes = [other for other in findings if finding.rule in by_id[other.rule].explains]
         if not any(_is_as_certain(cause, finding) for cause in causes):
-            kept.append(finding)
-    return Diagnosis(findings=tuple(kept), undecided=_undecided(kept))
+            unexplained.append(finding)
+    return Diagnosis(findings=tuple(unexplained), undecided=_undecided(unexplained))
 
 
 def _facts(signs: Signs) -> frozenset[Evidence]:
     """All facts that produced a sign."""
     return frozenset(
         Evidence(text=sign.text, where=sign.where)
-        for places in signs.values()
-        for sign in places
+        for hits in signs.values()
+        for sign in hits
         if sign.where is not None
     )
 
 
-def _found(rule: Rule, case: Case, facts: frozenset[Evidence]) -> Finding | None:
+def _finding_of(rule: Rule, case: Case, facts: frozenset[Evidence]) -> Finding | None:
     """The rule's finding; if only facts support it, with the severity that the rule gives them."""
     finding = rule.check(case)
     if finding is None or not _is_of(facts, finding):
         return finding
-    for one in rule.fact_checks:
-        if any(sign.where is not None for sign in case.signs[one.sign]):
-            return msgspec.structs.replace(finding, severity=one.severity, certainty=one.certainty)
+    for check in rule.fact_checks:
+        if any(sign.where is not None for sign in case.signs[check.sign]):
+            return msgspec.structs.replace(
+                finding, severity=check.severity, certainty=check.certainty
+            )
     return finding
 
 
 def _is_of(facts: frozenset[Evidence], finding: Finding) -> bool:
-    return bool(finding.evidence) and all(one in facts for one in finding.evidence)
+    return bool(finding.evidence) and all(evidence in facts for evidence in finding.evidence)
 
 
-def _is_as_certain(one: Finding, other: Finding) -> bool:
-    return _CERTAINTIES.index(one.certainty) <= _CERTAINTIES.index(other.certainty)
+def _is_as_certain(finding: Finding, other: Finding) -> bool:
+    return _CERTAINTIES.index(finding.certainty) <= _CERTAINTIES.index(other.certainty)
 
 
 def _undecided(findings: Sequence[Finding]) -> tuple[Undecided, ...]:
     """The commands that would decide, if the first finding is not decided."""
     if not findings or findings[0].certainty == "decided":
         return ()
-    open_ones = [one for one in findings if one.certainty == findings[0].certainty]
-    commands = dict.fromkeys(command for one in open_ones for command in one.confirm)
-    between = tuple(one.rule for one in open_ones)
+    open_ones = [finding for finding in findings if finding.certainty == findings[0].certainty]
+    commands = dict.fromkeys(command for finding in open_ones for command in finding.confirm)
+    between = tuple(finding.rule for finding in open_ones)
     return (Undecided(between=between, run=tuple(commands) or ("flatout doctor",)),)

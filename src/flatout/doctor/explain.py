@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from flatout.doctor.diagnose import Look, case_from_text, diagnose, nowhere
+from flatout.doctor.diagnose import MachineReader, case_from_text, diagnose, no_machine
 from flatout.doctor.model.diagnosis import Diagnosis
 from flatout.doctor.redact_text import shown_to_others
 from flatout.doctor.rules.families import RULES
@@ -60,11 +60,11 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
         return _piped_or_last(is_here=is_here)
     if subject == "-":
         pieces = text_input.pieces_of_stdin()
-        return _explained("standard input", pieces, _look(is_here=bool(is_here)))
+        return _explained("standard input", pieces, _machine_reader(is_here=bool(is_here)))
     if text_input.is_readable(Path(subject)):
         pieces = text_input.pieces_of_log(Path(subject))
-        return _explained(subject, pieces, _look(is_here=bool(is_here)))
-    rule = next((one for one in RULES if one.id == subject), None)
+        return _explained(subject, pieces, _machine_reader(is_here=bool(is_here)))
+    rule = next((rule for rule in RULES if rule.id == subject), None)
     if rule is not None:
         return Page(rule.id, rule.page)
     errors = error_pages.read_pages()
@@ -73,7 +73,7 @@ def explain(subject: str | None, *, is_here: bool | None = None) -> Diagnosis | 
             "nothing-to-explain",
             f"`{textwrap.shorten(subject, _SHOWN)}` is neither a file nor the id of a rule or an "
             "error.",
-            fix=_near_page(subject, [*(one.id for one in RULES), *errors]),
+            fix=_near_page(subject, [*(rule.id for rule in RULES), *errors]),
         )
     return Page(subject, errors[subject])
 
@@ -95,7 +95,7 @@ def _near_page(wrong: str, ids: list[str]) -> str:
     return "give a file, or the id after `see:` in an error"
 
 
-def explain_text(pieces: Iterable[bytes], here: Look = nowhere) -> Diagnosis:
+def explain_text(pieces: Iterable[bytes], here: MachineReader = no_machine) -> Diagnosis:
     """The causes found in a text, most likely first. here: reads the machine it may be from."""
     return diagnose(case_from_text(pieces, RULES, here), RULES)
 
@@ -124,26 +124,26 @@ def causes_in(
         machine: the machine that it ran on.
     """
     error_text = b"".join(_error_lines([finding]))
-    found = explain_text([error_text, printed], lambda: machine).findings
+    findings = explain_text([error_text, printed], lambda: machine).findings
     num_own = error_text.count(b"\n")
     return tuple(
-        _with_sources(one, num_own)
-        for one in found
-        if one.severity == "error" and one.certainty != "possible" and _has_line(one)
+        _with_sources(cause, num_own)
+        for cause in findings
+        if cause.severity == "error" and cause.certainty != "possible" and _has_line(cause)
     )[:_MOST_CAUSES]
 
 
 def _has_line(finding: Finding) -> bool:
-    return any(_line_of(one) is not None for one in finding.evidence)
+    return any(_line_of(evidence) is not None for evidence in finding.evidence)
 
 
 def _with_sources(finding: Finding, num_own: int) -> Finding:
     """The finding, with "the error" or "its log" as the source of its evidence."""
     placed = [
-        msgspec.structs.replace(one, where="the error" if line <= num_own else "its log")
-        if isinstance(one, Evidence) and (line := _line_of(one)) is not None
-        else one
-        for one in finding.evidence
+        msgspec.structs.replace(evidence, where="the error" if line <= num_own else "its log")
+        if isinstance(evidence, Evidence) and (line := _line_of(evidence)) is not None
+        else evidence
+        for evidence in finding.evidence
     ]
     return msgspec.structs.replace(finding, evidence=tuple(placed))
 
@@ -153,10 +153,10 @@ def _line_of(evidence: Evidence | str) -> int | None:
     return int(where.removeprefix("line ")) if where.startswith("line ") else None
 
 
-def _look(*, is_here: bool, python: str | None = None) -> Look:
+def _machine_reader(*, is_here: bool, python: str | None = None) -> MachineReader:
     """Reads this machine while the text is read; no machine if the text is from elsewhere."""
     if not is_here:
-        return nowhere
+        return no_machine
     # The probes are imported only if needed, to keep explaining a small text fast.
     from flatout.system.host_system import LocalSystem
     from flatout.system.probes.examination import GLANCE_S, glance
@@ -169,7 +169,7 @@ def _piped_or_last(*, is_here: bool | None) -> Diagnosis:
     first = next(pieces, None)
     if first is not None:
         pieces = itertools.chain([first], pieces)
-        return _explained("standard input", pieces, _look(is_here=is_here is not False))
+        return _explained("standard input", pieces, _machine_reader(is_here=is_here is not False))
     failed = _last_failed()
     if failed is None:
         raise UsageError(
@@ -180,17 +180,17 @@ def _piped_or_last(*, is_here: bool | None) -> Diagnosis:
     # A run's folder may come from another user, and name a program of theirs.
     python = failed.header.python
     known = python if interpreters.is_known(python) else None
-    look = _look(is_here=is_here is not False, python=known)
+    here = _machine_reader(is_here=is_here is not False, python=known)
     folder = RunFolder(Path(failed.folder))
     pieces = text_input.pieces_of(folder.log) if folder.log.exists() else iter(())
     name = failed.header.spec.name
     is_run = folder.path != failed_start_folder()
     source = f"the run {failed.id}" if is_run else f"the last failed start, of {name}"
     pieces = itertools.chain(_error_lines(failed.findings), pieces)
-    return _explained(f"{source}: its error and its worker.log", pieces, look)
+    return _explained(f"{source}: its error and its worker.log", pieces, here)
 
 
-def _explained(source: str, pieces: Iterable[bytes], here: Look) -> Diagnosis:
+def _explained(source: str, pieces: Iterable[bytes], here: MachineReader) -> Diagnosis:
     """The causes found in a text, with the name of its source."""
     is_empty = True
 
@@ -200,8 +200,8 @@ def _explained(source: str, pieces: Iterable[bytes], here: Look) -> Diagnosis:
             is_empty = is_empty and not piece.strip()
             yield piece
 
-    found = explain_text(noted(), here)
-    return msgspec.structs.replace(found, source=source, is_empty=is_empty)
+    diagnosis = explain_text(noted(), here)
+    return msgspec.structs.replace(diagnosis, source=source, is_empty=is_empty)
 
 
 def _last_failed() -> Run | None:
@@ -212,6 +212,6 @@ def _last_failed() -> Run | None:
 
 
 def _error_lines(findings: Iterable[Finding]) -> Iterator[bytes]:
-    for one in findings:
-        lines = [one.problem, one.because or "", *map(str, one.evidence)]
+    for finding in findings:
+        lines = [finding.problem, finding.because or "", *map(str, finding.evidence)]
         yield ("\n".join(lines) + "\n").encode(errors="replace")

@@ -38,8 +38,8 @@ def fact(text: str, where: str) -> Facts:
 
 def version(text: str | None) -> tuple[int, ...]:
     """ "2.9.1+cu130" -> (2, 9, 1): the leading numbers; empty if unknown."""
-    found = re.match(r"\d+(?:\.\d+)*", text or "")
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", text or "")
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def unmet(machine: Machine, needed: Collection[str], packages: Collection[str] = ()) -> Facts:
@@ -49,17 +49,23 @@ def unmet(machine: Machine, needed: Collection[str], packages: Collection[str] =
     """
     first = next(iter(machine.environments or ()), None)
     return tuple(
-        Evidence(text=f"{one.package} needs {one.needs}, installed is {one.has}", where="metadata")
-        for one in (first.unmet if first else ())
-        if re.split("[<>=!~]", one.needs)[0] in needed and (not packages or one.package in packages)
+        Evidence(
+            text=f"{requirement.package} needs {requirement.needs}, installed is {requirement.has}",
+            where="metadata",
+        )
+        for requirement in (first.unmet if first else ())
+        if re.split("[<>=!~]", requirement.needs)[0] in needed
+        and (not packages or requirement.package in packages)
     )
 
 
 def seen_xids(machine: Machine, numbers: Collection[int]) -> Facts:
     """The Xid events with these numbers in the kernel's log since boot."""
-    found = [
-        one for one in (machine.module.xids if machine.module else None) or () if one in numbers
+    xids = [
+        number
+        for number in (machine.module.xids if machine.module else None) or ()
+        if number in numbers
     ]
     return tuple(
-        Evidence(text=f"Xid {number}, since the last boot", where="dmesg") for number in found
+        Evidence(text=f"Xid {number}, since the last boot", where="dmesg") for number in xids
     )

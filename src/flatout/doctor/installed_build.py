@@ -39,5 +39,7 @@ def oldest_driver(framework: Framework, machine: Machine) -> str | None:
 
 
 def _why_not(builds: list[Build], gpu: TargetGpu, target: Target) -> str | None:
-    found = [next(iter(gpu_misfits(one, gpu, target, shipped_tables())), None) for one in builds]
-    return found[0] if found and all(found) else None
+    reasons = [
+        next(iter(gpu_misfits(build, gpu, target, shipped_tables())), None) for build in builds
+    ]
+    return reasons[0] if reasons and all(reasons) else None

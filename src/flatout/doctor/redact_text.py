@@ -113,9 +113,9 @@ _GROUPS = re.compile(r"(?<![\w.])\+?\d{2,6}(?:[ \t-]\d{2,6}){2,}(?![\w.])")
 _LEAST_DIGITS = 9
 
 
-def shown_to_others(found: Diagnosis, rules: Sequence[Rule]) -> Diagnosis:
+def shown_to_others(diagnosis: Diagnosis, rules: Sequence[Rule]) -> Diagnosis:
     """The findings as others may see them: without personal names and paths in their evidence."""
-    return RedactedText(rules).diagnosis(found)
+    return RedactedText(rules).diagnosis(diagnosis)
 
 
 class RedactedText:
@@ -125,7 +125,7 @@ class RedactedText:
         texts = [_OWN]
         for rule in rules:
             texts.append(rule.page)
-            texts += [text for one in rule.signatures for text in one.texts]
+            texts += [text for signature in rule.signatures for text in signature.texts]
         self._words = {word.lower() for text in texts for word in _WORD.findall(text)}
 
     def line(self, text: str) -> str:
@@ -136,31 +136,31 @@ class RedactedText:
             for part in _BETWEEN.split(text)
         )
 
-    def diagnosis(self, found: Diagnosis) -> Diagnosis:
+    def diagnosis(self, diagnosis: Diagnosis) -> Diagnosis:
         """The findings with their evidence as others may see it."""
-        findings = tuple(self.finding(one) for one in found.findings)
-        return msgspec.structs.replace(found, findings=findings)
+        findings = tuple(self.finding(finding) for finding in diagnosis.findings)
+        return msgspec.structs.replace(diagnosis, findings=findings)
 
-    def finding(self, one: Finding) -> Finding:
+    def finding(self, finding: Finding) -> Finding:
         """A finding with its evidence as others may see it."""
         evidence = tuple(
             msgspec.structs.replace(part, text=self.line(part.text))
             if isinstance(part, Evidence)
             else self.line(part)
-            for part in one.evidence
+            for part in finding.evidence
         )
         # A plan names files and interpreters of this machine: only `--fix` uses it.
-        fixes = tuple(msgspec.structs.replace(fix, plan=None) for fix in one.fixes)
-        return msgspec.structs.replace(one, evidence=evidence, fixes=fixes)
+        fixes = tuple(msgspec.structs.replace(fix, plan=None) for fix in finding.fixes)
+        return msgspec.structs.replace(finding, evidence=evidence, fixes=fixes)
 
     def _is_known(self, text: str) -> bool:
         return _WORD.fullmatch(text) is not None and text.lower() in self._words
 
     def _is_glued_of_known(self, text: str) -> bool:
-        found = _GLUED.fullmatch(text)
-        if not found:
+        match = _GLUED.fullmatch(text)
+        if not match:
             return False
-        parts = _PART.findall(found["error"] or found["parts"])
+        parts = _PART.findall(match["error"] or match["parts"])
         return all(part.lower() in self._words or part.lower() in _OWN_PARTS for part in parts)
 
     def _token(self, text: str) -> str:
@@ -180,6 +180,6 @@ class RedactedText:
         return HIDDEN_WORD
 
 
-def _hidden_if_long(found: re.Match[str]) -> str:
-    num_digits = sum(letter.isdigit() for letter in found[0])
-    return HIDDEN_WORD if num_digits >= _LEAST_DIGITS else found[0]
+def _hidden_if_long(match: re.Match[str]) -> str:
+    num_digits = sum(letter.isdigit() for letter in match[0])
+    return HIDDEN_WORD if num_digits >= _LEAST_DIGITS else match[0]

@@ -26,17 +26,17 @@ def redacted(machine: Machine) -> Machine:
     return msgspec.convert(shown, Machine)
 
 
-def _shown(value: Any, place: str) -> Any:
+def _shown(value: Any, path: str) -> Any:
     if isinstance(value, str):
-        return _ALLOWED[place](value) if place in _ALLOWED else HIDDEN
+        return _ALLOWED[path](value) if path in _ALLOWED else HIDDEN
     if isinstance(value, list | tuple):
-        shown = [_shown(item, place) for item in value]
+        shown = [_shown(item, path) for item in value]
         # Hidden names of a list are dropped, so that they cannot be counted either.
         return [item for item in shown if item != HIDDEN]
     if isinstance(value, dict):
-        if place in _MAPPINGS:
-            return _MAPPINGS[place](value)
-        return {key: _shown(item, f"{place}.{key}".lstrip(".")) for key, item in value.items()}
+        if path in _MAPPINGS:
+            return _MAPPINGS[path](value)
+        return {key: _shown(item, f"{path}.{key}".lstrip(".")) for key, item in value.items()}
     return value
 
 
@@ -51,8 +51,8 @@ def _begun(pattern: str) -> Show:
     compiled = re.compile(pattern)
 
     def show(text: str) -> str:
-        found = compiled.match(text)
-        return found[0] if found else HIDDEN
+        match = compiled.match(text)
+        return match[0] if match else HIDDEN
 
     return show
 
@@ -60,14 +60,14 @@ def _begun(pattern: str) -> Show:
 def _kernel(text: str) -> str:
     """A kernel's release with an x for every custom part."""
     parts = re.split(r"([-+_])", text)
-    return "".join(one if one in "-+_" or _KERNEL_PART.fullmatch(one) else "x" for one in parts)
+    return "".join(part if part in "-+_" or _KERNEL_PART.fullmatch(part) else "x" for part in parts)
 
 
 def _phrases(text: str) -> str:
     """The known phrases of a text, with the program that printed it."""
     program = re.match(r"NVML|nvidia-smi|docker|podman|torch|tensorflow|paddlepaddle|jax", text)
-    said = "; ".join(dict.fromkeys(_PHRASE.findall(text))) or HIDDEN
-    return f"{program[0]}: {said}" if program else said
+    phrases = "; ".join(dict.fromkeys(_PHRASE.findall(text))) or HIDDEN
+    return f"{program[0]}: {phrases}" if program else phrases
 
 
 def shared_path(text: str) -> str | None:
@@ -209,8 +209,8 @@ _ALLOWED: dict[str, Show] = {
     "driver": _whole(_NUMBERS),
     "cuda": _whole(_NUMBERS),
     **{
-        f"{place}frameworks.{field}": show
-        for place in ("", "environments.")
+        f"{prefix}frameworks.{field}": show
+        for prefix in ("", "environments.")
         for field, show in {
             "name": _whole(_KNOWN_PACKAGE),
             "version": _begun(_VERSION),

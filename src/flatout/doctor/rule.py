@@ -46,7 +46,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
                 text=sign.text, where=f"line {sign.line}" if self.is_text else "here"
             )
             for id in ids
-            for sign in [one for one in self.signs[id] if one.where is None][:1]
+            for sign in [match for match in self.signs[id] if match.where is None][:1]
         }
         facts = dict.fromkeys(
             Evidence(text=sign.text, where=sign.where)

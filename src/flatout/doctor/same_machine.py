@@ -38,7 +38,7 @@ def is_elsewhere(from_text: Machine, here: Machine) -> bool:
 
 def merge_machines(from_text: Machine, here: Machine) -> Machine:
     """The facts of both; if both know one, the text's, which is from the time of printing."""
-    named = {one.name: one for one in (*here.frameworks, *from_text.frameworks)}
+    named = {framework.name: framework for framework in (*here.frameworks, *from_text.frameworks)}
     families = {
         name: _filled(getattr(from_text, name), getattr(here, name))
         for name in ("host", "cpu", "memory", "windows", "wsl", "module", "network", "limits")
@@ -77,8 +77,8 @@ def _completed(first: T, second: T) -> T:
     return msgspec.structs.replace(first, **unknown)
 
 
-def _is_part(one: str, other: str) -> bool:
-    return one in other or other in one
+def _is_part(first: str, other: str) -> bool:
+    return first in other or other in first
 
 
 def _bare(name: str | None) -> str:

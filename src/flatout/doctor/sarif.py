@@ -17,8 +17,8 @@ _SCHEMA = (
 
 def sarif(findings: Sequence[Finding], version: str) -> dict[str, Any]:
     """One run with a result per finding; its location is the machine, since it has no lines."""
-    rules = list(dict.fromkeys(one.rule for one in findings))
-    problems = {one.rule: one.problem for one in reversed(findings)}
+    rules = list(dict.fromkeys(finding.rule for finding in findings))
+    problems = {finding.rule: finding.problem for finding in reversed(findings)}
     return {
         "version": "2.1.0",
         "$schema": _SCHEMA,
@@ -34,7 +34,7 @@ def sarif(findings: Sequence[Finding], version: str) -> dict[str, Any]:
                         ],
                     }
                 },
-                "results": [_result(one, rules.index(one.rule)) for one in findings],
+                "results": [_result(finding, rules.index(finding.rule)) for finding in findings],
             }
         ],
     }
@@ -42,7 +42,7 @@ def sarif(findings: Sequence[Finding], version: str) -> dict[str, Any]:
 
 def _result(finding: Finding, index: int) -> dict[str, Any]:
     lines = [finding.problem, *([f"because: {finding.because}"] if finding.because else [])]
-    lines += [str(one) for one in finding.evidence]
+    lines += [str(evidence) for evidence in finding.evidence]
     lines += [f"fix: {fix.text}" for fix in finding.fixes]
     return {
         "ruleId": finding.rule,

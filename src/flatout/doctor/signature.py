@@ -32,7 +32,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
             boundaries, because they are looked up by their words.
         pattern: must match anywhere in the line, ignoring case; None if the fixed text is enough.
             Its named groups are kept. No nested repetition.
-        lines: how many lines the pattern sees, starting with the one that holds the text.
+        lines: how many lines the pattern sees, starting with the one that contains the text.
     """
 
     id: str
@@ -44,8 +44,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
         """The values of the pattern's groups in these lines; None if it does not match."""
         if self.pattern is None:
             return {}
-        found = re.search(self.pattern, window, re.IGNORECASE)
-        return found and {name: text for name, text in found.groupdict().items() if text}
+        hit = re.search(self.pattern, window, re.IGNORECASE)
+        return hit and {name: text for name, text in hit.groupdict().items() if text}
 
 
 def signature(id: str, *texts: str, pattern: str | None = None, lines: int = 1) -> Signature:

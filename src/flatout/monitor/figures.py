@@ -164,7 +164,7 @@ def draw_confusion(figure: Any, line: Classified, title: str) -> Any:
 
 def draw_classes(figure: Any, report: ClassReport, title: str) -> Any:
     """Precision, recall and F1 of each class, or of the worst of many."""
-    present = [one for one in report.classes if one.num_samples]
+    present = [scores for scores in report.classes if scores.num_samples]
     is_all = len(present) <= _LABELLED_CLASSES
     shown = present if is_all else report.worst[:_WORST_CLASSES]
     what = "" if is_all else f", the worst {len(shown)} of {len(present):,}"
@@ -173,19 +173,19 @@ def draw_classes(figure: Any, report: ClassReport, title: str) -> Any:
     axis = picture.subplots()
     axis.set_title(f"{report.name} at step {report.step:,}: classes with samples{what}")
     values: tuple[tuple[str, str, str, Callable[[ClassScores], float | None]], ...] = (
-        ("precision", "o", BLUE, lambda one: one.precision),
-        ("recall", "s", ORANGE, lambda one: one.recall),
-        ("F1", "|", "black", lambda one: one.f1),
+        ("precision", "o", BLUE, lambda scores: scores.precision),
+        ("recall", "s", ORANGE, lambda scores: scores.recall),
+        ("F1", "|", "black", lambda scores: scores.f1),
     )
     for name, marker, colour, value in values:
-        rows = [row for row, one in enumerate(shown) if value(one) is not None]
+        rows = [row for row, scores in enumerate(shown) if value(scores) is not None]
         shares = [value(shown[row]) for row in rows]
         size = {"markersize": 11, "markeredgewidth": 2} if marker == "|" else {"markersize": 5.5}
         axis.plot(shares, rows, marker, color=colour, label=name, **size)
-    labels = [f"{_short(one.label)} ({one.num_samples:,})" for one in shown]
+    labels = [f"{_short(scores.label)} ({scores.num_samples:,})" for scores in shown]
     axis.set_yticks(range(len(shown)), labels)
     axis.set(ylim=(len(shown) - 0.5, -0.5), ylabel="class (samples)")
-    lowest = min(value(one) or 0.0 for one in shown for _, _, _, value in values)
+    lowest = min(value(scores) or 0.0 for scores in shown for _, _, _, value in values)
     margin = 0.03 * (1.0 - lowest) + 0.002
     axis.set_xlim(lowest - margin, 1.0 + margin)
     _label_percent(axis.xaxis)

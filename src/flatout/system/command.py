@@ -62,8 +62,8 @@ def run(
             pass_fds=kept_open if sys.platform != "win32" else (),
         )
     except (OSError, ValueError) as error:
-        told = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return Completed(reason=told)
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return Completed(reason=reason)
     try:
         stdout, stderr = process.communicate(
             None if text is None else text.encode(), timeout=timeout_s
@@ -92,8 +92,8 @@ def run_attached(argv: Sequence[str], timeout_s: float) -> Completed:
             reason=f"no answer within {timeout_s:g} s",
         )
     except (OSError, ValueError) as error:
-        told = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        return Completed(reason=told)
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        return Completed(reason=reason)
     return Completed(
         stdout=_text(done.stdout), stderr=_text(done.stderr), exit_code=done.returncode
     )

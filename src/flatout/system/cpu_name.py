@@ -74,11 +74,11 @@ def _quotas(root: Path) -> Iterator[float]:
         mounted = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
         # Every group above may limit it, too. In a container its own may be the root that is seen.
         for folder in (PurePosixPath(group), *PurePosixPath(group).parents):
-            place = mounted / folder.relative_to("/")
-            quota, _, period = _read(place / "cpu.max").partition(" ")
+            cgroup = mounted / folder.relative_to("/")
+            quota, _, period = _read(cgroup / "cpu.max").partition(" ")
             if not quota:
-                quota = _read(place / "cpu.cfs_quota_us")
-                period = _read(place / "cpu.cfs_period_us")
+                quota = _read(cgroup / "cpu.cfs_quota_us")
+                period = _read(cgroup / "cpu.cfs_period_us")
             if quota.strip().isdigit() and period.strip().isdigit() and int(period):
                 yield int(quota) / int(period)
 

@@ -51,11 +51,11 @@ def parse_cpu_list(text: str) -> frozenset[int]:
     Raises:
         ValueError: it is no such list.
     """
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in text.strip().split(",") if text.strip() else ():
         first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
 
 
 def _performance_cpus(indices: list[int], read: Callable[[str], str | None]) -> frozenset[int]:

@@ -40,11 +40,11 @@ def check_quotes(blocks: Iterable[bytes], delimiter: str) -> None:
         content = rest + (block if number else block.removeprefix(_BYTE_ORDER_MARK))
         done = len(content) - 1
         if b'"' in content:
-            for found in quoted.finditer(content):
-                _check_length(found[1], content, found.start(), line)
-                if not found[2] or found.end() == len(content):
+            for match in quoted.finditer(content):
+                _check_length(match[1], content, match.start(), line)
+                if not match[2] or match.end() == len(content):
                     # Its end may be in the next block.
-                    done = found.start()
+                    done = match.start()
                     break
         line += _num_lines(content[:done])
         rest = content[done:]
@@ -61,19 +61,19 @@ def blocks_of(path: Path) -> Iterator[bytes]:
             yield block
 
 
-def _check_length(value: bytes, content: bytes, place: int, line: int) -> None:
+def _check_length(value: bytes, content: bytes, position: int, line: int) -> None:
     if len(value) <= MOST_LINES:
         return
     if len(value) > _MOST_BYTES or _num_lines(value) > MOST_LINES:
         raise StrayQuote(
-            f"the quote that opens in line {_line_at(content, place, line)} closes more than "
+            f"the quote that opens in line {_line_at(content, position, line)} closes more than "
             f"{MOST_LINES:,} lines or {_MOST_BYTES // 2**20} MiB later, if at all"
         )
 
 
-def _line_at(content: bytes, place: int, line: int) -> int:
+def _line_at(content: bytes, position: int, line: int) -> int:
     """The line of the value at this position; `line` line ends precede the content."""
-    return line + _num_lines(content[: place + 1])
+    return line + _num_lines(content[: position + 1])
 
 
 def _num_lines(content: bytes) -> int:

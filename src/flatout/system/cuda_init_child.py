@@ -20,16 +20,16 @@ def start_cuda() -> dict[str, Any]:
         library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
         return {"error": str(error)}
-    told: dict[str, Any] = {"path": _loaded_path()}
+    report: dict[str, Any] = {"path": _loaded_path()}
     number = ctypes.c_int()
     if library.cuDriverGetVersion(ctypes.byref(number)) == 0:
-        told["cuda"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
+        report["cuda"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
     code = library.cuInit(0)
     if code != 0:
-        return {**told, "error": _name(library, code)}
+        return {**report, "error": _name(library, code)}
     if library.cuDeviceGetCount(ctypes.byref(number)) == 0:
-        told["num_devices"] = number.value
-    return told
+        report["num_devices"] = number.value
+    return report
 
 
 def _name(library: Any, code: int) -> str:

@@ -32,11 +32,11 @@ def size_of(path: Path, seen: set[tuple[int, int]], left_out: str | None = None)
 def _entries(path: Path, left_out: str | None) -> Iterator[os.stat_result]:
     """The file, or everything below the folder; what vanishes in the meantime is left out."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return
-    yield found
-    if not stat.S_ISDIR(found.st_mode):
+    yield status
+    if not stat.S_ISDIR(status.st_mode):
         return
     waiting = [str(path)]
     unwanted = os.path.join(path, left_out) if left_out else None

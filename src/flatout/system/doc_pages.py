@@ -26,7 +26,9 @@ def docs_folder() -> Path:
     import flatout
 
     package = Path(flatout.__file__).parent
-    return next((one for one in (package / "docs",) if one.is_dir()), package.parents[1] / "docs")
+    return next(
+        (folder for folder in (package / "docs",) if folder.is_dir()), package.parents[1] / "docs"
+    )
 
 
 def list_pages() -> dict[str, Path]:
@@ -36,12 +38,12 @@ def list_pages() -> dict[str, Path]:
         RunFailed: file-not-accessible.
     """
     folder = docs_folder()
-    readme = next((one / "README.md" for one in (folder, folder.parent)
-                   if (one / "README.md").is_file()), None)  # fmt: skip
+    readme = next((root / "README.md" for root in (folder, folder.parent)
+                   if (root / "README.md").is_file()), None)  # fmt: skip
     with atomic_files.mapped_os_errors(folder):
-        found = sorted(folder.rglob("*.md"))
+        paths = sorted(folder.rglob("*.md"))
     pages = {
-        path.stem: path for path in found
+        path.stem: path for path in paths
         if path != readme and path.stem != _ERRORS and path.parent.name != _RULES
     }  # fmt: skip
     return ({README: readme} if readme else {}) | pages
@@ -64,15 +66,17 @@ def read_page(name: str) -> tuple[str, str]:
         UsageError: unknown-page.
     """
     pages = list_pages()
-    found = PurePosixPath(name.lower()).name.removesuffix(".md")
-    if found not in pages:
+    page_name = PurePosixPath(name.lower()).name.removesuffix(".md")
+    if page_name not in pages:
         raise UsageError(
             "unknown-page",
             f"the documentation has no page `{name}`.",
-            fix=nearest(found, pages),
+            fix=nearest(page_name, pages),
         )
-    with atomic_files.mapped_os_errors(pages[found]):
-        return found, with_commands(pages[found].read_text(encoding="utf-8"), found, pages)
+    with atomic_files.mapped_os_errors(pages[page_name]):
+        return page_name, with_commands(
+            pages[page_name].read_text(encoding="utf-8"), page_name, pages
+        )
 
 
 def with_commands(text: str, page: str, pages: Collection[str]) -> str:
@@ -85,12 +89,12 @@ def with_commands(text: str, page: str, pages: Collection[str]) -> str:
     """
     parts = _BLOCK.split(text)
     return "".join(
-        part if number % 2 else _LINK.sub(lambda link: _told(link, page, pages), part)
+        part if number % 2 else _LINK.sub(lambda link: _link_text(link, page, pages), part)
         for number, part in enumerate(parts)
     )
 
 
-def _told(link: re.Match[str], page: str, pages: Collection[str]) -> str:
+def _link_text(link: re.Match[str], page: str, pages: Collection[str]) -> str:
     code, text, target = link.groups()
     if code:
         return str(code)
@@ -99,15 +103,15 @@ def _told(link: re.Match[str], page: str, pages: Collection[str]) -> str:
         return text if text == target else f"{text} ({target})"
     if not path:
         return str(text)
-    place = PurePosixPath(path)
-    name = place.stem.lower()
-    rule = anchor if name == _ERRORS else name if place.parent.name == _RULES else ""
+    linked = PurePosixPath(path)
+    name = linked.stem.lower()
+    rule = anchor if name == _ERRORS else name if linked.parent.name == _RULES else ""
     if rule:
         command = f"`flatout explain {rule}`"
         return command if text.strip("`") == rule else f"{text} ({command})"
     if name == _ERRORS:
         return f"{text} (`flatout explain ID`)"
-    if place.suffix != ".md" or name not in pages:
+    if linked.suffix != ".md" or name not in pages:
         # A file of the sources, which is not here.
-        return text if place.name in text else f"{text} ({path.lstrip('./')})"
+        return text if linked.name in text else f"{text} ({path.lstrip('./')})"
     return str(text) if name == page else f"{text} (`flatout docs {name}`)"

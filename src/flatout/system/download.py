@@ -43,7 +43,7 @@ def download(
     Args:
         urls: addresses of the same file, tried in this order.
         path: where it is put when it is whole and right; until then it grows next to that place.
-        expected_bytes: its size, for where the server does not tell it; 0 where it is not known.
+        expected_bytes: its size, for where the server does not report it; 0 where it is not known.
             No more than about twice as much is taken in.
         check: says what is wrong with a downloaded file, None if nothing is.
         opener: opens addresses; None is Python's own.
@@ -61,7 +61,7 @@ def download(
             try:
                 yield from _continue(url, part, expected_bytes, opener)
             except (http.client.HTTPException, OSError) as error:
-                reason = _told(error)
+                reason = _reason(error)
                 num_barren += _size_bytes(part) <= start_bytes
                 is_refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
                 if isinstance(error, _TooLarge):
@@ -110,9 +110,11 @@ def _continue(
         raise
     with response:
         if response.status == 206:
-            told = response.headers.get("Content-Range", "")
-            if not told.startswith(f"bytes {start_bytes}-"):
-                raise http.client.HTTPException(f"requested from byte {start_bytes}, got {told!r}")
+            content_range = response.headers.get("Content-Range", "")
+            if not content_range.startswith(f"bytes {start_bytes}-"):
+                raise http.client.HTTPException(
+                    f"requested from byte {start_bytes}, got {content_range!r}"
+                )
         else:
             start_bytes = 0
         length = response.headers.get("Content-Length", "")
@@ -184,7 +186,7 @@ def _size_bytes(path: Path) -> int:
         return path.stat().st_size if path.exists() else 0
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP {error.code} {error.reason}"
     if isinstance(error, urllib.error.URLError):

@@ -76,5 +76,5 @@ def num_kernel_kills(counts: Path = _COUNTS) -> int | None:
         lines = counts.read_text().splitlines()
     except OSError:
         return None
-    found = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
-    return int(found[0]) if found else None
+    kills = [line.split()[1] for line in lines if line.startswith("oom_kill ")]
+    return int(kills[0]) if kills else None

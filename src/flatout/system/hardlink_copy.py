@@ -52,12 +52,12 @@ def keep_tree(root: Path, copy: Path) -> None:
         copy.mkdir(parents=True)
         paths = dict(_walk(root))
         for name, seen in paths.items():
-            place = copy / "files" / name
+            target = copy / "files" / name
             if seen.kind == "folder":
-                place.mkdir(parents=True, exist_ok=True)
+                target.mkdir(parents=True, exist_ok=True)
             elif seen.kind == "file":
-                place.parent.mkdir(parents=True, exist_ok=True)
-                _link(root / name, place)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _link(root / name, target)
     write_json(copy / "manifest.json", TreeManifest(paths))
 
 
@@ -88,18 +88,18 @@ def restore_tree(copy: Path, root: Path) -> list[str]:
         for name, seen in before.items():
             if now.get(name) == seen:
                 continue
-            place = root / name
+            path = root / name
             if name in now:
-                _take_out(place, now[name])
-            place.parent.mkdir(parents=True, exist_ok=True)
+                _take_out(path, now[name])
+            path.parent.mkdir(parents=True, exist_ok=True)
             if seen.kind == "folder":
-                place.mkdir(exist_ok=True)
+                path.mkdir(exist_ok=True)
             elif seen.kind == "link":
-                place.symlink_to(seen.target)
+                path.symlink_to(seen.target)
             elif (copy / "files" / name).exists():
-                _link(copy / "files" / name, place)
+                _link(copy / "files" / name, path)
             else:
-                left.append(str(place))
+                left.append(str(path))
     return left
 
 
@@ -164,18 +164,18 @@ def _walk(root: Path) -> Iterator[tuple[str, SeenFiles]]:
             elif name in names:
                 yield relative, SeenFiles("folder")
             else:
-                told = path.lstat()
-                yield relative, SeenFiles("file", told.st_size, told.st_mtime_ns)
+                status = path.lstat()
+                yield relative, SeenFiles("file", status.st_size, status.st_mtime_ns)
 
 
-def _link(source: Path, place: Path) -> None:
-    if place.exists():
+def _link(source: Path, target: Path) -> None:
+    if target.exists():
         return
     try:
-        os.link(source, place)
+        os.link(source, target)
     except OSError:
         # FAT, 9p and some network shares have no hard links.
-        shutil.copy2(source, place)
+        shutil.copy2(source, target)
 
 
 def _take_out(path: Path, seen: SeenFiles) -> None:

@@ -1,4 +1,4 @@
-"""The one object through which flatout looks at the machine: local, or replayed from a recording.
+"""The one object through which flatout examines the machine: local, or replayed from a recording.
 
 What cannot be read or run is a value with its reason, never an exception: a probe continues
 without.
@@ -148,14 +148,14 @@ class LocalSystem:
             if sys.platform == "win32":
                 usage = shutil.disk_usage(path)
                 return Space(total_bytes=usage.total, free_bytes=usage.free)
-            told = os.statvfs(path)
+            stats = os.statvfs(path)
         except OSError as error:
             return Unread(f"{path}: {error.strerror or error}")
         return Space(
-            total_bytes=told.f_blocks * told.f_frsize,
-            free_bytes=told.f_bavail * told.f_frsize,
-            free_inodes=told.f_favail if told.f_files else None,
-            is_read_only=bool(told.f_flag & os.ST_RDONLY),
+            total_bytes=stats.f_blocks * stats.f_frsize,
+            free_bytes=stats.f_bavail * stats.f_frsize,
+            free_inodes=stats.f_favail if stats.f_files else None,
+            is_read_only=bool(stats.f_flag & os.ST_RDONLY),
         )
 
     def listening(self) -> tuple[int, ...] | Unread:
@@ -182,15 +182,15 @@ class LocalSystem:
         return _calls_by_psutil(version)
 
     def packages(self, python: str, names: Sequence[str]) -> str | Unread:
-        """Asks the interpreter; flatout's own is read in this process, without a child."""
+        """Queries the interpreter; flatout's own is read in this process, without a child."""
         if python == self.python:
             return python_packages.report(names)
         # Not isolated (-I): what the user's own site and PYTHONPATH add, a training sees too.
         done = command.run([python, "-c", python_packages.source(), *names], _PACKAGES_TIMEOUT_S)
         if done.exit_code == 0:
             return done.stdout
-        said = done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"]
-        return Unread(f"{python}: {done.reason or said[-1]}")
+        output = done.stderr.strip().splitlines() or [f"exit code {done.exit_code}"]
+        return Unread(f"{python}: {done.reason or output[-1]}")
 
     def now(self) -> str:
         """The time of day in UTC."""
@@ -202,7 +202,7 @@ class SystemRecording(msgspec.Struct, frozen=True, kw_only=True):
 
     files: a null content is a file that exists and cannot be read.
     packages: what `interpreter` reports, by interpreter. spaces: file systems, by path.
-    A recorded command answers for a longer one that begins with it, too.
+    A recorded command stands for a longer one that begins with it, too.
     """
 
     platform: str
@@ -274,10 +274,10 @@ class RecordedSystem:
 
     def packages(self, python: str, names: Sequence[str]) -> str | Unread:
         """The recorded packages of the interpreter."""
-        held = self._recording.packages.get(python)
-        if held is None:
+        recorded = self._recording.packages.get(python)
+        if recorded is None:
             return Unread(f"{python}: No such file or directory")
-        return msgspec.json.encode(held).decode()
+        return msgspec.json.encode(recorded).decode()
 
     def now(self) -> str:
         """The time of the recording."""
@@ -289,10 +289,10 @@ def _glibc() -> str | None:
     if sys.platform == "win32":
         return None
     try:
-        told = os.confstr("CS_GNU_LIBC_VERSION")
+        version = os.confstr("CS_GNU_LIBC_VERSION")
     except (ValueError, OSError):
         return None
-    return told.rpartition(" ")[2] if told else None
+    return version.rpartition(" ")[2] if version else None
 
 
 def _working_folder() -> str | None:
@@ -311,7 +311,7 @@ def _calls_by_psutil(python_version: str) -> Calls:
     release, name, display_version = platform.release(), platform.processor() or None, None
     if sys.platform == "win32":
         num_threads = len(psutil.Process().cpu_affinity())
-        # platform.version() asks WMI from Python 3.13 on, which takes seconds.
+        # platform.version() queries WMI from Python 3.13 on, which takes seconds.
         version = sys.getwindowsversion()
         release = f"{version.major}.{version.minor}.{version.build}"
         name = (

@@ -19,21 +19,21 @@ from flatout.errors import RunFailed
 from flatout.schema.package_indexes import Indexes
 
 
-def opener_for(indexes: Indexes, *places: str) -> OpenerDirector:
+def opener_for(indexes: Indexes, *urls: str) -> OpenerDirector:
     """An opener of addresses with the user's settings: proxies, authorities, passwords.
 
-    places: further addresses, with their passwords.
+    urls: further addresses, with their passwords.
 
     Raises:
         RunFailed: certificate-not-trusted.
     """
     passwords = urllib.request.HTTPPasswordMgrWithPriorAuth()
-    for url in (*indexes.urls, *places):
+    for url in (*indexes.urls, *urls):
         parts = urlsplit(url)
         if parts.username:
-            place = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+            origin = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
             passwords.add_password(
-                None, place, unquote(parts.username), unquote(parts.password or ""),
+                None, origin, unquote(parts.username), unquote(parts.password or ""),
                 is_authenticated=True,
             )  # fmt: skip
     for host, user, password in _netrc_entries(indexes):
@@ -58,8 +58,8 @@ class _Trusting(urllib.request.HTTPSHandler):
 
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
         """Opens an address."""
-        place = request.host
-        is_trusted = {place, place.partition(":")[0]} & {*self._trusted_hosts}
+        host = request.host
+        is_trusted = {host, host.partition(":")[0]} & {*self._trusted_hosts}
         # As the user has set it, for pip and uv too.
         context = ssl._create_unverified_context() if is_trusted else self._context_of_others
         return self.do_open(http.client.HTTPSConnection, request, context=context)
@@ -88,7 +88,7 @@ def _netrc_entries(indexes: Indexes) -> list[tuple[str, str, str]]:
         return []
     hosts = {urlsplit(url).hostname for url in indexes.urls} - {None}
     entries = [(host, read.authenticators(host or "")) for host in hosts]
-    return [(host or "", found[0], found[2] or "") for host, found in entries if found]
+    return [(host or "", entry[0], entry[2] or "") for host, entry in entries if entry]
 
 
 def without_password(url: str) -> str:

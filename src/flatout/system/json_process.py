@@ -1,4 +1,4 @@
-"""A child process that answers requests: a JSON message per line on its stdin and stdout.
+"""A child process that replies to requests: a JSON message per line on its stdin and stdout.
 
 `JsonProcess` is the parent's end, `JsonStdio` the child's.
 """
@@ -34,7 +34,7 @@ _EXIT_LIMIT_S = 30.0
 
 
 class ProcessEnded(Exception):
-    """The child ended, or said something else, where an answer was expected."""
+    """The child ended, or printed something else, where a reply was expected."""
 
     def __init__(self, exit_code: int, line: bytes = b"") -> None:
         super().__init__(f"exit code {exit_code}")
@@ -97,7 +97,7 @@ class JsonProcess:
             self._printed.close()
 
     def send(self, message: Any) -> None:
-        """Sends one message; a child that has died is noticed when its answer is read."""
+        """Sends one message; a child that has died is noticed when its reply is read."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(msgspec.json.encode(message) + b"\n")
@@ -110,17 +110,17 @@ class JsonProcess:
         until_s: float = math.inf,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Any:
-        """Waits for the next answer.
+        """Waits for the next reply.
 
         Args:
             kind: its type.
             until_s: how long to wait, by `elapsed_s`.
-            should_stop: asked about ten times a second.
+            should_stop: called about ten times a second.
 
         Raises:
-            ProcessEnded: instead of an answer.
-            TimeoutError: no answer by then.
-            KeyboardInterrupt: `should_stop` said so.
+            ProcessEnded: instead of a reply.
+            TimeoutError: no reply by then.
+            KeyboardInterrupt: `should_stop` returned True.
         """
         line = self._lines.next(until_s, should_stop)
         try:
@@ -129,7 +129,7 @@ class JsonProcess:
             raise ProcessEnded(self.exit_code(), line) from error
 
     def ask(self, request: msgspec.Struct, kind: Any) -> Iterator[Any]:
-        """Sends a request, and gives all answers until the child closes its stdout.
+        """Sends a request, and gives all replies until the child closes its stdout.
 
         `Broken`, which says why it failed, is given what the child has printed.
 
@@ -141,11 +141,11 @@ class JsonProcess:
         is_at_end = is_explained = False
         try:
             while line := self._lines.next():
-                answer = decoder.decode(line)
-                if isinstance(answer, Broken):
+                reply = decoder.decode(line)
+                if isinstance(reply, Broken):
                     is_explained = True
-                    answer = msgspec.structs.replace(answer, printed=self.printed())
-                yield answer
+                    reply = msgspec.structs.replace(reply, printed=self.printed())
+                yield reply
             is_at_end = True
         finally:
             if not is_at_end:

@@ -13,14 +13,14 @@ _JUNCTION = 0xA0000003
 def is_link(path: Path) -> bool:
     """Whether a path leads elsewhere: a symbolic link, under Windows also a junction."""
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISLNK(found.st_mode) or _is_junction(found)
+    return stat.S_ISLNK(status.st_mode) or _is_junction(status)
 
 
 def is_broken_link(path: Path) -> bool:
-    """Whether a link is broken: to itself, to what is gone, or to a disk that does not answer."""
+    """Whether a link is broken: to itself, to what is gone, or to a disk that does not respond."""
     if not is_link(path):
         return False
     try:
@@ -38,5 +38,5 @@ def remove_link(path: Path) -> None:
     (os.rmdir if _is_junction(os.lstat(path)) else os.unlink)(path)
 
 
-def _is_junction(found: os.stat_result) -> bool:
-    return getattr(found, "st_reparse_tag", 0) == _JUNCTION
+def _is_junction(status: os.stat_result) -> bool:
+    return getattr(status, "st_reparse_tag", 0) == _JUNCTION

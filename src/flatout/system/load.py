@@ -31,7 +31,7 @@ class LoadWatch:
         self._own_s = _own_s()
 
     def load(self) -> Load | None:
-        """The load since the beginning; None where too little time has gone by to tell."""
+        """The load since the beginning; None where too little time has gone by to measure it."""
         took_s = elapsed_s() - self._begin_s
         if took_s < _LEAST_S:
             return None

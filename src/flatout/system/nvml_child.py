@@ -1,4 +1,4 @@
-"""Asks NVML about the GPUs and prints JSON: `python -P -m flatout.system.nvml_child`.
+"""Queries NVML for the GPUs and prints JSON: `python -P -m flatout.system.nvml_child`.
 
 In a process of its own, because NVML can crash or hang under WSL. A field that one card does not
 tell is left out, with its reason under `unread`.
@@ -41,50 +41,52 @@ def read_gpus() -> dict[str, Any]:
         ctypes.CDLL(_WSL_LIBRARY)
     unread: dict[str, str] = {}
 
-    def ask(question: Callable[[], Any], *paths: str) -> Any:
+    def query(call: Callable[[], Any], *paths: str) -> Any:
         try:
-            answer = question()
+            value = call()
         except Exception as error:  # noqa: BLE001 - one that is older than a question says it so
             unread.update(dict.fromkeys(paths, f"NVML: {error}"))
             return None
-        return answer.decode(errors="replace") if isinstance(answer, bytes) else answer
+        return value.decode(errors="replace") if isinstance(value, bytes) else value
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return {"error": f"NVML: {error}"}
-    num_gpus = ask(pynvml.nvmlDeviceGetCount, "gpus") or 0
-    version = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2, "cuda")
+    num_gpus = query(pynvml.nvmlDeviceGetCount, "gpus") or 0
+    version = query(pynvml.nvmlSystemGetCudaDriverVersion_v2, "cuda")
     return {
-        "driver": ask(pynvml.nvmlSystemGetDriverVersion, "driver"),
+        "driver": query(pynvml.nvmlSystemGetDriverVersion, "driver"),
         "cuda": f"{version // 1000}.{version % 1000 // 10}" if version else None,
-        "gpus": [_read_gpu(pynvml, index, ask) for index in range(num_gpus)],
+        "gpus": [_read_gpu(pynvml, index, query) for index in range(num_gpus)],
         "unread": unread,
     }
 
 
-def _read_gpu(nvml: Any, index: int, ask: Callable[..., Any]) -> dict[str, Any]:
+def _read_gpu(nvml: Any, index: int, query: Callable[..., Any]) -> dict[str, Any]:
     at = {field: f"gpus.{index}.{field}" for field in _FIELDS}
-    handle = ask(lambda: nvml.nvmlDeviceGetHandleByIndex(index), *at.values())
+    handle = query(lambda: nvml.nvmlDeviceGetHandleByIndex(index), *at.values())
     if handle is None:
         return {}
-    memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), at["memory_bytes"], at["free_bytes"])
-    capability = ask(
+    memory = query(
+        lambda: nvml.nvmlDeviceGetMemoryInfo(handle), at["memory_bytes"], at["free_bytes"]
+    )
+    capability = query(
         lambda: nvml.nvmlDeviceGetCudaComputeCapability(handle), at["compute_capability"]
     )
     return {
-        "name": ask(lambda: nvml.nvmlDeviceGetName(handle), at["name"]),
+        "name": query(lambda: nvml.nvmlDeviceGetName(handle), at["name"]),
         "memory_bytes": memory and int(memory.total),
         "free_bytes": memory and int(memory.free),
         "compute_capability": capability and "{}.{}".format(*capability),
-        "pci_bus_id": ask(lambda: nvml.nvmlDeviceGetPciInfo(handle).busId, at["pci_bus_id"]),
-        "uuid": ask(lambda: nvml.nvmlDeviceGetUUID(handle), at["uuid"]),
-        **_read_state(nvml, handle, at, ask),
+        "pci_bus_id": query(lambda: nvml.nvmlDeviceGetPciInfo(handle).busId, at["pci_bus_id"]),
+        "uuid": query(lambda: nvml.nvmlDeviceGetUUID(handle), at["uuid"]),
+        **_read_state(nvml, handle, at, query),
     }
 
 
 def _read_state(
-    nvml: Any, handle: Any, at: dict[str, str], ask: Callable[..., Any]
+    nvml: Any, handle: Any, at: dict[str, str], query: Callable[..., Any]
 ) -> dict[str, Any]:
     """Facts that change from minute to minute; most cards report only some."""
 
@@ -104,22 +106,24 @@ def _read_state(
             count += 1
         return count
 
-    is_mig_on = ask(mig_mode, at["is_mig_on"])
-    model = ask(lambda: nvml.nvmlDeviceGetDriverModel(handle)[0], at["driver_model"])
-    bits = ask(
+    is_mig_on = query(mig_mode, at["is_mig_on"])
+    model = query(lambda: nvml.nvmlDeviceGetDriverModel(handle)[0], at["driver_model"])
+    bits = query(
         lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), at["throttle_reasons"]
     )
     return {
         "driver_model": _DRIVER_MODELS.get(model),
         "is_mig_on": is_mig_on,
-        "num_mig_instances": ask(num_mig_instances, at["num_mig_instances"]) if is_mig_on else None,
-        "is_persistence_on": ask(
+        "num_mig_instances": query(num_mig_instances, at["num_mig_instances"])
+        if is_mig_on
+        else None,
+        "is_persistence_on": query(
             lambda: bool(nvml.nvmlDeviceGetPersistenceMode(handle)), at["is_persistence_on"]
         ),
-        "has_display": ask(
+        "has_display": query(
             lambda: bool(nvml.nvmlDeviceGetDisplayActive(handle)), at["has_display"]
         ),
-        "num_processes": ask(
+        "num_processes": query(
             lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)), at["num_processes"]
         ),
         "throttle_reasons": None

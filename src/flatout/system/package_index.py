@@ -1,4 +1,4 @@
-"""Pages of package indexes, kept for a day: asked as the settings of pip and uv say."""
+"""Pages of package indexes, cached for a day: queried as pip and uv are configured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatout.system.http import opener_for, without_password
 from flatout.system.package_index_page import files_of
 from flatout.system.pip_config import read_indexes
 
-_KEPT_S = 24 * 3600.0
+_MAX_AGE_S = 24 * 3600.0
 
 
 class IndexPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,43 +25,41 @@ class IndexPage(msgspec.Struct, frozen=True, kw_only=True):
     read_at: float
 
 
-def read_page(
-    index: str | None, project: str, *, is_kept_enough: bool = True
-) -> IndexPage | Unread:
+def read_page(index: str | None, project: str, *, may_use_cache: bool = True) -> IndexPage | Unread:
     """The page of a project in an index.
 
     Args:
-        index: address of the index; None is the one that pip asks by itself.
+        index: address of the index; None is the one that pip queries by default.
         project: as its pages name it.
-        is_kept_enough: a page that was read within a day will do.
+        may_use_cache: a page that was read within a day will do.
 
     Returns:
         The page, empty where the index has no such project, or why it is not available.
     """
-    place = index or default_index()
-    if place is None:
+    url = index or default_index()
+    if url is None:
         return Unread("no pip found whose configuration names the index")
-    kept = _kept_file(place, project)
-    if is_kept_enough and (page := _read_kept(kept)):
+    cached = _cache_file(url, project)
+    if may_use_cache and (page := _read_cached(cached)):
         return page
     try:
-        names = files_of(project, place, opener_for(read_indexes()))
+        names = files_of(project, url, opener_for(read_indexes()))
     except FlatoutError as error:
         names = Unread(error.problem)
     if isinstance(names, Unread):
-        return Unread(f"{without_password(place).rstrip('/')}/{project}: {names.reason}")
+        return Unread(f"{without_password(url).rstrip('/')}/{project}: {names.reason}")
     page = IndexPage(names=names, read_at=clock.now_s())
     try:
-        with atomic_files.mapped_os_errors(kept):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-        atomic_files.write_json(kept, page)
+        with atomic_files.mapped_os_errors(cached):
+            cached.parent.mkdir(parents=True, exist_ok=True)
+        atomic_files.write_json(cached, page)
     except FlatoutError:
         pass  # It is queried again next time.
     return page
 
 
 def default_index() -> str | None:
-    """The address of the index that pip asks: the user's, else the one that pip knows."""
+    """The address of the index that pip queries: the user's, else the one that pip knows."""
     return read_indexes().default or site_policy.read_site().mirrors.packages or _pips_index()
 
 
@@ -73,14 +71,14 @@ def _pips_index() -> str | None:
     return getattr(getattr(known, "PyPI", None), "simple_url", None)
 
 
-def _kept_file(index: str, project: str) -> Path:
+def _cache_file(index: str, project: str) -> Path:
     digest = hashlib.sha256(f"{index} {project}".encode()).hexdigest()[:16]
     return paths.state_folder() / "indexes" / f"{project}-{digest}.json"
 
 
-def _read_kept(path: Path) -> IndexPage | None:
+def _read_cached(path: Path) -> IndexPage | None:
     try:
         page = atomic_files.read_json(path, IndexPage) if path.is_file() else None
     except FlatoutError:
         return None
-    return page if page and 0 <= clock.now_s() - page.read_at < _KEPT_S else None
+    return page if page and 0 <= clock.now_s() - page.read_at < _MAX_AGE_S else None

@@ -10,10 +10,10 @@ import subprocess
 
 def page(text: str) -> bool:
     """Hands a text to the pager, and waits until it is read; False where there is none."""
-    asked = os.environ.get("PAGER")
-    command = shlex.split(asked) if asked else ["less"]
+    configured = os.environ.get("PAGER")
+    command = shlex.split(configured) if configured else ["less"]
     program = shutil.which(command[0]) if command else None
-    if program is None or asked == "":
+    if program is None or configured == "":
         return False
     # As git sets it: ends where all fits on the screen, shows colours, leaves the text there.
     variables = {"LESS": "FRX", **os.environ}

@@ -32,11 +32,11 @@ def read_indexes(environment: Mapping[str, str] = os.environ) -> Indexes:
     links = environment.get("UV_FIND_LINKS", "").replace(",", " ").split()
     certificates = [*(environment.get(name) for name in _CERTIFICATES), pip.get("cert")]
     return Indexes(
-        default=next((_address(one) for one in [*defaults, *words("index-url")]), None),
-        extra=tuple(dict.fromkeys(_address(one) for one in [*extras, *words("extra-index-url")])),
+        default=next((_address(text) for text in [*defaults, *words("index-url")]), None),
+        extra=tuple(dict.fromkeys(_address(text) for text in [*extras, *words("extra-index-url")])),
         find_links=tuple(dict.fromkeys([*links, *words("find-links")])),
         certificates=tuple(
-            dict.fromkeys(one for one in certificates if one and Path(one).is_file())
+            dict.fromkeys(path for path in certificates if path and Path(path).is_file())
         ),
         proxy=pip.get("proxy"),
         trusted_hosts=tuple(words("trusted-host")),

@@ -39,12 +39,12 @@ _NOT_ABOUT_SPEED = "CUDA_DEVICE_ORDER"
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment of an engine's process; the user's own settings hold.
+    """The environment of an engine's process; the user's own settings win.
 
     The names of what was added go along: a plain loop that is measured has none of it.
     """
-    wanted = {**_ADDED, _COMPILED: str(paths.compiled_folder())}
-    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    variables = {**_ADDED, _COMPILED: str(paths.compiled_folder())}
+    added = {name: value for name, value in variables.items() if name not in os.environ}
     return {**os.environ, **added, _NAMES: ",".join(added)}
 
 
@@ -68,7 +68,7 @@ def do_products_repeat() -> bool:
 
 def give_up_transfers() -> None:
     """Has torch give up an NCCL transfer that fails, where it would end the process: to be called
-    before NCCL is started. What the user has set holds.
+    before NCCL is started. What the user has set wins.
 
     Source: "PYTORCH ProcessGroupNCCL Environment Variables",
     https://docs.pytorch.org/docs/stable/torch_nccl_environment_variables.html.
@@ -87,7 +87,7 @@ def ranks_limit() -> dict[str, str]:
 
 
 def loopback_variables() -> dict[str, str]:
-    """Keeps what processes of one machine tell each other on it, whatever its name resolves to."""
+    """Keeps the traffic between processes of one machine on it, whatever its name resolves to."""
     if "GLOO_SOCKET_IFNAME" in os.environ or sys.platform == "win32":
         return {}
     return {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
@@ -141,8 +141,8 @@ _MISLEADING = (
 
 def setup_environment(**added: str) -> dict[str, str]:
     """The environment of installers, and of interpreters in new environments."""
-    kept = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
-    return {**kept, "PYTHONNOUSERSITE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **added}
+    inherited = {name: value for name, value in os.environ.items() if name not in _MISLEADING}
+    return {**inherited, "PYTHONNOUSERSITE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **added}
 
 
 def proof_environment(*, is_cpu: bool, **added: str) -> dict[str, str]:

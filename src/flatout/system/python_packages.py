@@ -1,4 +1,4 @@
-"""Reads which packages an interpreter holds, by their metadata, without importing one of them.
+"""Reads which packages an interpreter has, by their metadata, without importing one of them.
 
 flatout's own interpreter is read in this process. Another one runs this file's text (`source`) with
 `-c`: so nothing here may need flatout, a package, or a Python newer than 3.8.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-# Small files that tell what a framework was built for, below the folder it is installed in.
+# Small files that record what a framework was built for, below the folder it is installed in.
 _BUILD_FILES = {
     "torch": "torch/version.py",
     "tensorflow": "tensorflow/python/platform/build_info.py",
@@ -30,15 +30,15 @@ def report(names: Sequence[str]) -> str:
     packages = {}
     for name in names:
         try:
-            found = metadata.distribution(name)
+            distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        needed = [line for line in found.requires or () if _is_of_interest(line, names)]
+        needed = [line for line in distribution.requires or () if _is_of_interest(line, names)]
         packages[name] = {
-            "version": found.version,
+            "version": distribution.version,
             "requires": needed,
-            "build_text": _build_text(found, name),
-            "place": _place(found),
+            "build_text": _build_text(distribution, name),
+            "place": _origin(distribution),
         }
     version = ".".join(map(str, sys.version_info[:3]))
     return json.dumps({"python": version, "packages": packages, "made": _made()})
@@ -51,16 +51,16 @@ def _is_of_interest(line: str, names: Sequence[str]) -> bool:
     return line.startswith(("nvidia", "cuda")) or (name is not None and name.group() in names)
 
 
-def _place(found: object) -> str:
+def _origin(distribution: object) -> str:
     """The origin of a package, if it is not the environment's own."""
     import os
     import site
 
-    folder = os.path.realpath(str(found.locate_file("")))  # type: ignore[attr-defined]
+    folder = os.path.realpath(str(distribution.locate_file("")))  # type: ignore[attr-defined]
     if folder == os.path.realpath(site.getusersitepackages()):
         return "user-site"
     listed = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return "pythonpath" if folder in [os.path.realpath(one) for one in listed if one] else ""
+    return "pythonpath" if folder in [os.path.realpath(path) for path in listed if path] else ""
 
 
 def _conda_versions(folder: str) -> dict[str, str]:
@@ -71,9 +71,9 @@ def _conda_versions(folder: str) -> dict[str, str]:
     names = {"pytorch": "torch", "tensorflow": "tensorflow", "numpy": "numpy", "jaxlib": "jaxlib"}
     versions = {}
     for file in os.listdir(folder) if os.path.isdir(folder) else ():
-        told = re.match(r"(pytorch|tensorflow|numpy|jaxlib)-(\d[\w.]*)-[^-]*\.json$", file)
-        if told:
-            versions[names[told.group(1)]] = told.group(2)
+        match = re.match(r"(pytorch|tensorflow|numpy|jaxlib)-(\d[\w.]*)-[^-]*\.json$", file)
+        if match:
+            versions[names[match.group(1)]] = match.group(2)
     return versions
 
 
@@ -102,10 +102,10 @@ def _made() -> dict[str, object]:
     }
 
 
-def _build_text(found: object, name: str) -> str:
+def _build_text(distribution: object, name: str) -> str:
     if name not in _BUILD_FILES:
         return ""
-    path = str(found.locate_file(_BUILD_FILES[name]))  # type: ignore[attr-defined]
+    path = str(distribution.locate_file(_BUILD_FILES[name]))  # type: ignore[attr-defined]
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(20_000)

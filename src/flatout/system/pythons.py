@@ -1,4 +1,4 @@
-"""Interpreters of a wanted version, and the error for a program that is none."""
+"""Interpreters of a required version, and the error for a program that is none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from flatout.errors import UsageError
 from flatout.system.command import run
 from flatout.system.process_env import setup_environment
 
-_ASK = "import sys; print('%d.%d' % sys.version_info[:2], sys.implementation.name, sys.executable)"
+_PRINT_VERSION = (
+    "import sys; print('%d.%d' % sys.version_info[:2], sys.implementation.name, sys.executable)"
+)
 
 
 def find_python(version: str) -> str | None:
@@ -24,7 +26,7 @@ def find_python(version: str) -> str | None:
         if candidate in seen:
             continue
         seen.add(candidate)
-        done = run([*candidate, "-c", _ASK], 10.0, setup_environment())
+        done = run([*candidate, "-c", _PRINT_VERSION], 10.0, setup_environment())
         words = done.stdout.strip().split(maxsplit=2)
         if done.exit_code == 0 and words[:2] == [version, "cpython"]:
             return words[2]
@@ -32,7 +34,7 @@ def find_python(version: str) -> str | None:
 
 
 def not_a_python(python: str, because: str | None) -> UsageError:
-    """The error for a program that does not answer as an interpreter does."""
+    """The error for a program that does not behave as an interpreter does."""
     return UsageError(
         "python-not-found",
         f"{python} does not behave like a Python interpreter.",
@@ -61,8 +63,8 @@ def _candidates(version: str) -> Iterator[tuple[str, ...]]:
             yield (python,)
         return
     for folder in ("", "/usr/bin", "/usr/local/bin", "/opt/homebrew/bin"):
-        found = shutil.which(name, path=folder or None)
-        if found:
-            yield (found,)
+        path = shutil.which(name, path=folder or None)
+        if path:
+            yield (path,)
     for own in sorted(Path.home().glob(f".pyenv/versions/{version}.*"), reverse=True):
         yield (str(own / "bin" / name),)

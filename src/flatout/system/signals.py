@@ -1,4 +1,4 @@
-"""Ctrl-C as a number to look at, so that it never cuts a write or a screen in two."""
+"""Ctrl-C as a number to poll, so that it never cuts a write or a screen in two."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ def read_site() -> Site:
     import tomllib
 
     try:
-        told = tomllib.loads(content.decode())
-        if "file" in told:
+        table = tomllib.loads(content.decode())
+        if "file" in table:
             raise msgspec.ValidationError("Object contains unknown field `file`")
-        site = msgspec.convert(told, Site)
+        site = msgspec.convert(table, Site)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise wrong(path, f"it is not valid TOML: {error}") from error
     except msgspec.ValidationError as error:

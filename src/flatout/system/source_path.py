@@ -72,20 +72,20 @@ def existing(path: str | Path) -> Path:
         UsageError: data-path-not-found.
     """
     given = Path(path).expanduser()
-    for place in (Path.cwd(), *data_folders()):
-        if (place / given).exists():
-            return place / given
-    found = given.absolute()
-    above = found.parent
+    for folder in (Path.cwd(), *data_folders()):
+        if (folder / given).exists():
+            return folder / given
+    absolute = given.absolute()
+    above = absolute.parent
     if not above.is_dir():
         fix = f"check the path; the folder {above} does not exist either"
     else:
         names = [item.name for item in above.iterdir()]
-        fix = nearest(found.name, names) if len(names) <= 20 else f"look in {above}"
+        fix = nearest(absolute.name, names) if len(names) <= 20 else f"look in {above}"
         fix = fix if names else f"check the path; the folder {above} is empty"
     raise UsageError(
         "data-path-not-found",
-        f"{found} does not exist.",
+        f"{absolute} does not exist.",
         because=None if given.is_absolute() else _looked_up(),
         fix=fix,
     )
@@ -102,15 +102,15 @@ def files_in(path: str | Path, ending: str) -> list[Path]:
     Raises:
         UsageError: data-path-not-found, no-data.
     """
-    found = existing(path)
-    if not found.is_dir():
-        return [found]
+    source = existing(path)
+    if not source.is_dir():
+        return [source]
     files = sorted(
-        item for item in found.iterdir() if item.suffix == ending and not is_hidden(item.name)
+        item for item in source.iterdir() if item.suffix == ending and not is_hidden(item.name)
     )
     if not files:
         raise UsageError(
-            "no-data", f"no file in {found} ends in {ending}.", fix="check the folder's path"
+            "no-data", f"no file in {source} ends in {ending}.", fix="check the folder's path"
         )
     return files
 

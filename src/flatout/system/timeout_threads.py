@@ -26,7 +26,7 @@ def run_together(
         timeout_s: for each of them, but for those in `longer`, which have a limit of their own.
         longer: limits of single tasks, in seconds.
 
-    One that hangs (a share that is gone, a driver that does not answer) is left behind in a thread
+    One that hangs (a share that is gone, a driver that does not respond) is left behind in a thread
     that does not keep the process alive.
     """
     results: dict[str, T | Unread] = {}

@@ -160,7 +160,7 @@ def was_memory_full(exit_code: int | None, kills_before: int | None, kills: int 
     Args:
         exit_code: of the worker.
         kills_before: how many processes the kernel had ended so when the worker was started.
-        kills: the same now; None where it does not tell, and so no one knows who sent SIGKILL.
+        kills: the same now; None where the system does not report it: who sent SIGKILL is unknown.
     """
     if exit_code == -9:
         return kills_before is not None and kills is not None and kills > kills_before

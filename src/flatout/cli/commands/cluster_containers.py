@@ -32,12 +32,12 @@ def up(limit_s: float, folder: str | None, is_json: bool) -> int:
     opened, waiting = files.open_folder(folder), Waiting("")
     try:
         state = containers.up(
-            opened, limit_s=limit_s, on_wait=lambda found: waiting.say(waiting_text(found)),
+            opened, limit_s=limit_s, on_wait=lambda states: waiting.update(waiting_text(states)),
             on_warning=show.print_finding,
         )  # fmt: skip
     finally:
         waiting.stop()
-    return _tell(state, is_json=is_json)
+    return _report(state, is_json=is_json)
 
 
 @click.command("status")
@@ -47,7 +47,7 @@ def status(folder: str | None, is_json: bool) -> int:
     """Show nodes, their limits, versions, and addresses to open."""
     from flatout.cluster import containers, files
 
-    return _tell(containers.state(files.open_folder(folder)), is_json=is_json)
+    return _report(containers.state(files.open_folder(folder)), is_json=is_json)
 
 
 @click.command("logs")
@@ -79,11 +79,12 @@ def scale(num_workers: int, limit_s: float, folder: str | None, is_json: bool) -
     try:
         state = containers.scale(
             opened, num_workers, limit_s=limit_s,
-            on_wait=lambda found: waiting.say(waiting_text(found)), on_warning=show.print_finding,
+            on_wait=lambda states: waiting.update(waiting_text(states)),
+            on_warning=show.print_finding,
         )  # fmt: skip
     finally:
         waiting.stop()
-    return _tell(state, is_json=is_json)
+    return _report(state, is_json=is_json)
 
 
 @click.command("stop")
@@ -108,13 +109,13 @@ def down(volumes: bool, folder: str | None, is_json: bool) -> None:
     from flatout.cli.render import show, show_cluster
     from flatout.cluster import containers, files
 
-    kept = containers.down(files.open_folder(folder), is_with_volumes=volumes)
-    (show.print_json if is_json else show_cluster.print_kept)(kept)
+    kept_by_down = containers.down(files.open_folder(folder), is_with_volumes=volumes)
+    (show.print_json if is_json else show_cluster.print_kept)(kept_by_down)
 
 
-def _tell(state: ClusterState, *, is_json: bool) -> int:
+def _report(state: ClusterState, *, is_json: bool) -> int:
     from flatout.cli.render import show, show_cluster
 
     (show.print_json if is_json else show_cluster.print_state)(state)
-    is_wrong = any(one.severity == "error" for one in state.findings)
-    return int(is_wrong or not all(one.is_well for one in state.containers))
+    is_wrong = any(finding.severity == "error" for finding in state.findings)
+    return int(is_wrong or not all(container.is_well for container in state.containers))

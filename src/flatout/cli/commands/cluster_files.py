@@ -17,19 +17,19 @@ IN = click.option(
     metavar="DIR",
     help="Folder of the cluster; by default the current one, or ./cluster.",
 )
-_PLACE = click.argument("place", required=False, metavar="[DIR]")
+_DIRECTORY = click.argument("directory", required=False, metavar="[DIR]")
 
 
 def names_folder(command: Command) -> Command:
     """Takes the cluster's folder as its argument, and as `--in` like the commands with others."""
 
     @functools.wraps(command)
-    def named(*arguments: Any, place: str | None, folder: str | None, **options: Any) -> Any:
-        if place is not None and folder is not None:
-            raise click.UsageError(f"the folder is given twice: {place} and --in {folder}")
-        return command(*arguments, folder=place or folder, **options)
+    def named(*arguments: Any, directory: str | None, folder: str | None, **options: Any) -> Any:
+        if directory is not None and folder is not None:
+            raise click.UsageError(f"the folder is given twice: {directory} and --in {folder}")
+        return command(*arguments, folder=directory or folder, **options)
 
-    return cast(Command, _PLACE(IN(named)))
+    return cast(Command, _DIRECTORY(IN(named)))
 
 
 @click.command("init")
@@ -71,17 +71,17 @@ def init(folder: str | None, force: bool, is_json: bool, **options: Any) -> None
     from flatout.cluster.model.cluster import ClusterRequest
     from flatout.errors import UsageError
 
-    request, place = ClusterRequest(**options), folder or "cluster"
+    request, target = ClusterRequest(**options), folder or "cluster"
     try:
-        written = files.init(request, place, is_forced=force)
+        written = files.init(request, target, is_forced=force)
     except UsageError as error:
         if error.rule != "gpu-would-be-shared" or is_json:
             raise
         show.print_note(f"{error.problem} {error.because}")
-        if not show.ask("Share it?"):
+        if not show.confirm("Share it?"):
             raise
         request = msgspec.structs.replace(request, is_gpu_shared=True)
-        written = files.init(request, place, is_forced=force)
+        written = files.init(request, target, is_forced=force)
     (show.print_json if is_json else show_cluster.print_written)(written)
 
 
@@ -95,4 +95,4 @@ def check(folder: str | None, is_json: bool) -> int:
 
     checked = files.check(files.open_folder(folder))
     (show.print_json if is_json else show_cluster.print_checked)(checked)
-    return int(any(one.severity == "error" for one in checked.findings))
+    return int(any(finding.severity == "error" for finding in checked.findings))

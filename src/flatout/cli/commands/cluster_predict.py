@@ -52,5 +52,5 @@ def predict(is_json: bool, **options: Any) -> None:
     from flatout.cluster import forecast
     from flatout.cluster.model.scaling_model import PredictRequest
 
-    found = forecast.predict(PredictRequest(**options))
-    (show.print_json if is_json else show_forecast.print_forecasts)(found)
+    forecasts = forecast.predict(PredictRequest(**options))
+    (show.print_json if is_json else show_forecast.print_forecasts)(forecasts)

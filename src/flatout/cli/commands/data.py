@@ -48,11 +48,13 @@ def verify(name: str | None, is_json: bool) -> None:
     from flatout.cli.render import show
     from flatout.runs import api as runs_api
 
-    names = [name] if name else [one.name for one in runs_api.list_data() if one.folder]
+    names = (
+        [name] if name else [data_set.name for data_set in runs_api.list_data() if data_set.folder]
+    )
     folders = {}
-    for each in names:
-        folders[each] = str(runs_api.verify_data(each))
-        show.print_note(f"{each} is complete: {folders[each]}")
+    for data_name in names:
+        folders[data_name] = str(runs_api.verify_data(data_name))
+        show.print_note(f"{data_name} is complete: {folders[data_name]}")
     if not names:
         show.print_note("no data sets downloaded yet: flatout data list")
     if is_json:

@@ -24,13 +24,13 @@ def command(kinds: tuple[str, ...], yes: bool, is_json: bool) -> int:
     from flatout.setup.flatout import api as flatout_api
 
     uses = flatout_api.disk_use()
-    chosen = flatout_api.wanted(uses, kinds)
+    chosen = flatout_api.uses_to_free(uses, kinds)
     if not kinds:
         (show.print_json if is_json else show_installation.print_disk)(uses)
         return 0
     show_installation.print_freeing(chosen)
     freeable = [use for use in chosen if use.freeable]
-    if freeable and not yes and not show.ask("Delete this for good?"):
+    if freeable and not yes and not show.confirm("Delete this for good?"):
         show.print_note("nothing was deleted (--yes deletes without asking)")
         return 1
     freed = flatout_api.free(freeable)

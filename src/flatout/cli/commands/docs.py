@@ -21,12 +21,12 @@ def command(page: str | None, is_json: bool) -> None:
     if page is None:
         pages = docs.list_pages()
         if is_json:
-            show.print_json({"pages": [{"page": one.page, "title": one.title} for one in pages]})
+            show.print_json({"pages": [{"page": item.page, "title": item.title} for item in pages]})
         else:
             show_docs.print_pages(pages)
         return
-    found = docs.read_page(page)
+    document = docs.read_page(page)
     if is_json:
-        show.print_json(found)
+        show.print_json(document)
     else:
-        show_docs.print_document(found.text)
+        show_docs.print_document(document.text)

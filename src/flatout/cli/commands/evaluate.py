@@ -8,13 +8,13 @@ import click
 
 from flatout.cli import completion_words
 from flatout.cli.experiment_command import RunCommand, set_parameters
-from flatout.cli.options import asks_weights
+from flatout.cli.options import weights_options
 
 
 @click.command("evaluate", cls=RunCommand)
 @click.argument("run", shell_complete=completion_words.runs)
 @set_parameters
-@asks_weights
+@weights_options
 def command(on: Any, is_json: bool, **options: Any) -> int:
     """Recompute the validation metrics of a run's saved weights.
 

@@ -26,13 +26,13 @@ def command(subject: str | None, is_here: bool | None, is_json: bool) -> None:
     from flatout.doctor import explain
     from flatout.doctor.model.diagnosis import Diagnosis
 
-    told = explain.explain(subject, is_here=is_here)
-    if isinstance(told, Diagnosis):
+    explanation = explain.explain(subject, is_here=is_here)
+    if isinstance(explanation, Diagnosis):
         if is_json:
-            show.print_json(explain.as_shown(told))
+            show.print_json(explain.as_shown(explanation))
         else:
-            show_doctor.print_explanation(told)
+            show_doctor.print_explanation(explanation)
     elif is_json:
-        show.print_json({"rule": told.id, "page": told.text})
+        show.print_json({"rule": explanation.id, "page": explanation.text})
     else:
-        show_doctor.print_page(told.id, told.text)
+        show_doctor.print_page(explanation.id, explanation.text)

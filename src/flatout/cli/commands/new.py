@@ -24,7 +24,7 @@ _DATA = ("synthetic", "images", "csv", "parquet", "huggingface", "tensors", "sha
 @click.option("--yes", is_flag=True, help="Do not ask; use the defaults.")
 @click.option("--force", is_flag=True, help="Overwrite NAME.py.")
 @json_document
-def command(name: str, yes: bool, force: bool, is_json: bool, **answers: str | None) -> None:
+def command(name: str, yes: bool, force: bool, is_json: bool, **options: str | None) -> None:
     """Write a new experiment: NAME.py, short, commented, and ready to train.
 
     On a terminal, flatout asks for the options that are missing.
@@ -33,20 +33,20 @@ def command(name: str, yes: bool, force: bool, is_json: bool, **answers: str | N
     from flatout.runs import api as runs_api
     from flatout.runs.model.new_experiment import NewExperimentRequest, check_name
 
-    is_asked = sys.stdin.isatty() and sys.stderr.isatty() and not yes
-    if is_asked:
+    is_interactive = sys.stdin.isatty() and sys.stderr.isatty() and not yes
+    if is_interactive:
         from flatout.cli.flows.new_experiment import answered, settled_name
 
         name = settled_name(name)
-    request = runs_api.recognized(NewExperimentRequest(name=check_name(name), **answers))
-    if is_asked:
+    request = runs_api.recognized(NewExperimentRequest(name=check_name(name), **options))
+    if is_interactive:
         request = answered(request)
-    sketch = runs_api.sketch(request)
-    file = runs_api.write_new(sketch, is_forced=force)
+    experiment = runs_api.sketch(request)
+    file = runs_api.write_new(experiment, is_forced=force)
     for finding in request.warnings():
         show.print_finding(finding)
     next_command = f"flatout train {file.name}"
     if is_json:
-        show.print_json({"file": str(file), "experiment": sketch, "next": next_command})
+        show.print_json({"file": str(file), "experiment": experiment, "next": next_command})
     else:
-        show.print_written(file.name, sketch, next_command)
+        show.print_written(file.name, experiment, next_command)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from flatout.cli import completion_words
-from flatout.cli.options import asks_weights
+from flatout.cli.options import weights_options
 
 
 @click.command("predict")
@@ -25,7 +25,7 @@ from flatout.cli.options import asks_weights
     metavar="N",
     help="Number of most likely classes to print.",
 )
-@asks_weights
+@weights_options
 def command(on: Any, is_json: bool, **options: Any) -> int:
     """Predict with the saved weights of a run.
 

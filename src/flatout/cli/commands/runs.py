@@ -84,26 +84,26 @@ def remove(runs: tuple[str, ...], is_failed: bool, yes: bool, is_json: bool) -> 
 
     if bool(runs) == is_failed:
         raise click.UsageError("name the runs, or give --failed")
-    found = listing.failed_runs() if is_failed else listing.find_removals(runs)
-    removals = [one for one in found if not one.is_in_use]
-    for one in found:
-        if one.is_in_use:
-            show.print_note(f"kept {one.id}: it is being resumed")
-    if removals or not found:
+    found_runs = listing.failed_runs() if is_failed else listing.find_removals(runs)
+    removals = [run for run in found_runs if not run.is_in_use]
+    for run in found_runs:
+        if run.is_in_use:
+            show.print_note(f"kept {run.id}: it is being resumed")
+    if removals or not found_runs:
         show_runs.print_removals(removals)
-    if removals and not yes and not show.ask(wording.removal_question(removals)):
+    if removals and not yes and not show.confirm(wording.removal_question(removals)):
         show.print_note("nothing was deleted (--yes deletes without asking)")
         if is_json:
             show.print_json({"deleted": []})
         return 1
-    deleted = [one.id for one in removals if _is_deleted(one, is_failed=is_failed)]
+    deleted = [run.id for run in removals if _is_deleted(run, is_failed=is_failed)]
     if is_json:
-        kept = {"in_use": [one.id for one in found if one.id not in deleted]}
-        show.print_json({"deleted": deleted, **(kept if is_failed else {})})
+        in_use = {"in_use": [run.id for run in found_runs if run.id not in deleted]}
+        show.print_json({"deleted": deleted, **(in_use if is_failed else {})})
     return 0
 
 
-def _is_deleted(one: RunRemoval, *, is_failed: bool) -> bool:
+def _is_deleted(run: RunRemoval, *, is_failed: bool) -> bool:
     """Deletes a run; one that failed stays if it has been resumed in the meantime."""
     from pathlib import Path
 
@@ -112,13 +112,13 @@ def _is_deleted(one: RunRemoval, *, is_failed: bool) -> bool:
     from flatout.runs import api as runs_api
 
     try:
-        runs_api.remove(Path(one.folder))
+        runs_api.remove(Path(run.folder))
     except UsageError as error:
         if not is_failed or error.rule != "run-in-use":
             raise
-        show.print_note(f"kept {one.id}: it is being resumed")
+        show.print_note(f"kept {run.id}: it is being resumed")
         return False
-    show.print_note(f"deleted {wording.removed_text(one)}")
+    show.print_note(f"deleted {wording.removed_text(run)}")
     return True
 
 

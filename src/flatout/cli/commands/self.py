@@ -40,7 +40,7 @@ def update(version: str | None, file: str | None, yes: bool, is_json: bool) -> i
         raise click.UsageError("--version and --from cannot be combined")
     planned = flatout_api.plan_update(version, file)
     show_installation.print_update(planned)
-    if not yes and not show.ask("Run it?"):
+    if not yes and not show.confirm("Run it?"):
         show.print_note("nothing was changed (--yes updates without asking)")
         return 1
     done = flatout_api.update(planned)
@@ -73,7 +73,7 @@ def remove(is_with_runs: bool, keep: tuple[str, ...], yes: bool, is_json: bool) 
     show_installation.print_removal(removal)
     removed = []
     for part in removal.parts:
-        if yes or show.ask(show_installation.question(part)):
+        if yes or show.confirm(show_installation.removal_prompt(part)):
             # Composed before: once the files are gone, no module can be loaded.
             words = show_installation.last_words(removal, part)
             left = flatout_api.remove_part(part, removal.installation)

@@ -46,17 +46,17 @@ def command(
             return 0
     elif follow and not _watch(run, is_quiet=is_json):
         return 130
-    found = runs_api.read(run)
+    record = runs_api.read(run)
     if plots:
-        show.print_note(wording.plots_text(runs_api.draw_plots(found)))
-    checkpoints, results = runs_api.checkpoint_steps(found), runs_api.results_of(found)
+        show.print_note(wording.plots_text(runs_api.draw_plots(record)))
+    checkpoints, results = runs_api.checkpoint_steps(record), runs_api.results_of(record)
     if is_json:
-        told = {"classes": results.reports, "samples": results.samples}
-        head = {"run": found, "checkpoints": checkpoints, "results": told}
-        show.print_long_json(head, "metrics", runs_api.each_metric(found))
+        reports = {"classes": results.reports, "samples": results.samples}
+        head = {"run": record, "checkpoints": checkpoints, "results": reports}
+        show.print_long_json(head, "metrics", runs_api.each_metric(record))
     elif not follow and not plots:
         show.print_run(
-            found, runs_api.milestones(found), results, checkpoints, runs_api.split_of(found),
+            record, runs_api.milestones(record), results, checkpoints, runs_api.split_of(record),
             is_whole=recipe,
         )  # fmt: skip
     return 0

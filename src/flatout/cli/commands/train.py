@@ -127,7 +127,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
     screen = Display(is_quiet=is_json, is_still=detach)
     with runs_api.interrupts() as interrupts, screen as display:
         if runs_api.is_stopping(request):
-            display.say(f"{request.resume} is stopping; waiting for it, at most 30 s")
+            display.print_line(f"{request.resume} is stopping; waiting for it, at most 30 s")
         supervisor = cluster_api.begin(request, interrupts, is_attached=not detach)
         if supervisor.change.file is not None:
             show.print_diff(supervisor.change.file.diff)
@@ -141,7 +141,7 @@ def command(detach: bool, is_json: bool, **options: Any) -> int:
                 break
             if interrupts.count == 1 and not was_interrupted:
                 was_interrupted = True
-                display.say("stopping after this step; Ctrl-C again stops immediately")
+                display.print_line("stopping after this step; Ctrl-C again stops immediately")
         outcome = runs_api.conclude(supervisor)
         if outcome.finding and not interrupts.count:
             display.fail(outcome.finding)

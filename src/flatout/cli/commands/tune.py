@@ -72,13 +72,15 @@ def command(forget: bool, is_json: bool, **options: Any) -> int:
     request = TrainRequest(**options, tune="full", is_only_tuned=True)
     display = SearchDisplay(is_quiet=is_json or request.emit is not None)
     with runs_api.interrupts() as interrupts, display:
-        attendance = runs_api.begin(request, interrupts)
-        display.say("experiment", runs_api.read(str(attendance.folder.path)).header.spec.name)
-        for lines in runs_api.follow(attendance, interrupts):
+        supervisor = runs_api.begin(request, interrupts)
+        display.print_line(
+            "experiment", runs_api.read(str(supervisor.folder.path)).header.spec.name
+        )
+        for lines in runs_api.follow(supervisor, interrupts):
             display.take(lines)
-        outcome = runs_api.conclude(attendance)
+        outcome = runs_api.conclude(supervisor)
         if interrupts.count and outcome.run.status != "finished":
-            display.say("stopped", "before a recipe was found; nothing was saved")
+            display.print_line("stopped", "before a recipe was found; nothing was saved")
             return 130
         if outcome.finding:
             display.fail(outcome.finding)

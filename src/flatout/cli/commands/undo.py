@@ -28,11 +28,11 @@ def command(
     if is_listing:
         if change or is_sure or is_forced:
             show.print_note("warning: ID, --yes and --force have no effect with --list")
-        found = changes_api.changes()
+        changes = changes_api.changes()
         if is_json:
-            show.print_json([{**_document(one), "change": one} for one in found])
+            show.print_json([{**_document(change), "change": change} for change in changes])
         else:
-            show_fix.print_changes(found)
+            show_fix.print_changes(changes)
         return 0
     show_fix.wait_for_program()
     applied = changes_api.change_to_undo(change)
@@ -40,7 +40,7 @@ def command(
         show_fix.print_undo(applied)
     # Obstacles are reported before the user is asked.
     is_blocked = not is_forced and bool(changes_api.changed_since(applied))
-    if not is_sure and not is_blocked and (is_json or not show.ask("Undo this?")):
+    if not is_sure and not is_blocked and (is_json or not show.confirm("Undo this?")):
         show.print_note("nothing was undone (--yes undoes it without asking)")
         if is_json:
             show.print_json({**_document(applied), "restore": []})

@@ -14,7 +14,7 @@ from flatout.setup.model.environment_plan import EnvironmentPlan
 from flatout.setup.model.environment_request import EnvironmentRequest
 
 # What describes another machine (`--for`) also describes this one.
-_ANSWER = ("choice", "why", "ruled_out", "nearest")
+_COMPAT_KEYS = ("choice", "why", "ruled_out", "nearest")
 _HOW = tuple(msgspec.structs.fields(EnvironmentRequest))
 
 
@@ -31,17 +31,21 @@ def run(options: dict[str, Any], *, is_json: bool) -> int:
         return repair_env.run(repaired, options, manner)
     how = EnvironmentRequest(
         is_offline=options["is_offline"],
-        **{one.name: options.pop(one.name) for one in _HOW if one.name != "is_offline"},
+        **{
+            parameter.name: options.pop(parameter.name)
+            for parameter in _HOW
+            if parameter.name != "is_offline"
+        },
     )
     request = SetupRequest(**options)
     if request.cards or request.driver or request.os:
         for option in how.given:
             show.print_note(f"warning: {option} has no effect with --for")
-        return _answer(request, is_json=is_json)
+        return _print_compat(request, is_json=is_json)
     return _set_up(request, how, is_dry=is_dry, is_agreed=is_agreed, is_json=is_json)
 
 
-def _answer(request: SetupRequest, *, is_json: bool) -> int:
+def _print_compat(request: SetupRequest, *, is_json: bool) -> int:
     """Shows what fits another machine."""
     from flatout.cli.render import show_setup
     from flatout.compat import api as compat_api
@@ -67,50 +71,50 @@ def _set_up(
     prepared: list[EnvironmentPlan] = []
     with show_environments.Working() as working:
         # Shown before the slow imports, so that the screen is never empty.
-        working.say(InstallProgress(name="", text="inspecting the machine"))
+        working.update(InstallProgress(name="", text="inspecting the machine"))
         from flatout.setup.env.plan import prepare
 
         for step in prepare(request, how, is_dry=is_dry):
             if isinstance(step, InstallProgress):
-                working.say(step)
+                working.update(step)
             else:
                 prepared.append(step)
     if not is_json:
         show_environments.print_prepared(prepared)
     made: list[MadeEnvironment] = []
-    todo = [one for one in prepared if one.state != "ready" or how.bundle]
+    todo = [plan for plan in prepared if plan.state != "ready" or how.bundle]
     exit_code = 0
     if todo and not is_dry:
         # With --json no plan was shown that a user could agree to.
-        if is_agreed or (not is_json and show.ask("Continue?")):
+        if is_agreed or (not is_json and show.confirm("Continue?")):
             made = _make(prepared, how, is_json=is_json)
         else:
             show.print_note("nothing was changed; to do it, add --yes")
             exit_code = 1
     if is_json:
-        plans = [_document(one) for one in prepared]
-        answer = {name: plans[0][name] for name in _ANSWER} if len(plans) == 1 else {}
-        there = made or [one.environment for one in prepared if one.environment]
-        show.print_json({**answer, "plans": plans, "environments": there})
+        plans = [_document(plan) for plan in prepared]
+        summary = {name: plans[0][name] for name in _COMPAT_KEYS} if len(plans) == 1 else {}
+        there = made or [plan.environment for plan in prepared if plan.environment]
+        show.print_json({**summary, "plans": plans, "environments": there})
     return exit_code
 
 
 def _remove(name: str, *, is_agreed: bool, is_dry: bool, is_json: bool) -> int:
     from flatout.setup.env import manage
 
-    found = manage.find(name)
+    environment = manage.find(name)
     if not is_json:
-        show_environments.print_environments([found])
-    is_removed = not is_dry and (is_agreed or (not is_json and show.ask(f"Remove {name}?")))
+        show_environments.print_environments([environment])
+    is_removed = not is_dry and (is_agreed or (not is_json and show.confirm(f"Remove {name}?")))
     if is_removed:
         manage.remove(name)
-        show.print_note(f"removed {name}: {found.folder}")
+        show.print_note(f"removed {name}: {environment.folder}")
     else:
         show.print_note("nothing was changed; to remove it, add --yes and leave out --dry-run")
     if is_json:
         show.print_json({
-            "removed": name if is_removed else None, "folder": found.folder,
-            "size_bytes": found.size_bytes,
+            "removed": name if is_removed else None, "folder": environment.folder,
+            "size_bytes": environment.size_bytes,
         })  # fmt: skip
     return int(not is_removed and not is_dry)
 
@@ -125,26 +129,26 @@ def _make(
     with show_environments.Working() as working:
         for step in steps:
             if isinstance(step, InstallProgress):
-                working.say(step)
+                working.update(step)
             elif isinstance(step, MadeEnvironment):
                 made.append(step)
             else:
                 show.print_note(f"the wheels are in {step}: flatout setup --offline --from {step}")
-    for one in made if not is_json else ():
-        show_environments.print_made(one)
+    for environment in made if not is_json else ():
+        show_environments.print_made(environment)
     return made
 
 
-def _document(one: EnvironmentPlan) -> dict[str, Any]:
+def _document(plan: EnvironmentPlan) -> dict[str, Any]:
     """The plan as a JSON document."""
-    # As the tables name the index that pip asks by itself.
-    index = one.index or "pypi"
-    choice = {"framework": one.wish.framework, "version": one.version, "cuda": one.cuda,
-              "index": index, "python": one.python_version}  # fmt: skip
+    # As the tables name the index that pip queries by default.
+    index = plan.index or "pypi"
+    choice = {"framework": plan.wish.framework, "version": plan.version, "cuda": plan.cuda,
+              "index": index, "python": plan.python_version}  # fmt: skip
     return {
-        "name": one.name, "state": one.state, "folder": one.folder, "choice": choice,
-        "why": one.why, "ruled_out": one.ruled_out, "nearest": [], "notes": one.notes,
-        "steps": [msgspec.structs.asdict(step) for step in one.steps],
-        "installer": one.installer, "num_packages": len(one.pins),
-        "download_bytes": one.missing_bytes, "needed_bytes": one.needed_bytes,
+        "name": plan.name, "state": plan.state, "folder": plan.folder, "choice": choice,
+        "why": plan.why, "ruled_out": plan.ruled_out, "nearest": [], "notes": plan.notes,
+        "steps": [msgspec.structs.asdict(step) for step in plan.steps],
+        "installer": plan.installer, "num_packages": len(plan.pins),
+        "download_bytes": plan.missing_bytes, "needed_bytes": plan.needed_bytes,
     }  # fmt: skip

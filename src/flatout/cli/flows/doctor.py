@@ -13,7 +13,7 @@ def report(request: DoctorRequest, manner: DoctorOptions) -> int:
         if value:
             show.print_note(f"warning: {option} has no effect without --fix")
     examined = doctor_api.examine(request)
-    found = examined.diagnosis
+    diagnosis = examined.diagnosis
     if request.record:
         text = doctor_api.recording_text(examined.machine)
         is_beside = manner.is_json or manner.is_sarif
@@ -22,11 +22,11 @@ def report(request: DoctorRequest, manner: DoctorOptions) -> int:
         written = f"written to {request.record}, nothing else"
         show.print_note(f"\n{written}; review it before you send it to anyone")
     if manner.is_sarif:
-        show.print_json(doctor_api.as_sarif(found))
+        show.print_json(doctor_api.as_sarif(diagnosis))
     elif manner.is_json:
         show.print_json(doctor_api.report(examined))
     elif not request.record:
         show_doctor.print_examined(examined, is_verbose=manner.is_verbose)
         if manner.is_verbose and not request.replayed:
             show_doctor.print_site(doctor_api.read_site())
-    return int(manner.fails(found.findings))
+    return int(manner.fails(diagnosis.findings))

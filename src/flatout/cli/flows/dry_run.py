@@ -43,15 +43,15 @@ def run(request: TrainRequest, *, is_json: bool, is_detached: bool) -> int:
     warnings: list[Finding] = []
     result: DryRunResult | None = None
     with runs_api.interrupts() as interrupts, Waiting("trying one batch ...") as waiting:
-        attendance = runs_api.begin(request, interrupts)
+        supervisor = runs_api.begin(request, interrupts)
         try:
-            for lines in runs_api.follow(attendance, interrupts):
+            for lines in runs_api.follow(supervisor, interrupts):
                 warnings += [line.finding for line in lines if isinstance(line, Warned)]
-                result = next((one.result for one in lines if isinstance(one, DryRan)), result)
-            outcome = runs_api.conclude(attendance)
-            log = runs_api.record_log(attendance.folder) if outcome.exit_code == 3 else None
+                result = next((line.result for line in lines if isinstance(line, DryRan)), result)
+            outcome = runs_api.conclude(supervisor)
+            log = runs_api.record_log(supervisor.folder) if outcome.exit_code == 3 else None
         finally:
-            runs_api.discard(attendance.folder)
+            runs_api.discard(supervisor.folder)
         waiting.stop()
         report = DryRunReport(
             dry_run=result,
@@ -72,27 +72,28 @@ def run(request: TrainRequest, *, is_json: bool, is_detached: bool) -> int:
         return 130 if interrupts.count else outcome.exit_code
 
 
-def _lines(found: DryRunResult) -> Iterator[tuple[str, str]]:
-    frozen = found.num_parameters - found.num_trained
+def _lines(result: DryRunResult) -> Iterator[tuple[str, str]]:
+    frozen = result.num_parameters - result.num_trained
     yield "model", DOT.join([
-        counted_text(found.num_parameters, "weight"),
+        counted_text(result.num_parameters, "weight"),
         *([f"{count_text(frozen)} of them frozen"] if frozen else []),
-        found.device, found.precision,
-        *([f"{bytes_text(found.peak_memory_bytes)} of memory"] if found.peak_memory_bytes else []),
+        result.device, result.precision,
+        *([f"{bytes_text(result.peak_memory_bytes)} of memory"]
+          if result.peak_memory_bytes else []),
     ])  # fmt: skip
-    yield "train", _batch_text(found.train, found.unit)
-    losses = DOT.join(f"{name} {_number(value)}" for name, value in found.losses.items())
-    rate = f"learning rate {found.learning_rate:g}"
-    yield "step", DOT.join([losses, rate, f"{seconds_text(found.step_s)} for the first step"])
-    if found.validation is None:
+    yield "train", _batch_text(result.train, result.unit)
+    losses = DOT.join(f"{name} {_number(value)}" for name, value in result.losses.items())
+    rate = f"learning rate {result.learning_rate:g}"
+    yield "step", DOT.join([losses, rate, f"{seconds_text(result.step_s)} for the first step"])
+    if result.validation is None:
         yield "validation", "none"
     else:
-        yield "validation", _batch_text(found.validation, found.unit)
-        named = [f"{validated_name(n)} {metric_text(n, v)}" for n, v in found.metrics.items()]
-        yield "metrics", DOT.join([*named, f"best by {found.best}"])
-    yield "length", _length_text(found)
+        yield "validation", _batch_text(result.validation, result.unit)
+        named = [f"{validated_name(n)} {metric_text(n, v)}" for n, v in result.metrics.items()]
+        yield "metrics", DOT.join([*named, f"best by {result.best}"])
+    yield "length", _length_text(result)
     works = (
-        "one step works" if found.validation is None else "one step and one validation batch work"
+        "one step works" if result.validation is None else "one step and one validation batch work"
     )
     yield "result", f"{works}; nothing was saved"
 
@@ -103,9 +104,9 @@ def _batch_text(batch: BatchSummary, unit: str) -> str:
     return DOT.join([of, f"a batch of {count_text(batch.size)}: {shapes}"])
 
 
-def _length_text(found: DryRunResult) -> str:
-    steps = counted_text(found.num_steps, "step") if found.num_steps is not None else None
-    epochs = counted_text(found.num_epochs, "epoch") if found.num_epochs is not None else None
+def _length_text(result: DryRunResult) -> str:
+    steps = counted_text(result.num_steps, "step") if result.num_steps is not None else None
+    epochs = counted_text(result.num_epochs, "epoch") if result.num_epochs is not None else None
     return DOT.join(filter(None, [epochs, steps])) or "unknown"
 
 

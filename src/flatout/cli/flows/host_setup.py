@@ -24,18 +24,18 @@ def run(goal: str, options: dict[str, Any], *, is_json: bool) -> int:
     )
     for name in without_effect(goal, options):
         show.print_note(f"warning: {name} has no effect here")
-    found = host_api.lay(request)
+    host_plan = host_api.plan_host(request)
     if not is_json:
-        show_host_plan.print_host_plan(found)
-    if options.get("is_dry") or not found.plan.steps:
-        return _tell(found, [], is_json=is_json)
-    if found.refusal:
-        show.print_note(f"nothing was changed: {found.refusal}")
-        return _tell(found, [], is_json=is_json, exit_code=1)
+        show_host_plan.print_host_plan(host_plan)
+    if options.get("is_dry") or not host_plan.plan.steps:
+        return _report(host_plan, [], is_json=is_json)
+    if host_plan.refusal:
+        show.print_note(f"nothing was changed: {host_plan.refusal}")
+        return _report(host_plan, [], is_json=is_json, exit_code=1)
     is_agreed = bool(options.get("is_agreed"))
-    if found.files:
-        return _write(found, options.get("folder"), is_agreed=is_agreed, is_json=is_json)
-    return _do(found, is_agreed=is_agreed, is_json=is_json)
+    if host_plan.files:
+        return _write(host_plan, options.get("folder"), is_agreed=is_agreed, is_json=is_json)
+    return _do(host_plan, is_agreed=is_agreed, is_json=is_json)
 
 
 def without_effect(goal: str, options: dict[str, Any]) -> list[str]:
@@ -56,33 +56,35 @@ _TYPED = {
 }  # fmt: skip
 
 
-def _write(found: HostPlan, folder: str | None, *, is_agreed: bool, is_json: bool) -> int:
+def _write(host_plan: HostPlan, folder: str | None, *, is_agreed: bool, is_json: bool) -> int:
     """Writes the script, what it needs, and the request to the administrator."""
-    if not is_agreed and not show.ask(f"Write {', '.join(found.files)} and install.sh here?"):
+    if not is_agreed and not show.confirm(
+        f"Write {', '.join(host_plan.files)} and install.sh here?"
+    ):
         show.print_note("nothing was written (--yes writes without asking)")
-        return _tell(found, [], is_json=is_json, exit_code=1)
-    texts = host_api.with_installer(found.files)
+        return _report(host_plan, [], is_json=is_json, exit_code=1)
+    texts = host_api.with_installer(host_plan.files)
     paths = host_api.write_script(texts, Path(folder or "."))
-    show_host_plan.print_written(paths, f"review setup.ps1, then run: {found.run_line}")
-    return _tell(found, [], is_json=is_json)
+    show_host_plan.print_written(paths, f"review setup.ps1, then run: {host_plan.run_line}")
+    return _report(host_plan, [], is_json=is_json)
 
 
-def _do(found: HostPlan, *, is_agreed: bool, is_json: bool) -> int:
-    part = host_api.first_part(found.plan)
+def _do(host_plan: HostPlan, *, is_agreed: bool, is_json: bool) -> int:
+    part = host_api.first_part(host_plan.plan)
     if not part.steps:
         show.print_note("do the first step by hand, then run this again")
-        return _tell(found, [], is_json=is_json, exit_code=1)
+        return _report(host_plan, [], is_json=is_json, exit_code=1)
     for text in changes_api.previews(part):
         show_fix.print_preview(text)
     which = f"steps 1 to {len(part.steps)}" if len(part.steps) > 1 else "step 1"
-    if not is_agreed and not show.ask(f"Do {which}?"):
+    if not is_agreed and not show.confirm(f"Do {which}?"):
         show.print_note("nothing was changed (--yes continues without asking)")
-        return _tell(found, [], is_json=is_json, exit_code=1)
+        return _report(host_plan, [], is_json=is_json, exit_code=1)
     outcomes = _apply(part)
-    has_failed = any(one.how == "failed" for one in outcomes)
-    if not has_failed and len(part.steps) < len(found.plan.steps):
-        show.print_note(f"next, by hand: {found.plan.steps[len(part.steps)].text}")
-    return _tell(found, outcomes, is_json=is_json, exit_code=int(has_failed))
+    has_failed = any(outcome.how == "failed" for outcome in outcomes)
+    if not has_failed and len(part.steps) < len(host_plan.plan.steps):
+        show.print_note(f"next, by hand: {host_plan.plan.steps[len(part.steps)].text}")
+    return _report(host_plan, outcomes, is_json=is_json, exit_code=int(has_failed))
 
 
 def _apply(part: Plan) -> list[StepOutcome]:
@@ -94,10 +96,12 @@ def _apply(part: Plan) -> list[StepOutcome]:
     return outcomes
 
 
-def _tell(
-    found: HostPlan, outcomes: list[StepOutcome], *, is_json: bool, exit_code: int = 0
+def _report(
+    host_plan: HostPlan, outcomes: list[StepOutcome], *, is_json: bool, exit_code: int = 0
 ) -> int:
     if is_json:
-        document = {"plan": found.plan, "commands": found.commands, "outcomes": outcomes}
-        show.print_json({**document, **({"refusal": found.refusal} if found.refusal else {})})
+        document = {"plan": host_plan.plan, "commands": host_plan.commands, "outcomes": outcomes}
+        show.print_json(
+            {**document, **({"refusal": host_plan.refusal} if host_plan.refusal else {})}
+        )
     return exit_code

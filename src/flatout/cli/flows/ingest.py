@@ -23,12 +23,12 @@ from flatout.schema.units import bytes_text, count_text, counted_text
 _PLAIN_STEP = 0.25
 
 
-def follow(answers: Generator[AnyIngestAnswer], *, is_json: bool) -> int:
+def follow(replies: Generator[AnyIngestAnswer], *, is_json: bool) -> int:
     """Shows progress on stderr, then the result; returns the exit code."""
     exit_code = 0
-    with contextlib.closing(answers), Waiting("scanning the source") as waiting:
+    with contextlib.closing(replies), Waiting("scanning the source") as waiting:
         progress = _Progress(waiting)
-        for line in answers:
+        for line in replies:
             if isinstance(line, Listed):
                 progress.begin(line)
             elif isinstance(line, Advanced):
@@ -60,16 +60,16 @@ class _Progress:
         self._waiting = waiting
         self._is_plain = not show.is_alive(show.make_console(is_error=True))
         self._listed: Listed | None = None
-        self._told = 0.0
+        self._printed_share = 0.0
 
     def begin(self, listed: Listed) -> None:
         """The source is known."""
         self._listed = listed
-        kept = f"{DOT}{count_text(listed.num_kept)} already done" if listed.num_kept else ""
+        already_done = f"{DOT}{count_text(listed.num_kept)} already done" if listed.num_kept else ""
         self._waiting.stop()
         show.print_note(
             f"{listed.source_kind}{DOT}{bytes_text(listed.size_bytes)} in "
-            f"{counted_text(listed.num_pieces, 'piece')}{kept}"
+            f"{counted_text(listed.num_pieces, 'piece')}{already_done}"
         )
 
     def go_on(self, done: Advanced) -> None:
@@ -83,9 +83,9 @@ class _Progress:
         )
         share = done.num_pieces / self._listed.num_pieces
         if not self._is_plain:
-            self._waiting.say(text)
-        elif share - self._told >= _PLAIN_STEP:
-            self._told = share
+            self._waiting.update(text)
+        elif share - self._printed_share >= _PLAIN_STEP:
+            self._printed_share = share
             show.print_note(text)
 
 
@@ -107,8 +107,8 @@ def _print_ingested(line: Ingested) -> None:
 def _rejected_rows(line: Ingested, manifest: ShardManifest) -> list[tuple[str, str]]:
     if not manifest.num_rejected:
         return []
-    place = f"{home_text(line.folder)}/rejected.jsonl"
-    return [("rejected", f"{count_text(manifest.num_rejected)}{DOT}reasons in {place}")]
+    path = f"{home_text(line.folder)}/rejected.jsonl"
+    return [("rejected", f"{count_text(manifest.num_rejected)}{DOT}reasons in {path}")]
 
 
 def _made_text(line: Ingested) -> str:

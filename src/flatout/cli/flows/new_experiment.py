@@ -22,18 +22,18 @@ _WIDTH = 76
 
 
 def settled_name(name: str) -> str:
-    """A valid file name: the given one, else the user's answer to a proposal."""
+    """A valid file name: the given one, else the user's reply to a proposal."""
     try:
         return check_name(name)
     except UsageError as error:
         for line in textwrap.wrap(f"{error.problem[:-1]}: {error.because}.", _WIDTH):
             click.echo(line, err=True)
-    answer: str = click.prompt("Another name", default=proposed_name(name), err=True)
-    return answer.strip()
+    reply: str = click.prompt("Another name", default=proposed_name(name), err=True)
+    return reply.strip()
 
 
 def answered(request: NewExperimentRequest) -> NewExperimentRequest:
-    """The request completed with the user's answers; Enter accepts the default in brackets."""
+    """The request completed with the user's input; Enter accepts the default in brackets."""
     task = request.task or _choice("Task", TASKS, request.settled_task)
     request = msgspec.structs.replace(request, task=task)
     kind = request.data or _choice("Kind of data", DATA_OF[task], request.settled_data)
@@ -45,16 +45,16 @@ def answered(request: NewExperimentRequest) -> NewExperimentRequest:
     return msgspec.structs.replace(request, data=kind, path=path, target=target)
 
 
-def _choice(question: str, choices: Sequence[str], default: str) -> str:
+def _choice(prompt: str, choices: Sequence[str], default: str) -> str:
     # On a separate line: on the same line as the question they would break within a word.
     for line in textwrap.wrap(", ".join(choices), _WIDTH, break_on_hyphens=False):
         click.echo(f"  {line}", err=True)
-    answer: str = click.prompt(
-        question, type=click.Choice(choices), default=default, err=True, show_choices=False
+    reply: str = click.prompt(
+        prompt, type=click.Choice(choices), default=default, err=True, show_choices=False
     )
-    return answer
+    return reply
 
 
-def _text(question: str) -> str | None:
-    answer: str = click.prompt(question, default="", show_default=False, err=True)
-    return answer.strip().strip("\"'") or None
+def _text(prompt: str) -> str | None:
+    reply: str = click.prompt(prompt, default="", show_default=False, err=True)
+    return reply.strip().strip("\"'") or None

@@ -34,115 +34,115 @@ from flatout.schema.units import count_text
 _LOADING = "loading torch and the weights"
 
 
-class _Received:
-    """Passes answers on, and prints problems as they occur."""
+class _ReplyReader:
+    """Passes replies on, and prints problems as they occur."""
 
-    def __init__(self, answers: Iterator[AnyAnswer], waiting: Waiting) -> None:
-        self._answers = answers
+    def __init__(self, replies: Iterator[AnyAnswer], waiting: Waiting) -> None:
+        self._replies = replies
         self._waiting = waiting
         self.exit_code = 0
         self.broken: Finding | None = None
 
     def __iter__(self) -> Iterator[AnyAnswer]:
-        for answer in self._answers:
-            if isinstance(answer, Noted | Refused | Broken):
+        for reply in self._replies:
+            if isinstance(reply, Noted | Refused | Broken):
                 self._waiting.stop()
-                show.print_finding(answer.finding)
-            if isinstance(answer, Broken) and answer.exit_code != 2:
-                explain_failure.explain(answer.finding, answer.printed)
-            if isinstance(answer, Refused):
+                show.print_finding(reply.finding)
+            if isinstance(reply, Broken) and reply.exit_code != 2:
+                explain_failure.explain(reply.finding, reply.printed)
+            if isinstance(reply, Refused):
                 self.exit_code = 1
-            elif isinstance(answer, Broken):
-                self.exit_code, self.broken = answer.exit_code, answer.finding
-            yield answer
+            elif isinstance(reply, Broken):
+                self.exit_code, self.broken = reply.exit_code, reply.finding
+            yield reply
 
 
-def print_predictions(run: str, answers: Generator[AnyAnswer]) -> int:
+def print_predictions(run: str, replies: Generator[AnyAnswer]) -> int:
     """A table of predictions, row by row; gives the exit code."""
     table = PredictionTable(0)
     loaded: Loaded | None = None
-    with contextlib.closing(answers), Waiting(_LOADING) as waiting:
-        heard = _Received(answers, waiting)
-        for answer in heard:
-            if isinstance(answer, Loaded):
-                loaded, table = answer, PredictionTable(answer.longest_input)
+    with contextlib.closing(replies), Waiting(_LOADING) as waiting:
+        reader = _ReplyReader(replies, waiting)
+        for reply in reader:
+            if isinstance(reply, Loaded):
+                loaded, table = reply, PredictionTable(reply.longest_input)
                 waiting.stop()
-                show.print_note(loaded_text(run, answer))
-                waiting.say("predicting")
-            elif isinstance(answer, Predicted):
+                show.print_note(loaded_text(run, reply))
+                waiting.update("predicting")
+            elif isinstance(reply, Predicted):
                 waiting.stop()
-                show.print_rows(table.lines(answer))
-            elif isinstance(answer, Counted) and loaded is not None:
-                done = f"{count_text(answer.num_samples)} {loaded.unit}"
-                of = f"{count_text(answer.num_inputs)} of {count_text(loaded.num_inputs)} inputs"
-                waiting.say(f"predicted {done}, {of}")
-            elif isinstance(answer, Written):
+                show.print_rows(table.lines(reply))
+            elif isinstance(reply, Counted) and loaded is not None:
+                done = f"{count_text(reply.num_samples)} {loaded.unit}"
+                of = f"{count_text(reply.num_inputs)} of {count_text(loaded.num_inputs)} inputs"
+                waiting.update(f"predicted {done}, {of}")
+            elif isinstance(reply, Written):
                 waiting.stop()
-                show.print_note(f"written to {home_text(answer.path)}")
-    return heard.exit_code
+                show.print_note(f"written to {home_text(reply.path)}")
+    return reader.exit_code
 
 
-def json_predictions(run: str, answers: Generator[AnyAnswer]) -> int:
+def json_predictions(run: str, replies: Generator[AnyAnswer]) -> int:
     """The same as one JSON document, written as the predictions come."""
-    with contextlib.closing(answers), Waiting(_LOADING) as waiting:
-        heard = _Received(answers, waiting)
-        stream = iter(heard)
+    with contextlib.closing(replies), Waiting(_LOADING) as waiting:
+        reader = _ReplyReader(replies, waiting)
+        stream = iter(reader)
         loaded = _until(Loaded, stream)
         waiting.stop()
         if loaded is None:
-            show.print_json({"error": heard.broken})
+            show.print_json({"error": reader.broken})
         else:
             head = {"run": run, "weights": loaded}
             show.print_long_json(head, "predictions", _documents(stream))
-    return heard.exit_code
+    return reader.exit_code
 
 
-def _documents(answers: Iterable[AnyAnswer]) -> Iterator[dict[str, Any]]:
-    for answer in answers:
-        if isinstance(answer, Predicted):
-            yield {"input": answer.input, "row": answer.row, **answer.values}
-        elif isinstance(answer, Refused):
-            yield {"input": answer.input, "error": answer.finding}
-        elif isinstance(answer, Broken):
-            yield {"error": answer.finding}
-        elif isinstance(answer, Written):
-            yield {"written": answer.path}
+def _documents(replies: Iterable[AnyAnswer]) -> Iterator[dict[str, Any]]:
+    for reply in replies:
+        if isinstance(reply, Predicted):
+            yield {"input": reply.input, "row": reply.row, **reply.values}
+        elif isinstance(reply, Refused):
+            yield {"input": reply.input, "error": reply.finding}
+        elif isinstance(reply, Broken):
+            yield {"error": reply.finding}
+        elif isinstance(reply, Written):
+            yield {"written": reply.path}
 
 
-def print_evaluation(run: str, answers: Generator[AnyAnswer]) -> int:
+def print_evaluation(run: str, replies: Generator[AnyAnswer]) -> int:
     """The recorded and the computed metrics, and whether they agree; returns the exit code."""
-    with contextlib.closing(answers), Waiting(_LOADING) as waiting:
-        heard = _Received(answers, waiting)
-        stream = iter(heard)
+    with contextlib.closing(replies), Waiting(_LOADING) as waiting:
+        reader = _ReplyReader(replies, waiting)
+        stream = iter(reader)
         loaded = _until(Loaded, stream)
         if loaded is not None:
             waiting.stop()
             show.print_note(loaded_text(run, loaded))
-            waiting.say("evaluating")
+            waiting.update("evaluating")
         evaluated = _until(Evaluated, stream)
         waiting.stop()
         if loaded is not None and evaluated is not None:
             show.print_evaluation(evaluation_rows(loaded, evaluated))
             show.print_note(agreement_text(loaded, evaluated))
-    return heard.exit_code
+    return reader.exit_code
 
 
-def json_evaluation(run: str, answers: Generator[AnyAnswer]) -> int:
+def json_evaluation(run: str, replies: Generator[AnyAnswer]) -> int:
     """The same as one JSON document."""
-    with contextlib.closing(answers), Waiting(_LOADING) as waiting:
-        heard = _Received(answers, waiting)
-        found = {type(answer): answer for answer in heard}
-    loaded, evaluated = found.get(Loaded), found.get(Evaluated)
+    with contextlib.closing(replies), Waiting(_LOADING) as waiting:
+        reader = _ReplyReader(replies, waiting)
+        by_type = {type(reply): reply for reply in reader}
+    loaded, evaluated = by_type.get(Loaded), by_type.get(Evaluated)
     if isinstance(loaded, Loaded) and isinstance(evaluated, Evaluated):
         document = {"run": run, "weights": loaded, "metrics": evaluated.metrics,
                     "differences": evaluated.differences, "is_equal": is_equal(loaded, evaluated),
                     "classified": evaluated.classified}  # fmt: skip
         show.print_json(document)
     else:
-        show.print_json({"error": heard.broken})
-    return heard.exit_code
+        show.print_json({"error": reader.broken})
+    return reader.exit_code
 
 
-def _until(kind: type, answers: Iterator[AnyAnswer]) -> Any:
-    """The next answer of a kind; None if there is none any more."""
-    return next((answer for answer in answers if isinstance(answer, kind)), None)
+def _until(kind: type, replies: Iterator[AnyAnswer]) -> Any:
+    """The next reply of a kind; None if there is none any more."""
+    return next((reply for reply in replies if isinstance(reply, kind)), None)

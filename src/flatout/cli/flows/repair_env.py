@@ -51,13 +51,13 @@ def run(name: str, options: dict[str, Any], manner: RepairOptions) -> int:
     if not manner.is_json:
         show_repair.print_repair(repair)
     if not repair.changes or manner.is_dry:
-        return _tell(repair, manner, 0)
+        return _report(repair, manner, 0)
     if repair.refusal:
         show.print_note(f"nothing was changed: {repair.refusal}")
-        return _tell(repair, manner, 1)
-    if not manner.is_agreed and (manner.is_json or not show.ask("Continue?")):
+        return _report(repair, manner, 1)
+    if not manner.is_agreed and (manner.is_json or not show.confirm("Continue?")):
         show.print_note("nothing was changed; to do it, add --yes")
-        return _tell(repair, manner, 1)
+        return _report(repair, manner, 1)
     return _carry_out(repair, how, manner)
 
 
@@ -65,13 +65,13 @@ def _prepared(
     name: str, request: SetupRequest, how: EnvironmentRequest, manner: RepairOptions
 ) -> EnvironmentRepair:
     with show_environments.Working() as working:
-        working.say(InstallProgress(name="", text="inspecting the machine"))
+        working.update(InstallProgress(name="", text="inspecting the machine"))
         from flatout.setup.env.repair import prepare_repair
 
         for step in prepare_repair(name, request, how, is_dry=manner.is_dry):
             if isinstance(step, EnvironmentRepair):
                 return step
-            working.say(step)
+            working.update(step)
     raise AssertionError("the last item is the repair")
 
 
@@ -84,19 +84,19 @@ def _carry_out(repair: EnvironmentRepair, how: EnvironmentRequest, manner: Repai
     with show_environments.Working() as working:
         for step in carry_out(repair, how):
             if isinstance(step, InstallProgress):
-                working.say(step)
+                working.update(step)
             elif isinstance(step, SmokeTestResult):
                 proofs.append(step)
             else:
                 outcomes.append(step)
                 show_fix.print_outcome(step)
-    has_failed = any(one.how == "failed" for one in outcomes)
+    has_failed = any(outcome.how == "failed" for outcome in outcomes)
     if not manner.is_json:
         show_repair.print_repaired(repair, outcomes, proofs)
-    return _tell(repair, manner, int(has_failed), outcomes, proofs)
+    return _report(repair, manner, int(has_failed), outcomes, proofs)
 
 
-def _tell(
+def _report(
     repair: EnvironmentRepair,
     manner: RepairOptions,
     exit_code: int,
@@ -110,9 +110,11 @@ def _tell(
                             "python": inside.python, "python_version": inside.python_version,
                             "frameworks": inside.frameworks},
             "problems": repair.problems,
-            "changes": [{**msgspec.structs.asdict(one), "how": one.how} for one in repair.changes],
+            "changes": [{**msgspec.structs.asdict(change), "how": change.how}
+                        for change in repair.changes],
             "download_bytes": repair.missing_bytes,
-            "findings": [{"rule": one.rule, "problem": one.problem} for one in repair.findings],
+            "findings": [{"rule": finding.rule, "problem": finding.problem}
+                         for finding in repair.findings],
             "notes": repair.notes,
             "refusal": repair.refusal,
             "plan": repair.plan,

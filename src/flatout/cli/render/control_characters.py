@@ -25,8 +25,8 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(_sign, text) if _HIDDEN.search(text) else text
 
 
-def _sign(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _sign(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return chr(_PICTURES + code) if code < 0x20 else "\N{REPLACEMENT CHARACTER}"
 
 

@@ -82,7 +82,7 @@ class Display:
         else:
             self._print_plainly(is_milestone)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """A message that stays."""
         self._console.print(text, style="yellow", soft_wrap=True)
 
@@ -147,7 +147,7 @@ class Display:
             text = f"downloading {newest.name}{wording.DOT}{done_text}"
         else:
             text = wording.DOT.join(
-                filter(None, [state.place, state.steps, state.quality, state.speed])
+                filter(None, [state.position, state.steps, state.quality, state.speed])
             )
         self._console.print(text, soft_wrap=True)
 
@@ -159,10 +159,10 @@ def _picture(state: TrainingState) -> Group:
         return Group(_download_row(done.name, done.done_bytes, done.total_bytes))
     if state.started is None:
         return Group(Text(f"{'':{_LABEL_WIDTH}}  loading torch and the experiment", "dim"))
-    width = max(_LABEL_WIDTH, len(state.place))
+    width = max(_LABEL_WIDTH, len(state.position))
     row = Table.grid(padding=(0, 2))
     row.add_row(
-        Text(f"{state.place:<{width}}", "bold"),
+        Text(f"{state.position:<{width}}", "bold"),
         ProgressBar(total=1.0, completed=state.share or 0.0, width=24),
         Text(state.quality),
     )
@@ -186,7 +186,7 @@ class Waiting:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def say(self, text: str) -> None:
+    def update(self, text: str) -> None:
         """Changes the text."""
         if self._status:
             self._status.update(Text(text, "dim"))

@@ -13,7 +13,7 @@ from flatout.schema.units import bytes_text, counted_text
 _MAIN = ("torch", "tensorflow", "paddlepaddle", "jax")
 _WINDOWS_11 = 22000
 # Fewer are any desktop's.
-_TOLD_CPUS = 0.2
+_LEAST_SHOWN_CPUS = 0.2
 
 
 class MachineRow(msgspec.Struct, frozen=True):
@@ -75,7 +75,7 @@ def _processor_rows(machine: Machine, other_cpus: float | None) -> Iterator[Mach
     threads = num_threads and counted_text(num_threads, "thread")
     is_known = bool(machine.cpu.name or threads)
     others, state = None, "ok"
-    if num_threads and other_cpus is not None and other_cpus >= _TOLD_CPUS:
+    if num_threads and other_cpus is not None and other_cpus >= _LEAST_SHOWN_CPUS:
         others = f"other programs use {other_cpus:.1f} of {counted_text(num_threads, 'CPU')}"
         state = "busy" if other_cpus >= num_threads / 2 else "ok"
     text = _joined(machine.cpu.name or "not read", threads, others)
@@ -124,13 +124,13 @@ def _cuda_rows(machine: Machine) -> Iterator[MachineRow]:
         yield MachineRow(
             "driver", "none" if is_known else "not read", ("driver",), is_known=is_known, state=""
         )
-    found = [one.path for one in machine.libraries or () if one.name == "libcuda"]
-    place = found[0].rpartition("/")[0] or found[0] if found else None
-    toolkits = [one.version or "?" for one in machine.toolkits or ()]
+    paths = [library.path for library in machine.libraries or () if library.name == "libcuda"]
+    folder = paths[0].rpartition("/")[0] or paths[0] if paths else None
+    toolkits = [toolkit.version or "?" for toolkit in machine.toolkits or ()]
     yield MachineRow(
         "CUDA",
         _joined(
-            place and f"libcuda from {place}",
+            folder and f"libcuda from {folder}",
             f"toolkit {', '.join(toolkits)}" if toolkits else None,
         ),
         ("driver",),
@@ -139,11 +139,15 @@ def _cuda_rows(machine: Machine) -> Iterator[MachineRow]:
 
 def _python_rows(machine: Machine) -> Iterator[MachineRow]:
     first = next(iter(machine.environments or ()), None)
-    held = [
-        f"{one.name} {one.version}"
-        + (f" {one.build}" if one.build and one.build not in one.version else "")
-        for one in machine.frameworks
-        if one.name in _MAIN
+    frameworks = [
+        f"{framework.name} {framework.version}"
+        + (
+            f" {framework.build}"
+            if framework.build and framework.build not in framework.version
+            else ""
+        )
+        for framework in machine.frameworks
+        if framework.name in _MAIN
     ]
     is_known = first is not None or machine.python is not None
     none = "no framework" if is_known else "not read"
@@ -153,11 +157,11 @@ def _python_rows(machine: Machine) -> Iterator[MachineRow]:
         "Python",
         _joined(
             _joined(first.version or "", first.kind) if first else None,
-            *(held or [none]),
+            *(frameworks or [none]),
             worked,
         ),
         ("framework", "install", "python"),
-        is_known=is_known or bool(held),
+        is_known=is_known or bool(frameworks),
     )
 
 
@@ -165,11 +169,11 @@ def _surroundings_rows(machine: Machine) -> Iterator[MachineRow]:
     yield MachineRow("files", _joined(*_disk_texts(machine.disks or ())), ("config",))
     engines = [
         _joined(
-            f"{one.name} {one.version or ''}".strip(),
-            None if one.is_running else "not running",
-            "NVIDIA's runtime" if "nvidia" in (one.runtimes or ()) else None,
+            f"{engine.name} {engine.version or ''}".strip(),
+            None if engine.is_running else "not running",
+            "NVIDIA's runtime" if "nvidia" in (engine.runtimes or ()) else None,
         )
-        for one in machine.engines or ()
+        for engine in machine.engines or ()
     ]
     yield MachineRow("containers", _joined(*engines), ("container",))
     network = machine.network

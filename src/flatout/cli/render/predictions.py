@@ -78,7 +78,7 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, list):
         if value and isinstance(value[0], list):
             return f"{len(value)} x {_cell(name, value[0])}"
-        shown = ", ".join(_cell("", one) for one in value[:_NUM_SHOWN])
+        shown = ", ".join(_cell("", item) for item in value[:_NUM_SHOWN])
         return f"{shown}, ... ({len(value)})" if len(value) > _NUM_SHOWN else shown
     return typed_value(value)
 

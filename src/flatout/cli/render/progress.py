@@ -52,7 +52,7 @@ class TrainingState:
         return min(1.0, self.step / self.started.num_steps)
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         """The position in the run: "epoch 3/14"."""
         if self.started is None:
             return ""
@@ -64,8 +64,8 @@ class TrainingState:
 
     @property
     def steps(self) -> str:
-        """The step if `place` shows the epoch: "step 690/3,220"; else nothing."""
-        return self._step_text if self.place.startswith("epoch") else ""
+        """The step if `position` shows the epoch: "step 690/3,220"; else nothing."""
+        return self._step_text if self.position.startswith("epoch") else ""
 
     @property
     def _step_text(self) -> str:
@@ -108,7 +108,7 @@ class TrainingState:
 def _memory_text(line: Progress) -> str:
     """Memory of tensors on a GPU, and the memory that the allocator has reserved."""
     assert line.memory_bytes is not None
-    held = bytes_text(line.memory_bytes)
+    reserved = bytes_text(line.memory_bytes)
     if line.allocated_bytes is None:
-        return held
-    return f"{bytes_text(line.allocated_bytes)} allocated, {held} reserved"
+        return reserved
+    return f"{bytes_text(line.allocated_bytes)} allocated, {reserved} reserved"

@@ -32,7 +32,7 @@ from flatout.schema.suggested_command import show_command
 from flatout.schema.train_request import TrainRequest
 from flatout.schema.units import bytes_text
 
-Asking = TypeVar("Asking", bound=TrainRequest | InferenceRequest)
+RequestT = TypeVar("RequestT", bound=TrainRequest | InferenceRequest)
 
 _STATUS_STYLES = {
     "finished": "green", "running": "green", "stopped": "yellow", "interrupted": "yellow",
@@ -155,11 +155,13 @@ def print_advice(command: str, why: str) -> None:
     print_lines(console, [("all", _typeable("flatout --help"))])
 
 
-def print_written(file: str, sketch: NewExperiment, next_command: str) -> None:
+def print_written(file: str, experiment: NewExperiment, next_command: str) -> None:
     """Prints the result of `flatout new`."""
     console = make_console()
-    of = f"from {sketch.data} in {sketch.path}" if sketch.path else "from synthetic data"
-    print_lines(console, [("wrote", file), ("learns", f"{sketch.task}, {of}")])
+    of = (
+        f"from {experiment.data} in {experiment.path}" if experiment.path else "from synthetic data"
+    )
+    print_lines(console, [("wrote", file), ("learns", f"{experiment.task}, {of}")])
     console.print(f"\n    {_typeable(next_command)}\n", style="bold", soft_wrap=True)
 
 
@@ -237,7 +239,9 @@ def print_plots_begun(folder: Path | None, *, is_error: bool) -> None:
 
 def print_next_steps(console: Console, run: Run, *, is_shown: bool = False) -> None:
     """Prints suggestions for a run; commands are never broken, so that they can be copied."""
-    steps = [(_typeable(one), use) for one, use in wording.next_steps(run, is_shown=is_shown)]
+    steps = [
+        (_typeable(command), use) for command, use in wording.next_steps(run, is_shown=is_shown)
+    ]
     width = max(len(command) for command, _ in steps)
     room = _room(console, _LABEL_WIDTH)
     is_wide = room is None or all(width + 3 + len(use) <= room for _, use in steps)
@@ -270,20 +274,20 @@ def print_evaluation(rows: Iterable[tuple[str, str, str]]) -> None:
     make_console().print(table)
 
 
-def print_data(found: Sequence[DataState]) -> None:
+def print_data(data_sets: Sequence[DataState]) -> None:
     """A few lines for each data set."""
     lines = []
-    for one in found:
-        get = f"not downloaded: {_typeable(f'flatout data get {one.name}')}"
+    for data_set in data_sets:
+        get = f"not downloaded: {_typeable(f'flatout data get {data_set.name}')}"
         lines += [
-            (one.name, f"{one.title}{wording.DOT}{bytes_text(one.size_bytes)}"),
-            ("", f"{one.licence}{wording.DOT}{one.source}"),
-            ("", f"in {wording.home_text(one.folder)}" if one.folder else get),
+            (data_set.name, f"{data_set.title}{wording.DOT}{bytes_text(data_set.size_bytes)}"),
+            ("", f"{data_set.licence}{wording.DOT}{data_set.source}"),
+            ("", f"in {wording.home_text(data_set.folder)}" if data_set.folder else get),
         ]
     print_lines(make_console(), lines)
 
 
-def ask(question: str) -> bool:
+def confirm(question: str) -> bool:
     """A yes or no from the terminal; no if there is no terminal."""
     if not sys.stdin.isatty():
         return False
@@ -292,24 +296,24 @@ def ask(question: str) -> bool:
     ).strip().lower() in ("y", "yes")
 
 
-def with_trust(request: Asking, run: str | None) -> Asking:
+def with_trust(request: RequestT, run: str | None) -> RequestT:
     """A request about a run, trusted if the user at the terminal allows its code to run."""
     if run is None or request.is_trusted:
         return request
     from flatout.runs import api as runs_api
 
     folder = runs_api.folder_elsewhere(run)
-    if folder is None or not _asked_to_trust(folder):
+    if folder is None or not _confirms_trust(folder):
         return request
     return msgspec.structs.replace(request, is_trusted=True)
 
 
-def _asked_to_trust(folder: Path) -> bool:
+def _confirms_trust(folder: Path) -> bool:
     if not sys.stdin.isatty():
         return False
     print_note(f"{folder} is not among your runs. Continuing runs its experiment.py,\n"
                "with the interpreter that its run.json names.")  # fmt: skip
-    return ask("Run code from this folder?")
+    return confirm("Run code from this folder?")
 
 
 def _typeable(text: str) -> str:
@@ -319,7 +323,7 @@ def _typeable(text: str) -> str:
     from flatout.runs import api as runs_api
 
     command = wording.near_text(runs_api.own_command())
-    return _COMMAND.sub(lambda found: command, text)
+    return _COMMAND.sub(lambda match: command, text)
 
 
 # Not the package (`pip install flatout==0.1.0`), not a sentence about it.

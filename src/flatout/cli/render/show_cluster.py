@@ -43,21 +43,21 @@ def print_checked(checked: Checked) -> None:
         print_lines(make_console(), [("next", "no problems found: flatout cluster up")])
 
 
-def waiting_text(found: Sequence[Container]) -> str:
+def waiting_text(containers: Sequence[Container]) -> str:
     """The containers that are not healthy yet."""
-    away = [f"{one.service}-{one.number} ({one.health or one.state})"
-            for one in found if not one.is_well]  # fmt: skip
-    well = len(found) - len(away)
+    away = [f"{container.service}-{container.number} ({container.health or container.state})"
+            for container in containers if not container.is_well]  # fmt: skip
+    well = len(containers) - len(away)
     if not away:
         return f"{counted_text(well, 'container')} healthy"
-    of = counted_text(len(found), "container")
+    of = counted_text(len(containers), "container")
     return f"{well} of {of} healthy; waiting for {', '.join(away[:4])}"
 
 
 def print_state(state: ClusterState) -> None:
     """A line for each node, the addresses, then what is wrong."""
     console = make_console()
-    num_well = sum(one.is_well for one in state.containers)
+    num_well = sum(container.is_well for container in state.containers)
     of = counted_text(len(state.containers), "container")
     head = f"{state.engine}{DOT}{num_well} of {of} healthy"
     print_lines(console, [("cluster", f"{state.name}{DOT}{head}"),
@@ -65,26 +65,32 @@ def print_state(state: ClusterState) -> None:
     if not state.containers:
         print_lines(console, [("next", "nothing is running: flatout cluster up")])
         return
-    reports = {one.node: one for one in state.nodes}
+    reports = {node.node: node for node in state.nodes}
     packages = [name for name in _packages(state.nodes) if name != "flatout"]
     table = plain_table("node", "state", "cpus", "gpus", "memory", "address", "python", *packages)
-    for one in state.containers:
-        report = reports.get(f"{one.service}-{one.number}")
-        word = one.health if one.state == "running" and one.health else one.state
+    for container in state.containers:
+        report = reports.get(f"{container.service}-{container.number}")
+        word = (
+            container.health
+            if container.state == "running" and container.health
+            else container.state
+        )
         table.add_row(
-            f"{one.service}-{one.number}",
+            f"{container.service}-{container.number}",
             Text(word, _STYLES.get(word, "yellow")),
-            f"{one.cpus:g}" if one.cpus else "",
+            f"{container.cpus:g}" if container.cpus else "",
             str(report.num_gpus) if report else "",
-            bytes_text(one.memory_bytes) if one.memory_bytes else "",
-            one.address or "",
+            bytes_text(container.memory_bytes) if container.memory_bytes else "",
+            container.address or "",
             report.python if report else "",
             *_versions(report, packages),
         )
     console.print(table)
     if state.dashboards:
         console.print()
-        print_lines(console, [(one.text, one.address) for one in state.dashboards])
+        print_lines(
+            console, [(dashboard.text, dashboard.address) for dashboard in state.dashboards]
+        )
     for name, why in state.unread.items():
         print_note(f"no report from {name}: {why}")
     for finding in state.findings:

@@ -17,7 +17,7 @@ _WIDTH = 100
 def print_pages(pages: Sequence[DocPage]) -> None:
     """The names of all pages, with their titles."""
     console = make_console()
-    print_lines(console, [(one.page, one.title) for one in pages])
+    print_lines(console, [(page.page, page.title) for page in pages])
     console.print()
     print_command(console, "show a page", "flatout docs PAGE")
 

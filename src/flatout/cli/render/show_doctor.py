@@ -44,9 +44,9 @@ def print_explanation(diagnosis: Diagnosis) -> None:
         console.print("To decide, run flatout doctor on the machine it comes from.")
         return
     _print_ranked(console, diagnosis.findings)
-    for question in diagnosis.undecided:
+    for undecided in diagnosis.undecided:
         console.print(Text("To decide, run:", "bold"))
-        for command in question.run:
+        for command in undecided.run:
             console.print(f"{_INDENT}{command}", soft_wrap=True)
 
 
@@ -81,9 +81,9 @@ def print_examined(examined: Examined, *, is_verbose: bool, is_mending: bool = F
         mark = (f"\n{_MARKS[finding.severity]} ", _STYLES[finding.severity])
         console.print(Text.assemble(mark, finding.problem))
         _print_body(console, finding)
-    for question in examined.diagnosis.undecided:
+    for undecided in examined.diagnosis.undecided:
         console.print(Text("\nto decide, run", "bold"))
-        for command in question.run:
+        for command in undecided.run:
             console.print(f"{_INDENT}{command}", soft_wrap=True)
     if is_verbose and examined.machine.unread:
         console.print(Text("\nnot read", "bold"))
@@ -115,7 +115,7 @@ def summary(findings: Sequence[Finding], *, is_all_known: bool = True) -> str:
     """ "1 error, 2 warnings." or that nothing is wrong, in what was read."""
     counts = []
     for severity in ("error", "warning", "note"):
-        number = sum(one.severity == severity for one in findings)
+        number = sum(finding.severity == severity for finding in findings)
         if number:
             counts.append(counted_text(number, severity))
     if counts:
@@ -134,7 +134,9 @@ def print_recording(text: str, *, is_beside: bool) -> None:
 def _print_rows(console: Console, examined: Examined) -> None:
     worst = _worst(examined)
     for row in machine_rows(examined.machine, examined.other_cpus):
-        severity = next((one for one in _STYLES if one in {worst.get(f) for f in row.families}), "")
+        severity = next(
+            (style for style in _STYLES if style in {worst.get(f) for f in row.families}), ""
+        )
         well = (row.state, _STATE_STYLES[row.state]) if row.is_known else ("?", "")
         mark = (_MARKS[severity], _STYLES[severity]) if severity else well
         room = _WIDTH - _ROW_WIDTH - _MARK_WIDTH
@@ -163,9 +165,9 @@ def _worst(examined: Examined) -> dict[str, str]:
     """The most severe finding of each family that has one."""
     worst: dict[str, str] = {}
     for severity in reversed(_STYLES):
-        for one in examined.diagnosis.findings:
-            if one.severity == severity and severity != "note":
-                worst[examined.families.get(one.rule, "")] = severity
+        for finding in examined.diagnosis.findings:
+            if finding.severity == severity and severity != "note":
+                worst[examined.families.get(finding.rule, "")] = severity
     return worst
 
 
@@ -197,8 +199,8 @@ def _print_fix(console: Console, fix: Fix) -> None:
         _print_labelled(console, "edit", edit_text(edit))
     for number, command in enumerate(fix.commands):
         # On a line of its own and never broken, so that it can be copied.
-        place = PLACES[fix.where] if number == 0 else ""
-        line = command + (f"    # {place}" if place else "")
+        system = PLACES[fix.where] if number == 0 else ""
+        line = command + (f"    # {system}" if system else "")
         console.print(Text(f"{_INDENT}{'':<{_LABEL_WIDTH}}{line}"), soft_wrap=True)
     for label, text in (("changes", fix.changes), ("undo", fix.undo)):
         if text:

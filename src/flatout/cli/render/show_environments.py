@@ -24,33 +24,33 @@ _PLAIN_SHARE = 0.1
 
 def print_prepared(prepared: Iterable[EnvironmentPlan]) -> None:
     """Prints the planned work, environment by environment, with reasons."""
-    for one in prepared:
+    for plan in prepared:
         console = make_console()
-        console.print(Text.assemble((one.name, "bold"), f"  {one.framework}"), soft_wrap=True)
-        if one.state == "ready" and one.environment:
+        console.print(Text.assemble((plan.name, "bold"), f"  {plan.framework}"), soft_wrap=True)
+        if plan.state == "ready" and plan.environment:
             print_lines(console, [
-                ("", f"exists, complete, tested {_proved_text(one.environment)}"),
-                *_numbered("note", one.notes),
+                ("", f"exists, complete, tested {_proved_text(plan.environment)}"),
+                *_numbered("note", plan.notes),
             ])  # fmt: skip
             continue
-        place = f"from {one.index}" if one.index else "from pip's own index"
-        parts = [f"Python {one.python_version}", f"with {one.installer}", place]
-        steps = [(f"step {number}", step.text) for number, step in enumerate(one.steps, 1)]
+        source = f"from {plan.index}" if plan.index else "from pip's own index"
+        parts = [f"Python {plan.python_version}", f"with {plan.installer}", source]
+        steps = [(f"step {number}", step.text) for number, step in enumerate(plan.steps, 1)]
         print_lines(console, [
             ("", wording.DOT.join(parts)),
-            *_numbered("why", one.why),
-            *_numbered("ruled out", one.ruled_out),
-            *_numbered("note", one.notes),
+            *_numbered("why", plan.why),
+            *_numbered("ruled out", plan.ruled_out),
+            *_numbered("note", plan.notes),
             *steps,
-            ("in", wording.home_text(one.folder)),
-            *(_costs(one) if one.total_bytes else ()),
+            ("in", wording.home_text(plan.folder)),
+            *(_costs(plan) if plan.total_bytes else ()),
         ])  # fmt: skip
         console.print()
 
 
-def _costs(one: EnvironmentPlan) -> list[tuple[str, str]]:
-    takes = f"{bytes_text(one.needed_bytes)} of {bytes_text(one.free_bytes)} free"
-    undo = "delete the folder" if one.state == "bundle" else f"flatout setup --remove {one.name}"
+def _costs(plan: EnvironmentPlan) -> list[tuple[str, str]]:
+    takes = f"{bytes_text(plan.needed_bytes)} of {bytes_text(plan.free_bytes)} free"
+    undo = "delete the folder" if plan.state == "bundle" else f"flatout setup --remove {plan.name}"
     return [("takes", f"{takes}{wording.DOT}no root needed"), ("undo", undo)]
 
 
@@ -68,20 +68,20 @@ def print_made(made: MadeEnvironment) -> None:
     console.print(Text.assemble((f"{'use it':<12}", "bold"), use), soft_wrap=True)
 
 
-def print_environments(found: Sequence[MadeEnvironment]) -> None:
+def print_environments(environments: Sequence[MadeEnvironment]) -> None:
     """A line for each environment."""
-    if not found:
+    if not environments:
         print_note("no environments yet; create one: flatout setup")
         return
     table = plain_table("name", "framework", "python", "size", "proved", "in")
-    for one in found:
+    for environment in environments:
         table.add_row(
-            one.name,
-            _framework_text(one),
-            one.python_version,
-            bytes_text(one.size_bytes),
-            _proved_text(one),
-            wording.home_text(one.folder),
+            environment.name,
+            _framework_text(environment),
+            environment.python_version,
+            bytes_text(environment.size_bytes),
+            _proved_text(environment),
+            wording.home_text(environment.folder),
         )
     make_console().print(table)
 
@@ -96,8 +96,8 @@ class Working:
             if is_alive(self._console)
             else None
         )
-        self._said = ""
-        self._said_bytes = 0
+        self._shown_text = ""
+        self._shown_bytes = 0
 
     def __enter__(self) -> Working:
         if self._live:
@@ -108,7 +108,7 @@ class Working:
         if self._live:
             self._live.stop()
 
-    def say(self, progress: InstallProgress) -> None:
+    def update(self, progress: InstallProgress) -> None:
         """Something is being done, or is over."""
         label = progress.name or "flatout"
         if progress.is_over:
@@ -121,10 +121,10 @@ class Working:
 
     def _is_news(self, progress: InstallProgress) -> bool:
         done, total = progress.done_bytes or 0, progress.total_bytes or 0
-        is_new = progress.text != self._said
-        if not is_new and done < self._said_bytes + max(_PLAIN_SHARE * total, 1):
+        is_new = progress.text != self._shown_text
+        if not is_new and done < self._shown_bytes + max(_PLAIN_SHARE * total, 1):
             return False
-        self._said, self._said_bytes = progress.text, done
+        self._shown_text, self._shown_bytes = progress.text, done
         return True
 
 
@@ -135,11 +135,11 @@ def _row(label: str, progress: InstallProgress) -> Table:
         row.add_row(bold, Spinner("line", Text(progress.text, "dim")))
         return row
     bar = ProgressBar(total=progress.total_bytes, completed=progress.done_bytes, width=24)
-    told = [_plain_text(progress)]
+    details = [_plain_text(progress)]
     if progress.bytes_per_s:
         left_s = (progress.total_bytes - progress.done_bytes) / progress.bytes_per_s
-        told += [f"{bytes_text(progress.bytes_per_s)}/s", f"{seconds_text(max(1, left_s))} left"]
-    row.add_row(bold, bar, wording.DOT.join(told))
+        details += [f"{bytes_text(progress.bytes_per_s)}/s", f"{seconds_text(max(1, left_s))} left"]
+    row.add_row(bold, bar, wording.DOT.join(details))
     return row
 
 

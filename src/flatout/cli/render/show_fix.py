@@ -28,12 +28,12 @@ def wait_for_program() -> None:
         print_note(text)
 
 
-def print_repairs(found: Sequence[FixPlan], left: Sequence[ByHand]) -> None:
+def print_repairs(plans: Sequence[FixPlan], left: Sequence[ByHand]) -> None:
     """The plan: what would be done, step by step, and what the user must do."""
     console = make_console()
-    if found:
+    if plans:
         console.print(Text("\nthe plan", "bold"))
-    for number, repair in enumerate(found, 1):
+    for number, repair in enumerate(plans, 1):
         line = Text.assemble((f"{number:>2}  ", "bold"), f"{repair.text} ({SAFETY[repair.safety]})")
         console.print(line, soft_wrap=True)
         _print_row("for", ", ".join(repair.rules))
@@ -44,13 +44,13 @@ def print_repairs(found: Sequence[FixPlan], left: Sequence[ByHand]) -> None:
                 _print_row(label, text, is_command=label in ("runs", "undo"))
     if left:
         console.print(Text("\nby hand", "bold"))
-    for one in left:
-        console.print(Text.assemble((" -  ", "bold"), one.fix.text), soft_wrap=True)
-        _print_row("for", one.rule)
-        for number, command in enumerate(one.fix.commands):
-            place = PLACES[one.fix.where] if number == 0 else ""
+    for by_hand in left:
+        console.print(Text.assemble((" -  ", "bold"), by_hand.fix.text), soft_wrap=True)
+        _print_row("for", by_hand.rule)
+        for number, command in enumerate(by_hand.fix.commands):
+            system = PLACES[by_hand.fix.where] if number == 0 else ""
             label = "type" if number == 0 else ""
-            _print_row(label, command + (f"    # {place}" if place else ""), is_command=True)
+            _print_row(label, command + (f"    # {system}" if system else ""), is_command=True)
 
 
 def print_preview(text: str) -> None:
@@ -81,14 +81,14 @@ def print_fix_result(result: FixResult, ids: Sequence[str]) -> None:
         )
 
 
-def print_changes(found: Sequence[Applied]) -> None:
+def print_changes(changes: Sequence[Applied]) -> None:
     """A line for each plan that was applied, the newest first."""
-    if not found:
+    if not changes:
         print_note("flatout has changed nothing on this machine")
         return
     table = plain_table("id", "when", "how", "what")
-    for one in found:
-        table.add_row(one.id, time_text(one.begun.at), one.status, one.begun.plan.goal)
+    for change in changes:
+        table.add_row(change.id, time_text(change.begun.at), change.status, change.begun.plan.goal)
     make_console().print(table)
 
 

@@ -16,18 +16,20 @@ _INDENT = "    "
 _LABEL_WIDTH = 11
 
 
-def print_host_plan(found: HostPlan) -> None:
+def print_host_plan(host_plan: HostPlan) -> None:
     """The steps, what each changes, and what to type for manual ones."""
     console = make_console()
-    console.print(Text.assemble(("plan", "bold"), f"        {found.plan.goal}"), soft_wrap=True)
-    if found.refusal:
-        _print_row("not done", found.refusal)
-    if not found.plan.steps:
+    console.print(Text.assemble(("plan", "bold"), f"        {host_plan.plan.goal}"), soft_wrap=True)
+    if host_plan.refusal:
+        _print_row("not done", host_plan.refusal)
+    if not host_plan.plan.steps:
         console.print(f"{_INDENT}nothing to do: already done")
-    for number, (step, lines) in enumerate(zip(found.plan.steps, found.commands, strict=True), 1):
+    for number, (step, lines) in enumerate(
+        zip(host_plan.plan.steps, host_plan.commands, strict=True), 1
+    ):
         head = Text.assemble((f"{number:>2}  ", "bold"), f"{step.text} ({SAFETY[step.safety]})")
         console.print(head, soft_wrap=True)
-        is_by_hand = step.safety == "manual" or bool(found.files)
+        is_by_hand = step.safety == "manual" or bool(host_plan.files)
         for label, text in step_rows(step):
             # Manual commands are shown as typed there.
             if label == "runs" and is_by_hand:

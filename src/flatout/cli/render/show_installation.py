@@ -54,8 +54,8 @@ def print_freeing(uses: Sequence[DiskUse]) -> None:
     for use in uses:
         size = bytes_text(use.freeable_bytes)
         text = f"{counted_text(len(use.freeable), 'item')}, {size}, in {home_text(use.folder)}"
-        told = text if use.freeable else "nothing to free"
-        lines: list[tuple[str, str]] = [(use.kind, told)]
+        size_text = text if use.freeable else "nothing to free"
+        lines: list[tuple[str, str]] = [(use.kind, size_text)]
         if use.freeable:
             lines.append(("", use.cost))
         lines += [("stays", reason) for reason in use.in_use]
@@ -115,7 +115,7 @@ def print_removal(removal: UninstallPlan) -> None:
             print_lines(console, [("", "--runs removes them too")])
 
 
-def question(part: InstalledPart) -> str:
+def removal_prompt(part: InstalledPart) -> str:
     """The question before a part is removed."""
     size = f" ({bytes_text(part.num_bytes)})" if part.num_bytes else ""
     return "Remove flatout itself?" if part.name == "flatout" else f"Remove {part.name}{size}?"
@@ -124,7 +124,7 @@ def question(part: InstalledPart) -> str:
 def last_words(removal: UninstallPlan, part: InstalledPart) -> str:
     """The last message before flatout is removed: afterwards none of its modules can be loaded."""
     lines = [f"removed {part.name}"]
-    if part.is_only_told and part.commands:
+    if part.is_only_shown and part.commands:
         lines.append("to remove it, run this once this program has exited:")
         lines += [f"    {typed_here(command)}" for command in part.commands]
     if removal.installation.way == "checkout":

@@ -20,16 +20,16 @@ def print_repair(repair: EnvironmentRepair) -> None:
     """The environment, what is wrong in it, and exactly what would change."""
     console = make_console()
     inside = repair.inside
-    held = [f"{one.name} {one.version}" for one in inside.frameworks
-            if one.name in ("torch", "tensorflow", "paddlepaddle", "jax")]  # fmt: skip
-    parts = [inside.kind, f"Python {inside.python_version}", *(held or ["no framework"])]
+    frameworks = [f"{framework.name} {framework.version}" for framework in inside.frameworks
+                  if framework.name in ("torch", "tensorflow", "paddlepaddle", "jax")]  # fmt: skip
+    parts = [inside.kind, f"Python {inside.python_version}", *(frameworks or ["no framework"])]
     console.print(
         Text.assemble((wording.home_text(inside.folder), "bold"), "  ", wording.DOT.join(parts)),
         soft_wrap=True,
     )
-    labelled = [("wrong" if number == 0 else "", one.problem)
-                for number, one in enumerate(repair.problems)]  # fmt: skip
-    print_lines(console, [*labelled, *(("note", one) for one in repair.notes)])
+    labelled = [("wrong" if number == 0 else "", problem.problem)
+                for number, problem in enumerate(repair.problems)]  # fmt: skip
+    print_lines(console, [*labelled, *(("note", note) for note in repair.notes)])
     if not repair.problems:
         print_lines(console, [("well", _healthy_text(repair))])
     for finding in repair.findings:
@@ -46,33 +46,33 @@ def print_repaired(
 ) -> None:
     """Prints the repaired environment, and how to undo the repair."""
     console = make_console()
-    id = next((one.id for one in outcomes if one.id), None)
-    if not any(one.how == "failed" for one in outcomes):
+    id = next((outcome.id for outcome in outcomes if outcome.id), None)
+    if not any(outcome.how == "failed" for outcome in outcomes):
         num = count_text(len(repair.changes))
         packages = "package" if len(repair.changes) == 1 else "packages"
         print_lines(console, [
             ("repaired", f"{wording.home_text(repair.inside.folder)}{wording.DOT}{num} {packages}"),
-            *(("proved", wording.proof_text(one)) for one in proved),
+            *(("proved", wording.proof_text(proof)) for proof in proved),
         ])  # fmt: skip
     if id is not None:
         print_lines(console, [("undo", f"flatout undo {id}")])
 
 
 def _healthy_text(repair: EnvironmentRepair) -> str:
-    proved = [wording.proof_text(one) for one in repair.proofs]
+    proved = [wording.proof_text(proof) for proof in repair.proofs]
     return "; ".join(["nothing to repair", *proved])
 
 
 def _print_changes(changes: Sequence[PackageChange]) -> None:
     table = plain_table("package", "from", "to", "download")
-    for one in changes:
-        size = bytes_text(one.size_bytes) if one.size_bytes else ""
-        if one.how == "removed" and size:
+    for change in changes:
+        size = bytes_text(change.size_bytes) if change.size_bytes else ""
+        if change.how == "removed" and size:
             size = f"frees {size}"
-        to = {"removed": "removed", "reinstalled": f"{one.after} again"}.get(
-            one.how, one.after or ""
+        to = {"removed": "removed", "reinstalled": f"{change.after} again"}.get(
+            change.how, change.after or ""
         )
-        table.add_row(one.name, one.before or "missing", to, size)
+        table.add_row(change.name, change.before or "missing", to, size)
     make_console().print(table)
 
 
@@ -85,7 +85,7 @@ def _print_steps(repair: EnvironmentRepair) -> None:
         # A command is never broken, so that it can be copied.
         console.print(Text(f"{'runs':<12}{runs}"), soft_wrap=True)
     size = bytes_text(repair.missing_bytes) if repair.missing_bytes else "nothing to download"
-    devices = ", ".join(dict.fromkeys(one.upper() for one in repair.devices.values()))
+    devices = ", ".join(dict.fromkeys(device.upper() for device in repair.devices.values()))
     proof = f"training steps on the {devices}" if devices else "none: it has no framework"
     if repair.refusal:
         print_lines(console, [("not done", repair.refusal)])

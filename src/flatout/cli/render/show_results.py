@@ -54,8 +54,8 @@ def _class_table(report: ClassReport) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     is_all = len(report.classes) <= _ALL_CLASSES
-    for one in report.classes if is_all else report.worst[:_NUM_WORST]:
-        table.add_row(_label("  " + one.label), count_text(one.num_samples), *_ratios(one))
+    for scores in report.classes if is_all else report.worst[:_NUM_WORST]:
+        table.add_row(_label("  " + scores.label), count_text(scores.num_samples), *_ratios(scores))
     for name, means in (("macro average", report.macro), ("weighted average", report.weighted)):
         table.add_row(Text(f"  {name}", "dim"), "", *_ratios(means))
     return table
@@ -83,8 +83,8 @@ def _matrix(line: Classified, width: int) -> Table | None:
     for head in heads:
         table.add_column(head, justify="right")
     for number, row in enumerate(rows):
-        right = [Text(cell, "" if one == number else "dim" if cell == "." else "yellow")
-                 for one, cell in enumerate(cells[number])]  # fmt: skip
+        right = [Text(cell, "" if column == number else "dim" if cell == "." else "yellow")
+                 for column, cell in enumerate(cells[number])]  # fmt: skip
         table.add_row(row, *right)
     return table
 
@@ -106,9 +106,9 @@ def _mistake_table(report: ClassReport) -> Table:
     table = plain_table("  class", "taken for", "samples", "of class")
     for column in table.columns[2:]:
         column.justify = "right"
-    for one in report.mistakes[:_NUM_MISTAKES]:
-        share, count = percent_text(one.share), count_text(one.num_samples)
-        table.add_row(_label("  " + one.label), _label(one.predicted), count, share)
+    for mistake in report.mistakes[:_NUM_MISTAKES]:
+        share, count = percent_text(mistake.share), count_text(mistake.num_samples)
+        table.add_row(_label("  " + mistake.label), _label(mistake.predicted), count, share)
     return table
 
 

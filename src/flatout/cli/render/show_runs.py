@@ -75,12 +75,12 @@ def print_removals(removals: Sequence[RunRemoval]) -> None:
     if not removals:
         show.print_note("no run has failed")
         return
-    width = max(len(one.id) for one in removals)
-    for one in removals:
-        of = f"link to {one.target}" if one.target else bytes_text(one.num_bytes)
-        console.print(f"{one.id:<{width}}  {of:>9}  {one.folder}", soft_wrap=True)
-        if one.checkpoint_step is not None:
-            text = f"could be resumed from step {count_text(one.checkpoint_step)}"
+    width = max(len(removal.id) for removal in removals)
+    for removal in removals:
+        of = f"link to {removal.target}" if removal.target else bytes_text(removal.num_bytes)
+        console.print(f"{removal.id:<{width}}  {of:>9}  {removal.folder}", soft_wrap=True)
+        if removal.checkpoint_step is not None:
+            text = f"could be resumed from step {count_text(removal.checkpoint_step)}"
             console.print(f"{'':<{width}}  {text}", soft_wrap=True)
 
 
@@ -170,9 +170,9 @@ def _fitting(cells: Sequence[dict[str, str]], width: int) -> list[str]:
     for name in _DROPPED_FIRST:
         # The longest pair alone is shown whole; if it does not fit, it is the one that is cut.
         least = sum(
-            _GAP + (min(_LEAST_PARAMETERS, _width(one, cells)) if one == "parameters"
-                    else _width(one, cells))
-            for one in names
+            _GAP + (min(_LEAST_PARAMETERS, _width(name, cells)) if name == "parameters"
+                    else _width(name, cells))
+            for name in names
         ) - _GAP  # fmt: skip
         if least <= width:
             break

@@ -32,8 +32,9 @@ def print_compat(state: CompatState) -> None:
         f"{counted_text(state.num_added, 'build')} added"
     print_lines(console, [
         ("tables", f"{age}{wording.DOT}{read}"),
-        *((one.framework, f"up to {one.newest}{wording.DOT}{counted_text(one.num_builds, 'build')}")
-          for one in state.tables),
+        *((table.framework,
+           f"up to {table.newest}{wording.DOT}{counted_text(table.num_builds, 'build')}")
+          for table in state.tables),
         ("cards", f"{state.num_cards} names"),
     ])  # fmt: skip
     for reason in state.not_reached:

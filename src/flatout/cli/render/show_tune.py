@@ -43,7 +43,7 @@ class SearchDisplay:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def say(self, label: str, text: str) -> None:
+    def print_line(self, label: str, text: str) -> None:
         """A line that stays."""
         show.print_lines(self._console, [(label, text)])
 
@@ -74,14 +74,14 @@ class SearchDisplay:
         elif isinstance(line, Profiled):
             self._budget = f"{DOT}at most {seconds_text(line.budget_s)} in all"
             self._doing = "measuring"
-            self.say("plain step", _profile_text(line))
+            self.print_line("plain step", _profile_text(line))
         elif isinstance(line, Trying):
             num = line.trial.num_processes
             where = f" in {num} pairs of fresh processes" if num > 1 else ""
             stage = "the recipe" if line.trial.stage == "final" else line.trial.candidate.name
             self._doing = f"measuring {stage}{where}"
         elif isinstance(line, Tried) and line.result.trial.stage == "screen":
-            self.say("tried", _result_text(line.result))
+            self.print_line("tried", _result_text(line.result))
 
 
 def print_tuned(tuned: TunedRecipe) -> None:

@@ -82,8 +82,8 @@ def decision_text(line: Tuned) -> str:
         return f"not searched; training with the defaults{DOT}{price}"
     if decision.speedup is None:
         return f"defaults kept{DOT}searched {price}"
-    found = "found before, probed in" if line.is_from_cache else "searched"
-    return f"{interval_text(decision.speedup)} over the defaults{DOT}{found} {price}"
+    origin = "found before, probed in" if line.is_from_cache else "searched"
+    return f"{interval_text(decision.speedup)} over the defaults{DOT}{origin} {price}"
 
 
 def stay_lines(decision: Decision) -> list[tuple[str, str]]:
@@ -104,12 +104,12 @@ def load_lines(decision: Decision) -> list[tuple[str, str]]:
 
 def unused_lines(decision: Decision) -> list[tuple[str, str]]:
     """The candidates that could not be measured, each on a line with its reason."""
-    found = [
+    reasons = [
         f"{result.trial.candidate.name}: {result.problem.problem}"
         for result in decision.lost
         if result.problem is not None
     ]
-    return [("not used", text) for text in dict.fromkeys(found)]
+    return [("not used", text) for text in dict.fromkeys(reasons)]
 
 
 def metric_text(name: str, value: float | None) -> str:
@@ -132,17 +132,17 @@ def listed_metric(metrics: Mapping[str, float | None]) -> str:
 def removal_question(removals: Sequence[RunRemoval]) -> str:
     """The question before runs are deleted."""
     if len(removals) == 1:
-        (one,) = removals
-        return f"Delete {'the link ' if one.target else ''}{one.folder} for good?"
-    size = bytes_text(sum(one.num_bytes for one in removals))
+        (removal,) = removals
+        return f"Delete {'the link ' if removal.target else ''}{removal.folder} for good?"
+    size = bytes_text(sum(removal.num_bytes for removal in removals))
     return f"Delete these {len(removals)} runs ({size}) for good, with their checkpoints?"
 
 
-def removed_text(one: RunRemoval) -> str:
+def removed_text(removal: RunRemoval) -> str:
     """The deleted parts of a run."""
-    if one.target:
-        return f"the link {one.folder}; the run itself is kept in {one.target}"
-    return f"{one.id} ({bytes_text(one.num_bytes)})"
+    if removal.target:
+        return f"the link {removal.folder}; the run itself is kept in {removal.target}"
+    return f"{removal.id} ({bytes_text(removal.num_bytes)})"
 
 
 def init_text(path: str) -> str:
@@ -239,7 +239,7 @@ _OS = {"linux": "Linux", "windows": "Windows", "macos": "macOS"}
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """A recipe in a line: what is said by its values alone, then what the user fixed."""
+    """A recipe in a line: what its values alone say, then what the user fixed."""
     device = recipe.device.value
     threads = recipe.num_threads.value
     parts = [f"{device} with {counted_text(threads, 'thread')}" if device == "cpu" else device]
@@ -292,27 +292,27 @@ def checkpoints_text(steps: Sequence[int]) -> str:
     return f"kept: {noun_text(len(steps), 'step')} {', '.join(map(count_text, steps))}"
 
 
-def adaptation_line(one: OomAdaptation) -> tuple[str, str]:
+def adaptation_line(adaptation: OomAdaptation) -> tuple[str, str]:
     """A change that a training made on the way, with its subject."""
     about = {"uncompiled": "compiling", "uncached": "data"}
-    if one.kind == "uncaptured" and one.part is None:
-        return "capture", adaptation_text(one)
-    return about.get(one.kind, "memory"), adaptation_text(one)
+    if adaptation.kind == "uncaptured" and adaptation.part is None:
+        return "capture", adaptation_text(adaptation)
+    return about.get(adaptation.kind, "memory"), adaptation_text(adaptation)
 
 
-def file_change_line(one: FileChanged) -> tuple[str, str]:
+def file_change_line(change: FileChanged) -> tuple[str, str]:
     """A note on a run that continued with a changed file, with the path of the previous one."""
-    lines = one.diff.splitlines()[2:]
+    lines = change.diff.splitlines()[2:]
     parts = [
-        f"the experiment's file, at step {count_text(one.step)}",
+        f"the experiment's file, at step {count_text(change.step)}",
         f"{counted_text(sum(line.startswith('+') for line in lines), 'line')} added",
         f"{sum(line.startswith('-') for line in lines)} removed",
-        *([f"before: {one.kept}"] if one.kept else []),
+        *([f"before: {change.kept}"] if change.kept else []),
     ]
     return "changed", DOT.join(parts)
 
 
-def adaptation_text(one: OomAdaptation) -> str:
+def adaptation_text(adaptation: OomAdaptation) -> str:
     """A change that a training made because memory ran out or compiling failed, in a sentence."""
     parts = {
         "data": "while data was read for", "optimizer": "in the optimizer's part of",
@@ -320,33 +320,44 @@ def adaptation_text(one: OomAdaptation) -> str:
         "checkpoint": "in the checkpoint after", "other": "after",
     }  # fmt: skip
     # What comes after an update is shown with the update before the first one it applies to.
-    is_after = one.part in ("validation", "checkpoint", "other")
-    step = f"step {count_text(one.step - is_after)}"
-    if one.kind == "uncompiled":
-        back = "" if one.is_in_place else ", from the last checkpoint"
-        return f"failed at {step} ({one.because}); from here on nothing is compiled{back}"
-    if one.kind == "uncached":
+    is_after = adaptation.part in ("validation", "checkpoint", "other")
+    step = f"step {count_text(adaptation.step - is_after)}"
+    if adaptation.kind == "uncompiled":
+        back = "" if adaptation.is_in_place else ", from the last checkpoint"
+        return f"failed at {step} ({adaptation.because}); from here on nothing is compiled{back}"
+    if adaptation.kind == "uncached":
         return (
-            f"from {step} on, a DataLoader reads the samples; they cannot be cached: {one.because}"
+            f"from {step} on, a DataLoader reads the samples; they cannot be cached: "
+            f"{adaptation.because}"
         )
-    if one.kind == "uncaptured" and one.part is None:
-        return f"a CUDA graph could not be recorded for {step} ({one.because}); eager from here on"
-    if one.kind == "larger":
-        return f"trying micro-batches of {one.after} instead of {one.before} from {step} on"
-    if one.part == "process":
-        said = f"the kernel killed the process because memory ran out; from {step} on"
-    elif one.part == "pace":
-        said = f"the driver moved memory out of the GPU before {step}; from here on"
+    if adaptation.kind == "uncaptured" and adaptation.part is None:
+        return (
+            f"a CUDA graph could not be recorded for {step} ({adaptation.because}); "
+            "eager from here on"
+        )
+    if adaptation.kind == "larger":
+        return (
+            f"trying micro-batches of {adaptation.after} instead of {adaptation.before} "
+            f"from {step} on"
+        )
+    if adaptation.part == "process":
+        event = f"the kernel killed the process because memory ran out; from {step} on"
+    elif adaptation.part == "pace":
+        event = f"the driver moved memory out of the GPU before {step}; from here on"
     else:
-        place = parts.get(one.part or "", f"in the {one.part} pass of")
-        said = f"ran out {place} {step}; from here on"
-    change = f"micro-batches of {one.after} instead of {one.before}"
-    if one.kind == "recomputed":
+        phase = parts.get(adaptation.part or "", f"in the {adaptation.part} pass of")
+        event = f"ran out {phase} {step}; from here on"
+    change = f"micro-batches of {adaptation.after} instead of {adaptation.before}"
+    if adaptation.kind == "recomputed":
         change = "activations are recomputed"
-    if one.kind == "uncaptured":
+    if adaptation.kind == "uncaptured":
         change = "the step runs without a CUDA graph"
-    back = "" if one.is_in_place or one.part == "process" else ", from the last checkpoint"
-    return f"{said} {change}{back}"
+    back = (
+        ""
+        if adaptation.is_in_place or adaptation.part == "process"
+        else ", from the last checkpoint"
+    )
+    return f"{event} {change}{back}"
 
 
 def cost_text(cost: Checkpointing, *, is_short: bool = False) -> str:

@@ -43,7 +43,7 @@ _DOCKER_UNITS = ("docker", "containerd")
 # Editors, for users; flatout applies the edit as its own step.
 _EDITORS = ("notepad", "nano")
 # They change nothing, or need no step: `newgrp` only affects the shell.
-_LOOKING = {
+_READ_ONLY = {
     "apt-cache", "cat", "df", "free", "getent", "grep", "ls", "lsof", "newgrp", "nvcc", "ss",
     "which", "winver",
 }  # fmt: skip
@@ -71,7 +71,7 @@ def steps_of(command: str, facts: CommandFacts) -> tuple[PlanStep, ...] | None:
         return None
     if words[0] in _EDITORS:
         return () if facts.fix.edits else None
-    if _only_looks(words):
+    if _is_read_only(words):
         return ()
     make = _MAKERS.get(words[0].removesuffix(".exe"))
     return make(words, facts, is_root) if make and (len(words) > 1 or make is _ldconfig) else None
@@ -91,8 +91,8 @@ def plain_words(command: str, facts: CommandFacts) -> list[str]:
         return []
 
 
-def _only_looks(words: Sequence[str]) -> bool:
-    if words[0] in _LOOKING or "--simulate" in words:
+def _is_read_only(words: Sequence[str]) -> bool:
+    if words[0] in _READ_ONLY or "--simulate" in words:
         return True
     beginning = tuple(words[:2])
     return beginning in (
@@ -220,10 +220,10 @@ def _nvidia_ctk(
 ) -> tuple[PlanStep, ...] | None:
     if "--runtime=docker" in words and words[1] == "runtime":
         # The same entries as an edit: nvidia-ctk rewrites the whole file in its own order.
-        place = ("runtimes", "nvidia")
+        runtime = ("runtimes", "nvidia")
         entries = (
-            Entry(place=(*place, "args"), value=[]),
-            Entry(place=(*place, "path"), value="nvidia-container-runtime"),
+            Entry(place=(*runtime, "args"), value=[]),
+            Entry(place=(*runtime, "path"), value="nvidia-container-runtime"),
         )
         edit = Edit(file=DOCKER_SETTINGS, form="json", entries=entries)
         return (edit_step(edit, facts, text="add NVIDIA's runtime to Docker"),)
@@ -311,19 +311,19 @@ def _netsh(words: Sequence[str], facts: CommandFacts, is_root: bool) -> tuple[Pl
     windows = facts.machine.windows
     stale = (windows.stale_forwards or ()) if windows else ()
     given = dict(word.split("=", 1) for word in words if "=" in word)
-    place = f"{given.get('listenaddress')}/{given.get('listenport')}"
-    target = next((one.split()[1] for one in stale if one.split()[0] == place), None)
+    listener = f"{given.get('listenaddress')}/{given.get('listenport')}"
+    target = next((forward.split()[1] for forward in stale if forward.split()[0] == listener), None)
     if list(words[1:5]) != ["interface", "portproxy", "delete", "v4tov4"] or target is None:
         return None
     address, port = target.split("/")
     again = [*words[1:3], "add", *words[4:], f"connectaddress={address}", f"connectport={port}"]
     return (
         PlanStep(
-            text=f"remove the forward from {place} to {target}",
+            text=f"remove the forward from {listener} to {target}",
             action=RunProgram(argv=_as_administrator(words[1:])),
             changes=facts.fix.changes or "a Windows port forward",
             where="powershell",
-            done_if=Prints(argv=_is_gone(*place.split("/"))),
+            done_if=Prints(argv=_is_gone(*listener.split("/"))),
             undo=_as_administrator(again),
         ),
     )
@@ -350,14 +350,14 @@ def _as_administrator(words: Sequence[str]) -> tuple[str, ...]:
 def edit_step(edit: Edit | Block, facts: CommandFacts, text: str | None = None) -> PlanStep:
     """The step of an edit; files in /etc need root."""
     is_of_system = edit.file.startswith("/etc/")
-    place = facts.fix.where
-    if place == "powershell":
-        place = "wsl" if is_of_system else "windows"
+    system = facts.fix.where
+    if system == "powershell":
+        system = "wsl" if is_of_system else "windows"
     return PlanStep(
         text=text or f"edit {edit.file}",
         action=edit,
         changes=edit_text(edit),
-        where=place,
+        where=system,
         needs_root=is_of_system,
     )
 

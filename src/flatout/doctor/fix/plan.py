@@ -75,7 +75,7 @@ def _edit_here(edit: Edit | Block, machine: Machine) -> Edit | Block | None:
     return msgspec.structs.replace(edit, file=f"{profile}{slash}.wslconfig")
 
 
-def _can_reach(place: Place, machine: Machine) -> bool:
+def _can_reach(system: Place, machine: Machine) -> bool:
     host = machine.host
     is_windows_near = host.wsl is not None or host.os == "windows"
     return {
@@ -86,4 +86,4 @@ def _can_reach(place: Place, machine: Machine) -> bool:
         "powershell": is_windows_near,
         "host": host.os == "linux" and host.container is None,
         "container": host.container is not None,
-    }[place]
+    }[system]

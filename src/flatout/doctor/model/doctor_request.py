@@ -42,7 +42,7 @@ class DoctorOptions(msgspec.Struct, frozen=True, kw_only=True):
     def fails(self, findings: tuple[Finding, ...]) -> bool:
         """Whether one of them is severe enough for an exit code of 1."""
         failing = ("error",) if self.fail_on == "error" else ("error", "warning")
-        return any(one.severity in failing for one in findings)
+        return any(finding.severity in failing for finding in findings)
 
 
 def check_fixing(request: DoctorRequest, options: DoctorOptions) -> None:

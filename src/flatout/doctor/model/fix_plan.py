@@ -42,20 +42,20 @@ def repairs(findings: Sequence[Finding]) -> tuple[FixPlan, ...]:
 
     Notes are not fixed. A plan shared by several findings is applied once.
     """
-    found: list[FixPlan] = []
+    plans: list[FixPlan] = []
     for finding in findings:
         fix = _best(finding)
         if fix is None or fix.plan is None or finding.severity == "note":
             continue
-        same = next((one for one in found if one.plan.steps == fix.plan.steps), None)
+        same = next((plan for plan in plans if plan.plan.steps == fix.plan.steps), None)
         if same is None:
-            found.append(
+            plans.append(
                 FixPlan(rules=(finding.rule,), text=fix.text, safety=fix.safety, plan=fix.plan)
             )
         else:
             rules = (*same.rules, finding.rule)
-            found[found.index(same)] = msgspec.structs.replace(same, rules=rules)
-    return tuple(sorted(found, key=_restarts))
+            plans[plans.index(same)] = msgspec.structs.replace(same, rules=rules)
+    return tuple(sorted(plans, key=_restarts))
 
 
 def by_hand(findings: Sequence[Finding]) -> tuple[ByHand, ...]:
@@ -70,7 +70,7 @@ def by_hand(findings: Sequence[Finding]) -> tuple[ByHand, ...]:
 
 def mended(before: Sequence[Finding], after: Sequence[Finding]) -> FixResult:
     """The difference between two diagnoses of one machine."""
-    old, new = [one.rule for one in before], [one.rule for one in after]
+    old, new = [finding.rule for finding in before], [finding.rule for finding in after]
     return FixResult(
         gone=tuple(rule for rule in old if rule not in new),
         remaining=tuple(rule for rule in old if rule in new),

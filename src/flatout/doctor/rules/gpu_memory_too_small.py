@@ -40,7 +40,7 @@ def check(case: Case) -> Finding | None:
         severity="error",
         certainty=certainty,
         problem="The program does not fit into the GPU's memory.",
-        because=_numbers(memory.wanted, memory.free, memory.total) if memory else None,
+        because=_numbers(memory.requested, memory.free, memory.total) if memory else None,
         evidence=case.evidence(*OUT_OF_MEMORY),
         fixes=(
             Fix(text="use a smaller micro-batch with gradient accumulation, or shorter inputs"),

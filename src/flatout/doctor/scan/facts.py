@@ -137,8 +137,8 @@ def machine_from(signs: Signs) -> Machine:
 
 
 def _first(signs: Signs, name: str, *ids: str) -> str | None:
-    found = (sign.values[name] for id in ids for sign in signs[id] if name in sign.values)
-    return next(found, None)
+    values = (sign.values[name] for id in ids for sign in signs[id] if name in sign.values)
+    return next(values, None)
 
 
 def _wsl(signs: Signs) -> int | None:

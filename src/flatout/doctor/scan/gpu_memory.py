@@ -66,17 +66,17 @@ _FRAGMENTED_SHARE = 0.15
 # Other processes that torch names: below this it is a desktop, or a CUDA context or two.
 _NAMED_SHARE = 0.1
 # Memory that nobody is named for: CUDA's own context, the display and what the driver reserves are
-# part of it, so more is asked, and on a small card at least so many bytes.
+# part of it, so more is requested, and on a small card at least so many bytes.
 _FOREIGN_SHARE = 0.25
 _FOREIGN_BYTES = 2 * 2**30
 
-OUT_OF_MEMORY = tuple(one.id for one in GPU_MEMORY)
+OUT_OF_MEMORY = tuple(signature.id for signature in GPU_MEMORY)
 
 
 class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of torch's message, in bytes. others: total of the other processes it names."""
 
-    wanted: float
+    requested: float
     total: float | None = None
     free: float | None = None
     allocated: float | None = None
@@ -111,7 +111,7 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
         if self.total is None or self.is_spilled:
             return False
         is_large = self.unallocated >= _FRAGMENTED_SHARE * self.total
-        return is_large and self.wanted <= self.unallocated + (self.free or 0.0)
+        return is_large and self.requested <= self.unallocated + (self.free or 0.0)
 
     @property
     def is_used_by_others(self) -> bool:
@@ -120,15 +120,15 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
             return False
         is_named = self.own is not None and self.others >= _NAMED_SHARE * self.total
         is_much = self.foreign >= max(_FOREIGN_BYTES, _FOREIGN_SHARE * self.total)
-        return (is_named or is_much) and self.wanted <= (self.free or 0.0) + self.foreign
+        return (is_named or is_much) and self.requested <= (self.free or 0.0) + self.foreign
 
 
 def memory_from_text(signs: Mapping[str, Sequence[Sign]]) -> GpuMemory | None:
     """The numbers in torch's first message that has any."""
     for sign in signs["torch-out-of-memory"]:
         text = sign.values.get("numbers", "")
-        wanted = _amount(rf"allocate {_AMOUNT}", text)
-        if wanted is None:
+        requested = _amount(rf"allocate {_AMOUNT}", text)
+        if requested is None:
             continue
         allocated = _amount(
             rf"{_AMOUNT} (?:already allocated|is allocated by PyTorch)"
@@ -141,7 +141,7 @@ def memory_from_text(signs: Mapping[str, Sequence[Sign]]) -> GpuMemory | None:
             reserved = allocated + (unallocated or 0.0)
         named = re.findall(rf"Process \d+ has {_AMOUNT} memory in use", text)
         return GpuMemory(
-            wanted=wanted,
+            requested=requested,
             total=_amount(rf"{_AMOUNT} total capac|total capac\w{{1,4}} of {_AMOUNT}", text),
             free=_amount(rf"{_AMOUNT} (?:is )?free", text),
             allocated=allocated,
@@ -153,10 +153,10 @@ def memory_from_text(signs: Mapping[str, Sequence[Sign]]) -> GpuMemory | None:
 
 
 def _amount(pattern: str, text: str) -> float | None:
-    found = re.search(pattern, text)
-    if found is None:
+    match = re.search(pattern, text)
+    if match is None:
         return None
-    number, unit = (group for group in found.groups() if group is not None)
+    number, unit = (group for group in match.groups() if group is not None)
     return _bytes(number, unit)
 
 

@@ -75,22 +75,22 @@ def scan(chunks: Iterable[bytes], signatures: Sequence[Signature]) -> dict[str, 
     words are among them, and its pattern is tried only where its fixed text is found.
     """
     by_word = _by_rarest_word(tuple(signatures))
-    seen = {one.id: SignatureHit() for one in signatures}
+    seen = {signature.id: SignatureHit() for signature in signatures}
     line = 1
     for block, ahead in _blocks(cleaned(chunks)):
         words = set(block.translate(_TO_WORDS).split())
-        wanted = [
+        candidates = [
             text
             for word in by_word.keys() & words
             for text in by_word[word]
             if text.words <= words and seen[text.signature.id].count < SEEN_ENOUGH
         ]
-        if wanted:
-            _look(block, ahead, line, wanted, seen)
+        if candidates:
+            _search_block(block, ahead, line, candidates, seen)
         line += block.count(b"\n")
     return {
-        id: tuple(sorted((*one.first, *one.last), key=lambda sign: sign.line))
-        for id, one in seen.items()
+        id: tuple(sorted((*hit.first, *hit.last), key=lambda sign: sign.line))
+        for id, hit in seen.items()
     }
 
 
@@ -99,47 +99,51 @@ def scan(chunks: Iterable[bytes], signatures: Sequence[Signature]) -> dict[str, 
 def _by_rarest_word(signatures: tuple[Signature, ...]) -> Mapping[bytes, Sequence[_Text]]:
     # The longest word rarely occurs by chance.
     by_word: dict[bytes, list[_Text]] = {}
-    for one in signatures:
-        for text in (_Text(text, one) for text in one.texts):
+    for signature in signatures:
+        for text in (_Text(text, signature) for text in signature.texts):
             by_word.setdefault(max(text.words, key=len), []).append(text)
     return by_word
 
 
 def _blocks(chunks: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """Whole lines, about a block's worth at a time, and what comes after them."""
-    held = b""
+    buffer = b""
     for chunk in chunks:
-        held += chunk
-        while len(held) > _BLOCK_BYTES + _AHEAD_BYTES:
-            end = held.rfind(b"\n", 0, _BLOCK_BYTES) + 1 or _BLOCK_BYTES
-            yield held[:end], held[end : end + _AHEAD_BYTES]
-            held = held[end:]
-    yield held, b""
+        buffer += chunk
+        while len(buffer) > _BLOCK_BYTES + _AHEAD_BYTES:
+            end = buffer.rfind(b"\n", 0, _BLOCK_BYTES) + 1 or _BLOCK_BYTES
+            yield buffer[:end], buffer[end : end + _AHEAD_BYTES]
+            buffer = buffer[end:]
+    yield buffer, b""
 
 
-def _look(
-    block: bytes, ahead: bytes, line: int, wanted: Sequence[_Text], seen: dict[str, SignatureHit]
+def _search_block(
+    block: bytes,
+    ahead: bytes,
+    line: int,
+    candidates: Sequence[_Text],
+    seen: dict[str, SignatureHit],
 ) -> None:
     # A progress bar's lone CRs separate lines for matching; only newlines count as line numbers.
     small = block.lower().replace(b"\r", b"\n")
     whole = (block + ahead).replace(b"\r\n", b" \n").replace(b"\r", b"\n")
-    for text in wanted:
-        one, places = text.signature, seen[text.signature.id]
+    for text in candidates:
+        signature, hit = text.signature, seen[text.signature.id]
         at = small.find(text.needle)
         counted, number = 0, line
-        while at >= 0 and places.count < SEEN_ENOUGH:
+        while at >= 0 and hit.count < SEEN_ENOUGH:
             begin = max(small.rfind(b"\n", 0, at) + 1, at - WINDOW_BYTES)
-            end = _end(whole, at, one.lines)
-            if not places.is_refused(whole[begin:end]):
+            end = _end(whole, at, signature.lines)
+            if not hit.is_refused(whole[begin:end]):
                 window = whole[begin:end].decode(errors="replace")
-                values = one.match(window)
+                values = signature.match(window)
                 if values is None:
-                    places.refuse(whole[begin:end])
+                    hit.refuse(whole[begin:end])
                 else:
                     number += block.count(b"\n", counted, begin)
                     counted = begin
                     shown = window.partition("\n")[0].strip()[:_LONGEST_LINE]
-                    places.add(Sign(id=one.id, line=number, text=shown, values=values))
+                    hit.add(Sign(id=signature.id, line=number, text=shown, values=values))
             # One match per line: continue the search after its end.
             behind = small.find(b"\n", at)
             at = small.find(text.needle, behind) if behind >= 0 else -1

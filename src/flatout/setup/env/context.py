@@ -63,9 +63,11 @@ def read_context(
     machine: Machine,
     *,
     may_get_uv: bool,
-    held: tuple[int, ...] = (),
+    kept_open: tuple[int, ...] = (),
 ) -> SetupContext:
-    """Reads where packages come from here. held: lock descriptors that installers inherit.
+    """Reads where packages come from here.
+
+    kept_open: lock descriptors that installers inherit.
 
     Raises:
         UsageError: installer-not-found, site-file-wrong.
@@ -79,8 +81,10 @@ def read_context(
         "python": request.mirror("python") or own.python_mirror,
     }
     theirs = {name: url for name in mine if not mine[name] and (url := getattr(site.mirrors, name))}
-    found = {**mine, **theirs}
-    indexes = msgspec.structs.replace(own, default=found["packages"], python_mirror=found["python"])
+    mirrors = {**mine, **theirs}
+    indexes = msgspec.structs.replace(
+        own, default=mirrors["packages"], python_mirror=mirrors["python"]
+    )
     manager = request.manager or site.setup.manager
     notes = [f"{name} from {without_password(url)} (set in {site.file})"
              for name, url in theirs.items()]  # fmt: skip
@@ -90,34 +94,34 @@ def read_context(
         machine=machine,
         tables=tables_in_use(),
         indexes=indexes,
-        opener=opener_for(indexes, *([found["torch"]] if found["torch"] else [])),
-        torch_mirror=found["torch"],
+        opener=opener_for(indexes, *([mirrors["torch"]] if mirrors["torch"] else [])),
+        torch_mirror=mirrors["torch"],
         notes=tuple(notes),
-        programs=_programs(manager, indexes, may_get_uv=may_get_uv, held=held),
+        programs=_programs(manager, indexes, may_get_uv=may_get_uv, kept_open=kept_open),
         micromamba=_micromamba(is_offline=request.is_offline) if manager == "conda" else None,
     )
 
 
 def _programs(
-    wanted: Installer | None, indexes: Indexes, *, may_get_uv: bool, held: tuple[int, ...]
+    requested: Installer | None, indexes: Indexes, *, may_get_uv: bool, kept_open: tuple[int, ...]
 ) -> tuple[Program, ...]:
     path = uv_program.find_uv()
     has_pip = uv_program.has_pip()
-    if path is None and has_pip and may_get_uv and wanted != "pip":
+    if path is None and has_pip and may_get_uv and requested != "pip":
         path = uv_program.install_uv(indexes)
-    uv = Uv(path, indexes, held) if path else None
-    pip = Pip(sys.executable, indexes, held) if has_pip else None
-    found: list[Program] = [one for one in (uv, pip) if one]
-    if not found:
+    uv = Uv(path, indexes, kept_open) if path else None
+    pip = Pip(sys.executable, indexes, kept_open) if has_pip else None
+    programs: list[Program] = [program for program in (uv, pip) if program]
+    if not programs:
         raise uv_program.no_installer()
-    if wanted == "conda":
+    if requested == "conda":
         conda = find_conda() or str(micromamba.own_path())
-        return tuple(Conda(conda, one, indexes, held) for one in found)
-    if wanted is not None:
-        found.sort(key=lambda one: one.name != wanted)
-        if found[0].name != wanted:
-            raise _missing(wanted, f"no usable {wanted} was found")
-    return tuple(found)
+        return tuple(Conda(conda, program, indexes, kept_open) for program in programs)
+    if requested is not None:
+        programs.sort(key=lambda program: program.name != requested)
+        if programs[0].name != requested:
+            raise _missing(requested, f"no usable {requested} was found")
+    return tuple(programs)
 
 
 def _micromamba(*, is_offline: bool) -> micromamba.Release | None:

@@ -17,14 +17,14 @@ from flatout.setup.packages import flatout_wheel
 
 
 def as_it_is(
-    there: MadeEnvironment, wish: EnvironmentSpec, machine: Machine, folder: Path
+    there: MadeEnvironment, spec: EnvironmentSpec, machine: Machine, folder: Path
 ) -> EnvironmentPlan | None:
     """The existing environment, if it fits; None if its packages must be resolved again.
 
     Raises:
         UsageError: environment-differs.
     """
-    require_same(there, wish, folder)
+    require_same(there, spec, folder)
     if there.machine != machine_text(machine):
         return None
     if there.flatout is None or there.flatout == flatout_wheel.digest():
@@ -34,19 +34,19 @@ def as_it_is(
     return msgspec.structs.replace(ready(there), state="flatout")
 
 
-def require_same(there: MadeEnvironment, wish: EnvironmentSpec, folder: Path) -> None:
+def require_same(there: MadeEnvironment, spec: EnvironmentSpec, folder: Path) -> None:
     """Refuses the name of an environment with a different specification.
 
     Raises:
         UsageError: environment-differs.
     """
-    if there.wish == wish and Path(there.folder) == folder:
+    if there.wish == spec and Path(there.folder) == folder:
         return
     raise UsageError(
         "environment-differs",
         f"environment `{there.name}` already exists with a different specification.",
-        because=f"it was created as {_wish_text(there.wish)} in {there.folder}; "
-        f"this command asks for {_wish_text(wish)} in {folder}",
+        because=f"it was created as {_spec_text(there.wish)} in {there.folder}; "
+        f"this command asks for {_spec_text(spec)} in {folder}",
         fix=f"choose another name: --name {there.name}-2; or remove the existing one: "
         f"flatout setup --remove {there.name}",
     )
@@ -58,7 +58,9 @@ def state_of(
     """The work to be done, given the existing environment and the resolved packages."""
     if there is None:
         return "new"
-    is_same = there.python_version == python_version and _held(there.pins) == _held(pins)
+    is_same = there.python_version == python_version and _exact_versions(
+        there.pins
+    ) == _exact_versions(pins)
     if is_same:
         return "same-packages"
     return "other-machine" if there.machine != machine_text(machine) else "other-packages"
@@ -68,26 +70,26 @@ def lacking(requirements: Iterable[str], pins: Iterable[Pin]) -> list[str]:
     """The requirements that these packages do not meet."""
     versions = {pin.name: pin.version for pin in pins}
 
-    def is_met(one: Requirement) -> bool:
-        if one.marker is not None and not one.marker.evaluate():
+    def is_met(requirement: Requirement) -> bool:
+        if requirement.marker is not None and not requirement.marker.evaluate():
             return True
-        version = versions.get(flatout_wheel.name_of(one.name))
-        return version is not None and one.specifier.contains(version, prereleases=True)
+        version = versions.get(flatout_wheel.name_of(requirement.name))
+        return version is not None and requirement.specifier.contains(version, prereleases=True)
 
     return [text for text in requirements if not is_met(Requirement(text))]
 
 
-def _held(pins: Iterable[Pin]) -> set[tuple[str, str, str]]:
+def _exact_versions(pins: Iterable[Pin]) -> set[tuple[str, str, str]]:
     return {(pin.name, pin.version, pin.sha256) for pin in pins}
 
 
-def _wish_text(wish: EnvironmentSpec) -> str:
-    words = [wish.framework + wish.versions]
-    words += [f"--python {wish.python}"] if wish.python else []
-    words += [f"--cuda {wish.cuda}"] if wish.cuda else []
-    words += ["--cpu"] if wish.is_cpu else []
-    words += ["--nightly"] if wish.is_nightly else []
-    words += [f"--with {','.join(wish.packages)}"] if wish.packages else []
-    words += [f"files {wish.files_sha256[:8]}"] if wish.files_sha256 else []
-    words += [f"--manager {wish.installer}"] if wish.installer else []
+def _spec_text(spec: EnvironmentSpec) -> str:
+    words = [spec.framework + spec.versions]
+    words += [f"--python {spec.python}"] if spec.python else []
+    words += [f"--cuda {spec.cuda}"] if spec.cuda else []
+    words += ["--cpu"] if spec.is_cpu else []
+    words += ["--nightly"] if spec.is_nightly else []
+    words += [f"--with {','.join(spec.packages)}"] if spec.packages else []
+    words += [f"files {spec.files_sha256[:8]}"] if spec.files_sha256 else []
+    words += [f"--manager {spec.installer}"] if spec.installer else []
     return " ".join(words)

@@ -17,11 +17,11 @@ from flatout.setup.env.existing import as_it_is
 from flatout.setup.env.index_choice import IndexChoices
 from flatout.setup.env.location import location_for, require_room
 from flatout.setup.env.lock_file import LockFile, parse_lock
-from flatout.setup.env.resolve import decide_on_wheels, no_python
+from flatout.setup.env.resolve import no_python, resolve_wheels
 from flatout.setup.model.environment_plan import EnvironmentPlan, ready
 from flatout.setup.model.environment_request import EnvironmentRequest
 from flatout.setup.packages import micromamba, uv, wheel_store
-from flatout.setup.packages.installers import Deciding
+from flatout.setup.packages.installers import ResolveRequest
 from flatout.system import pythons, text_input  # fmt: skip
 from flatout.system.store import environments
 
@@ -40,36 +40,36 @@ def prepare_from_lock(
     bundle = path if path.is_dir() else None
     file = path / environments.LOCK_FILE if bundle else path
     lock, text = _read_lock(file)
-    wish = EnvironmentSpec(
+    spec = EnvironmentSpec(
         framework=lock.framework,
         python=lock.python,
         is_cpu=lock.cuda == "cpu",
         files_sha256=hashlib.sha256(text.encode()).hexdigest(),
         installer=how.manager,
     )
-    place = location_for(how, lock.framework)
-    name, folder, machine = place.name, place.folder, read_machine()
-    if place.there is not None:
-        found = as_it_is(place.there, wish, machine, folder)
+    location = location_for(how, lock.framework)
+    name, folder, machine = location.name, location.folder, read_machine()
+    if location.there is not None:
+        plan = as_it_is(location.there, spec, machine, folder)
         # The packages of the lock file stay right on another machine: only verify them again.
         again = msgspec.structs.replace(
-            ready(place.there), state="same-packages", machine=machine_text(machine)
+            ready(location.there), state="same-packages", machine=machine_text(machine)
         )
-        yield found or again
+        yield plan or again
         return
     yield InstallProgress(name=name, text="locating the wheels of the lock file")
     _take_uv(bundle if not is_dry else None)
     context = read_context(how, machine, may_get_uv=not (is_dry or how.is_offline))
     python = pythons.find_python(lock.python)
-    if python is None and context.program.name == "pip" and not place.is_bundle:
+    if python is None and context.program.name == "pip" and not location.is_bundle:
         raise no_python(lock.python, "pip cannot download it")
     pins = _located(lock, bundle, how, context)
     version = next((pin.version for pin in pins if pin.name in _PROJECTS[lock.framework]), "")
     prepared = EnvironmentPlan(
         name=name,
         folder=str(folder),
-        wish=wish,
-        state="bundle" if place.is_bundle else "new",
+        wish=spec,
+        state="bundle" if location.is_bundle else "new",
         version=version,
         cuda=lock.cuda,
         index=lock.index,
@@ -121,7 +121,7 @@ def _located(
     lock: LockFile, bundle: Path | None, how: EnvironmentRequest, context: SetupContext
 ) -> Sequence[Pin]:
     """The lock's wheels, each with a place to get it from: here, in the bundle, or an index."""
-    here = {pin.sha256: found for pin in lock.pins if (found := _local(pin, bundle))}
+    here = {pin.sha256: path for pin in lock.pins if (path := _local(pin, bundle))}
     if len(here) < len(lock.pins):
         lacking = [f"{pin.name} {pin.version}" for pin in lock.pins if pin.sha256 not in here]
         if how.is_offline:
@@ -153,16 +153,16 @@ def _local(pin: Pin, bundle: Path | None) -> Pin | None:
 
 
 def _from_index(lock: LockFile, context: SetupContext) -> Sequence[Pin]:
-    places = IndexChoices(context, is_offline=False)
-    deciding = Deciding(
+    indexes = IndexChoices(context, is_offline=False)
+    request = ResolveRequest(
         lines=tuple(f"{pin.name}=={pin.version}" for pin in lock.pins),
         python_version=lock.python,
         python=pythons.find_python(lock.python),
         indexes=context.indexes,
-        index=places.mirrored(lock.index) if lock.index else None,
+        index=indexes.mirrored(lock.index) if lock.index else None,
         is_nightly=True,
         is_whole=True,
         folder=Path(),
     )
-    _, pins = decide_on_wheels(context, deciding, [])
+    _, pins = resolve_wheels(context, request, [])
     return pins

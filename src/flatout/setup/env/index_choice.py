@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from flatout.compat.fit import Target
 from flatout.compat.index_check import (
     IndexEntry,
-    not_asked,
+    not_checked,
     unreached,
     wheel_project,
     with_wheel,
@@ -47,9 +47,9 @@ class IndexChoices:
         """The address to use for an index: that of its mirror, if there is one."""
         mirror = (self._context.torch_mirror or "").rstrip("/")
         # A lock that was made with this mirror names it, without its password.
-        for place in (TORCH_INDEX, without_password(mirror)) if mirror else ():
-            if index == place or index.startswith(f"{place}/"):
-                return mirror + index.removeprefix(place)
+        for root in (TORCH_INDEX, without_password(mirror)) if mirror else ():
+            if index == root or index.startswith(f"{root}/"):
+                return mirror + index.removeprefix(root)
         return index
 
     def usual(self) -> tuple[str, ...]:
@@ -58,36 +58,36 @@ class IndexChoices:
         default = indexes.default or package_index.default_index()
         return (*((default,) if default else ()), *indexes.extra, *indexes.find_links)
 
-    def files(self, project: str, place: str) -> tuple[str, ...] | Unread:
-        """Names of a project's files in a place; why it cannot be read."""
-        if (project, place) not in self._seen:
-            self._seen[project, place] = files_of(project, place, self._context.opener)
-        return self._seen[project, place]
+    def files(self, project: str, index: str) -> tuple[str, ...] | Unread:
+        """Names of a project's files in an index; why it cannot be read."""
+        if (project, index) not in self._seen:
+            self._seen[project, index] = files_of(project, index, self._context.opener)
+        return self._seen[project, index]
 
-    def unreached(self, place: str, *projects: str) -> str | None:
-        """The error of a place about the first of these projects; None if it answers."""
-        names = () if self._is_offline else self.files(projects[0], place)
-        return f"{without_password(place)}: {names.reason}" if isinstance(names, Unread) else None
+    def unreached(self, index: str, *projects: str) -> str | None:
+        """The error of an index about the first of these projects; None if it responds."""
+        names = () if self._is_offline else self.files(projects[0], index)
+        return f"{without_password(index)}: {names.reason}" if isinstance(names, Unread) else None
 
-    def look(self, build: Build, python: Pair, target: Target) -> IndexEntry:
+    def look_up(self, build: Build, python: Pair, target: Target) -> IndexEntry:
         """Whether a build's wheel exists; unknown where an index cannot be reached."""
         if self._is_offline:
-            return not_asked(self._context.tables)
+            return not_checked(self._context.tables)
         own = self.own_index(build)
-        places = [*([own] if own else []), *self.usual()]
-        unread = [] if places else ["no index is configured"]
-        for place in places:
-            names = self.files(wheel_project(build), place)
+        indexes = [*([own] if own else []), *self.usual()]
+        unread = [] if indexes else ["no index is configured"]
+        for index in indexes:
+            names = self.files(wheel_project(build), index)
             if isinstance(names, Unread):
-                unread.append(f"{without_password(place)}: {names.reason}")
+                unread.append(f"{without_password(index)}: {names.reason}")
                 continue
             # In pip's own indexes only the version label identifies the build.
-            named = names if place == own or own is None else _labelled(names, build.cuda)
+            named = names if index == own or own is None else _labelled(names, build.cuda)
             if has_wheel(wheels(named, wheel_project(build)), build, python, target):
-                return with_wheel(without_password(place), python)
+                return with_wheel(without_password(index), python)
         if unread:
             return unreached(build, unread[0])
-        return IndexEntry(is_there=False, said="")
+        return IndexEntry(is_there=False, message="")
 
 
 def _labelled(names: Iterable[str], cuda: str) -> list[str]:

@@ -89,12 +89,12 @@ def require_room(prepared: EnvironmentPlan, machine: Machine) -> None:
         is_outside = bool(location_notes(Path(prepared.folder), machine))
         grows = prepared.missing_bytes if is_outside else prepared.needed_bytes
         needed[f"Windows drive {drive}"] = (grows, free)
-    for place, (wanted, free) in needed.items():
-        if free < wanted + _SPARE_BYTES:
+    for volume, (needed_bytes, free) in needed.items():
+        if free < needed_bytes + _SPARE_BYTES:
             raise RunFailed(
                 "disk-full",
-                f"{place} has {bytes_text(free)} free, and `{prepared.name}` needs about "
-                f"{bytes_text(wanted + _SPARE_BYTES)}.",
+                f"{volume} has {bytes_text(free)} free, and `{prepared.name}` needs about "
+                f"{bytes_text(needed_bytes + _SPARE_BYTES)}.",
                 because=f"{bytes_text(prepared.missing_bytes)} to download, the rest for installed "
                 "files",
                 fix="free some space, or choose another disk: --in DIR, or "
@@ -104,16 +104,18 @@ def require_room(prepared: EnvironmentPlan, machine: Machine) -> None:
 
 def _windows_drive(system: System) -> tuple[str, int] | None:
     """The drive with the virtual disk of this distro, and its free bytes; None where unknown."""
-    mounts = [one for one in _mounts(system) if is_windows_drive_mount(one)]
-    folder = next((one.place for one in mounts if one.source.upper().startswith("C:")), None)
+    mounts = [mount for mount in _mounts(system) if is_windows_drive_mount(mount)]
+    folder = next((mount.path for mount in mounts if mount.source.upper().startswith("C:")), None)
     if folder is None:
         return None
     output = system.run(
         [f"{folder}/Windows/System32/reg.exe", "query", _DISTROS_KEY, "/s"], _REGISTRY_LIMIT_S
     )
     drive = distro_drive(output.stdout, system.environment.get("WSL_DISTRO_NAME", ""))
-    mount = next((one for one in mounts if drive and one.source.upper().startswith(drive)), None)
-    space = system.space(mount.place) if mount is not None else None
+    mount = next(
+        (mount for mount in mounts if drive and mount.source.upper().startswith(drive)), None
+    )
+    space = system.space(mount.path) if mount is not None else None
     if drive is None or space is None or isinstance(space, Unread):
         return None
     return drive, space.free_bytes
@@ -127,8 +129,8 @@ def distro_drive(output: str, distro: str) -> str | None:
     for entry in output.split("HKEY_CURRENT_USER")[1:]:
         values = dict(_VALUE.findall(entry))
         if values.get("DistributionName", "").strip().lower() == distro.lower():
-            found = _DRIVE.match(values.get("BasePath", "").strip())
-            return found[1].upper() if found else None
+            match = _DRIVE.match(values.get("BasePath", "").strip())
+            return match[1].upper() if match else None
     return None
 
 

@@ -46,7 +46,7 @@ def lock_text(lock: LockFile) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse_lock(text: str, place: str) -> LockFile:
+def parse_lock(text: str, source: str) -> LockFile:
     """A lock that `lock_text` wrote.
 
     Raises:
@@ -54,10 +54,10 @@ def parse_lock(text: str, place: str) -> LockFile:
     """
     facts = dict(re.findall(r"^# (\w+): ?(.*)$", text, re.MULTILINE))
     lines = re.sub(r"\\\n", " ", text).splitlines()
-    wanted = [line for line in lines if line.strip() and not line.startswith(("#", "--"))]
-    pins = [found.groupdict() for line in wanted if (found := _PIN.fullmatch(line.strip()))]
+    pin_lines = [line for line in lines if line.strip() and not line.startswith(("#", "--"))]
+    pins = [match.groupdict() for line in pin_lines if (match := _PIN.fullmatch(line.strip()))]
     try:
-        if not pins or len(pins) != len(wanted):
+        if not pins or len(pins) != len(pin_lines):
             raise msgspec.ValidationError("each line must be name==version with one --hash=sha256")
         return msgspec.convert(
             {
@@ -70,7 +70,7 @@ def parse_lock(text: str, place: str) -> LockFile:
     except msgspec.ValidationError as error:
         raise UsageError(
             "not-a-lock",
-            f"{place} is not a flatout lock file.",
+            f"{source} is not a flatout lock file.",
             because=str(error),
             fix="pass a requirements.lock that `flatout setup` has written; "
             "for any other requirements file: flatout setup -r FILE",

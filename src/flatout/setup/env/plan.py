@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import msgspec
 
+from flatout.compat.build_requests import build_requests_from, without_effect
 from flatout.compat.fit import BuildRequest
 from flatout.compat.request import SetupRequest
 from flatout.compat.target import target_from
-from flatout.compat.wishes import wishes_from, without_effect
 from flatout.schema.environment import EnvironmentSpec, InstallProgress
 from flatout.schema.units import counted_text
 from flatout.schema.versions import pair
@@ -21,7 +21,7 @@ from flatout.setup.env.existing import as_it_is
 from flatout.setup.env.location import EnvLocation, location_for, location_notes, require_room
 from flatout.setup.env.requirement_files import Requirements
 from flatout.setup.env.requirement_inputs import read_files
-from flatout.setup.env.resolve import Decided, Extra, decide, not_here
+from flatout.setup.env.resolve import Extra, Resolution, not_here, resolve
 from flatout.setup.model.environment_plan import EnvironmentPlan
 from flatout.setup.model.environment_request import EnvironmentRequest
 from flatout.setup.packages import flatout_wheel, micromamba, wheel_store
@@ -46,30 +46,35 @@ def prepare(
     if how.lock:
         yield from from_lock.prepare_from_lock(how, is_dry=is_dry)
         return
-    wishes = wishes_from(request)
-    how.check(len(wishes))
+    build_requests = build_requests_from(request)
+    how.check(len(build_requests))
     machine = read_machine()
-    asked = read_files(how.files)
-    notes = (*without_effect(request), *asked.notes)
+    requirements = read_files(how.files)
+    notes = (*without_effect(request), *requirements.notes)
     context: SetupContext | None = None
-    for wish in wishes:
-        kept = _kept_wish(wish, how, asked)
-        place = location_for(how, wish.framework)
-        name, there = place.name, place.there
-        if there is not None and (is_ready := as_it_is(there, kept, machine, place.folder)):
+    for build_request in build_requests:
+        spec = _spec_of(build_request, how, requirements)
+        location = location_for(how, build_request.framework)
+        name, there = location.name, location.there
+        if there is not None and (is_ready := as_it_is(there, spec, machine, location.folder)):
             yield _with_notes(is_ready, notes)
             continue
         yield InstallProgress(name=name, text="resolving packages")
         context = context or read_context(how, machine, may_get_uv=not (is_dry or how.is_offline))
-        decided = decide(context, target_from(machine, context.tables, platform.machine()),
-                         _with_python(wish, asked), _extra(kept, how, asked))  # fmt: skip
-        yield _with_notes(settled(decided, kept, place, context, how), notes)
+        target = target_from(machine, context.tables, platform.machine())
+        resolution = resolve(
+            context,
+            target,
+            _with_python(build_request, requirements),
+            _extra(spec, how, requirements),
+        )
+        yield _with_notes(environment_plan(resolution, spec, location, context, how), notes)
 
 
-def settled(
-    decided: Decided,
-    wish: EnvironmentSpec,
-    place: EnvLocation,
+def environment_plan(
+    resolution: Resolution,
+    spec: EnvironmentSpec,
+    location: EnvLocation,
     context: SetupContext,
     how: EnvironmentRequest,
 ) -> EnvironmentPlan:
@@ -78,11 +83,11 @@ def settled(
     Raises:
         RunFailed: disk-full, wheels-not-here.
     """
-    choice = decided.answer.choice
-    usable, num_gpus = decided.answer.usable, len(context.machine.gpus)
-    state = place.state(decided.pins, decided.python_version, context.machine)
+    choice = resolution.answer.choice
+    usable, num_gpus = resolution.answer.usable, len(context.machine.gpus)
+    state = location.state(resolution.pins, resolution.python_version, context.machine)
     # An environment with the right packages needs no wheels.
-    pins = () if state == "same-packages" else decided.pins
+    pins = () if state == "same-packages" else resolution.pins
     missing = [pin for pin in pins if not wheel_store.is_here(pin)]
     if missing and how.is_offline:
         raise not_here(
@@ -90,26 +95,30 @@ def settled(
         )
     is_part = 0 < len(usable) < num_gpus
     prepared = EnvironmentPlan(
-        name=place.name,
-        folder=str(place.folder),
-        wish=wish,
+        name=location.name,
+        folder=str(location.folder),
+        wish=spec,
         state=state,
-        version=decided.version,
+        version=resolution.version,
         cuda=choice.cuda if choice else "cpu",
-        index=decided.index,
-        python=decided.python,
-        python_version=decided.python_version,
-        installer=decided.program.name,
-        pins=tuple(sorted(decided.pins, key=lambda pin: pin.name)),
+        index=resolution.index,
+        python=resolution.python,
+        python_version=resolution.python_version,
+        installer=resolution.program.name,
+        pins=tuple(sorted(resolution.pins, key=lambda pin: pin.name)),
         missing_bytes=sum(pin.size_bytes or 0 for pin in missing),
         total_bytes=sum(pin.size_bytes or 0 for pin in pins),
-        free_bytes=environments.free_bytes(place.folder),
-        why=decided.answer.why,
-        ruled_out=decided.answer.ruled_out,
-        notes=(*context.notes, *decided.notes, *location_notes(place.folder, context.machine)),
+        free_bytes=environments.free_bytes(location.folder),
+        why=resolution.answer.why,
+        ruled_out=resolution.answer.ruled_out,
+        notes=(
+            *context.notes,
+            *resolution.notes,
+            *location_notes(location.folder, context.machine),
+        ),
         variables={"CUDA_VISIBLE_DEVICES": ",".join(map(str, usable))} if is_part else {},
         machine=machine_text(context.machine),
-        environment=place.there,
+        environment=location.there,
         tool=micromamba.step(context.micromamba) if context.micromamba else None,
     )
     require_room(prepared, context.machine)
@@ -120,30 +129,33 @@ def _with_notes(prepared: EnvironmentPlan, notes: tuple[str, ...]) -> Environmen
     return msgspec.structs.replace(prepared, notes=(*notes, *prepared.notes))
 
 
-def _kept_wish(wish: BuildRequest, how: EnvironmentRequest, asked: Requirements) -> EnvironmentSpec:
-    """The wishes that determine the contents of the environment; stored in its record."""
-    python = f"{wish.python[0]}.{wish.python[1]}" if wish.python else None
+def _spec_of(
+    request: BuildRequest, how: EnvironmentRequest, requirements: Requirements
+) -> EnvironmentSpec:
+    """The options that determine the contents of the environment; stored in its record."""
+    python = f"{request.python[0]}.{request.python[1]}" if request.python else None
     return msgspec.convert(
         {
-            "framework": wish.framework, "versions": wish.versions, "python": python,
-            "cuda": wish.cuda, "is_cpu": wish.is_cpu, "is_nightly": wish.is_nightly,
-            "packages": how.requirements, "files_sha256": asked.sha256, "installer": how.manager,
+            "framework": request.framework, "versions": request.versions, "python": python,
+            "cuda": request.cuda, "is_cpu": request.is_cpu, "is_nightly": request.is_nightly,
+            "packages": how.requirements, "files_sha256": requirements.sha256,
+            "installer": how.manager,
         },
         EnvironmentSpec,
     )  # fmt: skip
 
 
-def _with_python(wish: BuildRequest, asked: Requirements) -> BuildRequest:
+def _with_python(build_request: BuildRequest, requirements: Requirements) -> BuildRequest:
     """The request, with the Python of an environment.yml unless another was requested."""
-    if wish.python is not None or asked.python is None:
-        return wish
-    return replace(wish, python=pair(asked.python))
+    if build_request.python is not None or requirements.python is None:
+        return build_request
+    return replace(build_request, python=pair(requirements.python))
 
 
-def _extra(wish: EnvironmentSpec, how: EnvironmentRequest, asked: Requirements) -> Extra:
-    own = flatout_wheel.requirements() if wish.framework == "torch" else ()
+def _extra(spec: EnvironmentSpec, how: EnvironmentRequest, requirements: Requirements) -> Extra:
+    own = flatout_wheel.requirements() if spec.framework == "torch" else ()
     return Extra(
-        lines=(*own, *wish.packages, *asked.lines),
-        is_nightly=wish.is_nightly,
+        lines=(*own, *spec.packages, *requirements.lines),
+        is_nightly=spec.is_nightly,
         is_offline=how.is_offline,
     )

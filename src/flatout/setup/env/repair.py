@@ -14,11 +14,11 @@ from typing import Literal
 
 import msgspec
 
+from flatout.compat.build_requests import build_requests_from
 from flatout.compat.conflicts import closure, plain_name
 from flatout.compat.fit import BuildRequest, Target
 from flatout.compat.request import SetupRequest
 from flatout.compat.target import target_from
-from flatout.compat.wishes import wishes_from
 from flatout.doctor import api as doctor_api
 from flatout.errors import RunFailed, UsageError
 from flatout.schema.change_journal import StepOutcome
@@ -39,8 +39,13 @@ from flatout.setup.env.context import SetupContext, machine_text, read_context, 
 from flatout.setup.env.index_choice import IndexChoices
 from flatout.setup.env.lock_file import requirement_lines
 from flatout.setup.env.manage import unused
-from flatout.setup.env.repair_diff import RepairDiff, decide_difference, pinned_difference
-from flatout.setup.env.repair_problems import RepairProblem, asked_by, find_wrong, known_frameworks
+from flatout.setup.env.repair_diff import RepairDiff, pinned_difference, resolve_difference
+from flatout.setup.env.repair_problems import (
+    RepairProblem,
+    find_wrong,
+    known_frameworks,
+    requested_by,
+)
 from flatout.setup.env.resolve import not_here
 from flatout.setup.env.smoke_test import judge, problem
 from flatout.setup.model.environment_repair import (
@@ -60,7 +65,7 @@ from flatout.system.store import environments
 Device = Literal["cpu", "gpu"]
 
 _LINES = "requirements.txt"
-# Rules about what an environment holds.
+# Rules about the contents of an environment.
 _FAMILIES = ("framework", "install", "python")
 _TABLE_NAMES: dict[str, FrameworkName] = {
     "torch": "torch", "tensorflow": "tensorflow", "paddlepaddle": "paddle", "jax": "jax",
@@ -90,14 +95,14 @@ def prepare_repair(
     )
     yield InstallProgress(name=name, text="resolving packages")
     made = _made_in(scene.inside.folder)
-    found = _as_locked(scene, made, machine) if made else _as_solved(scene)
+    diagnosis = _as_locked(scene, made, machine) if made else _as_solved(scene)
     tried: tuple[SmokeTestResult, ...] = ()
-    if not found.problems:
+    if not diagnosis.problems:
         yield InstallProgress(name=name, text="training steps")
         tried, damaged = _tried(scene)
         if damaged:
-            found = _as_damaged(scene, damaged, made)
-    yield _repair(scene, found, tried)
+            diagnosis = _as_damaged(scene, damaged, made)
+    yield _repair(scene, diagnosis, tried)
 
 
 def carry_out(
@@ -146,7 +151,7 @@ def _carried_out(
             yield outcome
     finally:
         wheel_store.forget(folder)
-    if any(one.how == "failed" for one in outcomes):
+    if any(outcome.how == "failed" for outcome in outcomes):
         return
     for framework, device in repair.devices.items():
         yield InstallProgress(name=inside.name, text=f"training steps on the {device.upper()}")
@@ -164,7 +169,9 @@ def _made_in(folder: str) -> MadeEnvironment | None:
     """flatout's own environment in a folder, by whatever path the user named it."""
     real = Path(folder).resolve()
     made = environments.list_environments()
-    return next((one for one in made if Path(one.folder).resolve() == real), None)
+    return next(
+        (environment for environment in made if Path(environment.folder).resolve() == real), None
+    )
 
 
 class _Scene(msgspec.Struct, frozen=True):
@@ -172,13 +179,13 @@ class _Scene(msgspec.Struct, frozen=True):
 
     inside: Inside
     target: Target
-    wish: BuildRequest
+    request: BuildRequest
     context: SetupContext
     how: EnvironmentRequest
     findings: tuple[Finding, ...]
 
 
-class _Found(msgspec.Struct, frozen=True, kw_only=True):
+class _Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """The problems and their repair. wrong: for environments without a lock file."""
 
     problems: tuple[EnvironmentProblem, ...] = ()
@@ -198,38 +205,38 @@ def _read(
     )  # fmt: skip
     judged = doctor_api.judge(there)
     findings = tuple(
-        one for one in judged.diagnosis.findings
-        if one.severity != "note" and judged.families.get(one.rule) in _FAMILIES
+        finding for finding in judged.diagnosis.findings
+        if finding.severity != "note" and judged.families.get(finding.rule) in _FAMILIES
     )  # fmt: skip
     context = read_context(how, machine, may_get_uv=may_get_uv)
-    (wish,) = wishes_from(request)
+    (build_request,) = build_requests_from(request)
     target = target_from(machine, context.tables, platform.machine())
-    return _Scene(inside, target, wish, context, how, findings)
+    return _Scene(inside, target, build_request, context, how, findings)
 
 
-def _as_solved(scene: _Scene) -> _Found:
+def _as_solved(scene: _Scene) -> _Diagnosis:
     """The problems that the metadata of an environment show."""
     inside = scene.inside
-    places = IndexChoices(scene.context, is_offline=scene.how.is_offline)
-    wrong = find_wrong(inside, scene.target, scene.wish, scene.context.tables, places)
-    asked = asked_by(scene.findings, inside)
-    if asked:
-        problems = [EnvironmentProblem(problem=one.problem, packages=tuple(asked))
-                for one in scene.findings if asked_by([one], inside)]  # fmt: skip
+    indexes = IndexChoices(scene.context, is_offline=scene.how.is_offline)
+    wrong = find_wrong(inside, scene.target, scene.request, scene.context.tables, indexes)
+    requested = requested_by(scene.findings, inside)
+    if requested:
+        problems = [EnvironmentProblem(problem=finding.problem, packages=tuple(requested))
+                    for finding in scene.findings if requested_by([finding], inside)]  # fmt: skip
         wrong = msgspec.structs.replace(
-            wrong, wanted={**asked, **wrong.wanted}, problems=(*wrong.problems, *problems)
+            wrong, required={**requested, **wrong.required}, problems=(*wrong.problems, *problems)
         )
-    return _decided(scene, wrong, frozenset()) if wrong.problems else _Found(wrong=wrong)
+    return _resolved(scene, wrong, frozenset()) if wrong.problems else _Diagnosis(wrong=wrong)
 
 
-def _decided(scene: _Scene, wrong: RepairProblem, again: frozenset[str]) -> _Found:
-    difference = decide_difference(
+def _resolved(scene: _Scene, wrong: RepairProblem, again: frozenset[str]) -> _Diagnosis:
+    difference = resolve_difference(
         scene.inside, wrong, again, scene.context, is_offline=scene.how.is_offline
     )
-    return _Found(problems=wrong.problems, difference=difference, wrong=wrong)
+    return _Diagnosis(problems=wrong.problems, difference=difference, wrong=wrong)
 
 
-def _as_locked(scene: _Scene, made: MadeEnvironment, machine: Machine) -> _Found:
+def _as_locked(scene: _Scene, made: MadeEnvironment, machine: Machine) -> _Diagnosis:
     """The problems of an environment of flatout's own, whose record says what is right.
 
     Raises:
@@ -244,10 +251,10 @@ def _as_locked(scene: _Scene, made: MadeEnvironment, machine: Machine) -> _Found
         )
     difference = pinned_difference(scene.inside, made.pins)
     problems = tuple(
-        EnvironmentProblem(problem=_differs(one, made.name), packages=(one.name,))
-        for one in difference.changes
+        EnvironmentProblem(problem=_differs(change, made.name), packages=(change.name,))
+        for change in difference.changes
     )
-    return _Found(problems=problems, difference=difference)
+    return _Diagnosis(problems=problems, difference=difference)
 
 
 def _differs(change: PackageChange, name: str) -> str:
@@ -262,14 +269,14 @@ def _tried(scene: _Scene) -> tuple[tuple[SmokeTestResult, ...], Framework | None
         RunFailed: training-step-failed, wrong-result: on a GPU, although the CPU computes.
     """
     proved: list[SmokeTestResult] = []
-    for held in known_frameworks(scene.inside):
-        framework = _TABLE_NAMES[held.name]
-        device = _device(held.build, scene.target)
+    for framework in known_frameworks(scene.inside):
+        name = _TABLE_NAMES[framework.name]
+        device = _device(framework.build, scene.target)
         try:
-            proved.append(_proof(scene.inside.python, framework, device))
+            proved.append(_proof(scene.inside.python, name, device))
         except RunFailed:
-            if device == "cpu" or not _computes(scene.inside.python, framework):
-                return (), held
+            if device == "cpu" or not _computes(scene.inside.python, name):
+                return (), framework
             # The files are intact: a reinstallation would not fix the driver or the card.
             raise
     return tuple(proved), None
@@ -283,28 +290,28 @@ def _computes(python: str, framework: FrameworkName) -> bool:
     return True
 
 
-def _as_damaged(scene: _Scene, held: Framework, made: MadeEnvironment | None) -> _Found:
+def _as_damaged(scene: _Scene, framework: Framework, made: MadeEnvironment | None) -> _Diagnosis:
     """Reinstalls the framework and its dependencies: its libraries are in separate packages."""
-    names = _standing_on(held, scene.inside)
-    text = f"a training step with {held.name} {held.version} fails, even on the CPU"
+    names = _packages_of(framework, scene.inside)
+    text = f"a training step with {framework.name} {framework.version} fails, even on the CPU"
     trouble = EnvironmentProblem(problem=text, packages=tuple(names))
     if made is not None:
         pins = tuple(pin for pin in made.pins if plain_name(pin.name) in names)
         again = tuple(PackageChange(name=pin.name, before=pin.version, after=pin.version,
                              size_bytes=pin.size_bytes) for pin in pins)  # fmt: skip
-        return _Found(problems=(trouble,), difference=RepairDiff(changes=again, pins=pins))
-    places = IndexChoices(scene.context, is_offline=scene.how.is_offline)
-    wrong = find_wrong(scene.inside, scene.target, scene.wish, scene.context.tables, places)
-    wanted = {name: f"{name}=={scene.inside.packages[name].version}" for name in names}
-    wrong = msgspec.structs.replace(wrong, problems=(trouble,), wanted=wanted)
-    return _decided(scene, wrong, frozenset(names))
+        return _Diagnosis(problems=(trouble,), difference=RepairDiff(changes=again, pins=pins))
+    indexes = IndexChoices(scene.context, is_offline=scene.how.is_offline)
+    wrong = find_wrong(scene.inside, scene.target, scene.request, scene.context.tables, indexes)
+    required = {name: f"{name}=={scene.inside.packages[name].version}" for name in names}
+    wrong = msgspec.structs.replace(wrong, problems=(trouble,), required=required)
+    return _resolved(scene, wrong, frozenset(names))
 
 
-def _standing_on(held: Framework, inside: Inside) -> list[str]:
+def _packages_of(framework: Framework, inside: Inside) -> list[str]:
     """The packages of a framework and their dependencies, except conda's and local ones."""
-    own = {f"{held.name}{ending}" for ending in ("", "-gpu", "-cpu")}
+    own = {f"{framework.name}{ending}" for ending in ("", "-gpu", "-cpu")}
     # JAX and Paddle name these in extras, and metadata do not record which extras were requested.
-    more = (f"{held.name}-cuda", "nvidia-")
+    more = (f"{framework.name}-cuda", "nvidia-")
     roots = [name for name in inside.packages if name in own or name.startswith(more)]
     needed = closure(roots, inside.packages, inside.markers)
     others = {
@@ -315,14 +322,16 @@ def _standing_on(held: Framework, inside: Inside) -> list[str]:
     return sorted(needed - others)
 
 
-def _repair(scene: _Scene, found: _Found, tried: tuple[SmokeTestResult, ...]) -> EnvironmentRepair:
+def _repair(
+    scene: _Scene, diagnosis: _Diagnosis, tried: tuple[SmokeTestResult, ...]
+) -> EnvironmentRepair:
     """The complete repair, with its plan.
 
     Raises:
         UsageError: environment-of-conda.
         RunFailed: wheels-not-here, disk-full.
     """
-    inside, difference = scene.inside, found.difference
+    inside, difference = scene.inside, diagnosis.difference
     _leave_to_conda(inside, difference.changes)
     missing = [pin for pin in difference.pins if not wheel_store.is_here(pin)]
     if missing and scene.how.is_offline:
@@ -330,19 +339,20 @@ def _repair(scene: _Scene, found: _Found, tried: tuple[SmokeTestResult, ...]) ->
             counted_text(len(missing), "wheel"), ", ".join(pin.file for pin in missing[:5])
         )
     devices = {
-        _TABLE_NAMES[one.name]: _device(one.build, scene.target) for one in known_frameworks(inside)
+        _TABLE_NAMES[framework.name]: _device(framework.build, scene.target)
+        for framework in known_frameworks(inside)
     }
-    for answer in found.wrong.answers:
+    for answer in diagnosis.wrong.answers:
         if answer.build is not None:
             name: FrameworkName = answer.build.framework  # type: ignore[assignment]
             devices[name] = "cpu" if answer.build.cuda == "cpu" else "gpu"
     repair = EnvironmentRepair(
         inside=inside,
-        problems=found.problems,
+        problems=diagnosis.problems,
         changes=difference.changes,
         pins=difference.pins,
         missing_bytes=sum(pin.size_bytes or 0 for pin in missing),
-        findings=scene.findings if not found.problems else (),
+        findings=scene.findings if not diagnosis.problems else (),
         notes=(*scene.context.notes, *difference.notes),
         devices=devices,
         proofs=tried,
@@ -357,7 +367,7 @@ def _repair(scene: _Scene, found: _Found, tried: tuple[SmokeTestResult, ...]) ->
 
 def _plan(repair: EnvironmentRepair) -> Plan:
     inside, pins = repair.inside, repair.pins
-    gone = tuple(one.name for one in repair.changes if one.how == "removed")
+    gone = tuple(change.name for change in repair.changes if change.how == "removed")
     steps = []
     if gone:
         steps.append(
@@ -385,8 +395,8 @@ def _plan(repair: EnvironmentRepair) -> Plan:
 
 def _leave_to_conda(inside: Inside, changes: Sequence[PackageChange]) -> None:
     """Refuses to change conda's packages with pip: conda would not notice."""
-    names = [one.name for one in changes if one.before is not None
-             and inside.packages[one.name].installer == "conda"]  # fmt: skip
+    names = [change.name for change in changes if change.before is not None
+             and inside.packages[change.name].installer == "conda"]  # fmt: skip
     if names:
         raise UsageError(
             "environment-of-conda",

@@ -19,10 +19,10 @@ from flatout.schema.environment import Pin
 from flatout.schema.installed_packages import Inside, Installed
 from flatout.setup.env.context import SetupContext
 from flatout.setup.env.repair_problems import COMPANIONS, RepairProblem, unmet
-from flatout.setup.env.resolve import decide_on_wheels
+from flatout.setup.env.resolve import resolve_wheels
 from flatout.setup.model.environment_repair import PackageChange
 from flatout.setup.packages import wheel_store
-from flatout.setup.packages.installers import Deciding
+from flatout.setup.packages.installers import ResolveRequest
 
 # A change may require others to change, and so on.
 _ROUNDS = 4
@@ -36,7 +36,7 @@ class RepairDiff(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def decide_difference(
+def resolve_difference(
     inside: Inside,
     wrong: RepairProblem,
     again: frozenset[str],
@@ -62,10 +62,10 @@ def decide_difference(
     notes: list[str] = []
     for _ in range(_ROUNDS):
         named = msgspec.structs.replace(wrong, free=frozenset(free))
-        pins = _decided(inside, named, context, notes, is_offline=is_offline)
+        pins = _resolved(inside, named, context, notes, is_offline=is_offline)
         _require_label(inside, pins, wrong)
-        after = _after(inside, pins, wrong.removed, free | set(wrong.wanted))
-        settled = set(wrong.kept) | set(wrong.wanted)
+        after = _after(inside, pins, wrong.removed, free | set(wrong.required))
+        settled = set(wrong.intact) | set(wrong.required)
         rest = list(unmet(msgspec.structs.replace(inside, packages=after), settled))
         more = {name for _, names in rest for name in names} - free
         if not rest:
@@ -82,7 +82,7 @@ def pinned_difference(inside: Inside, pins: tuple[Pin, ...]) -> RepairDiff:
     return RepairDiff(changes=_changes(inside, changed, frozenset()), pins=changed)
 
 
-def _decided(
+def _resolved(
     inside: Inside,
     wrong: RepairProblem,
     context: SetupContext,
@@ -91,27 +91,27 @@ def _decided(
     is_offline: bool,
 ) -> tuple[Pin, ...]:
     """A solution that changes as little as it can: first nothing else, then what must."""
-    lines = [*wrong.wanted.values(), *sorted(wrong.free - set(wrong.wanted))]
+    lines = [*wrong.required.values(), *sorted(wrong.free - set(wrong.required))]
     if not lines:
         return ()
-    changing = {*wrong.wanted, *wrong.free, *wrong.removed}
-    others = [one for name, one in inside.packages.items() if name not in changing]
-    kept = [f"{name}=={inside.packages[name].version}" for name in sorted(wrong.kept)]
+    changing = {*wrong.required, *wrong.free, *wrong.removed}
+    others = [package for name, package in inside.packages.items() if name not in changing]
+    kept_lines = [f"{name}=={inside.packages[name].version}" for name in sorted(wrong.intact)]
     tiers = [
         constraint_lines(others, inside.markers, is_pinned=True),
-        [*kept, *constraint_lines(others, inside.markers, is_pinned=False)],
-        kept,
+        [*kept_lines, *constraint_lines(others, inside.markers, is_pinned=False)],
+        kept_lines,
     ]
     failure: FlatoutError | None = None
     for constraints in tiers:
-        deciding = Deciding(
+        request = ResolveRequest(
             lines=tuple(lines), python_version=inside.python_version, python=inside.python,
             indexes=context.indexes, index=None if wrong.unreached else wrong.index,
             is_offline=is_offline,
             constraints=tuple(constraints), folder=Path(),
         )  # fmt: skip
         try:
-            return decide_on_wheels(context, deciding, notes)[1]
+            return resolve_wheels(context, request, notes)[1]
         except FlatoutError as error:
             if error.rule not in ("no-such-packages", "no-wheel"):
                 raise
@@ -141,7 +141,7 @@ def _after(
     inside: Inside, pins: tuple[Pin, ...], removed: frozenset[str], changing: set[str]
 ) -> dict[str, Installed]:
     """The packages after the change. The solution covers what new packages require."""
-    after = {name: one for name, one in inside.packages.items() if name not in removed}
+    after = {name: package for name, package in inside.packages.items() if name not in removed}
     for pin in pins:
         if pin.name in changing or not _is_there(pin, inside):
             after[plain_name(pin.name)] = Installed(name=pin.name, version=pin.version)
@@ -152,7 +152,7 @@ def _difference(
     inside: Inside, pins: tuple[Pin, ...], wrong: RepairProblem, again: frozenset[str],
     context: SetupContext, notes: list[str],
 ) -> RepairDiff:  # fmt: skip
-    named = {*wrong.wanted, *wrong.free}
+    named = {*wrong.required, *wrong.free}
     changed = [
         pin for pin in pins
         if plain_name(pin.name) in again
@@ -194,10 +194,10 @@ def _needed(
     packages: Mapping[str, Installed], maybe: set[str], solved: set[str], inside: Inside
 ) -> set[str]:
     return {
-        plain_name(one.name)
+        plain_name(requirement.name)
         for name, package in packages.items()
         if name not in maybe and name not in solved
-        for one in requirements(package, inside.markers)
+        for requirement in requirements(package, inside.markers)
     }
 
 
@@ -218,7 +218,7 @@ def _changes(
         )
         for name in gone
     ]
-    return tuple(sorted(changes, key=lambda one: one.name))
+    return tuple(sorted(changes, key=lambda change: change.name))
 
 
 def _unreached(reason: str, because: str) -> RunFailed:

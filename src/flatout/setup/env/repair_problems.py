@@ -33,70 +33,70 @@ _HOLDERS = {
 class RepairProblem(msgspec.Struct, frozen=True, kw_only=True):
     """A necessary change of a package, and the reason.
 
-    wanted: requirements, by the package's name. free: packages whose version is open.
-    removed: packages that others replace. kept: frameworks that are right.
+    required: requirements, by the package's name. free: packages whose version is open.
+    removed: packages that others replace. intact: frameworks that are right.
     index: of the framework's build; None for pip's own. unreached: why that index cannot be
     reached.
     """
 
     problems: tuple[EnvironmentProblem, ...] = ()
-    wanted: dict[str, str] = {}
+    required: dict[str, str] = {}
     free: frozenset[str] = frozenset()
     removed: frozenset[str] = frozenset()
-    kept: frozenset[str] = frozenset()
+    intact: frozenset[str] = frozenset()
     index: str | None = None
     unreached: str | None = None
     answers: tuple[CompatAnswer, ...] = ()
 
 
 def find_wrong(
-    inside: Inside, target: Target, wish: BuildRequest, tables: Tables, places: IndexChoices
+    inside: Inside, target: Target, request: BuildRequest, tables: Tables, indexes: IndexChoices
 ) -> RepairProblem:
     """Builds that do not run here, packages built for another, and requirements that are not met.
 
     Args:
         inside: the environment.
         target: this machine.
-        wish: what the user requires of the builds: the CPU, or a CUDA version.
+        request: what the user requires of the builds: the CPU, or a CUDA version.
         tables: what is published.
-        places: indexes that may have builds.
+        indexes: indexes that may have builds.
 
     Raises:
         RunFailed: nothing-fits.
     """
     problems: list[EnvironmentProblem] = []
-    wanted: dict[str, str] = {}
+    required: dict[str, str] = {}
     removed: set[str] = set()
-    kept: set[str] = set()
+    intact: set[str] = set()
     index, answers = None, []
-    for held in known_frameworks(inside):
-        holders = _holders(held, inside)
-        own_wish = replace(
-            wish, framework=FRAMEWORKS[held.name], python=pair(inside.python_version)
+    for framework in known_frameworks(inside):
+        holders = _holders(framework, inside)
+        own_request = replace(
+            request, framework=FRAMEWORKS[framework.name], python=pair(inside.python_version)
         )
-        why = why_wrong(held, target, own_wish, tables)
+        why = why_wrong(framework, target, own_request, tables)
         if why is None:
-            kept |= set(holders)
-            index = index or _index_of(held, inside, places)
+            intact |= set(holders)
+            index = index or _index_of(framework, inside, indexes)
             continue
         problems.append(EnvironmentProblem(problem=why, packages=holders))
-        answer = _other_build(held, target, own_wish, tables, places)
+        answer = _other_build(framework, target, own_request, tables, indexes)
         answers.append(answer)
         if answer.build is not None:
-            wanted |= requirement_names([answer.build.requirement])
-            removed |= set(holders) - set(wanted)
-            index = index or places.own_index(answer.build)
-    free = {one for one in COMPANIONS if one in inside.packages and "torch" in wanted}
-    for trouble in _mislabelled(inside, wanted):
+            required |= requirement_names([answer.build.requirement])
+            removed |= set(holders) - set(required)
+            index = index or indexes.own_index(answer.build)
+    free = {name for name in COMPANIONS if name in inside.packages and "torch" in required}
+    for trouble in _mislabelled(inside, required):
         problems.append(trouble)
         free |= set(trouble.packages)
-    for trouble, packages in unmet(inside, kept | set(wanted)):
+    for trouble, packages in unmet(inside, intact | set(required)):
         problems.append(trouble)
         free |= packages
     return RepairProblem(
-        unreached=places.unreached(index, *wanted, "torch") if index and problems else None,
-        problems=tuple(dict.fromkeys(problems)), wanted=wanted, free=frozenset(free - removed),
-        removed=frozenset(removed), kept=frozenset(kept), index=index, answers=tuple(answers),
+        unreached=indexes.unreached(index, *required, "torch") if index and problems else None,
+        problems=tuple(dict.fromkeys(problems)), required=required, free=frozenset(free - removed),
+        removed=frozenset(removed), intact=frozenset(intact), index=index, answers=tuple(answers),
     )  # fmt: skip
 
 
@@ -105,71 +105,78 @@ def unmet(inside: Inside, settled: set[str]) -> Iterator[tuple[EnvironmentProble
 
     Settled packages, above all frameworks, stay: then the package that requires others is changed.
     """
-    for one in conflicts(inside.packages, inside.markers):
-        has = f"{one.has} is installed" if one.has else "it is not installed"
-        package = inside.packages[one.package]
-        text = f"{package.name} {package.version} requires {one.needs}, but {has}"
-        changed = one.package if one.wanted in settled else one.wanted
-        yield EnvironmentProblem(problem=text, packages=(one.package, one.wanted)), {changed}
+    for conflict in conflicts(inside.packages, inside.markers):
+        has = f"{conflict.has} is installed" if conflict.has else "it is not installed"
+        package = inside.packages[conflict.package]
+        text = f"{package.name} {package.version} requires {conflict.needs}, but {has}"
+        changed = conflict.package if conflict.required in settled else conflict.required
+        yield (
+            EnvironmentProblem(problem=text, packages=(conflict.package, conflict.required)),
+            {changed},
+        )
 
 
-def asked_by(findings: Sequence[Finding], inside: Inside) -> dict[str, str]:
+def requested_by(findings: Sequence[Finding], inside: Inside) -> dict[str, str]:
     """Packages other than frameworks in the fixes of the doctor's findings, such as `numpy<2`."""
-    wanted: dict[str, str] = {}
+    required: dict[str, str] = {}
     for finding in findings:
         words = [command.replace('"', "").replace("'", "").split()
                  for fix in finding.fixes[:1] for command in fix.commands]  # fmt: skip
         for line in words if len(words) == 1 else ():
-            is_plain = "install" in line and not any(one.startswith("--") for one in line)
+            is_plain = "install" in line and not any(word.startswith("--") for word in line)
             named = line[line.index("install") + 1 :] if is_plain else []
-            wanted |= requirement_names([one for one in named if not one.startswith("-")])
-    own = {*FRAMEWORKS, *COMPANIONS, *(one for names in _HOLDERS.values() for one in names)}
-    return {name: line for name, line in wanted.items()
+            required |= requirement_names([word for word in named if not word.startswith("-")])
+    own = {*FRAMEWORKS, *COMPANIONS, *(name for names in _HOLDERS.values() for name in names)}
+    return {name: line for name, line in required.items()
             if name in inside.packages and name not in own}  # fmt: skip
 
 
 def known_frameworks(inside: Inside) -> list[Framework]:
     """The frameworks of an environment that the tables cover."""
-    return [one for one in inside.frameworks if one.name in FRAMEWORKS]
+    return [framework for framework in inside.frameworks if framework.name in FRAMEWORKS]
 
 
-def _holders(held: Framework, inside: Inside) -> tuple[str, ...]:
-    names = _HOLDERS.get(held.name, (held.name,))
+def _holders(framework: Framework, inside: Inside) -> tuple[str, ...]:
+    names = _HOLDERS.get(framework.name, (framework.name,))
     return tuple(name for name in names if name in inside.packages)
 
 
 def _other_build(
-    held: Framework, target: Target, wish: BuildRequest, tables: Tables, places: IndexChoices
+    framework: Framework,
+    target: Target,
+    request: BuildRequest,
+    tables: Tables,
+    indexes: IndexChoices,
 ) -> CompatAnswer:
     """The same version where it has a build for this machine, else the nearest."""
-    version = held.version.partition("+")[0]
+    version = framework.version.partition("+")[0]
     minor = ".".join(version.split(".")[:2])
     for versions in (f"=={version}", f"=={minor}.*", ""):
-        answer = checked(target, replace(wish, versions=versions), tables, places.look)
+        answer = checked(target, replace(request, versions=versions), tables, indexes.look_up)
         if answer.build is not None:
             return answer
-    raise nothing_fits(wish.framework, answer)
+    raise nothing_fits(request.framework, answer)
 
 
-def _index_of(held: Framework, inside: Inside, places: IndexChoices) -> str | None:
+def _index_of(framework: Framework, inside: Inside, indexes: IndexChoices) -> str | None:
     """The index with the companions of a framework that stays."""
-    version = inside.packages["torch"].version if held.name == "torch" else ""
+    version = inside.packages["torch"].version if framework.name == "torch" else ""
     label = version.partition("+")[2]
     if not label:
         return None
     nightly = "nightly/" if ".dev" in version else ""
-    return places.mirrored(f"{TORCH_INDEX}/{nightly}{label}")
+    return indexes.mirrored(f"{TORCH_INDEX}/{nightly}{label}")
 
 
-def _mislabelled(inside: Inside, wanted: dict[str, str]) -> Iterator[EnvironmentProblem]:
+def _mislabelled(inside: Inside, required: dict[str, str]) -> Iterator[EnvironmentProblem]:
     """Companions of torch that were built for another build of it than the installed one."""
     torch = inside.packages.get("torch")
-    if torch is None or "torch" in wanted:
+    if torch is None or "torch" in required:
         return
     label = torch.version.partition("+")[2]
     for name in COMPANIONS:
-        one = inside.packages.get(name)
-        other = one.version.partition("+")[2] if one else ""
-        if one and label and other and label != other:
-            text = f"{name} {one.version} is built for {other}, but torch is {torch.version}"
+        companion = inside.packages.get(name)
+        other = companion.version.partition("+")[2] if companion else ""
+        if companion and label and other and label != other:
+            text = f"{name} {companion.version} is built for {other}, but torch is {torch.version}"
             yield EnvironmentProblem(problem=text, packages=(name,))

@@ -47,7 +47,7 @@ class _CondaFile(msgspec.Struct):
     dependencies: tuple[str | dict[str, tuple[str, ...]], ...] = ()
 
 
-def from_pyproject(text: str, place: str) -> Requirements:
+def from_pyproject(text: str, source: str) -> Requirements:
     """`project.dependencies` of a pyproject.toml.
 
     Raises:
@@ -56,18 +56,18 @@ def from_pyproject(text: str, place: str) -> Requirements:
     try:
         project = msgspec.convert(tomllib.loads(text), _PyProject).project
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise not_readable(place, str(error)) from error
+        raise not_readable(source, str(error)) from error
     if project is None:
-        raise not_readable(place, "it has no [project] table")
+        raise not_readable(source, "it has no [project] table")
     return Requirements(lines=project.dependencies)
 
 
-def from_conda(document: Any, place: str) -> Requirements:
+def from_conda(document: Any, source: str) -> Requirements:
     """The dependencies of an environment.yml, as pip names them.
 
     Args:
         document: what a reader of YAML has made of the file.
-        place: its name.
+        source: its name.
 
     Raises:
         UsageError: requirements-not-readable.
@@ -75,7 +75,7 @@ def from_conda(document: Any, place: str) -> Requirements:
     try:
         entries = msgspec.convert(document, _CondaFile).dependencies
     except msgspec.ValidationError as error:
-        raise not_readable(place, str(error)) from error
+        raise not_readable(source, str(error)) from error
     lines: list[str] = []
     left_out: list[str] = []
     python = None
@@ -85,8 +85,8 @@ def from_conda(document: Any, place: str) -> Requirements:
             continue
         name, version = _split(entry)
         if name == "python":
-            found = re.search(r"\d+\.\d+", version)
-            python = found[0] if found else None
+            match = re.search(r"\d+\.\d+", version)
+            python = match[0] if match else None
         elif name in _CONDA_ONLY:
             left_out.append(entry)
         else:
@@ -94,11 +94,11 @@ def from_conda(document: Any, place: str) -> Requirements:
     return Requirements(lines=tuple(lines), python=python, left_out=tuple(left_out))
 
 
-def not_readable(place: str, because: str) -> UsageError:
+def not_readable(source: str, because: str) -> UsageError:
     """The error for an unreadable requirements file."""
     return UsageError(
         "requirements-not-readable",
-        f"cannot read requirements from {place}.",
+        f"cannot read requirements from {source}.",
         because=because,
         fix="pass a requirements.txt, an environment.yml or a pyproject.toml",
     )
@@ -107,10 +107,10 @@ def not_readable(place: str, because: str) -> UsageError:
 def _split(entry: str) -> tuple[str, str]:
     """conda's `channel::name=1.2=build` as a name and pip's `==1.2.*`."""
     plain = entry.partition("::")[2] or entry
-    found = re.match(r"\s*([\w.-]+)\s*(.*)", plain)
-    if found is None:
+    match = re.match(r"\s*([\w.-]+)\s*(.*)", plain)
+    if match is None:
         return plain, ""
-    name, version = found[1].lower(), found[2].strip()
+    name, version = match[1].lower(), match[2].strip()
     if re.match(r"=(?!=)", version) or re.match(r"\d", version):
         number = version.lstrip("=").partition("=")[0].strip()
         return name, f"=={number}" if number.endswith("*") else f"=={number}.*"

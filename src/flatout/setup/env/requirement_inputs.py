@@ -22,7 +22,7 @@ def read_files(files: Sequence[str]) -> Requirements:
     Raises:
         UsageError: requirements-not-readable, pyyaml-not-installed.
     """
-    found = []
+    read = []
     digest = hashlib.sha256()
     for name in files:
         path = Path(name).expanduser().absolute()
@@ -30,11 +30,11 @@ def read_files(files: Sequence[str]) -> Requirements:
             raise not_readable(name, "no such file")
         content = b"".join(text_input.pieces_of(path))
         digest.update(content)
-        found.append(_read(path, content.decode(errors="replace")))
+        read.append(_read(path, content.decode(errors="replace")))
     return Requirements(
-        lines=tuple(line for one in found for line in one.lines),
-        python=next((one.python for one in found if one.python), None),
-        left_out=tuple(line for one in found for line in one.left_out),
+        lines=tuple(line for requirements in read for line in requirements.lines),
+        python=next((requirements.python for requirements in read if requirements.python), None),
+        left_out=tuple(line for requirements in read for line in requirements.left_out),
         sha256=digest.hexdigest() if files else None,
     )
 

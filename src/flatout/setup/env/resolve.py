@@ -21,7 +21,7 @@ from flatout.setup.env.context import SetupContext
 from flatout.setup.env.index_choice import IndexChoices
 from flatout.setup.env.wheels import is_for_cpu, parse_pylock, parse_report, supported_tags
 from flatout.setup.packages import installers, wheel_store
-from flatout.setup.packages.installers import Deciding, Program
+from flatout.setup.packages.installers import Program, ResolveRequest
 from flatout.system import paths, pythons
 from flatout.system.host_system import Unread
 
@@ -44,7 +44,7 @@ class Extra(msgspec.Struct, frozen=True, kw_only=True):
     is_offline: bool = False
 
 
-class Decided(msgspec.Struct, frozen=True, kw_only=True):
+class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     """python: an interpreter; None: the program downloads one. index: None for pip's own."""
 
     answer: CompatAnswer
@@ -57,7 +57,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
-class _Way(msgspec.Struct, frozen=True):
+class _Candidate(msgspec.Struct, frozen=True):
     """One source of a build. index: None for pip's own indexes. answer: that build."""
 
     index: str | None
@@ -65,30 +65,32 @@ class _Way(msgspec.Struct, frozen=True):
     answer: CompatAnswer
 
 
-def decide(context: SetupContext, target: Target, wish: BuildRequest, extra: Extra) -> Decided:
+def resolve(
+    context: SetupContext, target: Target, request: BuildRequest, extra: Extra
+) -> Resolution:
     """Resolves what will be installed.
 
     Raises:
         UsageError: python-version-not-found, no-such-packages, no-wheel.
         RunFailed: nothing-fits, index-not-reachable, certificate-not-trusted.
     """
-    places = IndexChoices(context, is_offline=extra.is_offline)
-    search = _Search(context, target, wish, extra, places)
-    answers = list(choices(context, target, wish, places, is_offline=extra.is_offline))
+    indexes = IndexChoices(context, is_offline=extra.is_offline)
+    search = _Search(context, target, request, extra, indexes)
+    answers = list(choices(context, target, request, indexes, is_offline=extra.is_offline))
     for is_named in (True, False):
         for answer, python in answers:
-            for way in search.named(answer) if is_named else search.unnamed(answer):
-                decided = search.decided(way, python)
-                if decided is not None:
-                    return decided
+            for candidate in search.named(answer) if is_named else search.unnamed(answer):
+                resolution = search.resolution(candidate, python)
+                if resolution is not None:
+                    return resolution
     raise search.failure(answers[0][0])
 
 
 def choices(
     context: SetupContext,
     target: Target,
-    wish: BuildRequest,
-    places: IndexChoices,
+    request: BuildRequest,
+    indexes: IndexChoices,
     *,
     is_offline: bool,
 ) -> Iterator[tuple[CompatAnswer, str | None]]:
@@ -102,15 +104,17 @@ def choices(
         RunFailed: nothing-fits.
     """
     tables = context.tables
-    usual = checked(target, wish, tables, places.look)
+    usual = checked(target, request, tables, indexes.look_up)
     if usual.choice is None:
-        raise nothing_fits(wish.framework, usual)
+        raise nothing_fits(request.framework, usual)
     first = pair(usual.choice.python)
     is_found = False
-    others = [one for one in _PYTHONS if one >= _OWN_OLDEST or wish.framework != "torch"]
-    for version in dict.fromkeys([first] if wish.python else [first, *others]):
-        other = replace(wish, python=version, is_python_found=wish.python is None)
-        answer = usual if version == first else checked(target, other, tables, places.look)
+    others = [
+        version for version in _PYTHONS if version >= _OWN_OLDEST or request.framework != "torch"
+    ]
+    for version in dict.fromkeys([first] if request.python else [first, *others]):
+        other = replace(request, python=version, is_python_found=request.python is None)
+        answer = usual if version == first else checked(target, other, tables, indexes.look_up)
         python = pythons.find_python(pair_text(version)) if answer.choice else None
         if python is not None:
             is_found = True
@@ -156,8 +160,8 @@ def not_here(what: str, because: str) -> RunFailed:
     )
 
 
-def decide_on_wheels(
-    context: SetupContext, deciding: Deciding, notes: list[str]
+def resolve_wheels(
+    context: SetupContext, request: ResolveRequest, notes: list[str]
 ) -> tuple[Program, tuple[Pin, ...]]:
     """Lets the preferred program resolve; if it finds no solution, the other one.
 
@@ -166,10 +170,10 @@ def decide_on_wheels(
     """
     first: FlatoutError | None = None
     for program in context.programs:
-        if program.name == "pip" and deciding.python is None and first is not None:
+        if program.name == "pip" and request.python is None and first is not None:
             continue
         try:
-            pins = _wheels(program, deciding)
+            pins = _wheels(program, request)
         except FlatoutError as error:
             if first is not None or error.rule not in ("no-such-packages", "no-wheel"):
                 raise first or error from None
@@ -182,15 +186,15 @@ def decide_on_wheels(
     raise first
 
 
-def _wheels(program: Program, deciding: Deciding) -> tuple[Pin, ...]:
+def _wheels(program: Program, request: ResolveRequest) -> tuple[Pin, ...]:
     top = paths.cache_folder()
     top.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=top, prefix="deciding-") as folder:
         here = Path(folder)
-        text = program.decide(msgspec.structs.replace(deciding, folder=here))
+        text = program.resolve(msgspec.structs.replace(request, folder=here))
         if text.lstrip().startswith("{"):
             return parse_report(text)
-        tags = supported_tags(pair(deciding.python_version))
+        tags = supported_tags(pair(request.python_version))
         return parse_pylock(text, here.as_uri(), tags)
 
 
@@ -201,71 +205,71 @@ class _Search:
         self,
         context: SetupContext,
         target: Target,
-        wish: BuildRequest,
+        request: BuildRequest,
         extra: Extra,
-        places: IndexChoices,
+        indexes: IndexChoices,
     ) -> None:
-        self._places = places
+        self._indexes = indexes
         self._context = context
         self._target = target
-        self._wish = wish
+        self._request = request
         self._extra = extra
         self._notes: list[str] = []
         self._failures: list[FlatoutError] = []
 
-    def named(self, answer: CompatAnswer) -> Iterator[_Way]:
+    def named(self, answer: CompatAnswer) -> Iterator[_Candidate]:
         """Indexes with this very build, or an older one for the same hardware, by its label."""
         build = _build(answer)
-        own = self._places.own_index(build)
+        own = self._indexes.own_index(build)
         if own is None:
-            yield _Way(None, build.requirement, answer)
+            yield _Candidate(None, build.requirement, answer)
             return
         is_offline = self._extra.is_offline
-        files = () if is_offline else self._places.files(build.project, own)
+        files = () if is_offline else self._indexes.files(build.project, own)
         if isinstance(files, Unread):
             self._notes.append(f"cannot reach {own}: {files.reason}")
         elif files or is_offline:
-            yield _Way(own, build.requirement, answer)
+            yield _Candidate(own, build.requirement, answer)
         for version in self._labelled(build, _python(answer)):
             number = version.partition("+")[0]
-            wish = replace(self._wish, versions=f"=={number}", python=pair(_python(answer)))
-            same = solve(self._target, wish, self._context.tables)
+            request = replace(self._request, versions=f"=={number}", python=pair(_python(answer)))
+            same = solve(self._target, request, self._context.tables)
             if same.build is not None and same.build.cuda == build.cuda:
                 if number != build.version:
                     self._notes.append(f"pip's own indexes have {build.project} {version}")
-                yield _Way(None, f"{build.project}=={version}", same)
+                yield _Candidate(None, f"{build.project}=={version}", same)
 
-    def unnamed(self, answer: CompatAnswer) -> Iterator[_Way]:
+    def unnamed(self, answer: CompatAnswer) -> Iterator[_Candidate]:
         """pip's own indexes, where a version does not say what it was built for."""
         build = _build(answer)
-        if self._places.own_index(build) is not None:
-            yield _Way(None, re.sub(r"\+[\w.]+$", "", build.requirement), answer)
+        if self._indexes.own_index(build) is not None:
+            yield _Candidate(None, re.sub(r"\+[\w.]+$", "", build.requirement), answer)
 
-    def decided(self, way: _Way, python: str | None) -> Decided | None:
+    def resolution(self, candidate: _Candidate, python: str | None) -> Resolution | None:
         """The solution from one source; None if there is none, which is noted."""
-        version = _python(way.answer)
-        if any(one.rule in _FINAL for one in self._failures):
+        version = _python(candidate.answer)
+        if any(error.rule in _FINAL for error in self._failures):
             return None
-        deciding = Deciding(
-            lines=(way.requirement, *way.answer.constraints, "pip", *self._extra.lines),
+        request = ResolveRequest(
+            lines=(candidate.requirement, *candidate.answer.constraints, "pip", *self._extra.lines),
             python_version=version, python=python, indexes=self._context.indexes,
-            index=way.index, is_nightly=self._extra.is_nightly,
+            index=candidate.index, is_nightly=self._extra.is_nightly,
             is_offline=self._extra.is_offline, folder=Path(),
         )  # fmt: skip
         try:
-            program, pins = decide_on_wheels(self._context, deciding, self._notes)
+            program, pins = resolve_wheels(self._context, request, self._notes)
         except FlatoutError as error:
             self._failures.append(error)
             return None
-        build = _build(way.answer)
+        build = _build(candidate.answer)
         misfit = _misfit(build, pins)
         if misfit is not None:
-            self._notes.append(f"{way.requirement} from pip's own index {misfit}")
+            self._notes.append(f"{candidate.requirement} from pip's own index {misfit}")
             return None
-        return Decided(
-            answer=way.answer,
+        return Resolution(
+            answer=candidate.answer,
             version=next((pin.version for pin in pins if pin.name == build.project), build.version),
-            index=way.index, python=python, python_version=version, program=program,
+            index=candidate.index, python=python, python_version=version, program=program,
             pins=wheel_store.measured(pins, self._context.opener), notes=self.notes,
         )  # fmt: skip
 
@@ -281,10 +285,10 @@ class _Search:
             # Offline it is unknown whether they could be satisfied with a network.
             is_lacking = self._extra.is_offline and first.rule == "no-such-packages"
             return not_here("the wheels", str(first.because)) if is_lacking else first
-        untrusted = next((one for one in self._failures if one.rule in _FINAL), None)
+        untrusted = next((error for error in self._failures if error.rule in _FINAL), None)
         if untrusted or any("CERTIFICATE_VERIFY_FAILED" in note for note in self._notes):
             return untrusted or installers.untrusted("; ".join(self.notes))
-        last = [one.because or one.problem for one in self._failures[-1:]]
+        last = [error.because or error.problem for error in self._failures[-1:]]
         return RunFailed(
             "index-not-reachable",
             f"{_build(answer).label} is not available.",
@@ -296,15 +300,19 @@ class _Search:
     def _labelled(self, build: Build, python: str) -> list[str]:
         """Versions in pip's own indexes with the build's label (`+cpu`), newest first."""
         tags = set(supported_tags(pair(python)))
-        found = set()
-        for place in self._places.usual():
-            names = self._places.files(build.project, place)
+        versions = set()
+        for index in self._indexes.usual():
+            names = self._indexes.files(build.project, index)
             for name in () if isinstance(names, Unread) else names:
                 parts = name.removesuffix(".whl").split("-")
                 if len(parts) == 5 and parts[1].endswith(f"+{build.cuda}"):
-                    kinds = [f"{parts[2]}-{parts[3]}-{one}" for one in parts[4].split(".")]
-                    found |= {parts[1]} if tags.intersection(kinds) else set()
-        return sorted(found, key=lambda one: numbers(one.partition("+")[0]), reverse=True)
+                    kinds = [
+                        f"{parts[2]}-{parts[3]}-{platform}" for platform in parts[4].split(".")
+                    ]
+                    versions |= {parts[1]} if tags.intersection(kinds) else set()
+        return sorted(
+            versions, key=lambda version: numbers(version.partition("+")[0]), reverse=True
+        )
 
 
 def _misfit(build: Build, pins: tuple[Pin, ...]) -> str | None:
@@ -317,10 +325,12 @@ def _misfit(build: Build, pins: tuple[Pin, ...]) -> str | None:
         return None if label == build.cuda else f"is for {label}, not for {build.cuda}"
     runtimes = [pin.version for pin in pins
                 if pin.name.startswith(("nvidia-cuda-runtime", "cuda-toolkit"))]  # fmt: skip
-    wanted = build.toolkit or str(build.cuda_major)
-    if build.framework == "paddle" or any(one.startswith(f"{wanted}.") for one in runtimes):
+    required = build.toolkit or str(build.cuda_major)
+    if build.framework == "paddle" or any(
+        version.startswith(f"{required}.") for version in runtimes
+    ):
         return None
-    return f"is for CUDA {', '.join(runtimes) or 'of an unknown version'}, not {wanted}"
+    return f"is for CUDA {', '.join(runtimes) or 'of an unknown version'}, not {required}"
 
 
 def _build(answer: CompatAnswer) -> Build:

@@ -104,7 +104,7 @@ def _wave(phase: float) -> float:
 def _deviation(losses: tuple[float, ...], right: tuple[float, ...]) -> float:
     if len(losses) != len(right) or not all(map(math.isfinite, losses)):
         return math.inf
-    return max(abs(one - other) / abs(other) for one, other in zip(losses, right, strict=True))
+    return max(abs(loss - other) / abs(other) for loss, other in zip(losses, right, strict=True))
 
 
 def _require(

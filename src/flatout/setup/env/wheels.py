@@ -58,8 +58,8 @@ def supported_tags(python: tuple[int, int]) -> list[str]:
     from packaging import tags
 
     interpreter = f"cp{python[0]}{python[1]}"
-    found = [*tags.cpython_tags(python), *tags.compatible_tags(python, interpreter)]
-    return [str(tag) for tag in found]
+    wheel_tags = [*tags.cpython_tags(python), *tags.compatible_tags(python, interpreter)]
+    return [str(tag) for tag in wheel_tags]
 
 
 def parse_pylock(text: str, folder_url: str, tags: Sequence[str]) -> tuple[Pin, ...]:
@@ -86,12 +86,12 @@ def parse_report(text: str) -> tuple[Pin, ...]:
     report = msgspec.json.decode(text, type=_Report)
     return tuple(
         Pin(
-            name=_plain(one.metadata.name),
-            version=one.metadata.version,
-            url=one.download_info.url,
-            sha256=one.download_info.archive_info.hashes.get("sha256", ""),
+            name=_plain(item.metadata.name),
+            version=item.metadata.version,
+            url=item.download_info.url,
+            sha256=item.download_info.archive_info.hashes.get("sha256", ""),
         )
-        for one in report.install
+        for item in report.install
     )
 
 
@@ -104,16 +104,16 @@ def is_for_cpu(pins: Sequence[Pin]) -> bool:
 
 def _pin(package: _Package, folder_url: str, ranks: dict[str, int]) -> Pin:
     wheels = [*package.wheels, *([package.archive] if package.archive else [])]
-    ranked = [(rank, _url(one, folder_url), one) for one in wheels
-              if (rank := _rank(_file(one), ranks)) is not None]  # fmt: skip
+    ranked = [(rank, _url(wheel, folder_url), wheel) for wheel in wheels
+              if (rank := _rank(_file(wheel), ranks)) is not None]  # fmt: skip
     if not ranked:
         raise UsageError(
             "no-wheel",
             f"{package.name} {package.version} has no wheel for this system and this Python.",
-            because=f"available: {', '.join(_file(one) for one in wheels) or 'only sources'}",
+            because=f"available: {', '.join(_file(wheel) for wheel in wheels) or 'only sources'}",
             fix="choose another --python, or another version; flatout does not compile packages",
         )
-    _, url, wheel = min(ranked, key=lambda one: one[0])
+    _, url, wheel = min(ranked, key=lambda ranking: ranking[0])
     return Pin(
         name=_plain(package.name),
         version=package.version or _file(wheel).split("-")[1],

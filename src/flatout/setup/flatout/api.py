@@ -33,7 +33,7 @@ _DELETED = ("environments", "data", "searches", "recipes", "compiled", "caches")
 _KEEPABLE = ("edits", *_DELETED)
 
 
-def wanted(uses: Sequence[DiskUse], kinds: Sequence[str]) -> list[DiskUse]:
+def uses_to_free(uses: Sequence[DiskUse], kinds: Sequence[str]) -> list[DiskUse]:
     """The kinds that will be freed.
 
     Raises:
@@ -119,8 +119,10 @@ def plan_removal(keep: Sequence[str], *, is_with_runs: bool) -> UninstallPlan:
     taken = {part.name for part in parts} | ({"checkpoints"} if is_with_runs else set())
     if not _changes() or "edits" in taken:
         taken.add("undo")
-    kept = [use for use in uses.values() if use.kind not in taken | {"tools"} and use.num_items]
-    return UninstallPlan(installation=here, parts=tuple(parts), kept=tuple(kept))
+    kept_uses = [
+        use for use in uses.values() if use.kind not in taken | {"tools"} and use.num_items
+    ]
+    return UninstallPlan(installation=here, parts=tuple(parts), kept=tuple(kept_uses))
 
 
 def remove_part(part: InstalledPart, here: Installation) -> tuple[str, ...]:
@@ -140,7 +142,7 @@ def remove_part(part: InstalledPart, here: Installation) -> tuple[str, ...]:
                 installation.forget_user_path(str(Path(here.launcher or "").parent))
             else:
                 installation.clean_profile(profile)
-    if not part.is_only_told:
+    if not part.is_only_shown:
         for command in part.commands:
             installation.run_shown(command)
         for path in part.paths:
@@ -180,14 +182,14 @@ def _restore(changes: Sequence[Applied]) -> tuple[str, ...]:
 
 def _changes() -> list[Applied]:
     """The changes by flatout on this machine that were not undone, the newest first."""
-    return [one for one in reversed(change_journal.entries()) if one.status != "undone"]
+    return [change for change in reversed(change_journal.entries()) if change.status != "undone"]
 
 
 def _edits_part(changes: Sequence[Applied]) -> InstalledPart:
     return InstalledPart(
         name="edits",
         text="changes to this machine, to be undone: "
-        + "; ".join(f"{one.id} {one.begun.plan.goal}" for one in changes),
+        + "; ".join(f"{change.id} {change.begun.plan.goal}" for change in changes),
         cost="what they fixed is broken again; flatout undo --list shows them",
     )
 
@@ -212,7 +214,9 @@ def _own_part(here: Installation, tools: DiskUse) -> InstalledPart:
         paths = [Path(here.launcher or ""), *paths, folders.app_folder()]
     is_there = [str(path) for path in paths if path.exists() or path.is_symlink()]
     if sys.platform == "win32" and here.way == "script":
-        commands = [("Remove-Item", "-Recurse", "-Force", "-LiteralPath", one) for one in is_there]
+        commands = [
+            ("Remove-Item", "-Recurse", "-Force", "-LiteralPath", path) for path in is_there
+        ]
     where = f"it runs from its sources in {here.checkout}, which stay"
     return InstalledPart(
         name="flatout",
@@ -221,7 +225,7 @@ def _own_part(here: Installation, tools: DiskUse) -> InstalledPart:
         num_bytes=tools.num_bytes,
         paths=tuple(is_there),
         commands=tuple(commands),
-        is_only_told=sys.platform == "win32" and here.way != "checkout",
+        is_only_shown=sys.platform == "win32" and here.way != "checkout",
     )
 
 

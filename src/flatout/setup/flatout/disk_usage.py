@@ -76,7 +76,7 @@ def free(uses: Iterable[DiskUse]) -> int:
     return num_bytes
 
 
-def delete_environments(wanted: Sequence[Path]) -> int:
+def delete_environments(folders_to_delete: Sequence[Path]) -> int:
     """Deletes environments and their records; returns their size in bytes.
 
     An environment in which a training has started in the meantime stays.
@@ -87,7 +87,7 @@ def delete_environments(wanted: Sequence[Path]) -> int:
     num_bytes = 0
     with environments.locked():
         in_use = _environments().in_use
-        for path in wanted:
+        for path in folders_to_delete:
             if path in in_use:
                 continue
             size_bytes = size_of(path, set())
@@ -204,7 +204,7 @@ def _piles() -> Iterator[_Pile]:
 
 def _caches(state: Path) -> _Pile:
     cache = folders.cache_folder()
-    asked = folders.compat_update_file()
+    update_file = folders.compat_update_file()
     return _Pile(
         kind="caches",
         text="downloaded wheels, responses of package indexes, reports of crashes and of the last "
@@ -212,7 +212,7 @@ def _caches(state: Path) -> _Pile:
         folder=cache,
         paths=[
             *[path for name in folders.cached_names() for path in _below(cache, name)],
-            *_below(asked.parent, asked.name),
+            *_below(update_file.parent, update_file.name),
             *_below(state / "indexes", "*"),
             *_below(state / "crashes", "*"),
             *_below(state, "failed-start"),
@@ -267,7 +267,7 @@ def _environments() -> _Pile:
     # The user may have chosen the folder, and keep other environments in it.
     paths = [path for path in _below(folder, "*") if environment_folder.is_marked(path)]
     # Those created elsewhere, with --in.
-    made = [Path(one.folder) for one in environments.list_environments()]
+    made = [Path(environment.folder) for environment in environments.list_environments()]
     paths += [path for path in made if path not in paths]
     in_use: dict[Path, str] = {}
     for run in list_runs():
@@ -313,8 +313,8 @@ def _is_taken(path: Path) -> bool:
 def _below(folder: Path, pattern: str) -> list[Path]:
     """The contents of a folder, except hidden ones, which are incomplete or being removed."""
     with atomic_files.mapped_os_errors(folder):
-        found = sorted(folder.glob(pattern)) if folder.is_dir() else []
-    return [path for path in found if not path.name.startswith(".")]
+        paths = sorted(folder.glob(pattern)) if folder.is_dir() else []
+    return [path for path in paths if not path.name.startswith(".")]
 
 
 def drop_empty(paths: Iterable[Path]) -> None:

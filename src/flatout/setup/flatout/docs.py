@@ -19,8 +19,8 @@ class DocPage(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_pages() -> list[DocPage]:
     """All pages, with their titles."""
-    found = doc_pages.list_pages()
-    return [DocPage(page=name, title=doc_pages.title_of(path)) for name, path in found.items()]
+    pages = doc_pages.list_pages()
+    return [DocPage(page=name, title=doc_pages.title_of(path)) for name, path in pages.items()]
 
 
 def read_page(name: str) -> DocPage:
@@ -30,12 +30,12 @@ def read_page(name: str) -> DocPage:
         UsageError: unknown-page.
     """
     try:
-        found, text = doc_pages.read_page(name)
+        page, text = doc_pages.read_page(name)
     except UsageError as error:
         if name not in error_pages.read_pages():
             raise
         raise UsageError(error.rule, error.problem, fix=f"flatout explain {name}") from error
-    return DocPage(page=found, title=text.partition("\n")[0].lstrip("# "), text=text)
+    return DocPage(page=page, title=text.partition("\n")[0].lstrip("# "), text=text)
 
 
 def show_paged(text: str) -> bool:

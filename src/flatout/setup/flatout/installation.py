@@ -195,8 +195,8 @@ def installer_text() -> str:
 
     package = Path(flatout.__file__).parent
     # In a checkout it is in the top folder.
-    places = (package / "setup" / "install.sh", package.parents[1] / "install.sh")
-    path = next((one for one in places if one.is_file()), places[0])
+    paths = (package / "setup" / "install.sh", package.parents[1] / "install.sh")
+    path = next((candidate for candidate in paths if candidate.is_file()), paths[0])
     with atomic_files.mapped_os_errors(path):
         return path.read_text(encoding="utf-8")
 
@@ -268,15 +268,15 @@ def _installer(installation: Installation) -> tuple[str, ...]:
 
 def _require_program(name: str, installation: Installation) -> str:
     own = paths.app_folder() / "uv" / ("uv.exe" if sys.platform == "win32" else "uv")
-    found = shutil.which(name) or (str(own) if name == "uv" and own.is_file() else None)
-    if found is None:
+    path = shutil.which(name) or (str(own) if name == "uv" and own.is_file() else None)
+    if path is None:
         raise UsageError(
             "cannot-update-here",
             f"this flatout was installed by {name}, which was not found.",
             because=f"it is in {installation.folder}, and no {name} is on PATH",
             fix=f"put {name} on PATH",
         )
-    return found
+    return path
 
 
 def _is_externally_managed(installation: Installation) -> bool:

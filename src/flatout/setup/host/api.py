@@ -39,7 +39,7 @@ CONTAINERS = ("dockerfile", "compose", "devcontainer")
 SCRIPT, REQUEST, INSTALLER = "setup.ps1", "request-for-it.md", "install.sh"
 
 
-def lay(request: HostPlanRequest, machine: Machine | None = None) -> HostPlan:
+def plan_host(request: HostPlanRequest, machine: Machine | None = None) -> HostPlan:
     """The plan for a goal on this machine; nothing is changed.
 
     Where this machine's `flatout.toml` forbids the goal, all steps are manual.
@@ -47,26 +47,26 @@ def lay(request: HostPlanRequest, machine: Machine | None = None) -> HostPlan:
     Raises:
         UsageError: no-plan-here, source-not-found, site-file-wrong.
     """
-    site, found = read_site(), _plan_for(request, machine)
+    site, host_plan = read_site(), _plan_for(request, machine)
     if request.goal not in site.forbidden.goals:
-        return found
-    steps = tuple(msgspec.structs.replace(one, safety="manual") for one in found.plan.steps)
-    plan = msgspec.structs.replace(found.plan, steps=steps)
-    return HostPlan(plan=plan, commands=found.commands, refusal=site.refusal)
+        return host_plan
+    steps = tuple(msgspec.structs.replace(step, safety="manual") for step in host_plan.plan.steps)
+    plan = msgspec.structs.replace(host_plan.plan, steps=steps)
+    return HostPlan(plan=plan, commands=host_plan.commands, refusal=site.refusal)
 
 
 def _plan_for(request: HostPlanRequest, machine: Machine | None) -> HostPlan:
     read = machine or examine(LocalSystem()).machine
     tables = shipped_tables()
     if request.goal == "wsl":
-        wanted = plan_wsl(read, tables, request.frameworks)
-        texts = {SCRIPT: script_text(wanted), REQUEST: request_text(wanted)}
-        return _host_plan(wanted.plan, texts)
+        wsl_plan = plan_wsl(read, tables, request.frameworks)
+        texts = {SCRIPT: script_text(wsl_plan), REQUEST: request_text(wsl_plan)}
+        return _host_plan(wsl_plan.plan, texts)
     if request.goal == "toolkit":
         return _host_plan(_toolkit(request, read, tables))
     if request.goal == "docker":
         person = sudo_user()
-        # Docker answers root, whichever user has typed `sudo`.
+        # Docker responds to root, whichever user has typed `sudo`.
         is_member = is_in_group(person, "docker") if person else None
         return _host_plan(plan_docker(read, tables, invoking_user(), is_member=is_member))
     # Inside WSL the driver is not installed, but must be found.
@@ -75,8 +75,8 @@ def _plan_for(request: HostPlanRequest, machine: Machine | None) -> HostPlan:
 
 
 def _toolkit(request: HostPlanRequest, machine: Machine, tables: Tables) -> Plan:
-    wanted = {name for text in request.packages for name in re.split(r"[,\s]+", text.lower())}
-    unknown = sorted(wanted - {"cudnn", ""})
+    requested = {name for text in request.packages for name in re.split(r"[,\s]+", text.lower())}
+    unknown = sorted(requested - {"cudnn", ""})
     if unknown:
         raise UsageError(
             "no-plan-here",
@@ -90,7 +90,7 @@ def _toolkit(request: HostPlanRequest, machine: Machine, tables: Tables) -> Plan
         request.cuda,
         shell_profile(),
         tables,
-        has_cudnn="cudnn" in wanted,
+        has_cudnn="cudnn" in requested,
         installer=local_installer(*package_in(installer)) if installer else None,
     )
 

@@ -39,9 +39,9 @@ def newest_gcc(cuda: Pair) -> int:
     return next(gcc for first, gcc in reversed(_NEWEST_GCC.items()) if cuda >= first)
 
 
-def gcc_for(cuda: Pair, place: HostFacts) -> int | None:
+def gcc_for(cuda: Pair, host: HostFacts) -> int | None:
     """The older g++ to install for this toolkit; None where the system's default is accepted."""
-    default, oldest = _GCC_OF.get((place.family or "", place.release or ""), (0, 0))
+    default, oldest = _GCC_OF.get((host.family or "", host.release or ""), (0, 0))
     newest = newest_gcc(cuda)
     return max(newest, oldest) if default > newest else None
 

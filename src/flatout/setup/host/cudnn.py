@@ -37,28 +37,28 @@ Pin-Priority: -1
 _SOURCE = "'#include <cudnn.h>' 'int main() { return cudnnGetVersion() == 0; }'"
 
 
-def cudnn_steps(place: HostFacts, cuda: Pair, nvcc: str) -> tuple[PlanStep, ...]:
+def cudnn_steps(host: HostFacts, cuda: Pair, nvcc: str) -> tuple[PlanStep, ...]:
     """cuDNN 9, after the steps that install the toolkit.
 
     Args:
-        place: the host.
+        host: the host.
         cuda: the toolkit's version.
         nvcc: the toolkit's compiler, which proves that header and library are found.
 
     Raises:
         UsageError: no-plan-here.
     """
-    is_old = _is_old(place)
-    if place.os == "windows":
+    is_old = _is_old(host)
+    if host.os == "windows":
         return (_by_hand(cuda, is_old=is_old),)
     names: tuple[str, ...] = (_PACKAGES[cuda[0]],)
     if is_old and cuda[0] == 12:
         parts = ("libcudnn9-cuda-12", "libcudnn9-dev-cuda-12", "libcudnn9-headers-cuda-12")
         names = tuple(f"{name}={_LAST_PACKAGE}" for name in parts)
-    is_seen = _repository_of(place) in _SEEN
+    is_seen = _repository_of(host) in _SEEN
     doubt = "" if is_seen else "; not verified that NVIDIA has it for this distribution"
     return (
-        *_repository(place),
+        *_repository(host),
         apt_install(names, f"cuDNN 9 for CUDA {cuda[0]}: libraries and headers{doubt}"),
         PlanStep(
             text="verify it by compiling a program that calls cuDNN",
@@ -71,15 +71,15 @@ def cudnn_steps(place: HostFacts, cuda: Pair, nvcc: str) -> tuple[PlanStep, ...]
 
 
 def local_cudnn_steps(
-    place: HostFacts, cuda: Pair, installer: LocalInstaller
+    host: HostFacts, cuda: Pair, installer: LocalInstaller
 ) -> tuple[PlanStep, ...]:
     """The same from a local installer, without a network.
 
     Raises:
         UsageError: no-plan-here.
     """
-    require_repository(installer, _repository_of(place), place)
-    if _is_old(place) and numbers(installer.version)[:2] > _LAST_FOR_OLD:
+    require_repository(installer, _repository_of(host), host)
+    if _is_old(host) and numbers(installer.version)[:2] > _LAST_FOR_OLD:
         raise UsageError(
             "no-plan-here",
             f"cuDNN {installer.version} does not support this card.",
@@ -102,13 +102,13 @@ def local_cudnn_steps(
     )
 
 
-def _is_old(place: HostFacts) -> bool:
+def _is_old(host: HostFacts) -> bool:
     """Whether there is a card that today's cuDNN does not support.
 
     Raises:
         UsageError: no-plan-here, for Kepler.
     """
-    if place.cards and max(place.cards) < _MAXWELL:
+    if host.cards and max(host.cards) < _MAXWELL:
         raise UsageError(
             "no-plan-here",
             "cuDNN 9 does not support this card.",
@@ -116,20 +116,20 @@ def _is_old(place: HostFacts) -> bool:
             fix="leave --with cudnn out; cuDNN 8.7 for CUDA 11 is at "
             "https://developer.nvidia.com/rdp/cudnn-archive",
         )
-    return bool(place.cards) and min(place.cards) < _TURING
+    return bool(host.cards) and min(host.cards) < _TURING
 
 
-def _repository_of(place: HostFacts) -> str | None:
+def _repository_of(host: HostFacts) -> str | None:
     """The repository that has cuDNN for a system."""
-    if place.os == "wsl2" and place.family == "ubuntu" and place.release:
-        return f"ubuntu{place.release.replace('.', '')}"
-    return place.repository
+    if host.os == "wsl2" and host.family == "ubuntu" and host.release:
+        return f"ubuntu{host.release.replace('.', '')}"
+    return host.repository
 
 
-def _repository(place: HostFacts) -> tuple[PlanStep, ...]:
+def _repository(host: HostFacts) -> tuple[PlanStep, ...]:
     """Adds the repository with cuDNN, if the toolkit comes from another one."""
-    repository = _repository_of(place) or ""
-    if repository == place.repository:
+    repository = _repository_of(host) or ""
+    if repository == host.repository:
         return ()
     return (
         PlanStep(

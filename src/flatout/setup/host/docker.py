@@ -33,15 +33,15 @@ def plan_docker(
         machine: as it was read.
         tables: of this release.
         user: who is logged in, and joins the group that may use Docker.
-        is_member: whether they are in it; None goes by whether Docker answers here.
+        is_member: whether they are in it; None goes by whether Docker responds here.
 
     Raises:
         UsageError: no-plan-here.
     """
-    place = host_facts_of(machine, tables)
-    refuse_macos(place)
+    host = host_facts_of(machine, tables)
+    refuse_macos(host)
     engine = _engine(machine)
-    if not place.driver:
+    if not host.driver:
         raise UsageError(
             "no-plan-here",
             "no working NVIDIA driver was found, so containers cannot use the GPU.",
@@ -51,21 +51,21 @@ def plan_docker(
     if engine is not None and engine.name == "docker-desktop":
         steps: tuple[PlanStep, ...] = (proof("docker"),)
         goal = "the GPU in containers: Docker Desktop already has what is needed"
-    elif place.os == "windows":
+    elif host.os == "windows":
         steps = (_desktop(),)
         goal = "the GPU in containers, through Docker Desktop with its WSL 2 backend"
     else:
         if engine is not None and is_member is not None:
-            # Docker has answered root, which says nothing about the user behind `sudo`.
+            # Docker has responded to root, which says nothing about the user behind `sudo`.
             engine = msgspec.structs.replace(engine, is_permitted=is_member)
-        steps = _linux(machine, place, engine, user)
+        steps = _linux(machine, host, engine, user)
         goal = "the GPU in containers, through NVIDIA's container toolkit"
     return Plan(goal=goal, steps=steps)
 
 
 def _engine(machine: Machine) -> ContainerEngine | None:
     """Docker before Podman, where both are there."""
-    engines = sorted(machine.engines or (), key=lambda one: not one.name.startswith("docker"))
+    engines = sorted(machine.engines or (), key=lambda engine: not engine.name.startswith("docker"))
     return engines[0] if engines else None
 
 
@@ -83,12 +83,12 @@ def _desktop() -> PlanStep:
 
 
 def _linux(
-    machine: Machine, place: HostFacts, engine: ContainerEngine | None, user: str
+    machine: Machine, host: HostFacts, engine: ContainerEngine | None, user: str
 ) -> tuple[PlanStep, ...]:
-    if place.family is None:
+    if host.family is None:
         raise UsageError(
             "no-plan-here",
-            f"no toolkit package known for {place.distribution or 'this system'}.",
+            f"no toolkit package known for {host.distribution or 'this system'}.",
             because="it supports Ubuntu and Debian",
             fix="install nvidia-container-toolkit following NVIDIA's install guide",
         )
@@ -99,7 +99,7 @@ def _linux(
             because="snaps are isolated from the system's libraries",
             fix="sudo snap remove docker, then flatout setup --docker",
         )
-    steps, by_hand = _docker_and_compose(machine, place, engine, user)
+    steps, by_hand = _docker_and_compose(machine, host, engine, user)
     steps += [
         *container_repository(),
         apt_update(),
@@ -143,13 +143,13 @@ def _linux(
 
 
 def _docker_and_compose(
-    machine: Machine, place: HostFacts, engine: ContainerEngine | None, user: str
+    machine: Machine, host: HostFacts, engine: ContainerEngine | None, user: str
 ) -> tuple[list[PlanStep], list[PlanStep]]:
     """The missing parts of Docker, Compose and the group; and the manual steps."""
-    steps = _docker_itself(machine, place) if engine is None else []
+    steps = _docker_itself(machine, host) if engine is None else []
     if engine is not None and engine.name != "docker":
         return steps, []
-    compose = _compose(engine, place)
+    compose = _compose(engine, host)
     steps += [step for step in compose if step.safety != "manual"]
     is_refused = engine is None or (engine.is_permitted is False and not engine.is_rootless)
     # `usermod` takes only names, so not a user without one.
@@ -158,10 +158,10 @@ def _docker_and_compose(
     return steps, [step for step in compose if step.safety == "manual"]
 
 
-def _docker_itself(machine: Machine, place: HostFacts) -> list[PlanStep]:
+def _docker_itself(machine: Machine, host: HostFacts) -> list[PlanStep]:
     steps = []
     conf = (machine.wsl.wsl_conf or {}) if machine.wsl else {}
-    if place.os == "wsl2" and conf.get("boot.systemd", "").lower() != "true":
+    if host.os == "wsl2" and conf.get("boot.systemd", "").lower() != "true":
         steps = [
             PlanStep(
                 text="enable systemd in this distro, so that Docker starts",
@@ -197,11 +197,11 @@ _COMPOSE_OF = {
 }  # fmt: skip
 
 
-def _compose(engine: ContainerEngine | None, place: HostFacts) -> list[PlanStep]:
+def _compose(engine: ContainerEngine | None, host: HostFacts) -> list[PlanStep]:
     """Installs Compose where it is missing; for Docker's own packages it is a plugin."""
     if engine is not None and engine.compose is not None:
         return []
-    own = _COMPOSE_OF.get((place.family or "", place.release or ""))
+    own = _COMPOSE_OF.get((host.family or "", host.release or ""))
     what = "docker compose, which flatout cluster needs"
     if own is None:
         return [
@@ -210,7 +210,7 @@ def _compose(engine: ContainerEngine | None, place: HostFacts) -> list[PlanStep]
                 action=RunProgram(
                     argv=("xdg-open", "https://docs.docker.com/compose/install/linux")
                 ),
-                changes=f"{what}; {place.distribution} has no package for it",
+                changes=f"{what}; {host.distribution} has no package for it",
                 safety="manual",
                 done_if=Prints(argv=("docker", "compose", "version")),
             )

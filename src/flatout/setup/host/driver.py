@@ -32,23 +32,23 @@ def plan_driver(machine: Machine, tables: Tables) -> Plan:
     Raises:
         UsageError: no-plan-here.
     """
-    place = host_facts_of(machine, tables)
-    refuse_macos(place)
-    if place.os == "wsl2":
+    host = host_facts_of(machine, tables)
+    refuse_macos(host)
+    if host.os == "wsl2":
         raise UsageError(
             "no-plan-here",
             "no driver is installed inside WSL.",
             because="Windows shares its driver with every distro; a second one here would hide it",
             fix="update Windows' driver: https://www.nvidia.com/drivers",
         )
-    rows = generations(place, tables)
-    branch = branch_for(rows, place)
-    goal = f"NVIDIA driver {branch} for {_cards(place)}"
-    steps = () if is_fine(place, rows, branch) else _steps(machine, place, branch)
+    rows = generations(host, tables)
+    branch = branch_for(rows, host)
+    goal = f"NVIDIA driver {branch} for {_cards(host)}"
+    steps = () if is_fine(host, rows, branch) else _steps(machine, host, branch)
     return Plan(goal=goal, steps=steps)
 
 
-def branch_for(rows: list[Architecture], place: HostFacts) -> int:
+def branch_for(rows: list[Architecture], host: HostFacts) -> int:
     """The branch to install.
 
     Raises:
@@ -58,7 +58,7 @@ def branch_for(rows: list[Architecture], place: HostFacts) -> int:
     if last is not None and first[0] > last:
         raise UsageError(
             "no-plan-here",
-            f"no driver supports all of these cards: {', '.join(place.names)}.",
+            f"no driver supports all of these cards: {', '.join(host.names)}.",
             because=f"the oldest card's last branch is {last}, the newest needs {first[0]}",
             fix="remove one of them, or pass it through to a virtual machine",
         )
@@ -67,52 +67,52 @@ def branch_for(rows: list[Architecture], place: HostFacts) -> int:
     return max(LONG_TERM, first[0])
 
 
-def is_fine(place: HostFacts, rows: list[Architecture], branch: int) -> bool:
+def is_fine(host: HostFacts, rows: list[Architecture], branch: int) -> bool:
     """Whether the installed driver supports the cards, and runs today's builds.
 
     On Windows a branch spans several numbers (581 belongs to 580).
     """
-    if not place.driver:
+    if not host.driver:
         return False
     gone = min((row.gone_from for row in rows if row.gone_from is not None), default=None)
-    return place.driver[0] >= branch and (gone is None or place.driver[0] < gone)
+    return host.driver[0] >= branch and (gone is None or host.driver[0] < gone)
 
 
-def flavour_for(place: HostFacts) -> str:
+def flavour_for(host: HostFacts) -> str:
     """ "open" or "proprietary" kernel modules.
 
     Raises:
         UsageError: no-plan-here, for cards that need different ones.
     """
-    if min(place.cards) >= _MAY_BE_OPEN:
+    if min(host.cards) >= _MAY_BE_OPEN:
         return "open"
-    if max(place.cards) >= _MUST_BE_OPEN:
+    if max(host.cards) >= _MUST_BE_OPEN:
         raise UsageError(
             "no-plan-here",
-            f"no kernel module supports all of these cards: {', '.join(place.names)}.",
-            because=f"{pair_text(max(place.cards))} needs the open one, "
-            f"{pair_text(min(place.cards))} the proprietary one",
+            f"no kernel module supports all of these cards: {', '.join(host.names)}.",
+            because=f"{pair_text(max(host.cards))} needs the open one, "
+            f"{pair_text(min(host.cards))} the proprietary one",
             fix="remove one of them, or pass it through to a virtual machine",
         )
     return "proprietary"
 
 
-def _steps(machine: Machine, place: HostFacts, branch: int) -> tuple[PlanStep, ...]:
-    if place.os == "windows":
-        return (windows_driver(branch, place),)
-    flavour = flavour_for(place)
-    if place.family == "ubuntu":
-        return _ubuntu(machine, place, branch, flavour)
-    if place.family == "debian" and flavour == "open" and place.repository:
+def _steps(machine: Machine, host: HostFacts, branch: int) -> tuple[PlanStep, ...]:
+    if host.os == "windows":
+        return (windows_driver(branch, host),)
+    flavour = flavour_for(host)
+    if host.family == "ubuntu":
+        return _ubuntu(machine, host, branch, flavour)
+    if host.family == "debian" and flavour == "open" and host.repository:
         is_on = machine.module is not None and machine.module.is_secure_boot_on is True
-        return _debian(place.repository, branch, is_secure_boot_on=is_on)
-    return (_by_hand(place, branch, flavour),)
+        return _debian(host.repository, branch, is_secure_boot_on=is_on)
+    return (_by_hand(host, branch, flavour),)
 
 
-def _ubuntu(machine: Machine, place: HostFacts, branch: int, flavour: str) -> tuple[PlanStep, ...]:
+def _ubuntu(machine: Machine, host: HostFacts, branch: int, flavour: str) -> tuple[PlanStep, ...]:
     """Ubuntu's own packages, whose modules are signed, so that Secure Boot may stay on."""
     ending = "-open" if flavour == "open" else ""
-    server = "-server" if place.is_datacentre else ""
+    server = "-server" if host.is_datacentre else ""
     name = f"nvidia:{branch}{server}{ending}"
     options = ("--gpgpu",) if server else ()
     steps = [
@@ -166,8 +166,8 @@ def _enroll() -> PlanStep:
     )
 
 
-def _by_hand(place: HostFacts, branch: int, flavour: str) -> PlanStep:
-    is_debian = place.family == "debian"
+def _by_hand(host: HostFacts, branch: int, flavour: str) -> PlanStep:
+    is_debian = host.family == "debian"
     name = "nvidia-driver from non-free" if is_debian else "use your distribution's package manager"
     guide = "https://docs.nvidia.com/datacenter/tesla/driver-installation-guide"
     return PlanStep(
@@ -180,10 +180,10 @@ def _by_hand(place: HostFacts, branch: int, flavour: str) -> PlanStep:
     )
 
 
-def windows_driver(branch: int, place: HostFacts) -> PlanStep:
+def windows_driver(branch: int, host: HostFacts) -> PlanStep:
     """Windows' driver: installed by hand, since it depends on the card."""
     text = f"install NVIDIA driver {branch} or later"
-    if place.cards and min(place.cards) < _MAY_BE_OPEN:
+    if host.cards and min(host.cards) < _MAY_BE_OPEN:
         text = (
             f"install the newest NVIDIA driver of branch {branch} (later branches do not support "
             "this card)"
@@ -213,5 +213,5 @@ def restart(what: str) -> PlanStep:
     )
 
 
-def _cards(place: HostFacts) -> str:
-    return ", ".join(dict.fromkeys(place.names)) or "this card"
+def _cards(host: HostFacts) -> str:
+    return ", ".join(dict.fromkeys(host.names)) or "this card"

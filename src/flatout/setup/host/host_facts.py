@@ -78,8 +78,8 @@ def host_facts_of(machine: Machine, tables: Tables, *, may_be_container: bool = 
     known = [pair(gpu.compute_capability) for gpu in machine.gpus if gpu.compute_capability]
     driver = machine.driver or (machine.windows.driver if machine.windows else None)
     family, release = _family(host.distribution or "")
-    found = [find_card(gpu.name or "", tables.cards) for gpu in machine.gpus]
-    kinds = {card.kind if card else None for card in found}
+    cards = [find_card(gpu.name or "", tables.cards) for gpu in machine.gpus]
+    kinds = {card.kind if card else None for card in cards}
     return HostFacts(
         os="wsl2" if host.wsl == 2 else host.os,  # type: ignore[arg-type]  # Checked above.
         family=family,
@@ -92,13 +92,13 @@ def host_facts_of(machine: Machine, tables: Tables, *, may_be_container: bool = 
     )
 
 
-def refuse_macos(place: HostFacts) -> None:
+def refuse_macos(host: HostFacts) -> None:
     """Macs have no CUDA.
 
     Raises:
         UsageError: no-plan-here.
     """
-    if place.os == "macos":
+    if host.os == "macos":
         raise UsageError(
             "no-plan-here",
             "there is no CUDA on macOS.",
@@ -107,29 +107,29 @@ def refuse_macos(place: HostFacts) -> None:
         )
 
 
-def generations(place: HostFacts, tables: Tables) -> list[Architecture]:
+def generations(host: HostFacts, tables: Tables) -> list[Architecture]:
     """The known architectures of the cards.
 
     Raises:
         UsageError: no-plan-here, where there is no card, or only cards without builds.
     """
-    if not place.cards:
+    if not host.cards:
         raise UsageError(
             "no-plan-here",
             "no NVIDIA GPU was found, or its compute capability could not be read.",
             because="a driver that does not respond reports nothing about its card",
             fix="see what a card needs: flatout setup --for CARD; find the fault: flatout doctor",
         )
-    found = [row for card in place.cards if (row := tables.architecture(card)) is not None]
-    if max(place.cards) < (3, 5):
+    architectures = [row for card in host.cards if (row := tables.architecture(card)) is not None]
+    if max(host.cards) < (3, 5):
         raise UsageError(
             "no-plan-here",
-            f"the card ({', '.join(place.names)}) is too old.",
-            because=f"its compute capability is {pair_text(max(place.cards))}; "
+            f"the card ({', '.join(host.names)}) is too old.",
+            because=f"its compute capability is {pair_text(max(host.cards))}; "
             "every framework needs 3.5 or higher",
             fix="train on the CPU: flatout setup torch --cpu",
         )
-    return found
+    return architectures
 
 
 def last_branch(rows: list[Architecture]) -> int | None:
@@ -190,8 +190,8 @@ def download(url: str, file: str, what: str) -> PlanStep:
 
 def _family(distribution: str) -> tuple[Family | None, str | None]:
     """ "Ubuntu 24.04.2 LTS" -> ("ubuntu", "24.04"); "Debian GNU/Linux 13 (trixie)"."""
-    found = re.match(r"Ubuntu (\d\d\.\d\d)", distribution)
-    if found:
-        return "ubuntu", found[1]
-    found = re.match(r"Debian GNU/Linux (\d{1,2})\b", distribution)
-    return ("debian", found[1]) if found else (None, None)
+    match = re.match(r"Ubuntu (\d\d\.\d\d)", distribution)
+    if match:
+        return "ubuntu", match[1]
+    match = re.match(r"Debian GNU/Linux (\d{1,2})\b", distribution)
+    return ("debian", match[1]) if match else (None, None)

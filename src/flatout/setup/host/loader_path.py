@@ -24,8 +24,8 @@ def plan_loader_path(machine: Machine, tables: Tables) -> Plan:
     Raises:
         UsageError: no-plan-here, outside of WSL 2.
     """
-    place = host_facts_of(machine, tables)
-    if place.os != "wsl2":
+    host = host_facts_of(machine, tables)
+    if host.os != "wsl2":
         raise UsageError(
             "no-plan-here",
             "this is not inside WSL 2.",
@@ -36,10 +36,14 @@ def plan_loader_path(machine: Machine, tables: Tables) -> Plan:
     steps: list[PlanStep] = []
     if conf.get("automount.ldconfig", "").lower() == "false":
         steps.append(_let_wsl_do_it())
-    known = [one for one in machine.libraries or () if one.name == "libcuda" and not one.is_stub]
-    cached = [one for one in known if one.found_by == "ldconfig"]
-    is_there = any(one.path.startswith(f"{_LIBRARIES}/") for one in cached)
-    is_plain = any(one.is_plain for one in cached)
+    known = [
+        library
+        for library in machine.libraries or ()
+        if library.name == "libcuda" and not library.is_stub
+    ]
+    cached = [library for library in known if library.found_by == "ldconfig"]
+    is_there = any(library.path.startswith(f"{_LIBRARIES}/") for library in cached)
+    is_plain = any(library.is_plain for library in cached)
     if not is_there:
         steps.append(_on_the_list())
     if not is_plain:

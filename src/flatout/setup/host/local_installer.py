@@ -58,18 +58,18 @@ def local_installer(file: str, package: str) -> LocalInstaller:
     Raises:
         UsageError: no-plan-here.
     """
-    if found := _CUDNN.fullmatch(package):
+    if match := _CUDNN.fullmatch(package):
         return LocalInstaller(
-            file=file, package=package, kind="cudnn", repository=found[1], version=found[2]
+            file=file, package=package, kind="cudnn", repository=match[1], version=match[2]
         )
-    found = _CUDA.fullmatch(package)
-    if found is None:
+    match = _CUDA.fullmatch(package)
+    if match is None:
         raise UsageError(
             "no-plan-here",
             f"{file} is not a local installer of CUDA or cuDNN: it contains the package {package}.",
             fix='download the "deb (local)" from https://developer.nvidia.com/cuda-downloads',
         )
-    cuda = (int(found[2]), int(found[3]))
+    cuda = (int(match[2]), int(match[3]))
     if cuda < _FIRST_WITH_KEY:
         raise UsageError(
             "no-plan-here",
@@ -77,18 +77,18 @@ def local_installer(file: str, package: str) -> LocalInstaller:
             because="local installers before CUDA 11.7 are signed with a key that NVIDIA withdrew",
             fix="flatout setup --toolkit --cuda 11.8, from NVIDIA's repository",
         )
-    return LocalInstaller(file=file, package=package, kind="cuda", repository=found[1], cuda=cuda)
+    return LocalInstaller(file=file, package=package, kind="cuda", repository=match[1], cuda=cuda)
 
 
-def require_repository(installer: LocalInstaller, wanted: str | None, place: HostFacts) -> None:
+def require_repository(installer: LocalInstaller, required: str | None, host: HostFacts) -> None:
     """Refuses an installer for another system.
 
     Raises:
         UsageError: no-plan-here.
     """
-    if installer.repository == wanted:
+    if installer.repository == required:
         return
-    where = f"{wanted} is needed here" if wanted else f"this is {place.distribution or place.os}"
+    where = f"{required} is needed here" if required else f"this is {host.distribution or host.os}"
     raise UsageError(
         "no-plan-here",
         f"{installer.file} is for {installer.repository}.",

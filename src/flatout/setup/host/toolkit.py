@@ -59,7 +59,7 @@ _SOURCE = "__global__ void kernel() {}"
 
 def plan_toolkit(
     machine: Machine,
-    wish: str | None,
+    requested_cuda: str | None,
     profile: str,
     tables: Tables,
     *,
@@ -70,10 +70,10 @@ def plan_toolkit(
 
     Args:
         machine: as it was read.
-        wish: like "12.6".
+        requested_cuda: like "12.6".
         profile: the shell's startup file, where PATH is set.
         tables: of this release.
-        has_cudnn: whether cuDNN is wanted as well.
+        has_cudnn: whether cuDNN is requested as well.
         installer: NVIDIA's local installer to take it from, not a repository; one of cuDNN adds
             cuDNN alone.
 
@@ -81,59 +81,59 @@ def plan_toolkit(
         UsageError: no-plan-here.
     """
     # In a container too: code for a container is compiled inside it.
-    place = host_facts_of(machine, tables, may_be_container=True)
-    refuse_macos(place)
+    host = host_facts_of(machine, tables, may_be_container=True)
+    refuse_macos(host)
     if installer is not None:
-        _require_installer(place, installer, wish, has_cudnn=has_cudnn)
-    cuda, why = version_for(machine, place, wish, tables)
+        _require_installer(host, installer, requested_cuda, has_cudnn=has_cudnn)
+    cuda, why = version_for(machine, host, requested_cuda, tables)
     if installer is not None and installer.kind == "cudnn":
         return Plan(
             goal=f"cuDNN {installer.version} for CUDA {cuda[0]}",
-            steps=local_cudnn_steps(place, cuda, installer),
+            steps=local_cudnn_steps(host, cuda, installer),
         )
     if installer is not None and installer.cuda is not None:
         cuda, why = installer.cuda, "from the local installer"
-    if place.cards and not _can_compile(cuda, place.cards):
-        usual = pair_text(_usual(place.cards, place.driver))
+    if host.cards and not _can_compile(cuda, host.cards):
+        usual = pair_text(_usual(host.cards, host.driver))
         raise UsageError(
             "no-plan-here",
             f"CUDA {pair_text(cuda)} cannot compile for this card.",
-            because=f"its compute capability is {pair_text(max(place.cards))}; "
+            because=f"its compute capability is {pair_text(max(host.cards))}; "
             f"CUDA {pair_text(cuda)} is {why}",
             fix=f"flatout setup --toolkit --cuda {usual}, and a torch built with it",
         )
-    is_windows = place.os == "windows"
-    steps = _windows(cuda) if is_windows else _linux(place, cuda, profile, installer)
+    is_windows = host.os == "windows"
+    steps = _windows(cuda) if is_windows else _linux(host, cuda, profile, installer)
     if has_cudnn:
-        steps += cudnn_steps(place, cuda, f"{_folder(cuda)}/bin/nvcc")
+        steps += cudnn_steps(host, cuda, f"{_folder(cuda)}/bin/nvcc")
     added = " with cuDNN" if has_cudnn else ""
     return Plan(goal=f"CUDA toolkit {pair_text(cuda)}{added}, {why}", steps=steps)
 
 
 def _require_installer(
-    place: HostFacts, installer: LocalInstaller, wish: str | None, *, has_cudnn: bool
+    host: HostFacts, installer: LocalInstaller, requested_cuda: str | None, *, has_cudnn: bool
 ) -> None:
     """Refuses an installer that does not fit the system or the other options.
 
     Raises:
         UsageError: no-plan-here.
     """
-    if place.family is None:
+    if host.family is None:
         raise UsageError(
             "no-plan-here",
             f"{installer.file} is for Ubuntu and Debian.",
-            because=f"this is {place.distribution or place.os}",
+            because=f"this is {host.distribution or host.os}",
             fix="leave --from out",
         )
     if installer.kind == "cudnn":
         return
-    require_repository(installer, place.repository, place)
-    held = pair_text(installer.cuda or (0, 0))
-    if wish and wish != held:
+    require_repository(installer, host.repository, host)
+    installer_cuda = pair_text(installer.cuda or (0, 0))
+    if requested_cuda and requested_cuda != installer_cuda:
         raise UsageError(
             "no-plan-here",
-            f"{installer.file} contains CUDA {held}, not {wish}.",
-            fix=f"leave --cuda out, or download the local installer of CUDA {wish}",
+            f"{installer.file} contains CUDA {installer_cuda}, not {requested_cuda}.",
+            fix=f"leave --cuda out, or download the local installer of CUDA {requested_cuda}",
         )
     if has_cudnn:
         raise UsageError(
@@ -146,26 +146,33 @@ def _require_installer(
 
 
 def version_for(
-    machine: Machine, place: HostFacts, wish: str | None, tables: Tables
+    machine: Machine, host: HostFacts, requested_cuda: str | None, tables: Tables
 ) -> tuple[Pair, str]:
     """The version, and why it is that one.
 
     Raises:
         UsageError: no-plan-here, for an unknown CUDA version.
     """
-    known = sorted(pair(one.cuda) for one in tables.toolkits)
-    if wish:
-        if not re.fullmatch(r"\d{2}\.\d", wish) or pair(wish) > known[-1] or pair(wish) < known[0]:
-            near = ", ".join(pair_text(one) for one in known[-6:])
-            raise UsageError("no-plan-here", f"`--cuda {wish}` is not a known CUDA version.",
-                             fix=f"use one of: {near}")  # fmt: skip
-        return pair(wish), "as requested"
+    known = sorted(pair(toolkit.cuda) for toolkit in tables.toolkits)
+    if requested_cuda:
+        if (
+            not re.fullmatch(r"\d{2}\.\d", requested_cuda)
+            or pair(requested_cuda) > known[-1]
+            or pair(requested_cuda) < known[0]
+        ):
+            near = ", ".join(pair_text(version) for version in known[-6:])
+            raise UsageError(
+                "no-plan-here",
+                f"`--cuda {requested_cuda}` is not a known CUDA version.",
+                fix=f"use one of: {near}",
+            )
+        return pair(requested_cuda), "as requested"
     torch = machine.framework("torch")
     built = re.fullmatch(r"cu(\d{2})(\d)", (torch.build or "") if torch else "")
     if torch and built:
         text = f"the version torch {torch.version} was built with: extensions must use the same"
         return (int(built[1]), int(built[2])), text
-    usual = _usual(place.cards, place.driver)
+    usual = _usual(host.cards, host.driver)
     return usual, "the default without a CUDA build of torch; --cuda VERSION chooses another"
 
 
@@ -190,28 +197,28 @@ def _can_compile(cuda: Pair, cards: tuple[Pair, ...]) -> bool:
     )
 
 
-def _repository(place: HostFacts, cuda: Pair) -> str:
+def _repository(host: HostFacts, cuda: Pair) -> str:
     """The repository that has this toolkit.
 
     Raises:
         UsageError: no-plan-here.
     """
-    repository = place.repository
+    repository = host.repository
     if repository is None:
         raise UsageError(
             "no-plan-here",
-            f"no CUDA package known for {place.distribution or 'this system'}.",
+            f"no CUDA package known for {host.distribution or 'this system'}.",
             because="it supports Ubuntu and Debian",
             fix="install it from https://developer.nvidia.com/cuda-downloads, "
             "without its driver if one is installed",
         )
     first = _FIRST_IN.get(repository, (0, 0))
-    if repository == "wsl-ubuntu" and place.release not in ("18.04", "20.04", "22.04"):
+    if repository == "wsl-ubuntu" and host.release not in ("18.04", "20.04", "22.04"):
         first = _FIRST_WITHOUT_TINFO5
     if cuda < first:
         raise UsageError(
             "no-plan-here",
-            f"NVIDIA has no CUDA {pair_text(cuda)} that installs on {place.distribution}.",
+            f"NVIDIA has no CUDA {pair_text(cuda)} that installs on {host.distribution}.",
             because="older ones need libtinfo5, which this Ubuntu no longer has"
             if first == _FIRST_WITHOUT_TINFO5
             else f"its repository {repository} starts with {pair_text(first)}",
@@ -225,19 +232,19 @@ def _folder(cuda: Pair) -> str:
 
 
 def _linux(
-    place: HostFacts, cuda: Pair, profile: str, installer: LocalInstaller | None
+    host: HostFacts, cuda: Pair, profile: str, installer: LocalInstaller | None
 ) -> tuple[PlanStep, ...]:
-    repository = _repository(place, cuda)
+    repository = _repository(host, cuda)
     source = (*cuda_repository(repository), apt_update())
     folder = _folder(cuda)
     # Never `cuda` or `cuda-12-6`: these install a driver.
     package = f"cuda-toolkit-{cuda[0]}-{cuda[1]}"
-    older = gcc_for(cuda, place)
+    older = gcc_for(cuda, host)
     compiler = (apt_install(("g++",), "the C++ compiler that nvcc calls"),)
     flags = {}
     if older is not None:
-        said = f"the C++ compiler for nvcc: CUDA {pair_text(cuda)} accepts g++ up to {older}"
-        compiler = (apt_install((f"g++-{older}",), said),)
+        changes = f"the C++ compiler for nvcc: CUDA {pair_text(cuda)} accepts g++ up to {older}"
+        compiler = (apt_install((f"g++-{older}",), changes),)
         flags = {"NVCC_PREPEND_FLAGS": f"-ccbin /usr/bin/g++-{older}"}
     return (
         *(install_local(installer) if installer else source),
@@ -289,7 +296,7 @@ def _windows(cuda: Pair) -> tuple[PlanStep, ...]:
     # 11.x has no such component yet; 13.0 split the compiler into four.
     more = ("nvjitlink",) if cuda >= (12, 0) else ()
     more = (*more, "crt", "nvvm", "nvptxcompiler") if cuda >= (13, 0) else more
-    components = " ".join(f"{one}_{pair_text(cuda)}" for one in (*_COMPONENTS, *more))
+    components = " ".join(f"{component}_{pair_text(cuda)}" for component in (*_COMPONENTS, *more))
     version = _IN_WINGET.get(cuda, pair_text(cuda))
     return (
         _build_tools(tools),

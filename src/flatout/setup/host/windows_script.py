@@ -21,7 +21,7 @@ _PART = re.compile(r"^# @@IF (\w+)@@\n(.*?)^# @@END@@\n\n", re.DOTALL | re.MULTI
 _MARK = re.compile(r"\$\{@@(?P<code>\w+)@@\}|@@(?P<text>\w+)@@")
 
 
-def script_text(wanted: WslPlan) -> str:
+def script_text(wsl_plan: WslPlan) -> str:
     """The plan as a script, in ASCII with Windows line endings.
 
     setup.ps1.tmpl is PowerShell itself, with three kinds of marks:
@@ -30,23 +30,23 @@ def script_text(wanted: WslPlan) -> str:
     - `${@@NAME@@}`, a variable to PowerShell's parser, is replaced by code.
     - The lines between `# @@IF NAME@@` and `# @@END@@` are dropped where NAME is false.
     """
-    branch = wanted.driver_branch
+    branch = wsl_plan.driver_branch
     # On Windows a branch spans up to ten numbers.
-    is_too_new = f" -or $major -ge {branch + 10}" if branch and wanted.is_last_branch else ""
-    driver = f"the newest of branch {branch}" if wanted.is_last_branch else f"{branch} or later"
-    parts = {"NEEDS_DRIVER": branch is not None, "CHANGES_SETTINGS": bool(wanted.settings)}
+    is_too_new = f" -or $major -ge {branch + 10}" if branch and wsl_plan.is_last_branch else ""
+    driver = f"the newest of branch {branch}" if wsl_plan.is_last_branch else f"{branch} or later"
+    parts = {"NEEDS_DRIVER": branch is not None, "CHANGES_SETTINGS": bool(wsl_plan.settings)}
     code = {
-        "DISTRO": powershell_word(wanted.distro),
-        "DRIVER_IS_WRONG": f"$major -lt {wanted.driver_minimum}{is_too_new}",
-        "CHANGES": _entries(wanted.settings),
-        "SETUP_LINE": powershell_text(join(("flatout", "setup", *wanted.frameworks))),
+        "DISTRO": powershell_word(wsl_plan.distro),
+        "DRIVER_IS_WRONG": f"$major -lt {wsl_plan.driver_minimum}{is_too_new}",
+        "CHANGES": _entries(wsl_plan.settings),
+        "SETUP_LINE": powershell_text(join(("flatout", "setup", *wsl_plan.frameworks))),
     }
     texts = {
-        "GOAL": wanted.plan.goal,
-        "DISTRO": wanted.distro,
+        "GOAL": wsl_plan.plan.goal,
+        "DISTRO": wsl_plan.distro,
         "DRIVER": driver,
         # Used in single quotes.
-        "FRAMEWORKS": powershell_text(" ".join(wanted.frameworks))[1:-1],
+        "FRAMEWORKS": powershell_text(" ".join(wsl_plan.frameworks))[1:-1],
     }
     steps = count(1)
 
@@ -56,14 +56,14 @@ def script_text(wanted: WslPlan) -> str:
         return str(next(steps)) if mark["text"] == "STEP" else texts[mark["text"]]
 
     text = TEMPLATE.read_text(encoding="utf-8")
-    text = _PART.sub(lambda found: f"{found[2]}\n" if parts[found[1]] else "", text)
+    text = _PART.sub(lambda part: f"{part[2]}\n" if parts[part[1]] else "", text)
     return _MARK.sub(filled, text).replace("\n", "\r\n")
 
 
 def _entries(settings: dict[str, str | None]) -> str:
     lines = []
-    for place, value in settings.items():
-        section, _, key = place.partition(".")
+    for name, value in settings.items():
+        section, _, key = name.partition(".")
         text = "$null" if value is None else f"'{value}'"
         lines.append(f"$after = Set-Entry $after '{section}' '{key}' {text}")
     return "\n".join(lines)
@@ -119,28 +119,28 @@ firmware; to check it (no output means that it is):
 """
 
 
-def request_text(wanted: WslPlan) -> str:
+def request_text(wsl_plan: WslPlan) -> str:
     """A request to an administrator: one page in Markdown."""
-    steps = wanted.plan.steps
+    steps = wsl_plan.plan.steps
     administrator = [line for step in steps if _is_for_administrator(step)
                      for line in commands(step)]  # fmt: skip
     own = (step for step in steps if not step.needs_root and step.restarts != "windows")
     user = [f"- {step.text}" for step in own if step.safety != "safe"]
     driver = ""
-    if wanted.driver_branch is not None:
-        words = "the newest driver of branch" if wanted.is_last_branch else "driver"
-        later = "" if wanted.is_last_branch else " or later"
+    if wsl_plan.driver_branch is not None:
+        words = "the newest driver of branch" if wsl_plan.is_last_branch else "driver"
+        later = "" if wsl_plan.is_last_branch else " or later"
         driver = (
-            f"NVIDIA's {words} {wanted.driver_branch}{later} for Windows is required "
+            f"NVIDIA's {words} {wsl_plan.driver_branch}{later} for Windows is required "
             "(https://www.nvidia.com/drivers). "
         )
     return _REQUEST.format(
-        goal=wanted.plan.goal,
+        goal=wsl_plan.plan.goal,
         administrator="\n".join(administrator),
         driver=driver,
         check=VIRTUALIZATION.replace("exit 1", "'virtualization is off'"),
         user="\n".join(user),
-        distro=wanted.distro,
+        distro=wsl_plan.distro,
     )
 
 

@@ -6,9 +6,9 @@ from shlex import join
 
 import msgspec
 
+from flatout.compat.build_requests import build_requests_from
 from flatout.compat.request import SetupRequest
 from flatout.compat.rows import Tables
-from flatout.compat.wishes import wishes_from
 from flatout.errors import UsageError
 from flatout.schema.machine import Machine
 from flatout.schema.plan import Edit, Entry, Exists, Plan, PlanStep, Prints, RunProgram
@@ -60,33 +60,33 @@ def plan_wsl(machine: Machine, tables: Tables, frameworks: tuple[str, ...] = ("t
     Raises:
         UsageError: no-plan-here, unknown-framework, not-a-version.
     """
-    wishes = wishes_from(SetupRequest(frameworks=frameworks))
-    place = host_facts_of(machine, tables)
-    if place.os != "windows":
-        is_inside = place.os == "wsl2"
+    build_requests = build_requests_from(SetupRequest(frameworks=frameworks))
+    host = host_facts_of(machine, tables)
+    if host.os != "windows":
+        is_inside = host.os == "wsl2"
         raise UsageError(
             "no-plan-here",
             "this is already WSL." if is_inside else "WSL exists only on Windows.",
             fix="flatout setup torch" if is_inside else "on Linux: flatout setup --driver-plan",
         )
     build = _build(machine)
-    _refuse(machine, place, build, tables)
-    rows = generations(place, tables)
+    _refuse(machine, host, build, tables)
+    rows = generations(host, tables)
     last = last_branch(rows)
-    branch = branch_for(rows, place)
-    oldest = min(tables.majors, key=lambda one: abs(one.major - _CUDA_MAJOR))
+    branch = branch_for(rows, host)
+    oldest = min(tables.majors, key=lambda major: abs(major.major - _CUDA_MAJOR))
     minimum = max(numbers(oldest.windows)[0], first_driver(rows)[0])
     gone = min((row.gone_from for row in rows if row.gone_from is not None), default=None)
-    has_driver = bool(place.driver) and minimum <= place.driver[0] < (gone or place.driver[0] + 1)
+    has_driver = bool(host.driver) and minimum <= host.driver[0] < (gone or host.driver[0] + 1)
     settings = wslconfig_settings(machine)
     steps = [_virtualization()]
     if not has_driver:
-        steps.append(windows_driver(branch, place))
+        steps.append(windows_driver(branch, host))
     steps += _install()
     if settings:
         profile = machine.windows.profile if machine.windows else None
         steps += _settings(settings, rf"{profile or '%USERPROFILE%'}\.wslconfig")
-    steps += _inside(frameworks, tuple(one.framework for one in wishes))
+    steps += _inside(frameworks, tuple(request.framework for request in build_requests))
     return WslPlan(
         plan=Plan(
             goal=f"{', '.join(frameworks)} on the GPU, inside WSL ({DISTRO})",
@@ -128,7 +128,7 @@ def wslconfig_settings(machine: Machine) -> dict[str, str | None]:
     return changes
 
 
-def _refuse(machine: Machine, place: HostFacts, build: int, tables: Tables) -> None:
+def _refuse(machine: Machine, host: HostFacts, build: int, tables: Tables) -> None:
     if build and build < FIRST_WINDOWS_BUILD:
         raise UsageError(
             "no-plan-here",
@@ -144,11 +144,11 @@ def _refuse(machine: Machine, place: HostFacts, build: int, tables: Tables) -> N
             fix="as administrator: nvidia-smi -g 0 -dm 0, if the card supports it, then restart; "
             "or train on Windows itself: flatout setup torch",
         )
-    generations(place, tables)
-    if max(place.cards) < (6, 0):
+    generations(host, tables)
+    if max(host.cards) < (6, 0):
         raise UsageError(
             "no-plan-here",
-            f"NVIDIA does not support this card ({', '.join(place.names)}) inside WSL.",
+            f"NVIDIA does not support this card ({', '.join(host.names)}) inside WSL.",
             because="its support starts with Pascal (compute capability 6.0)",
             fix="train on Windows itself: flatout setup torch",
         )
@@ -211,7 +211,7 @@ def _install() -> list[PlanStep]:
 
 
 def _settings(settings: dict[str, str | None], file: str) -> list[PlanStep]:
-    said = ", ".join(
+    changes = ", ".join(
         f"{key.partition('.')[2]}={value}" if value else f"no {key.partition('.')[2]}"
         for key, value in settings.items()
     )
@@ -220,7 +220,7 @@ def _settings(settings: dict[str, str | None], file: str) -> list[PlanStep]:
     )
     return [
         PlanStep(
-            text=f"change .wslconfig: {said}",
+            text=f"change .wslconfig: {changes}",
             action=Edit(file=file, form="ini", entries=entries),
             changes="entries of .wslconfig; all others stay",
             where="windows",
@@ -237,7 +237,7 @@ def _settings(settings: dict[str, str | None], file: str) -> list[PlanStep]:
     ]
 
 
-def _inside(wanted: tuple[str, ...], names: tuple[str, ...]) -> list[PlanStep]:
+def _inside(frameworks: tuple[str, ...], names: tuple[str, ...]) -> list[PlanStep]:
     """Installs flatout inside WSL, then frameworks such as `jax<0.12`. names: without versions."""
     inside = ("wsl.exe", "--distribution", DISTRO, "--cd", "~", "--")
     return [
@@ -253,9 +253,9 @@ def _inside(wanted: tuple[str, ...], names: tuple[str, ...]) -> list[PlanStep]:
             undo=(*inside, "sh", "-lc", "flatout self remove --yes"),
         ),
         PlanStep(
-            text=f"set up {', '.join(wanted)} inside WSL, and verify it by a training step",
+            text=f"set up {', '.join(frameworks)} inside WSL, and verify it by a training step",
             action=RunProgram(
-                argv=(*inside, "sh", "-lc", join(("flatout", "setup", *wanted, "--yes"))),
+                argv=(*inside, "sh", "-lc", join(("flatout", "setup", *frameworks, "--yes"))),
                 time_limit_s=7200.0,
             ),
             changes="environments in that distro; no driver",

@@ -79,4 +79,4 @@ class EnvironmentRequest(msgspec.Struct, frozen=True, kw_only=True):
     def requirements(self) -> tuple[str, ...]:
         """The requirements of --with. Commas in brackets, or before a version, are their own."""
         parts = (re.split(r",(?![^\[]*\])(?=\s*[A-Za-z])", text) for text in self.packages)
-        return tuple(sorted({one.strip() for part in parts for one in part} - {""}))
+        return tuple(sorted({requirement.strip() for part in parts for requirement in part} - {""}))

@@ -42,7 +42,7 @@ class InstalledPart(msgspec.Struct, frozen=True, kw_only=True):
 
     name: the kind, or "edits" or "flatout". text: what that is, in words. cost: what is lost.
     paths: folders and files that are deleted. commands: what to run instead or besides.
-    is_only_told: the command is only shown, since flatout cannot run what removes it.
+    is_only_shown: the command is only shown, since flatout cannot run what removes it.
     """
 
     name: str
@@ -51,7 +51,7 @@ class InstalledPart(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int = 0
     paths: tuple[str, ...] = ()
     commands: tuple[tuple[str, ...], ...] = ()
-    is_only_told: bool = False
+    is_only_shown: bool = False
 
 
 class UninstallPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,16 +47,16 @@ def requirements() -> tuple[str, ...]:
 
 def name_of(requirement: str) -> str:
     """The name in a requirement, as it is compared."""
-    found = re.match(r"[\w.-]+", requirement)
-    return (found[0] if found else requirement).lower().replace("_", "-").replace(".", "-")
+    match = re.match(r"[\w.-]+", requirement)
+    return (match[0] if match else requirement).lower().replace("_", "-").replace(".", "-")
 
 
 def digest() -> str:
     """A hash of flatout's files."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, content in _files():
-        found.update(f"{name} {len(content)}\n".encode() + content)
-    return found.hexdigest()[:24]
+        hasher.update(f"{name} {len(content)}\n".encode() + content)
+    return hasher.hexdigest()[:24]
 
 
 def build() -> Pin:
@@ -95,16 +95,16 @@ def build() -> Pin:
 def _files() -> list[tuple[str, bytes]]:
     """The package's files, by their names in a wheel, sorted."""
     with atomic_files.mapped_os_errors(_PACKAGE):
-        found = {
+        paths = {
             path.relative_to(_PACKAGE).as_posix(): path for path in _PACKAGE.rglob("*")
             if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
         }  # fmt: skip
         if (_PACKAGE.parents[1] / "pyproject.toml").is_file():
             root = _PACKAGE.parents[1]
-            found |= {name: root / place for place, name in _BESIDE.items()}
+            paths |= {name: root / location for location, name in _BESIDE.items()}
             pages = (root / "docs").rglob("*.md")
-            found |= {path.relative_to(root).as_posix(): path for path in pages}
-        return [(f"flatout/{name}", found[name].read_bytes()) for name in sorted(found)]
+            paths |= {path.relative_to(root).as_posix(): path for path in pages}
+        return [(f"flatout/{name}", paths[name].read_bytes()) for name in sorted(paths)]
 
 
 def _record_hash(content: bytes) -> str:

@@ -114,13 +114,13 @@ def _find(text: str) -> tuple[Path, Kind]:
     # The path of its interpreter, or of the interpreter's folder, stands for the environment.
     if folder.is_file():
         folder = folder.parent
-    for one in (folder, folder.parent) if folder.name in ("bin", "Scripts") else (folder,):
-        if (one / "conda-meta").is_dir():
-            return one, "conda"
-        if (one / "pyvenv.cfg").is_file():
-            return one, "venv"
+    for parent in (folder, folder.parent) if folder.name in ("bin", "Scripts") else (folder,):
+        if (parent / "conda-meta").is_dir():
+            return parent, "conda"
+        if (parent / "pyvenv.cfg").is_file():
+            return parent, "venv"
     above = folder.parent if folder.name in ("bin", "Scripts") else folder
-    if any((above / one).exists() for one in ("bin/python3", "python.exe")):
+    if any((above / path).exists() for path in ("bin/python3", "python.exe")):
         raise _not_repaired(str(above), "it belongs to the system, whose programs may need it")
     if folder.is_dir():
         raise UsageError(
@@ -156,8 +156,8 @@ def _conda_folder(name: str) -> Path | None:
     known = Path.home() / ".conda" / "environments.txt"
     if known.is_file():
         folders += known.read_text(encoding="utf-8", errors="replace").splitlines()
-    found = (Path(one) for one in folders if Path(one).name == name)
-    return next((one for one in found if (one / "conda-meta").is_dir()), None)
+    roots = (Path(path) for path in folders if Path(path).name == name)
+    return next((root for root in roots if (root / "conda-meta").is_dir()), None)
 
 
 def _refuse(folder: Path, kind: Kind) -> None:

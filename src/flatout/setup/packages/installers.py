@@ -41,7 +41,7 @@ _UNREACHABLE = (
 )  # fmt: skip
 
 
-class Deciding(msgspec.Struct, frozen=True, kw_only=True):
+class ResolveRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The requirements to resolve.
 
     lines: requirements, and files of them as `-r FILE`. constraints: version limits on packages
@@ -68,7 +68,7 @@ class Program(Protocol):
     @property
     def name(self) -> Installer: ...
 
-    def decide(self, deciding: Deciding) -> str:
+    def resolve(self, request: ResolveRequest) -> str:
         """The text of uv's `pylock.toml`, or of pip's report."""
         ...
 
@@ -85,40 +85,41 @@ class Program(Protocol):
 
 
 class Uv:
-    """uv, as a program. path: where it is. held: lock descriptors that it inherits."""
+    """uv, as a program. path: where it is. kept_open: lock descriptors that it inherits."""
 
     name: Installer = "uv"
 
-    def __init__(self, path: str, indexes: Indexes, held: tuple[int, ...] = ()) -> None:
+    def __init__(self, path: str, indexes: Indexes, kept_open: tuple[int, ...] = ()) -> None:
         self._path = path
-        self._held = held
+        self._kept_open = kept_open
         self._environment = {**own_cache(path), **_reaching(indexes, UV_NO_PROGRESS="1")}
         if indexes.python_mirror:
             self._environment["UV_PYTHON_INSTALL_MIRROR"] = indexes.python_mirror
 
-    def decide(self, deciding: Deciding) -> str:
+    def resolve(self, request: ResolveRequest) -> str:
         """The text of `pylock.toml`."""
-        found = deciding.folder / "pylock.toml"
-        found.unlink(missing_ok=True)
+        lock = request.folder / "pylock.toml"
+        lock.unlink(missing_ok=True)
         argv = [
-            self._path, "pip", "compile", *_asked(deciding), "--output-file", str(found), "--quiet",
-            "--python-version", deciding.python_version, "--only-binary", ":all:", "--no-header",
-            "--no-annotate", *_uv_places(deciding), *_constraints(deciding),
+            self._path, "pip", "compile", *_requirement_files(request),
+            "--output-file", str(lock), "--quiet", "--python-version", request.python_version,
+            "--only-binary", ":all:", "--no-header", "--no-annotate", *_uv_index_words(request),
+            *_constraints(request),
         ]  # fmt: skip
         flags = {
-            "--prerelease=allow": deciding.is_nightly,
-            "--offline": deciding.is_offline,
-            "--no-deps": deciding.is_whole,
+            "--prerelease=allow": request.is_nightly,
+            "--offline": request.is_offline,
+            "--no-deps": request.is_whole,
         }
         argv += [flag for flag, is_on in flags.items() if is_on]
         _require(run(argv, _RESOLVE_S, self._environment), "uv", "resolving packages")
-        return found.read_text(encoding="utf-8")
+        return lock.read_text(encoding="utf-8")
 
     def make(self, folder: Path, python: str, *, is_offline: bool) -> None:
         """An empty virtual environment; downloads the interpreter first if it is not installed."""
         argv = [self._path, "venv", "--quiet", "--no-project", "--allow-existing"]
         argv += ["--python", python, str(folder), *(["--offline"] if is_offline else [])]
-        done = run(argv, _MAKE_S, self._environment, self._held)
+        done = run(argv, _MAKE_S, self._environment, self._kept_open)
         _require(done, "uv", "creating the environment")
 
     def install(self, python: str, lines: Path, links: Path, *, is_again: bool = False) -> None:
@@ -128,7 +129,7 @@ class Uv:
             "--offline", "--require-hashes", "--find-links", str(links), "-r", str(lines),
         ]  # fmt: skip
         argv += ["--reinstall"] if is_again else []
-        done = run(argv, _INSTALL_S, self._environment, self._held)
+        done = run(argv, _INSTALL_S, self._environment, self._kept_open)
         _require(done, "uv", "installing")
 
 
@@ -137,29 +138,29 @@ class Pip:
 
     name: Installer = "pip"
 
-    def __init__(self, python: str, indexes: Indexes, held: tuple[int, ...] = ()) -> None:
+    def __init__(self, python: str, indexes: Indexes, kept_open: tuple[int, ...] = ()) -> None:
         self._python = python
-        self._held = held
+        self._kept_open = kept_open
         self._environment = _reaching(indexes)
 
-    def decide(self, deciding: Deciding) -> str:
+    def resolve(self, request: ResolveRequest) -> str:
         """The text of the report. pip runs the interpreter, so it must be installed."""
-        if deciding.python is None:
+        if request.python is None:
             raise UsageError(
                 "python-version-not-found",
-                f"Python {deciding.python_version} is not installed.",
+                f"Python {request.python_version} is not installed.",
                 because="pip cannot download it; uv can",
                 fix="install it, or let uv get it: --manager uv",
             )
         argv = [
-            self._python, "-P", "-m", "pip", "--python", deciding.python, "install", "--dry-run",
+            self._python, "-P", "-m", "pip", "--python", request.python, "install", "--dry-run",
             "--ignore-installed", "--quiet", "--report", "-", "--only-binary", ":all:",
-            *_pip_places(deciding), *_constraints(deciding),
+            *_pip_index_words(request), *_constraints(request),
         ]  # fmt: skip
-        for file in _asked(deciding):
+        for file in _requirement_files(request):
             argv += ["-r", file]
-        argv += ["--pre"] if deciding.is_nightly else []
-        argv += ["--no-deps"] if deciding.is_whole else []
+        argv += ["--pre"] if request.is_nightly else []
+        argv += ["--no-deps"] if request.is_whole else []
         done = run(argv, _RESOLVE_S, self._environment)
         _require(done, "pip", "resolving packages")
         return done.stdout[done.stdout.find("{") :]
@@ -169,7 +170,7 @@ class Pip:
         has no `ensurepip` unless its package python3-venv is installed."""
         # -I, since Python before 3.11 does not know -P.
         argv = [python, "-I", "-m", "venv", "--without-pip", str(folder)]
-        done = run(argv, _MAKE_S, self._environment, self._held)
+        done = run(argv, _MAKE_S, self._environment, self._kept_open)
         _require(done, "venv", "creating the environment")
 
     def install(self, python: str, lines: Path, links: Path, *, is_again: bool = False) -> None:
@@ -179,7 +180,7 @@ class Pip:
             "--no-index", "--require-hashes", "--find-links", str(links), "-r", str(lines),
         ]  # fmt: skip
         argv += ["--force-reinstall"] if is_again else []
-        done = run(argv, _INSTALL_S, self._environment, self._held)
+        done = run(argv, _INSTALL_S, self._environment, self._kept_open)
         _require(done, "pip", "installing")
 
 
@@ -194,19 +195,19 @@ class Conda:
     name: Installer = "conda"
 
     def __init__(
-        self, path: str, inner: Program, indexes: Indexes, held: tuple[int, ...] = ()
+        self, path: str, inner: Program, indexes: Indexes, kept_open: tuple[int, ...] = ()
     ) -> None:
         self._path = path
-        self._held = held
+        self._kept_open = kept_open
         self._inner = inner
         self._environment = _reaching(indexes, **own_settings(path))
         if indexes.certificates:
             # conda and libmamba read this one alone.
             self._environment.setdefault("REQUESTS_CA_BUNDLE", indexes.certificates[0])
 
-    def decide(self, deciding: Deciding) -> str:
+    def resolve(self, request: ResolveRequest) -> str:
         """Delegates to the other program."""
-        return self._inner.decide(deciding)
+        return self._inner.resolve(request)
 
     def make(self, folder: Path, python: str, *, is_offline: bool) -> None:
         """A prefix with Python from conda-forge. python: the version.
@@ -223,7 +224,7 @@ class Conda:
             "--override-channels", "--channel", "conda-forge", f"python={python}",
         ]  # fmt: skip
         argv += ["--offline"] if is_offline else []
-        done = run(argv, _MAKE_S, self._environment, self._held)
+        done = run(argv, _MAKE_S, self._environment, self._kept_open)
         _require(done, "conda", "creating the environment")
 
     def install(self, python: str, lines: Path, links: Path, *, is_again: bool = False) -> None:
@@ -257,31 +258,31 @@ def _reaching(indexes: Indexes, **added: str) -> dict[str, str]:
     return environment
 
 
-def _asked(deciding: Deciding) -> list[str]:
+def _requirement_files(request: ResolveRequest) -> list[str]:
     """The requirements files. The user's own are passed as arguments: in a `-r` line of a file pip
     would split a path at its spaces, and drop Windows' backslashes."""
-    file = deciding.folder / "requirements.in"
-    lines = [line for line in deciding.lines if not line.startswith("-r ")]
+    file = request.folder / "requirements.in"
+    lines = [line for line in request.lines if not line.startswith("-r ")]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [str(file), *(line[3:] for line in deciding.lines if line.startswith("-r "))]
+    return [str(file), *(line[3:] for line in request.lines if line.startswith("-r "))]
 
 
-def _constraints(deciding: Deciding) -> list[str]:
-    if not deciding.constraints:
+def _constraints(request: ResolveRequest) -> list[str]:
+    if not request.constraints:
         return []
-    file = deciding.folder / "constraints.txt"
-    file.write_text("\n".join(deciding.constraints) + "\n", encoding="utf-8")
+    file = request.folder / "constraints.txt"
+    file.write_text("\n".join(request.constraints) + "\n", encoding="utf-8")
     return ["--constraint", str(file)]
 
 
-def _uv_places(deciding: Deciding) -> list[str]:
-    indexes = deciding.indexes
+def _uv_index_words(request: ResolveRequest) -> list[str]:
+    indexes = request.indexes
     words = ["--default-index", indexes.default] if indexes.default else []
-    extra = [deciding.index, *indexes.extra] if deciding.index else [*indexes.extra]
+    extra = [request.index, *indexes.extra] if request.index else [*indexes.extra]
     for url in dict.fromkeys(extra):
         words += ["--index", url]
-    for place in indexes.find_links:
-        words += ["--find-links", place]
+    for link in indexes.find_links:
+        words += ["--find-links", link]
     for host in indexes.trusted_hosts:
         words += ["--allow-insecure-host", host]
     # As pip does it: the best version of all indexes. Old versions in the framework's own index
@@ -289,16 +290,16 @@ def _uv_places(deciding: Deciding) -> list[str]:
     return [*words, "--index-strategy", "unsafe-best-match"]
 
 
-def _pip_places(deciding: Deciding) -> list[str]:
-    indexes = deciding.indexes
+def _pip_index_words(request: ResolveRequest) -> list[str]:
+    indexes = request.indexes
     words = ["--index-url", indexes.default] if indexes.default else []
-    for url in dict.fromkeys([*([deciding.index] if deciding.index else []), *indexes.extra]):
+    for url in dict.fromkeys([*([request.index] if request.index else []), *indexes.extra]):
         words += ["--extra-index-url", url]
-    for place in indexes.find_links:
-        words += ["--find-links", place]
+    for link in indexes.find_links:
+        words += ["--find-links", link]
     for host in indexes.trusted_hosts:
         words += ["--trusted-host", host]
-    return [*words, "--no-index"] if deciding.is_offline else words
+    return [*words, "--no-index"] if request.is_offline else words
 
 
 def _require(done: Completed, program: str, doing: str) -> None:
@@ -306,19 +307,19 @@ def _require(done: Completed, program: str, doing: str) -> None:
         raise failed_install(f"{done.stderr}\n{done.stdout}", done.reason, program, doing)
 
 
-def failed_install(said: str, reason: str | None, program: str, doing: str) -> FlatoutError:
+def failed_install(output: str, reason: str | None, program: str, doing: str) -> FlatoutError:
     """Classifies an installer's failure: full disk, network, certificate, or the packages."""
-    because = reason or _last_words(said)
-    if any(text in said for text in _FULL):
+    because = reason or _last_words(output)
+    if any(text in output for text in _FULL):
         return RunFailed(
             "disk-full",
             f"no space left while {doing}.",
             because=because,
             fix="free some space, then run the same command again: it continues where it stopped",
         )
-    if any(text in said for text in _CERTIFICATE):
+    if any(text in output for text in _CERTIFICATE):
         return untrusted(because)
-    if any(text in said for text in _UNREACHABLE):
+    if any(text in output for text in _UNREACHABLE):
         return RunFailed(
             "index-not-reachable",
             f"cannot reach the package index: {doing} failed.",
@@ -339,7 +340,7 @@ def failed_install(said: str, reason: str | None, program: str, doing: str) -> F
         because=because,
         fix="run the same command again; if it fails again, switch between --manager pip and "
         "--manager uv",
-        printed=said,
+        printed=output,
     )
 
 
@@ -353,7 +354,9 @@ def untrusted(because: str) -> RunFailed:
     )
 
 
-def _last_words(said: str) -> str:
-    lines = [line.strip(" \t│╰─▶×├") for line in said.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("WARNING", "warning", "hint"))]
-    return " ".join(kept[-6:])[-600:]
+def _last_words(output: str) -> str:
+    lines = [line.strip(" \t│╰─▶×├") for line in output.splitlines()]
+    errors = [
+        line for line in lines if line and not line.startswith(("WARNING", "warning", "hint"))
+    ]
+    return " ".join(errors[-6:])[-600:]

@@ -24,7 +24,7 @@ from flatout.system.download import download
 from flatout.system.paths import cache_folder, tools_folder
 
 _VERSION = "2.9.0-0"
-_PLACE = "https://github.com/mamba-org/micromamba-releases/releases/download"
+_RELEASES_URL = "https://github.com/mamba-org/micromamba-releases/releases/download"
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -96,17 +96,17 @@ def fetch(release: Release, opener: OpenerDirector) -> Iterator[tuple[int, int]]
 
     def check(part: Path) -> str | None:
         with atomic_files.mapped_os_errors(part), open(part, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != release.sha256:
-            return f"its SHA-256 is {found}, not {release.sha256}"
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != release.sha256:
+            return f"its SHA-256 is {digest}, not {release.sha256}"
         # Before it gets its final name, so that a file of that name is always executable.
         part.chmod(0o755)
         return None
 
     with atomic_files.mapped_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-    place = os.environ.get("FLATOUT_MICROMAMBA_MIRROR", "").rstrip("/") or _PLACE
-    url = f"{place}/{_VERSION}/{release.name}"
+    mirror = os.environ.get("FLATOUT_MICROMAMBA_MIRROR", "").rstrip("/") or _RELEASES_URL
+    url = f"{mirror}/{_VERSION}/{release.name}"
     try:
         yield from download([url], path, release.size_bytes, check, opener)
     except RunFailed as error:

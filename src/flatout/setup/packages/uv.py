@@ -25,13 +25,16 @@ _INSTALL_S = 600.0
 def find_uv() -> str | None:
     """A uv that is new enough, on PATH, next to this Python, or where its installers put it."""
     name = "uv.exe" if sys.platform == "win32" else "uv"
-    places = [Path(sys.executable).with_name(name), Path.home() / ".local" / "bin" / name,
-              Path.home() / ".cargo" / "bin" / name, *_own()]  # fmt: skip
+    candidates = [Path(sys.executable).with_name(name), Path.home() / ".local" / "bin" / name,
+                  Path.home() / ".cargo" / "bin" / name, *_own()]  # fmt: skip
     named = shutil.which("uv")
-    for path in [*([named] if named else []), *(str(one) for one in places if one.is_file())]:
+    for path in [
+        *([named] if named else []),
+        *(str(candidate) for candidate in candidates if candidate.is_file()),
+    ]:
         done = run([path, "--version"], 10.0, setup_environment())
-        found = re.search(r"(\d+)\.(\d+)", done.stdout) if done.exit_code == 0 else None
-        if found and (int(found[1]), int(found[2])) >= _OLDEST:
+        version = re.search(r"(\d+)\.(\d+)", done.stdout) if done.exit_code == 0 else None
+        if version and (int(version[1]), int(version[2])) >= _OLDEST:
             return path
     return None
 
@@ -45,9 +48,9 @@ def install_uv(indexes: Indexes) -> str | None:
     """Installs uv into flatout's own folder; None where pip cannot get it."""
     folder = tools_folder() / "uv"
     part = atomic_files.part_path(folder)
-    places = ["--index-url", indexes.default] if indexes.default else []
+    options = ["--index-url", indexes.default] if indexes.default else []
     argv = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-deps",
-            "--only-binary", ":all:", "--target", str(part), *places, requirement()]  # fmt: skip
+            "--only-binary", ":all:", "--target", str(part), *options, requirement()]  # fmt: skip
     with atomic_files.mapped_os_errors(folder):
         shutil.rmtree(part, ignore_errors=True)
         part.parent.mkdir(parents=True, exist_ok=True)
@@ -79,14 +82,14 @@ def unpack_bundled(bundle: Path) -> str | None:
     part = atomic_files.part_path(folder)
     for wheel in wheels:
         with atomic_files.mapped_os_errors(folder), zipfile.ZipFile(wheel) as archive:
-            found = [name for name in archive.namelist()
-                     if name.endswith((".data/scripts/uv", ".data/scripts/uv.exe"))]  # fmt: skip
-            if not found:
+            members = [name for name in archive.namelist()
+                       if name.endswith((".data/scripts/uv", ".data/scripts/uv.exe"))]  # fmt: skip
+            if not members:
                 continue
             shutil.rmtree(part, ignore_errors=True)
-            program = part / "bin" / found[0].rpartition("/")[2]
+            program = part / "bin" / members[0].rpartition("/")[2]
             program.parent.mkdir(parents=True)
-            program.write_bytes(archive.read(found[0]))
+            program.write_bytes(archive.read(members[0]))
             program.chmod(0o755)
             shutil.rmtree(folder, ignore_errors=True)
             atomic_files.move_into_place(part, folder)
@@ -109,7 +112,7 @@ def own_cache(path: str) -> dict[str, str]:
 
     path: of the program. The user's own uv keeps its own cache.
     """
-    is_own = any(Path(path) == one for one in _own())
+    is_own = any(Path(path) == own for own in _own())
     return {"UV_CACHE_DIR": str(cache_folder() / "uv")} if is_own else {}
 
 

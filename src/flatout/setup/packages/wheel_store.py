@@ -30,8 +30,8 @@ from flatout.system.http import without_password
 from flatout.system.paths import cache_folder
 
 _AT_ONCE = 4
-_ASK_S = 20.0
-_TELL_EVERY_S = 0.1
+_REQUEST_TIMEOUT_S = 20.0
+_REPORT_EVERY_S = 0.1
 _PIECE_BYTES = 1024 * 1024
 
 
@@ -52,30 +52,30 @@ def is_here(pin: Pin) -> bool:
 
 def find_local(pin: Pin, folder: Path | None) -> Path | None:
     """A wheel by its hash alone: in the store, or in a folder of wheels."""
-    kept = wheels_folder() / pin.sha256[:24]
-    places: list[Path] = [*kept.glob("*.whl"), *(folder.glob("*.whl") if folder else ())]
-    wanted = pin.name.replace("-", "_")
-    for path in places:
-        is_named = path.name.lower().replace("-", "_").replace(".", "_").startswith(f"{wanted}_")
-        if path.parent == kept or (is_named and digest_of(path) == pin.sha256):
+    kept_folder = wheels_folder() / pin.sha256[:24]
+    candidates: list[Path] = [*kept_folder.glob("*.whl"), *(folder.glob("*.whl") if folder else ())]
+    file_stem = pin.name.replace("-", "_")
+    for path in candidates:
+        is_named = path.name.lower().replace("-", "_").replace(".", "_").startswith(f"{file_stem}_")
+        if path.parent == kept_folder or (is_named and digest_of(path) == pin.sha256):
             return path
     return None
 
 
 def measured(pins: Sequence[Pin], opener: OpenerDirector) -> tuple[Pin, ...]:
     """The same pins, with sizes that the index did not report, and hashes of local wheels."""
-    found: dict[str, Pin] = {}
+    sizes: dict[str, Pin] = {}
 
     def measure(pin: Pin) -> None:
-        found[pin.name] = _measured(pin, opener)
+        sizes[pin.name] = _measured(pin, opener)
 
     threads = [threading.Thread(target=measure, args=(pin,), daemon=True) for pin in pins
                if pin.size_bytes is None or not pin.sha256]  # fmt: skip
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * _ASK_S)
-    return tuple(found.get(pin.name, pin) for pin in pins)
+        thread.join(2 * _REQUEST_TIMEOUT_S)
+    return tuple(sizes.get(pin.name, pin) for pin in pins)
 
 
 def fetch(pins: Sequence[Pin], opener: OpenerDirector) -> Iterator[tuple[int, int]]:
@@ -92,19 +92,19 @@ def fetch(pins: Sequence[Pin], opener: OpenerDirector) -> Iterator[tuple[int, in
                 because="without it the download cannot be verified",
                 fix="use an index or a mirror that publishes hashes (PEP 503)",
             )
-    missing: queue.SimpleQueue[Pin] = queue.SimpleQueue()
-    wanted = [pin for pin in pins if not is_here(pin)]
-    for pin in wanted:
-        missing.put(pin)
-    total_bytes = sum(pin.size_bytes or 0 for pin in wanted)
-    crew = _Crew(missing, opener)
+    jobs: queue.SimpleQueue[Pin] = queue.SimpleQueue()
+    missing = [pin for pin in pins if not is_here(pin)]
+    for pin in missing:
+        jobs.put(pin)
+    total_bytes = sum(pin.size_bytes or 0 for pin in missing)
+    crew = _Crew(jobs, opener)
     threads = [threading.Thread(target=crew.work, daemon=True) for _ in range(_AT_ONCE)]
     for thread in threads:
         thread.start()
     try:
         while any(thread.is_alive() for thread in threads):
             yield crew.done_bytes, max(total_bytes, crew.done_bytes)
-            time.sleep(_TELL_EVERY_S)
+            time.sleep(_REPORT_EVERY_S)
     finally:
         crew.is_over = True
     if crew.error:
@@ -133,8 +133,8 @@ def forget(folder: Path) -> None:
 class _Crew:
     """Downloads from a queue in several threads, until it is empty or one of them fails."""
 
-    def __init__(self, missing: queue.SimpleQueue[Pin], opener: OpenerDirector) -> None:
-        self._missing = missing
+    def __init__(self, jobs: queue.SimpleQueue[Pin], opener: OpenerDirector) -> None:
+        self._jobs = jobs
         self._opener = opener
         self._bytes: dict[str, int] = {}
         self.error: FlatoutError | None = None
@@ -149,7 +149,7 @@ class _Crew:
         """Downloads wheels until the queue is empty."""
         while not (self.is_over or self.error):
             try:
-                pin = self._missing.get_nowait()
+                pin = self._jobs.get_nowait()
             except queue.Empty:
                 return
             try:
@@ -164,8 +164,8 @@ class _Crew:
             path.parent.mkdir(parents=True, exist_ok=True)
 
         def check(part: Path) -> str | None:
-            found = digest_of(part)
-            return None if found == pin.sha256 else f"its SHA-256 is {found}, not {pin.sha256}"
+            digest = digest_of(part)
+            return None if digest == pin.sha256 else f"its SHA-256 is {digest}, not {pin.sha256}"
 
         steps = download(
             [without_password(pin.url)], path, pin.size_bytes or 0, check, self._opener
@@ -178,11 +178,11 @@ class _Crew:
 
 def digest_of(path: Path) -> str:
     """A file's SHA-256."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with atomic_files.mapped_os_errors(path), open(path, "rb") as file:
         while piece := file.read(_PIECE_BYTES):
-            found.update(piece)
-    return found.hexdigest()
+            hasher.update(piece)
+    return hasher.hexdigest()
 
 
 def _measured(pin: Pin, opener: OpenerDirector) -> Pin:
@@ -198,7 +198,7 @@ def _measured(pin: Pin, opener: OpenerDirector) -> Pin:
         without_password(pin.url), method="HEAD", headers={"User-Agent": "flatout"}
     )
     try:
-        with opener.open(request, timeout=_ASK_S) as response:
+        with opener.open(request, timeout=_REQUEST_TIMEOUT_S) as response:
             length = response.headers.get("Content-Length", "")
     except (OSError, ValueError, http.client.HTTPException):
         return pin  # Only its size stays unknown; the download shows whether it is available.

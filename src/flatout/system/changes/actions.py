@@ -32,7 +32,7 @@ _SYSTEM32 = "/mnt/c/Windows/System32"
 
 
 def is_done(step: PlanStep) -> bool:
-    """Whether there is nothing to do: its condition holds, or its file has the wanted content.
+    """Whether there is nothing to do: its condition holds, or its file has the required content.
 
     Raises:
         UsageError: settings-file-broken, and what the operating system says of a file.
@@ -41,8 +41,8 @@ def is_done(step: PlanStep) -> bool:
         return edit_file.real_path(step.done_if.path).exists()
     if isinstance(step.done_if, Prints):
         done = command.run(located(step.done_if.argv, step), _CHECK_LIMIT_S)
-        told = re.search(rf"(?<!\S){re.escape(step.done_if.text)}(?!\S)", done.stdout)
-        return done.exit_code == 0 and (told is not None or not step.done_if.text)
+        match = re.search(rf"(?<!\S){re.escape(step.done_if.text)}(?!\S)", done.stdout)
+        return done.exit_code == 0 and (match is not None or not step.done_if.text)
     action = step.action
     if isinstance(action, Edit | Block | Write):
         content = edit_file.content_of(edit_file.real_path(action.file))
@@ -60,8 +60,8 @@ def shown(step: PlanStep) -> str:
     parts = []
     for argv in step.shows:
         done = command.run(located(argv, step), _CHECK_LIMIT_S)
-        said = done.stdout.rstrip() or done.stderr.rstrip() or done.reason or ""
-        parts.append(f"{' '.join(argv)}\n{said}".rstrip())
+        output = done.stdout.rstrip() or done.stderr.rstrip() or done.reason or ""
+        parts.append(f"{' '.join(argv)}\n{output}".rstrip())
     return "\n\n".join(parts)
 
 
@@ -122,12 +122,12 @@ def check_ended_well(argv: tuple[str, ...], done: command.Completed) -> None:
     """
     if done.exit_code == 0:
         return
-    said = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
+    output = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
     how = done.reason or ended_text(argv, done.exit_code)
     raise RunFailed(
         "step-failed",
         f"`{' '.join(argv)}` failed.",
-        because="\n    ".join([how, *said[-_SHOWN_LINES:]]),
+        because="\n    ".join([how, *output[-_SHOWN_LINES:]]),
         fix="fix what it reports, then try again; `flatout undo` reverts the steps before it",
     )
 
@@ -136,9 +136,9 @@ def located(argv: tuple[str, ...], step: PlanStep) -> tuple[str, ...]:
     """The command with flatout's own and Windows' programs as they are found from here."""
     if argv[0] == "flatout":
         return (sys.executable, "-P", "-m", *argv)
-    place = f"{_SYSTEM32}/{argv[0]}"
+    program = f"{_SYSTEM32}/{argv[0]}"
     is_of_windows = step.where in ("windows", "powershell") and argv[0].endswith(".exe")
-    return (place, *argv[1:]) if is_of_windows and Path(place).exists() else argv
+    return (program, *argv[1:]) if is_of_windows and Path(program).exists() else argv
 
 
 def _write(

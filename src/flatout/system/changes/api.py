@@ -52,7 +52,7 @@ def change_to_undo(id: str | None) -> Applied:
     """
     if id is not None:
         return change_journal.entry(id)
-    newest = next((one for one in changes() if one.status != "undone"), None)
+    newest = next((change for change in changes() if change.status != "undone"), None)
     if newest is None:
         raise UsageError(
             "nothing-to-undo",

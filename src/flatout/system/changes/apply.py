@@ -65,21 +65,21 @@ class _Application:
         try:
             if is_done(step):
                 return self._outcome(number, "skipped")
-            kept = self._entry(number)
+            journal = self._entry(number)
         except FlatoutError as error:
             return self._outcome(number, "failed", error)
         if step.restarts == "wsl" and sys.platform == "linux":
             # It ends this process, too: nothing could be reported afterwards.
-            self._end(number, kept, "done")
-            kept.append(PlanEnded(at=clock.now_s(), digests=self._made()))
+            self._end(number, journal, "done")
+            journal.append(PlanEnded(at=clock.now_s(), digests=self._made()))
         try:
-            carry_out(number, step, kept)
+            carry_out(number, step, journal)
         except FlatoutError as error:
-            self._end(number, kept, "failed", error.problem)
+            self._end(number, journal, "failed", error.problem)
             return self._outcome(number, "failed", error)
-        self._end(number, kept, "done")
-        if number in kept.trees:
-            hardlink_copy.prune(Path(kept.trees[number].copy), Path(kept.trees[number].path))
+        self._end(number, journal, "done")
+        if number in journal.trees:
+            hardlink_copy.prune(Path(journal.trees[number].copy), Path(journal.trees[number].path))
         return self._outcome(number, "done")
 
     def _entry(self, number: int) -> ChangeJournal:
@@ -94,9 +94,11 @@ class _Application:
                         seen.add(path)
         return self._journal
 
-    def _end(self, number: int, kept: ChangeJournal, how: How, reason: str | None = None) -> None:
-        digests = left_by(number, self._plan.steps[number], kept)
-        kept.append(StepEnded(step=number, how=how, reason=reason, digests=digests))
+    def _end(
+        self, number: int, journal: ChangeJournal, how: How, reason: str | None = None
+    ) -> None:
+        digests = left_by(number, self._plan.steps[number], journal)
+        journal.append(StepEnded(step=number, how=how, reason=reason, digests=digests))
 
     def _outcome(self, number: int, how: How, error: FlatoutError | None = None) -> StepOutcome:
         return StepOutcome(
@@ -109,17 +111,17 @@ class _Application:
 
     def _made(self) -> dict[str, str]:
         """Digests of the folders that the plan has made, where they are now."""
-        places: dict[str, str] = {}
+        paths: dict[str, str] = {}
         for step in self._plan.steps:
             if isinstance(step.action, RunProgram) and step.action.makes:
-                places[step.action.makes] = step.action.makes
+                paths[step.action.makes] = step.action.makes
             elif isinstance(step.action, Move):
-                places = {
+                paths = {
                     made: step.action.target if now == step.action.source else now
-                    for made, now in places.items()
+                    for made, now in paths.items()
                 }
         return {
             now: hardlink_copy.tree_digest(Path(now))
-            for now in places.values()
+            for now in paths.values()
             if Path(now).is_dir()
         }

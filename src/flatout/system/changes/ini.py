@@ -32,20 +32,20 @@ def with_setting(text: str, section: str, key: str, value: str | None, newline: 
         UnreadableText: a line is neither a section nor a setting nor a comment.
     """
     lines = lines_of(text)
-    places = _places(lines, section, key)
+    line_numbers = _matching_lines(lines, section, key)
     if value is None:
-        return "".join(line for number, line in enumerate(lines) if number not in places)
-    if places:
+        return "".join(line for number, line in enumerate(lines) if number not in line_numbers)
+    if line_numbers:
         return "".join(
-            _with_value(line, value) if number in places else line
+            _with_value(line, value) if number in line_numbers else line
             for number, line in enumerate(lines)
         )
     return "".join(_with_line(lines, section, f"{key}={value}", newline))
 
 
-def _places(lines: list[str], section: str, key: str) -> set[int]:
+def _matching_lines(lines: list[str], section: str, key: str) -> set[int]:
     """The numbers of the lines that set it; all lines are looked at, so that none is garbage."""
-    found = set()
+    line_numbers = set()
     current = ""
     is_continued = False
     for number, line in enumerate(lines):
@@ -57,22 +57,22 @@ def _places(lines: list[str], section: str, key: str) -> set[int]:
         if heading:
             current = heading[1].strip().lower()
             continue
-        told = _SETTING.match(line)
-        if told is None:
+        match = _SETTING.match(line)
+        if match is None:
             raise UnreadableText(f"line {number + 1} is not a setting: {bare[:60]!r}")
-        if current == section.lower() and told["key"].lower() == key.lower():
+        if current == section.lower() and match["key"].lower() == key.lower():
             if is_continued:
                 raise UnreadableText(f"line {number + 1} continues on the next")
-            found.add(number)
-    return found
+            line_numbers.add(number)
+    return line_numbers
 
 
 def _with_value(line: str, value: str) -> str:
-    told = _SETTING.match(line)
-    assert told is not None, "only lines that match are places"
-    if told["value"].strip().strip('"') == value.strip('"'):
+    match = _SETTING.match(line)
+    assert match is not None, "only lines that match are places"
+    if match["value"].strip().strip('"') == value.strip('"'):
         return line
-    return f"{told['before']}{value}{told['after']}"
+    return f"{match['before']}{value}{match['after']}"
 
 
 def _with_line(lines: list[str], section: str, added: str, newline: str) -> list[str]:

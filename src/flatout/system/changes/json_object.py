@@ -37,36 +37,40 @@ class _Object(msgspec.Struct, frozen=True):
     end: int
 
 
-def with_entry(text: str, place: Sequence[str], value: Any, newline: str) -> str:
+def with_entry(text: str, keys: Sequence[str], value: Any, newline: str) -> str:
     """The text with an entry at its value, or without it where the value is None.
 
     Args:
         text: of the whole file; a blank one is an empty object.
-        place: keys from the outermost on; objects that are missing are made.
+        keys: from the outermost on; objects that are missing are made.
         value: bool, number, text or list of texts.
         newline: for lines that are added.
 
     Raises:
-        UnreadableText: it is not a JSON object, names a key twice, or a key of the place holds no
+        UnreadableText: it is not a JSON object, names a key twice, or one of `keys` holds no
             object.
     """
     if not text.strip():
         text = f"{{}}{newline}"
     whole = _checked(text)
-    if value is None and not _has(whole, place):
+    if value is None and not _has(whole, keys):
         return text
     start = _skip_blank(text, 0)
-    for depth, key in enumerate(place):
-        one = _object_at(text, start)
-        member = next((member for member in one.members if member.key == key), None)
+    for depth, key in enumerate(keys):
+        json_object = _object_at(text, start)
+        member = next((member for member in json_object.members if member.key == key), None)
         if member is None:
-            for outer in reversed(place[depth + 1 :]):
+            for outer in reversed(keys[depth + 1 :]):
                 value = {outer: value}
-            return _with_member(one, key, value, newline)
-        if depth == len(place) - 1:
-            return _without(one, member) if value is None else _replaced(one, member, value)
+            return _with_member(json_object, key, value, newline)
+        if depth == len(keys) - 1:
+            return (
+                _without(json_object, member)
+                if value is None
+                else _replaced(json_object, member, value)
+            )
         if text[member.value_start] != "{":
-            raise UnreadableText(f"`{'.'.join(place[: depth + 1])}` is not an object")
+            raise UnreadableText(f"`{'.'.join(keys[: depth + 1])}` is not an object")
         start = member.value_start
     raise AssertionError("a place has at least one key")
 
@@ -94,8 +98,8 @@ def _no_constant(name: str) -> Any:
     raise UnreadableText(f"{name} is not JSON")
 
 
-def _has(whole: Any, place: Sequence[str]) -> bool:
-    for key in place:
+def _has(whole: Any, keys: Sequence[str]) -> bool:
+    for key in keys:
         if not isinstance(whole, dict) or key not in whole:
             return False
         whole = whole[key]
@@ -103,8 +107,8 @@ def _has(whole: Any, place: Sequence[str]) -> bool:
 
 
 def _skip_blank(text: str, position: int) -> int:
-    found = _BLANK.match(text, position)
-    return found.end() if found else position
+    blank = _BLANK.match(text, position)
+    return blank.end() if blank else position
 
 
 def _object_at(text: str, start: int) -> _Object:
@@ -122,8 +126,8 @@ def _object_at(text: str, start: int) -> _Object:
     return _Object(text, start, tuple(members), position)
 
 
-def _replaced(one: _Object, member: _Member, value: Any) -> str:
-    text = one.text
+def _replaced(json_object: _Object, member: _Member, value: Any) -> str:
+    text = json_object.text
     now = json.loads(text[member.value_start : member.end])
     # 1 and True are equal to Python, and not to Docker.
     if now == value and type(now) is type(value):
@@ -131,17 +135,17 @@ def _replaced(one: _Object, member: _Member, value: Any) -> str:
     return text[: member.value_start] + _dumped(value) + text[member.end :]
 
 
-def _with_member(one: _Object, key: str, value: Any, newline: str) -> str:
-    text = one.text
-    line = text[text.rfind("\n", 0, one.start) + 1 : one.start]
+def _with_member(json_object: _Object, key: str, value: Any, newline: str) -> str:
+    text = json_object.text
+    line = text[text.rfind("\n", 0, json_object.start) + 1 : json_object.start]
     outer = line[: len(line) - len(line.lstrip())]
     unit = next(iter(re.findall(r"\n([ \t]+)\S", text)), "    ")
-    if not one.members:
+    if not json_object.members:
         inner = newline + outer + unit
         added = f"{inner}{_dumped(key)}: {_dumped(value, inner, unit)}{newline}{outer}"
-        return text[: one.start + 1] + added + text[one.end :]
-    first, last = one.members[0], one.members[-1]
-    before = text[one.start + 1 : first.start]
+        return text[: json_object.start + 1] + added + text[json_object.end :]
+    first, last = json_object.members[0], json_object.members[-1]
+    before = text[json_object.start + 1 : first.start]
     colon = text[last.key_end : last.value_start]
     if "\n" in before:
         gap = "\n" + before.rpartition("\n")[2]
@@ -152,13 +156,13 @@ def _with_member(one: _Object, key: str, value: Any, newline: str) -> str:
     return text[: last.end] + added + text[last.end :]
 
 
-def _without(one: _Object, member: _Member) -> str:
-    text, number = one.text, one.members.index(member)
-    if len(one.members) == 1:
-        return text[: one.start + 1] + text[one.end :]
-    if member is one.members[-1]:
-        return text[: one.members[number - 1].end] + text[member.end :]
-    return text[: member.start] + text[one.members[number + 1].start :]
+def _without(json_object: _Object, member: _Member) -> str:
+    text, number = json_object.text, json_object.members.index(member)
+    if len(json_object.members) == 1:
+        return text[: json_object.start + 1] + text[json_object.end :]
+    if member is json_object.members[-1]:
+        return text[: json_object.members[number - 1].end] + text[member.end :]
+    return text[: member.start] + text[json_object.members[number + 1].start :]
 
 
 def _dumped(value: Any, gap: str | None = None, unit: str = "") -> str:
@@ -167,6 +171,6 @@ def _dumped(value: Any, gap: str | None = None, unit: str = "") -> str:
         return json.dumps(value, ensure_ascii=False)
     inner = gap + unit
     members = [
-        f"{inner}{_dumped(key)}: {_dumped(held, inner, unit)}" for key, held in value.items()
+        f"{inner}{_dumped(key)}: {_dumped(member, inner, unit)}" for key, member in value.items()
     ]
     return "{" + ",".join(members) + gap + "}"

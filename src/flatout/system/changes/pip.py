@@ -13,8 +13,8 @@ from flatout.errors import RunFailed, UsageError
 from flatout.system import command
 from flatout.system.pythons import not_a_python
 
-_ASK_LIMIT_S = 30.0
-_ASK_PLACE = (
+_QUERY_TIMEOUT_S = 30.0
+_PRINT_PREFIX = (
     "import os, sys; print(os.path.realpath(sys.prefix)); "
     "print(sys.prefix != sys.base_prefix or os.path.isdir(os.path.join(sys.prefix, 'conda-meta')))"
 )
@@ -28,7 +28,7 @@ def environment_folder(python: str) -> Path:
     Raises:
         UsageError: python-not-found; environment-not-virtual, where it is the system's Python.
     """
-    done = command.run([python, "-I", "-c", _ASK_PLACE], _ASK_LIMIT_S)
+    done = command.run([python, "-I", "-c", _PRINT_PREFIX], _QUERY_TIMEOUT_S)
     lines = done.stdout.splitlines()
     if done.exit_code != 0 or len(lines) != 2:
         raise not_a_python(python, done.reason or done.stderr.strip()[-300:] or None)
@@ -54,14 +54,14 @@ def package_command(python: str, words: Sequence[str]) -> list[str]:
     """
     own = ["--disable-pip-version-check", "--no-input"]
     sure = ["--yes"] if words[0] == "uninstall" else []
-    told = [words[0], *sure, *words[1:]]
-    if command.run([python, "-I", "-c", "import pip.__main__"], _ASK_LIMIT_S).exit_code == 0:
-        return [python, "-I", "-m", "pip", *own, *told]
+    pip_words = [words[0], *sure, *words[1:]]
+    if command.run([python, "-I", "-c", "import pip.__main__"], _QUERY_TIMEOUT_S).exit_code == 0:
+        return [python, "-I", "-m", "pip", *own, *pip_words]
     uv = shutil.which("uv")
     if uv:
         return [uv, "pip", words[0], "--python", python, *words[1:]]
     if PathFinder.find_spec("pip"):
-        return [sys.executable, "-I", "-m", "pip", "--python", python, *own, *told]
+        return [sys.executable, "-I", "-m", "pip", "--python", python, *own, *pip_words]
     raise RunFailed(
         "pip-missing",
         f"{python} has no pip, and uv is not installed.",
@@ -71,6 +71,6 @@ def package_command(python: str, words: Sequence[str]) -> list[str]:
 
 def package_environment() -> dict[str, str]:
     """The environment variables of that command: indexes, proxies and certificates stay."""
-    kept = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+    inherited = {name: value for name, value in os.environ.items() if name not in _DROPPED}
     # A conda environment sees the user's own packages too, and pip would take them for its.
-    return {**kept, "PYTHONNOUSERSITE": "1"}
+    return {**inherited, "PYTHONNOUSERSITE": "1"}

@@ -43,7 +43,7 @@ def decode(content: bytes) -> DecodedText:
     """A file's text. Bytes other than UTF-8 (an old code page's) come back as they were.
 
     Raises:
-        UnreadableText: it holds zeros, as no text does, or half a letter of UTF-16.
+        UnreadableText: it contains zeros, as no text does, or half a letter of UTF-16.
     """
     for mark, encoding in _MARKS:
         if content.startswith(mark):

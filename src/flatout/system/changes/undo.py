@@ -61,7 +61,7 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
     """
     _require_not_undone(applied)
     taken = change_journal.lock()
-    kept = ChangeJournal(Path(applied.folder), taken)
+    journal = ChangeJournal(Path(applied.folder), taken)
     try:
         # The previous holder of the lock may have put it back in the meantime.
         applied = change_journal.entry(applied.id)
@@ -72,28 +72,28 @@ def undo(applied: Applied, *, is_forced: bool = False) -> Generator[str]:
         changed = obstacles(applied)
         if changed and not is_forced:
             raise _changed_since(applied, changed)
-        kept.append(UndoBegun(at=clock.now_s()))
-        told, failures = [], []
+        journal.append(UndoBegun(at=clock.now_s()))
+        messages, failures = [], []
         for line in _restore_files(applied):
-            told.append(line)
+            messages.append(line)
             yield line
         for number in applied.begun_steps:
             try:
-                for line in _undo_step(applied, number, kept):
-                    told.append(line)
+                for line in _undo_step(applied, number, journal):
+                    messages.append(line)
                     yield line
             except RunFailed as error:
                 failures.append(error)
         if failures:
             # Not undone, so that it can be tried again.
             raise failures[0]
-        left = tuple(line for line in told if line.startswith(LEFT))
-        kept.append(Undone(at=clock.now_s(), left=left))
+        left = tuple(line for line in messages if line.startswith(LEFT))
+        journal.append(Undone(at=clock.now_s(), left=left))
         for kept_line in applied.lines:
             if isinstance(kept_line, TreeKept):
                 hardlink_copy.forget(Path(kept_line.copy))
     finally:
-        kept.close()
+        journal.close()
         taken.release()
 
 
@@ -105,8 +105,8 @@ def _require_not_undone(applied: Applied) -> None:
 
 
 def _changed_since(applied: Applied, changed: tuple[Obstacle, ...]) -> UsageError:
-    lines = [f"{one.path}\n" + "\n".join(f"      {line}" for line in one.difference)
-             for one in changed]  # fmt: skip
+    lines = [f"{file.path}\n" + "\n".join(f"      {line}" for line in file.difference)
+             for file in changed]  # fmt: skip
     return UsageError(
         "changed-since",
         f"{changed[0].path} was changed after flatout changed it.",
@@ -177,7 +177,7 @@ def _was_cut_off(applied: Applied, path: str) -> bool:
     steps = [applied.begun.plan.steps[number].action for number in _cut_off_steps(applied)]
     return any(
         isinstance(action, RunProgram)
-        and path in [str(edit_file.real_path(one)) for one in action.files]
+        and path in [str(edit_file.real_path(path_of_file)) for path_of_file in action.files]
         for action in steps
     )
 
@@ -225,7 +225,7 @@ def _restore_files(applied: Applied) -> Iterator[str]:
             yield f"restored {line.path}"
 
 
-def _undo_step(applied: Applied, number: int, kept: ChangeJournal) -> Iterator[str]:
+def _undo_step(applied: Applied, number: int, journal: ChangeJournal) -> Iterator[str]:
     """Undoes what is not a file: packages, folders, names, and what a command takes back."""
     step = applied.begun.plan.steps[number]
     action = step.action
@@ -249,7 +249,7 @@ def _undo_step(applied: Applied, number: int, kept: ChangeJournal) -> Iterator[s
         yield f"removed {action.makes}"
     if step.undo:
         try:
-            run_command(RunProgram(argv=step.undo), step, kept)
+            run_command(RunProgram(argv=step.undo), step, journal)
         except RunFailed:
             # What was not done need not be taken back.
             if not _has_failed(applied, number):

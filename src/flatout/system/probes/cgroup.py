@@ -16,7 +16,7 @@ def cpu_quota(system: System) -> float | None:
     Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max),
     https://docs.kernel.org/scheduler/sched-bwc.html (version 1).
     """
-    quotas = [_ratio(text.split()) for text in _each(system, "", "cpu.max")]
+    quotas = [_ratio(text.split()) for text in _limit_texts(system, "", "cpu.max")]
     for folder in _folders(system, "cpu"):
         texts = (
             system.read(f"{folder}/cpu.cfs_quota_us"),
@@ -28,7 +28,10 @@ def cpu_quota(system: System) -> float | None:
 
 def memory_limit_bytes(system: System, total_bytes: int | None) -> int | None:
     """Memory the process may use, None where nothing limits it below the machine's own."""
-    texts = [*_each(system, "", "memory.max"), *_each(system, "memory", "memory.limit_in_bytes")]
+    texts = [
+        *_limit_texts(system, "", "memory.max"),
+        *_limit_texts(system, "memory", "memory.limit_in_bytes"),
+    ]
     # Version 1 says "no limit" with a number near 2**63.
     bound = total_bytes or 2**60
     limits = [int(text) for text in texts if text.strip().isdigit()]
@@ -40,11 +43,11 @@ def num_killed(system: System) -> int | None:
 
     Source: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.events, oom_kill).
     """
-    found = [
+    matches = [
         re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
-        for text in _each(system, "", "memory.events")
+        for text in _limit_texts(system, "", "memory.events")
     ]
-    counts = [int(one[1]) for one in found if one]
+    counts = [int(match[1]) for match in matches if match]
     # The nearest group: those above count other programs, too.
     return counts[0] if counts else None
 
@@ -56,7 +59,7 @@ def _ratio(parts: list[str]) -> float | None:
     return int(parts[0]) / int(parts[1])
 
 
-def _each(system: System, controller: str, name: str) -> Iterator[str]:
+def _limit_texts(system: System, controller: str, name: str) -> Iterator[str]:
     for folder in _folders(system, controller):
         text = system.read(f"{folder}/{name}")
         if isinstance(text, str):

@@ -25,7 +25,7 @@ class _Speed(msgspec.Struct):
 class Mount(msgspec.Struct, frozen=True):
     """A line of /proc/self/mountinfo."""
 
-    place: str
+    path: str
     kind: str
     source: str
     options: str
@@ -38,8 +38,8 @@ def probe_disks(
 
     is_deep: a small folder is written where the project and the data are, read, and removed.
     """
-    told = system.read("/proc/self/mountinfo") if system.platform == "linux" else None
-    mounts = parse_mountinfo(told) if isinstance(told, str) else []
+    mountinfo = system.read("/proc/self/mountinfo") if system.platform == "linux" else None
+    mounts = parse_mountinfo(mountinfo) if isinstance(mountinfo, str) else []
     disks: list[Disk] = []
     unread: dict[str, str] = {}
     for role, path in _roles(system).items():
@@ -57,20 +57,20 @@ def probe_disks(
             has_metadata=mount is not None and "metadata" in re.split("[,;]", mount.options)
             if is_shared else None,
         )  # fmt: skip
-        place = f"disks.{len(disks)}"
-        reasons = _reasons(disk, place, space, has_mounts=bool(mounts))
+        path_of_disk = f"disks.{len(disks)}"
+        reasons = _reasons(disk, path_of_disk, space, has_mounts=bool(mounts))
         if is_deep and role in _MEASURED:
-            disk, why = with_speed(disk, _ask_speed(system, path))
+            disk, why = with_speed(disk, _measure_speed(system, path))
             for name in _SPEEDS:
-                reasons.pop(f"{place}.{name}")
+                reasons.pop(f"{path_of_disk}.{name}")
                 if getattr(disk, name) is None:
-                    reasons[f"{place}.{name}"] = why
+                    reasons[f"{path_of_disk}.{name}"] = why
         unread |= reasons
         disks.append(disk)
     return tuple(disks), unread
 
 
-def _ask_speed(system: System, path: str) -> Completed:
+def _measure_speed(system: System, path: str) -> Completed:
     folder = _nearest_folder(system, path)
     argv = [system.python, "-P", "-m", "flatout.system.file_speed", folder]
     return system.run(argv, SPEED_TIMEOUT_S)
@@ -79,18 +79,20 @@ def _ask_speed(system: System, path: str) -> Completed:
 def with_speed(disk: Disk, done: Completed) -> tuple[Disk, str]:
     """The disk with what `system/file_speed.py` printed, and why there is nothing."""
     try:
-        told = msgspec.json.decode(done.stdout, type=_Speed)
+        speed = msgspec.json.decode(done.stdout, type=_Speed)
     except msgspec.DecodeError:
-        said = done.reason or done.stderr.strip()[-160:] or "it was not measured"
-        return disk, f"measuring: {said}"
+        reason = done.reason or done.stderr.strip()[-160:] or "it was not measured"
+        return disk, f"measuring: {reason}"
     return msgspec.structs.replace(
         disk,
-        small_files_bytes_s=told.small_files_bytes_s,
-        stream_bytes_s=told.stream_bytes_s,
+        small_files_bytes_s=speed.small_files_bytes_s,
+        stream_bytes_s=speed.stream_bytes_s,
     ), ""
 
 
-def _reasons(disk: Disk, place: str, space: Space | Unread, *, has_mounts: bool) -> dict[str, str]:
+def _reasons(
+    disk: Disk, path_of_disk: str, space: Space | Unread, *, has_mounts: bool
+) -> dict[str, str]:
     why_no_space = space.reason if isinstance(space, Unread) else "it does not count inodes"
     why_no_kind = "no mount contains it" if has_mounts else "this system has no mountinfo"
     reasons = {
@@ -103,7 +105,11 @@ def _reasons(disk: Disk, place: str, space: Space | Unread, *, has_mounts: bool)
         "has_metadata": "only Windows drives in WSL have it",
         **dict.fromkeys(_SPEEDS, "measured only with --deep, for the project and data folders"),
     }
-    return {f"{place}.{name}": why for name, why in reasons.items() if getattr(disk, name) is None}
+    return {
+        f"{path_of_disk}.{name}": why
+        for name, why in reasons.items()
+        if getattr(disk, name) is None
+    }
 
 
 def _roles(system: System) -> dict[str, str]:
@@ -152,17 +158,17 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"\\([0-3][0-7]{2})", lambda found: chr(int(found[1], 8)), text)
+    return re.sub(r"\\([0-3][0-7]{2})", lambda escape: chr(int(escape[1], 8)), text)
 
 
 def mount_of(mounts: list[Mount], path: str) -> Mount | None:
-    holding = [
-        one for one in mounts
-        if path == one.place or path.startswith(one.place.rstrip("/") + "/")
+    containing = [
+        mount for mount in mounts
+        if path == mount.path or path.startswith(mount.path.rstrip("/") + "/")
     ]  # fmt: skip
     # Of two at one place the later hides the earlier.
-    return max(enumerate(holding), key=lambda pair: (len(pair[1].place), pair[0]))[1] \
-        if holding else None  # fmt: skip
+    return max(enumerate(containing), key=lambda pair: (len(pair[1].path), pair[0]))[1] \
+        if containing else None  # fmt: skip
 
 
 def is_windows_drive_mount(mount: Mount) -> bool:

@@ -19,19 +19,19 @@ def probe_packages(system: System) -> tuple[InstalledPackages | None, dict[str, 
         return None, {"packages": "flatout cannot read this distribution's package list"}
     names = [
         "/etc/apt/sources.list",
-        *(f"{_SOURCES}/{one}" for one in system.list_folder(_SOURCES)),
+        *(f"{_SOURCES}/{name}" for name in system.list_folder(_SOURCES)),
     ]
-    sources = [told for name in names if isinstance(told := system.read(name), str)]
+    sources = [content for name in names if isinstance(content := system.read(name), str)]
     mine = [line for source in sources for line in nvidia_sources(source)]
     has_keyring = version_in(text, "cuda-keyring") is not None
-    found = InstalledPackages(
+    installed = InstalledPackages(
         num_unfinished=num_unfinished(text),
         has_nvidia_source=bool(mine),
         is_nvidia_source_signed=has_keyring or all(mine) if mine else None,
         distro_toolkit=version_in(text, "nvidia-cuda-toolkit"),
     )
     reasons = {"is_nvidia_source_signed": "no such package source"} if not mine else {}
-    return found, {f"packages.{field}": reason for field, reason in reasons.items()}
+    return installed, {f"packages.{field}": reason for field, reason in reasons.items()}
 
 
 def num_unfinished(status: str) -> int:
@@ -45,13 +45,13 @@ def num_unfinished(status: str) -> int:
 
 def version_in(status: str, package: str) -> str | None:
     """The version of an installed package, without epoch and revision."""
-    found = re.search(
+    match = re.search(
         rf"^Package: {re.escape(package)}\nStatus: \S+ \S+ installed\n(?:[^\n]+\n)*?"
         r"Version: (?:\d+:)?([\w.+~]+)",
         status,
         re.MULTILINE,
     )
-    return found[1] if found else None
+    return match[1] if match else None
 
 
 def nvidia_sources(text: str) -> list[bool]:
@@ -59,12 +59,14 @@ def nvidia_sources(text: str) -> list[bool]:
 
     Source: sources.list(5), in one line or in the form of deb822.
     """
-    found = [
+    has_key = [
         "signed-by=" in line.partition("]")[0].lower()
         for line in text.splitlines()
         if _NVIDIA_SOURCE in line and line.lstrip().startswith("deb")
     ]
     for part in re.split(r"\n\s*\n", text):
         if re.search(rf"^URIs:.*{re.escape(_NVIDIA_SOURCE)}", part, re.MULTILINE):
-            found.append(re.search(r"^Signed-By:", part, re.MULTILINE | re.IGNORECASE) is not None)
-    return found
+            has_key.append(
+                re.search(r"^Signed-By:", part, re.MULTILINE | re.IGNORECASE) is not None
+            )
+    return has_key

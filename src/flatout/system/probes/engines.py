@@ -13,7 +13,7 @@ from flatout.system.host_system import Completed, System, Unread
 from flatout.system.probes.settings_files import parse_settings
 from flatout.system.timeout_threads import run_together
 
-# `info` asks the daemon, which may hang: an examination, else done within 2 s, is not held up.
+# `info` queries the daemon, which may hang: an examination, else done within 2 s, is not held up.
 TIMEOUT_S = 1.5
 
 _CONFIGURATION = "/etc/nvidia-container-runtime/config.toml"
@@ -52,16 +52,16 @@ def probe_engines(system: System) -> tuple[tuple[ContainerEngine, ...], dict[str
         "podman": ("info", "--format", "json"),
         "nvidia-ctk": ("--version",),
     }
-    asked = {name: [path, *arguments[name]] for name, path in programs.items() if path}
-    if "docker" not in asked and "podman" not in asked:
+    commands = {name: [path, *arguments[name]] for name, path in programs.items() if path}
+    if "docker" not in commands and "podman" not in commands:
         return (), {}
-    answers = run_together(
-        {name: partial(system.run, argv, TIMEOUT_S) for name, argv in asked.items()},
+    results = run_together(
+        {name: partial(system.run, argv, TIMEOUT_S) for name, argv in commands.items()},
         TIMEOUT_S + 0.2,
     )
     done = {
-        name: Completed(reason=answer.reason) if isinstance(answer, Unread) else answer
-        for name, answer in answers.items()
+        name: Completed(reason=result.reason) if isinstance(result, Unread) else result
+        for name, result in results.items()
     }
     nvidia = _nvidia(system, done.get("nvidia-ctk"))
     engines: list[ContainerEngine] = []
@@ -70,11 +70,11 @@ def probe_engines(system: System) -> tuple[tuple[ContainerEngine, ...], dict[str
         if name not in done:
             continue
         engine, why = parse(done[name])
-        place = f"engines.{len(engines)}"
+        path_of_engine = f"engines.{len(engines)}"
         is_snap = engine.is_snap or (programs[name] or "").startswith("/snap/")
         engine = _with_nvidia(engine, nvidia, is_snap=is_snap)
         engines.append(engine)
-        unread |= _reasons(engine, place, why)
+        unread |= _reasons(engine, path_of_engine, why)
     return tuple(engines), unread
 
 
@@ -91,35 +91,35 @@ def find_program(system: System, name: str) -> str | None:
 def parse_docker(done: Completed) -> tuple[ContainerEngine, str]:
     """Docker from `docker info --format {{json .}}`, and why the rest is not known.
 
-    The program answers with what it knows itself even where its daemon does not.
+    The program reports what it knows itself even where its daemon does not.
     """
     try:
-        told = msgspec.json.decode(done.stdout.strip() or "{}", type=_DockerInfo)
+        info = msgspec.json.decode(done.stdout.strip() or "{}", type=_DockerInfo)
     except msgspec.DecodeError:
-        told = _DockerInfo()
-    said = f"{done.stdout}\n{done.stderr}"
+        info = _DockerInfo()
+    output = f"{done.stdout}\n{done.stderr}"
     why = f"docker: {done.reason or _first_error(done) or 'not in its output'}"
-    compose = _compose(told.client_info)
-    if not told.server_version:
-        is_denied = "permission denied" in said.lower()
+    compose = _compose(info.client_info)
+    if not info.server_version:
+        is_denied = "permission denied" in output.lower()
         is_running = True if is_denied else None if done.reason else False
         is_permitted = False if is_denied else None
         return ContainerEngine(
             name="docker", is_running=is_running, is_permitted=is_permitted, compose=compose
         ), why
-    devices = told.discovered_devices
-    is_desktop = "Docker Desktop" in told.operating_system
+    devices = info.discovered_devices
+    is_desktop = "Docker Desktop" in info.operating_system
     return ContainerEngine(
         name="docker-desktop" if is_desktop else "docker",
-        version=told.server_version,
+        version=info.server_version,
         is_running=True,
         is_permitted=True,
-        is_snap="/snap/" in told.docker_root_dir,
-        is_rootless=any("name=rootless" in one for one in told.security_options or ()),
-        runtimes=tuple(sorted(told.runtimes or {})),
+        is_snap="/snap/" in info.docker_root_dir,
+        is_rootless=any("name=rootless" in option for option in info.security_options or ()),
+        runtimes=tuple(sorted(info.runtimes or {})),
         cdi_devices=None
         if devices is None
-        else tuple(one["ID"] for one in devices if "nvidia.com" in one.get("ID", "")),
+        else tuple(device["ID"] for device in devices if "nvidia.com" in device.get("ID", "")),
         compose=compose,
     ), why
 
@@ -128,13 +128,13 @@ def parse_podman(done: Completed) -> tuple[ContainerEngine, str]:
     """Podman from `podman info --format json`, and why the rest is not known."""
     why = f"podman: {done.reason or _first_error(done) or 'not in its output'}"
     try:
-        told = msgspec.json.decode(done.stdout, type=_Podman)
+        info = msgspec.json.decode(done.stdout, type=_Podman)
     except msgspec.DecodeError:
         return ContainerEngine(name="podman"), why
-    security = told.host.get("security")
-    runtime = told.host.get("ociRuntime")
+    security = info.host.get("security")
+    runtime = info.host.get("ociRuntime")
     name = runtime.get("name") if isinstance(runtime, dict) else None
-    version = told.version.get("Version")
+    version = info.version.get("Version")
     return ContainerEngine(
         name="podman",
         version=version if isinstance(version, str) else None,
@@ -170,7 +170,7 @@ def _compose(client: dict[str, Any] | None) -> str | None:
 
 
 def _nvidia(system: System, done: Completed | None) -> _Nvidia:
-    found = re.search(r"version (\d+\.\d+\.\d+)", done.stdout) if done else None
+    match = re.search(r"version (\d+\.\d+\.\d+)", done.stdout) if done else None
     devices: tuple[str, ...] | None = None
     driver = None
     for folder in _CDI_FOLDERS:
@@ -182,12 +182,12 @@ def _nvidia(system: System, done: Completed | None) -> _Nvidia:
                 driver = driver or version
     text = system.read(_CONFIGURATION)
     settings = {} if isinstance(text, Unread) else parse_settings(text)
-    told = settings.get("nvidia-container-cli.no-cgroups", "false")
+    no_cgroups = settings.get("nvidia-container-cli.no-cgroups", "false")
     return _Nvidia(
-        toolkit=found[1] if found else None,
+        toolkit=match[1] if match else None,
         cdi_devices=devices and tuple(dict.fromkeys(devices)),
         cdi_driver=driver,
-        no_cgroups=None if isinstance(text, Unread) else told == "true",
+        no_cgroups=None if isinstance(text, Unread) else no_cgroups == "true",
     )
 
 
@@ -202,7 +202,7 @@ def _with_nvidia(engine: ContainerEngine, nvidia: _Nvidia, *, is_snap: bool) -> 
     )
 
 
-def _reasons(engine: ContainerEngine, place: str, why: str) -> dict[str, str]:
+def _reasons(engine: ContainerEngine, path_of_engine: str, why: str) -> dict[str, str]:
     own = {
         "toolkit": "nvidia-ctk does not answer",
         "cdi_devices": "no CDI specification found",
@@ -211,4 +211,4 @@ def _reasons(engine: ContainerEngine, place: str, why: str) -> dict[str, str]:
         "compose": "Docker does not list it",
     }
     names = [name for name in engine.__struct_fields__ if getattr(engine, name) is None]
-    return {f"{place}.{name}": own.get(name, why) for name in names}
+    return {f"{path_of_engine}.{name}": own.get(name, why) for name in names}

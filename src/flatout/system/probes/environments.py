@@ -1,4 +1,4 @@
-"""Python environments: what they hold by their metadata, and what they are made of."""
+"""Python environments: their contents by their metadata, and what they are made of."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Made(msgspec.Struct, frozen=True):
     site: str | None = None
 
 
-class Held(msgspec.Struct, frozen=True):
+class ReportedPackage(msgspec.Struct, frozen=True):
     """A package of a report. place: "user-site" or "pythonpath" where it comes from there."""
 
     version: str
@@ -61,7 +61,7 @@ class Report(msgspec.Struct):
 
     python: str | None = None
     made: Made = Made()
-    packages: dict[str, Held] = {}
+    packages: dict[str, ReportedPackage] = {}
 
 
 class ReadEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,14 +75,15 @@ class ReadEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 def probe_environments(
     system: System, python: str, *, is_wsl: bool = False
 ) -> list[ReadEnvironment]:
-    """The environment asked about, then others that a shell here would use."""
-    pythons = [python, *(one for one in _others(system) if one != python)][:_MOST]
-    answers = run_together(
-        {one: partial(read_environment, system, one, is_wsl=is_wsl) for one in pythons}, _TIMEOUT_S
+    """The requested environment, then others that a shell here would use."""
+    pythons = [python, *(other for other in _others(system) if other != python)][:_MOST]
+    results = run_together(
+        {name: partial(read_environment, system, name, is_wsl=is_wsl) for name in pythons},
+        _TIMEOUT_S,
     )
     return [
-        _unread(name, answer.reason) if isinstance(answer, Unread) else answer
-        for name, answer in answers.items()
+        _unread(name, result.reason) if isinstance(result, Unread) else result
+        for name, result in results.items()
     ]
 
 
@@ -95,7 +96,7 @@ def read_environment(system: System, python: str, *, is_wsl: bool = False) -> Re
     report = parse_made(text)
     made = report.made
     kind = "conda" if made.is_conda else "uv" if made.is_uv else "venv"
-    held = report.packages
+    packages = report.packages
     is_own = made.is_conda or made.is_virtual
     return ReadEnvironment(
         environment=Environment(
@@ -106,11 +107,13 @@ def read_environment(system: System, python: str, *, is_wsl: bool = False) -> Re
             has_user_site=made.has_user_site,
             is_externally_managed=made.is_externally_managed,
             unmet=unmet(
-                {name: one.version for name, one in held.items()},
-                {name: one.requires for name, one in held.items()},
+                {name: package.version for name, package in packages.items()},
+                {name: package.requires for name, package in packages.items()},
             ),
             mixed=_mixed(report),
-            outside=tuple(name for name, one in held.items() if one.place) if is_own else (),
+            outside=tuple(name for name, package in packages.items() if package.place)
+            if is_own
+            else (),
             is_on_windows_drive=is_on_drive(system, python) if is_wsl else None,
         ),
         unread={
@@ -127,8 +130,8 @@ def _mixed(report: Report) -> tuple[str, ...]:
     versions = report.made.conda_versions
     return tuple(
         name
-        for name, one in report.packages.items()
-        if name in versions and one.version.partition("+")[0] != versions[name]
+        for name, package in report.packages.items()
+        if name in versions and package.version.partition("+")[0] != versions[name]
     )
 
 
@@ -144,8 +147,8 @@ def placed(read: Sequence[ReadEnvironment]) -> dict[str, str]:
     """The reasons of all environments, each under its place."""
     return {
         f"environments.{index}.{path}": reason
-        for index, one in enumerate(read)
-        for path, reason in one.unread.items()
+        for index, environment in enumerate(read)
+        for path, reason in environment.unread.items()
     }
 
 
@@ -179,9 +182,9 @@ def _others(system: System) -> list[str]:
     folder = system.calls().folder
     if system.platform == "win32":
         own = rf"{folder}\.venv" if folder else None
-        paths = [rf"{one}\Scripts\python.exe" for one in (at("VIRTUAL_ENV"), own) if one]
-        paths += [rf"{one}\python.exe" for one in named[1:] if one]
+        paths = [rf"{folder}\Scripts\python.exe" for folder in (at("VIRTUAL_ENV"), own) if folder]
+        paths += [rf"{folder}\python.exe" for folder in named[1:] if folder]
     else:
         own = f"{folder}/.venv" if folder else None
-        paths = [f"{one}/bin/python" for one in (*named, own) if one]
+        paths = [f"{folder}/bin/python" for folder in (*named, own) if folder]
     return [path for path in dict.fromkeys(paths) if system.exists(path)]

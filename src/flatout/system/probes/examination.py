@@ -14,7 +14,7 @@ from flatout.system.probes.cpu import probe_cpu
 from flatout.system.probes.disks import probe_disks
 from flatout.system.probes.distribution import probe_packages
 from flatout.system.probes.engines import probe_engines
-from flatout.system.probes.gpus import Found, probe_gpus
+from flatout.system.probes.gpus import GpuReport, probe_gpus
 from flatout.system.probes.host import probe_host
 from flatout.system.probes.libraries import probe_libraries
 from flatout.system.probes.memory import probe_memory
@@ -38,10 +38,10 @@ Tasks = dict[str, Callable[[], Probed]]
 
 
 class Examination(msgspec.Struct, frozen=True, kw_only=True):
-    """A machine, and what its programs said of the GPU that is not a fact by itself."""
+    """A machine, and what its programs printed about the GPU that is not a fact by itself."""
 
     machine: Machine
-    said: str = ""
+    output: str = ""
 
 
 def examine(system: System, python: str | None = None, *, is_deep: bool = False) -> Examination:
@@ -58,13 +58,13 @@ def examine(system: System, python: str | None = None, *, is_deep: bool = False)
     read: list[python_environments.ReadEnvironment] = values.pop("environments", [])
     site = read[0].site if read else None
     values |= _run({"libraries": lambda: probe_libraries(system, site)}, unread, is_deep=is_deep)
-    said = ""
+    output = ""
     if is_deep and read:
-        tried, said = try_environment(system, read[0].environment)
+        tried, output = try_environment(system, read[0].environment)
         read[0] = msgspec.structs.replace(read[0], environment=tried)
         if tried.can_use_gpu is not None:
             unread.pop("environments.0.can_use_gpu", None)
-    return Examination(machine=_machine(system, host, read, values, unread), said=said)
+    return Examination(machine=_machine(system, host, read, values, unread), output=output)
 
 
 def glance(system: System, python: str | None = None) -> Machine:
@@ -96,18 +96,18 @@ def _machine(
     values: dict[str, Any],
     unread: dict[str, str],
 ) -> Machine:
-    found: Found = values.pop("gpus", Found())
+    gpus: GpuReport = values.pop("gpus", GpuReport())
     windows, skew_s = values.pop("windows", (None, None))
     first = read[0].environment.python if read else system.python
     machine = Machine(
         read_at=system.now(),
         host=host,
-        gpus=found.gpus,
-        driver=found.driver,
-        cuda=found.cuda,
+        gpus=gpus.gpus,
+        driver=gpus.driver,
+        cuda=gpus.cuda,
         python=first,
         frameworks=python_environments.frameworks_of(read),
-        environments=tuple(one.environment for one in read) if read else None,
+        environments=tuple(report.environment for report in read) if read else None,
         windows=windows,
         unread=unread,
         **values,
@@ -119,8 +119,8 @@ def _tasks(system: System, host: Host, python: str, *, is_deep: bool) -> Tasks:
     """The probes that run in parallel; only those that apply to this system."""
 
     def read_gpus() -> Probed:
-        found = probe_gpus(system)
-        return found, found.unread
+        gpus = probe_gpus(system)
+        return gpus, gpus.unread
 
     def read_environments() -> Probed:
         read = python_environments.probe_environments(system, python, is_wsl=bool(host.wsl))
@@ -158,11 +158,11 @@ def _run(
     """The values of the tasks; why one is missing goes to `unread`."""
     longer = dict.fromkeys(("windows", "cuda_start", "disks"), PATIENT_TIMEOUT_S + 1)
     values = {}
-    for name, told in run_together(tasks, limit_s, longer if is_deep else {}).items():
-        if isinstance(told, Unread):
-            unread[name] = told.reason
+    for name, result in run_together(tasks, limit_s, longer if is_deep else {}).items():
+        if isinstance(result, Unread):
+            unread[name] = result.reason
         else:
-            values[name], more = told
+            values[name], more = result
             unread |= more
     return values
 
@@ -180,11 +180,11 @@ def _completed(machine: Machine, skew_s: float | None) -> Machine:
     unread = dict(machine.unread)
     changes: dict[str, Any] = {}
     if machine.windows and machine.windows.driver is None and machine.driver:
-        # NVML reports it in WSL too, where it is Windows' driver that answers.
+        # NVML reports it in WSL too, where it is Windows' driver that reports.
         changes["windows"] = msgspec.structs.replace(machine.windows, driver=machine.driver)
         unread.pop("windows.driver", None)
     persistence = [
-        one.is_persistence_on for one in machine.gpus if one.is_persistence_on is not None
+        gpu.is_persistence_on for gpu in machine.gpus if gpu.is_persistence_on is not None
     ]
     if machine.module and persistence:
         changes["module"] = msgspec.structs.replace(

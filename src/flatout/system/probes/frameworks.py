@@ -1,4 +1,4 @@
-"""The frameworks an interpreter holds, by their metadata: nothing is imported."""
+"""The frameworks in an interpreter's environment, by their metadata: nothing is imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from flatout.schema.framework import Framework
 from flatout.system.host_system import System, Unread
 
-# Distributions that hold a framework, by the name people know it by.
+# Distributions that contain a framework, by the name people know it by.
 _HOLDERS = {
     "torch": ("torch",),
     "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-intel"),
@@ -49,14 +49,14 @@ def parse_report(
     Args:
         text: what it printed; its last line counts.
         extra_distributions: further packages, by the name people know, with the distributions
-            that hold them. Their build is in their version or unknown, and needs no reason.
+            that contain them. Their build is in their version or unknown, and needs no reason.
     """
     try:
         # A .pth file of the environment may have printed something before.
         packages = msgspec.json.decode(text.strip().splitlines()[-1:][0], type=_Report).packages
     except (msgspec.DecodeError, IndexError):
         return (), {"frameworks": f"the interpreter printed {text.strip()[:80]!r}"}
-    found, unread = [], {}
+    frameworks, unread = [], {}
     for name, holders in _HOLDERS.items():
         holder = next((holder for holder in holders if holder in packages), None)
         if holder is None:
@@ -64,14 +64,14 @@ def parse_report(
         build = _build(name, holder, packages)
         if build is None:
             unread[f"frameworks.{name}.build"] = "its metadata does not say what it was built for"
-        found.append(Framework(name=name, version=packages[holder].version, build=build))
+        frameworks.append(Framework(name=name, version=packages[holder].version, build=build))
     for name, holders in extra_distributions.items():
-        version = next((packages[one].version for one in holders if one in packages), None)
+        version = next((packages[holder].version for holder in holders if holder in packages), None)
         if version is not None:
             local = version.partition("+")[2]
             build = local if re.fullmatch(_BUILD, local) else None
-            found.append(Framework(name=name, version=version, build=build))
-    return tuple(found), unread
+            frameworks.append(Framework(name=name, version=version, build=build))
+    return tuple(frameworks), unread
 
 
 def _build(name: str, holder: str, packages: dict[str, _Package]) -> str | None:
@@ -89,11 +89,11 @@ def _build(name: str, holder: str, packages: dict[str, _Package]) -> str | None:
 
 def parse_build_text(text: str) -> str | None:
     """cu130, rocm6.4 or cpu from the file in which torch, paddle or tensorflow names its build."""
-    told = re.search(r"^\s*cuda\b[^=\n]*= *'([\d.]+)'", text, re.MULTILINE) or re.search(
+    match = re.search(r"^\s*cuda\b[^=\n]*= *'([\d.]+)'", text, re.MULTILINE) or re.search(
         r"cuda_version'?\s*[=,:]\s*'([\d.]+)'", text
     )
-    if told:
-        return _cuda_build(told[1])
+    if match:
+        return _cuda_build(match[1])
     rocm = re.search(r"^\s*hip\b[^=\n]*= *'(\d+\.\d+)", text, re.MULTILINE)
     if rocm:
         return f"rocm{rocm[1]}"
@@ -108,9 +108,9 @@ def parse_build_text(text: str) -> str | None:
 def parse_requirements(lines: list[str]) -> str | None:
     """cu128 from a requirement on NVIDIA's packages, as builds from PyPI have them."""
     for line in lines:
-        told = re.match(r"(?:nvidia-cuda-runtime|cuda-toolkit)(?:-cu\d+)?\S*?==(\d+\.\d+)", line)
-        if told and "extra ==" not in line:
-            return _cuda_build(told[1])
+        match = re.match(r"(?:nvidia-cuda-runtime|cuda-toolkit)(?:-cu\d+)?\S*?==(\d+\.\d+)", line)
+        if match and "extra ==" not in line:
+            return _cuda_build(match[1])
     return None
 
 

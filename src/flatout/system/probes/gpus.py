@@ -31,7 +31,7 @@ _STATE = (
 _SMI_FIELDS = ("name", "memory.total", "memory.free", "pci.bus_id", "uuid", "driver_version")
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of one source on the GPUs; unread: reasons for its None values."""
 
     gpus: tuple[Gpu, ...] = ()
@@ -40,7 +40,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     unread: dict[str, str] = {}
 
 
-def probe_gpus(system: System) -> Found:
+def probe_gpus(system: System) -> GpuReport:
     """The GPUs, the driver, and why what is None is None.
 
     NVML is queried first. Where neither its library nor nvidia-smi exists no process is started.
@@ -52,21 +52,21 @@ def probe_gpus(system: System) -> Found:
     reasons = []
     if has_library:
         argv = [system.python, "-P", "-m", "flatout.system.nvml_child"]
-        found = parse_nvml(system.run(argv, NVML_TIMEOUT_S))
-        if isinstance(found, Found):
-            return found
-        reasons.append(found)
+        result = parse_nvml(system.run(argv, NVML_TIMEOUT_S))
+        if isinstance(result, GpuReport):
+            return result
+        reasons.append(result)
     else:
         reasons.append(f"{NO_NVML}{_library_name(system)}")
     if program is None:
         reasons.append(NO_SMI)
         return _nothing("; ".join(reasons))
-    found = _ask_smi(system, program, why_not_nvml=reasons[0])
-    return found if isinstance(found, Found) else _nothing("; ".join([*reasons, found]))
+    result = _query_smi(system, program, why_not_nvml=reasons[0])
+    return result if isinstance(result, GpuReport) else _nothing("; ".join([*reasons, result]))
 
 
-def _nothing(reason: str) -> Found:
-    return Found(unread={"gpus": reason, "driver": reason, "cuda": reason})
+def _nothing(reason: str) -> GpuReport:
+    return GpuReport(unread={"gpus": reason, "driver": reason, "cuda": reason})
 
 
 def _absence(system: System) -> str:
@@ -111,16 +111,16 @@ def _smi_program(system: System) -> str | None:
     return next((path for path in paths if system.exists(path)), None)
 
 
-def parse_nvml(done: Completed) -> Found | str:
+def parse_nvml(done: Completed) -> GpuReport | str:
     """The GPUs from what `system/nvml_child.py` printed, or why there are none."""
     if done.exit_code != 0:
         return f"NVML: {done.reason or _ending(done)}"
     try:
-        told = json.loads(done.stdout)
-        if "error" in told:
-            return str(told["error"])
-        rows = [msgspec.convert({**row, "index": i}, Gpu) for i, row in enumerate(told["gpus"])]
-        return _ordered(rows, told["driver"], told["cuda"], told["unread"])
+        report = json.loads(done.stdout)
+        if "error" in report:
+            return str(report["error"])
+        rows = [msgspec.convert({**row, "index": i}, Gpu) for i, row in enumerate(report["gpus"])]
+        return _ordered(rows, report["driver"], report["cuda"], report["unread"])
     except (ValueError, TypeError, KeyError) as error:
         return f"NVML: cannot read its answer {done.stdout[:80]!r} ({error})"
 
@@ -135,25 +135,25 @@ def _ending(done: Completed) -> str:
     return f"{next((line for line in lines if line), 'no output')[:200]} (exit code {code})"
 
 
-def _ask_smi(system: System, program: str, why_not_nvml: str) -> Found | str:
-    # Drivers before 510 do not know compute_cap, and then answer nothing at all.
-    answers = []
+def _query_smi(system: System, program: str, why_not_nvml: str) -> GpuReport | str:
+    # Drivers before 510 do not know compute_cap, and then report nothing at all.
+    errors = []
     for fields in ((*_SMI_FIELDS, "compute_cap"), _SMI_FIELDS):
         argv = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
         done = system.run(argv, SMI_TIMEOUT_S)
-        found = parse_smi(done, fields)
-        if isinstance(found, Found):
+        result = parse_smi(done, fields)
+        if isinstance(result, GpuReport):
             unread = {"cuda": f"nvidia-smi does not report it, and {why_not_nvml}"}
             argv = [program, f"--query-gpu={','.join(_SMI_STATE)}", "--format=csv,noheader"]
-            found = with_state(found, system.run(argv, SMI_TIMEOUT_S))
-            return msgspec.structs.replace(found, unread={**unread, **found.unread})
-        answers.append(found)
+            result = with_state(result, system.run(argv, SMI_TIMEOUT_S))
+            return msgspec.structs.replace(result, unread={**unread, **result.unread})
+        errors.append(result)
         if "compute_cap" not in done.stdout + done.stderr:
             break
-    return answers[-1]
+    return errors[-1]
 
 
-def parse_smi(done: Completed, fields: tuple[str, ...]) -> Found | str:
+def parse_smi(done: Completed, fields: tuple[str, ...]) -> GpuReport | str:
     """The GPUs from nvidia-smi's `csv,noheader,nounits`, or why there are none."""
     if done.exit_code != 0:
         return f"nvidia-smi: {done.reason or _ending(done)}"
@@ -168,34 +168,34 @@ def parse_smi(done: Completed, fields: tuple[str, ...]) -> Found | str:
         return unread["gpus"]
     gpus, driver = [], None
     for index, row in enumerate(rows):
-        told = dict(zip(fields, (cell.strip() for cell in row), strict=True))
-        driver = driver or _value(told["driver_version"])
+        cells = dict(zip(fields, (cell.strip() for cell in row), strict=True))
+        driver = driver or _value(cells["driver_version"])
         gpu = Gpu(
             index=index,
-            name=_value(told["name"]),
-            memory_bytes=_mebibytes(told["memory.total"]),
-            free_bytes=_mebibytes(told["memory.free"]),
-            compute_capability=_value(told.get("compute_cap", "")),
-            pci_bus_id=_value(told["pci.bus_id"]),
-            uuid=_value(told["uuid"]),
+            name=_value(cells["name"]),
+            memory_bytes=_mebibytes(cells["memory.total"]),
+            free_bytes=_mebibytes(cells["memory.free"]),
+            compute_capability=_value(cells.get("compute_cap", "")),
+            pci_bus_id=_value(cells["pci.bus_id"]),
+            uuid=_value(cells["uuid"]),
         )
         gpus.append(gpu)
         for field, source in _SOURCES.items():
             if getattr(gpu, field) is None:
-                said = told.get(source, "this driver does not support the query")
-                unread[f"gpus.{index}.{field}"] = f"nvidia-smi: {said}"
+                value = cells.get(source, "this driver does not support the query")
+                unread[f"gpus.{index}.{field}"] = f"nvidia-smi: {value}"
     return _ordered(gpus, driver, None, unread)
 
 
-def with_state(found: Found, done: Completed) -> Found:
-    """The GPUs with what nvidia-smi's second list reports about them, matched by their place."""
+def with_state(report: GpuReport, done: Completed) -> GpuReport:
+    """The GPUs with what nvidia-smi's second list reports about them, matched by PCI bus id."""
     rows = csv.reader(done.stdout.splitlines(), skipinitialspace=True)
-    told = {row[0].strip(): [cell.strip() for cell in row] for row in rows
-            if len(row) == len(_SMI_STATE)}  # fmt: skip
-    unread = dict(found.unread)
+    state = {row[0].strip(): [cell.strip() for cell in row] for row in rows
+             if len(row) == len(_SMI_STATE)}  # fmt: skip
+    unread = dict(report.unread)
     gpus = []
-    for gpu in found.gpus:
-        cells = told.get(gpu.pci_bus_id or "", [""] * len(_SMI_STATE))
+    for gpu in report.gpus:
+        cells = state.get(gpu.pci_bus_id or "", [""] * len(_SMI_STATE))
         gpu = msgspec.structs.replace(
             gpu,
             driver_model=_value(cells[1]),
@@ -207,7 +207,7 @@ def with_state(found: Found, done: Completed) -> Found:
         gpus.append(gpu)
         why = f"nvidia-smi: {done.reason or 'not reported'}"
         unread |= {f"gpus.{gpu.index}.{name}": why for name in _STATE if getattr(gpu, name) is None}
-    return msgspec.structs.replace(found, gpus=tuple(gpus), unread=unread)
+    return msgspec.structs.replace(report, gpus=tuple(gpus), unread=unread)
 
 
 def _is_enabled(cell: str) -> bool | None:
@@ -231,19 +231,19 @@ def _mebibytes(cell: str) -> int | None:
 
 def _ordered(
     gpus: list[Gpu], driver: str | None, cuda: str | None, unread: dict[str, Any]
-) -> Found:
+) -> GpuReport:
     """The GPUs in the order of their PCI bus, with indices and reasons that follow it."""
     order = sorted(range(len(gpus)), key=lambda index: (gpus[index].pci_bus_id or "~", index))
-    places = {f"gpus.{old}.": f"gpus.{new}." for new, old in enumerate(order)}
-    return Found(
+    renumbered = {f"gpus.{old}.": f"gpus.{new}." for new, old in enumerate(order)}
+    return GpuReport(
         gpus=tuple(msgspec.structs.replace(gpus[old], index=new) for new, old in enumerate(order)),
         driver=driver,
         cuda=cuda,
-        unread=dict(_moved(unread, places)),
+        unread=dict(_moved(unread, renumbered)),
     )
 
 
-def _moved(unread: dict[str, str], places: dict[str, str]) -> Iterator[tuple[str, str]]:
+def _moved(unread: dict[str, str], renumbered: dict[str, str]) -> Iterator[tuple[str, str]]:
     for path, reason in unread.items():
-        place = next((old for old in places if path.startswith(old)), None)
-        yield (places[place] + path.removeprefix(place) if place else path), reason
+        prefix = next((old for old in renumbered if path.startswith(old)), None)
+        yield (renumbered[prefix] + path.removeprefix(prefix) if prefix else path), reason

@@ -36,19 +36,19 @@ def probe_libraries(
         return tuple(_on_path(system)), {}
     listed = [folder for folder in system.environment.get("LD_LIBRARY_PATH", "").split(":")
               if folder]  # fmt: skip
-    found = list(_in_folders(system, listed, "LD_LIBRARY_PATH"))
+    libraries = list(_in_folders(system, listed, "LD_LIBRARY_PATH"))
     if packages_folder:
         # A wheel's RUNPATH comes after LD_LIBRARY_PATH, before what the system offers.
-        found += _in_folders(system, _wheel_folders(system, packages_folder), "wheel")
+        libraries += _in_folders(system, _wheel_folders(system, packages_folder), "wheel")
     program = next(
-        (one for one in ("/sbin/ldconfig", "/usr/sbin/ldconfig") if system.exists(one)), None
+        (path for path in ("/sbin/ldconfig", "/usr/sbin/ldconfig") if system.exists(path)), None
     )
     if program is None:
-        return tuple(found), {"libraries": "ldconfig not found: its libraries are missing here"}
+        return tuple(libraries), {"libraries": "ldconfig not found: its libraries are missing here"}
     done = system.run([program, "-p"], TIMEOUT_S)
-    found += _with_versions(system, parse_ldconfig(done.stdout))
+    libraries += _with_versions(system, parse_ldconfig(done.stdout))
     unread = {} if done.exit_code == 0 else {"libraries": f"ldconfig: {done.reason or 'it failed'}"}
-    return tuple(found), unread
+    return tuple(libraries), unread
 
 
 def parse_ldconfig(text: str) -> list[CudaLibrary]:
@@ -64,21 +64,27 @@ def parse_ldconfig(text: str) -> list[CudaLibrary]:
     ]  # fmt: skip
 
 
-def _with_versions(system: System, found: Sequence[CudaLibrary]) -> Iterator[CudaLibrary]:
+def _with_versions(system: System, libraries: Sequence[CudaLibrary]) -> Iterator[CudaLibrary]:
     """Each once a folder, with the whole version that the file next to it bears.
 
     Only the cache shows whether a name without a number is found: WSL's folder holds a
     `libcuda.so`, but no link, and ldconfig passes over it.
     """
-    folders = dict.fromkeys((one.path.rpartition("/")[0], one.name) for one in found)
-    plain = {(one.path.rpartition("/")[0], one.name) for one in found if one.version is None}
+    folders = dict.fromkeys(
+        (library.path.rpartition("/")[0], library.name) for library in libraries
+    )
+    plain = {
+        (library.path.rpartition("/")[0], library.name)
+        for library in libraries
+        if library.version is None
+    }
     for folder, name in folders:
-        for one in _in_folder(system, folder, "ldconfig", (name,)):
-            yield msgspec.structs.replace(one, is_plain=(folder, name) in plain)
+        for library in _in_folder(system, folder, "ldconfig", (name,)):
+            yield msgspec.structs.replace(library, is_plain=(folder, name) in plain)
 
 
 def _in_folders(system: System, folders: Iterable[str], found_by: str) -> Iterator[CudaLibrary]:
-    for folder in dict.fromkeys(one.rstrip("/") for one in folders):
+    for folder in dict.fromkeys(folder.rstrip("/") for folder in folders):
         yield from _in_folder(system, folder, found_by, NAMES)
 
 
@@ -93,7 +99,7 @@ def _in_folder(
     for name in names:
         if name in versions:
             # libcudart.so.12 is a link to libcudart.so.12.8.90, whose name says more.
-            shortest = min((one for one in versions[name] if one), key=len, default="")
+            shortest = min((version for version in versions[name] if version), key=len, default="")
             longest = max(versions[name], key=len)
             path = f"{folder}/{name}.so{'.' if shortest else ''}{shortest}"
             yield CudaLibrary(
@@ -112,7 +118,7 @@ def _wheel_folders(system: System, packages_folder: str) -> Iterator[str]:
 def _on_path(system: System) -> Iterator[CudaLibrary]:
     root = system.environment.get("SystemRoot", r"C:\Windows")
     folders = [rf"{root}\System32", *system.environment.get("PATH", "").split(";")]
-    for folder in dict.fromkeys(one.rstrip("\\") for one in folders if one):
+    for folder in dict.fromkeys(folder.rstrip("\\") for folder in folders if folder):
         for file in system.list_folder(folder):
             match = re.fullmatch(r"([A-Za-z]+(?:64)?)(?:_(\d+)[\d_]*)?\.dll", file)
             if match and match[1] in _WINDOWS_NAMES:

@@ -12,7 +12,7 @@ from flatout.system.probes.memory import probe_memory
 
 
 def probe(system: System, python: str | None = None) -> Machine:
-    """Reads the machine; takes well under a second where no GPU has to be asked.
+    """Reads the machine; takes well under a second where no GPU has to be queried.
 
     Args:
         system: the machine, or a recording of one.
@@ -22,17 +22,17 @@ def probe(system: System, python: str | None = None) -> Machine:
     host, host_unread = probe_host(system)
     cpu, cpu_unread = probe_cpu(system)
     memory, memory_unread = probe_memory(system)
-    found = probe_gpus(system)
+    gpus = probe_gpus(system)
     frameworks, frameworks_unread = probe_frameworks(system, python)
     return Machine(
         read_at=system.now(),
         host=host,
         cpu=cpu,
         memory=memory,
-        gpus=found.gpus,
-        driver=found.driver,
-        cuda=found.cuda,
+        gpus=gpus.gpus,
+        driver=gpus.driver,
+        cuda=gpus.cuda,
         python=python,
         frameworks=frameworks,
-        unread={**host_unread, **cpu_unread, **memory_unread, **found.unread, **frameworks_unread},
+        unread={**host_unread, **cpu_unread, **memory_unread, **gpus.unread, **frameworks_unread},
     )

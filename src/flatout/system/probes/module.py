@@ -23,7 +23,7 @@ _NO_GPU = "no NVIDIA device on the PCI bus"
 
 
 class _Device(msgspec.Struct, frozen=True):
-    """A device of NVIDIA's. kind: the PCI class without leading zeros; driver: who holds it.
+    """A device of NVIDIA's. kind: the PCI class without leading zeros; driver: the one bound to it.
 
     id: the second half of its PCI id, like "2684".
     """
@@ -39,7 +39,7 @@ class _Device(msgspec.Struct, frozen=True):
 
 
 class _Built(msgspec.Struct, frozen=True, kw_only=True):
-    """The module on disk for this kernel; is_there is None where no one could be asked."""
+    """The module on disk for this kernel; is_there is None where it cannot be determined."""
 
     version: str | None = None
     flavour: str | None = None
@@ -52,12 +52,12 @@ def probe_module(system: System) -> tuple[KernelModule, dict[str, str]]:
     loaded, flavour = _loaded(system)
     built = _installed(system)
     devices = _devices(system)
-    owner = next((one.driver for one in devices if one.is_gpu and one.driver), None)
+    owner = next((device.driver for device in devices if device.is_gpu and device.driver), None)
     modules = system.read("/proc/modules")
     packages = system.read("/var/lib/dpkg/status")
     fabric, why_no_fabric = _fabric_manager(system, devices)
     xids, why_no_xids = _xids(system)
-    found = KernelModule(
+    module = KernelModule(
         loaded=loaded,
         installed=built.version,
         user_space=_user_space(system),
@@ -68,7 +68,7 @@ def probe_module(system: System) -> tuple[KernelModule, dict[str, str]]:
         is_nouveau_loaded=None if isinstance(modules, Unread) else _has_nouveau(modules),
         is_dkms_installed=any(map(system.exists, ("/usr/sbin/dkms", "/usr/bin/dkms"))),
         fabric_manager=fabric,
-        pci_devices=tuple(one.id for one in devices if one.is_gpu),
+        pci_devices=tuple(device.id for device in devices if device.is_gpu),
         is_built=built.is_there,
         is_blacklisted=is_blacklisted(system),
         xids=xids,
@@ -87,19 +87,19 @@ def probe_module(system: System) -> tuple[KernelModule, dict[str, str]]:
         "is_persistence_on": "no GPU reported it",
         "xids": why_no_xids,
     }
-    return found, {
+    return module, {
         f"module.{field}": reason
         for field, reason in reasons.items()
-        if getattr(found, field) is None
+        if getattr(module, field) is None
     }
 
 
 def parse_version_file(text: str) -> tuple[str | None, str | None]:
     """Version and flavor in /proc/driver/nvidia/version."""
-    found = re.search(r"(Open )?Kernel Module(?: for \S+)?\s+(\d{2,3}\.[\d.]+)", text)
-    if found is None:
+    match = re.search(r"(Open )?Kernel Module(?: for \S+)?\s+(\d{2,3}\.[\d.]+)", text)
+    if match is None:
         return None, None
-    return found[2], "open" if found[1] else "proprietary"
+    return match[2], "open" if match[1] else "proprietary"
 
 
 def parse_modinfo(text: str) -> tuple[str | None, str | None]:
@@ -115,17 +115,17 @@ def parse_modinfo(text: str) -> tuple[str | None, str | None]:
 
 
 def _loaded(system: System) -> tuple[str | None, str | None]:
-    told = system.read("/proc/driver/nvidia/version")
-    if isinstance(told, str):
-        return parse_version_file(told)
+    text = system.read("/proc/driver/nvidia/version")
+    if isinstance(text, str):
+        return parse_version_file(text)
     version = system.read("/sys/module/nvidia/version")
     return (version.strip() or None if isinstance(version, str) else None), None
 
 
 def _installed(system: System) -> _Built:
     program = next(
-        (one for one in ("/usr/sbin/modinfo", "/sbin/modinfo", "/usr/bin/modinfo")
-         if system.exists(one)), None,
+        (path for path in ("/usr/sbin/modinfo", "/sbin/modinfo", "/usr/bin/modinfo")
+         if system.exists(path)), None,
     )  # fmt: skip
     if program is None:
         return _Built(why_not="modinfo not found")
@@ -161,20 +161,20 @@ def parse_modprobe(text: str) -> bool:
 def _user_space(system: System) -> str | None:
     for folder in _LIBRARY_FOLDERS:
         for name in system.list_folder(folder):
-            found = re.fullmatch(r"libnvidia-ml\.so\.(\d{2,3}\.[\d.]+)", name)
-            if found:
-                return found[1]
+            match = re.fullmatch(r"libnvidia-ml\.so\.(\d{2,3}\.[\d.]+)", name)
+            if match:
+                return match[1]
     return None
 
 
 def _devices(system: System) -> list[_Device]:
-    found = []
+    devices = []
     for name in system.list_folder(_PCI):
         text = system.read(f"{_PCI}/{name}/uevent")
         device = None if isinstance(text, Unread) else parse_uevent(text)
         if device:
-            found.append(device)
-    return found
+            devices.append(device)
+    return devices
 
 
 def parse_uevent(text: str) -> _Device | None:
@@ -205,7 +205,7 @@ def _has_nouveau(modules: str) -> bool:
 
 def _fabric_manager(system: System, devices: list[_Device]) -> tuple[str | None, str]:
     # Bridges of NVIDIA's are NVSwitches.
-    if not any(one.kind.startswith("68") for one in devices):
+    if not any(device.kind.startswith("68") for device in devices):
         return None, "not needed: there is no NVSwitch"
     argv = ["systemctl", "show", "-p", "LoadState,ActiveState", "nvidia-fabricmanager"]
     done = system.run(argv, TIMEOUT_S)
@@ -229,5 +229,5 @@ def _xids(system: System) -> tuple[tuple[int, ...] | None, str]:
 
 def parse_xids(text: str) -> tuple[int, ...]:
     """Numbers of the Xid lines in the kernel's log, each once, in the order in which they came."""
-    found = re.findall(r"NVRM: Xid \([^)\n]{1,60}\): (\d{1,3})\b", text)
-    return tuple(dict.fromkeys(int(number) for number in found))
+    numbers = re.findall(r"NVRM: Xid \([^)\n]{1,60}\): (\d{1,3})\b", text)
+    return tuple(dict.fromkeys(int(number) for number in numbers))

@@ -66,7 +66,7 @@ def parse_hosts(text: str, name: str) -> bool | None:
     addresses = []
     for line in text.splitlines():
         address, *names = line.partition("#")[0].split() or [""]
-        if name.lower() in (one.lower() for one in names):
+        if name.lower() in (other.lower() for other in names):
             addresses.append(address)
     if not addresses:
         return None
@@ -92,8 +92,8 @@ def _own_name(system: System) -> tuple[bool | None, str]:
 
 def _listening(system: System) -> set[int] | Unread:
     if system.platform != "linux":
-        told = system.listening()
-        return told if isinstance(told, Unread) else set(told)
+        ports = system.listening()
+        return ports if isinstance(ports, Unread) else set(ports)
     texts = [system.read(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
     if isinstance(texts[0], Unread):
         return texts[0]

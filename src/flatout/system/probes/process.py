@@ -21,17 +21,17 @@ def probe_limits(system: System) -> tuple[ProcessLimits | None, dict[str, str]]:
     text = system.read("/proc/self/limits")
     if isinstance(text, Unread):
         return None, {"limits": text.reason}
-    found = parse_limits(text)
-    reasons = {f"limits.{field}": "unlimited" for field in _ROWS if getattr(found, field) is None}
-    return found, reasons
+    limits = parse_limits(text)
+    reasons = {f"limits.{field}": "unlimited" for field in _ROWS if getattr(limits, field) is None}
+    return limits, reasons
 
 
 def parse_limits(text: str) -> ProcessLimits:
     """The soft limits in /proc/self/limits."""
-    found = {
+    matches = {
         field: re.search(rf"^{name}\s+(\d+)\s", text, re.MULTILINE) for field, name in _ROWS.items()
     }
-    return ProcessLimits(**{field: int(match[1]) for field, match in found.items() if match})
+    return ProcessLimits(**{field: int(match[1]) for field, match in matches.items() if match})
 
 
 # Which GPUs are seen, how memory is taken, how ranks talk. No variable that holds a name or a path.

@@ -1,4 +1,4 @@
-"""Whether packages that are next to each other are of versions that they ask for."""
+"""Whether packages that are next to each other are of versions that they require."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def unmet(versions: Mapping[str, str], requires: Mapping[str, Sequence[str]]) ->
         requires: lines of metadata, `torch==2.9.1; platform_system == "Linux"`, by distribution.
     """
     installed = {_plain(name): version for name, version in versions.items()}
-    found = []
+    unmet_requirements = []
     for package, lines in requires.items():
         for line in lines:
-            wanted, _, marker = line.partition(";")
+            requirement, _, marker = line.partition(";")
             if "extra" in marker or "python_version" in marker:
                 continue
-            name = re.match(r"[A-Za-z0-9._-]+", wanted)
+            name = re.match(r"[A-Za-z0-9._-]+", requirement)
             version = installed.get(_plain(name[0])) if name else None
-            if name and version and not is_met(wanted[name.end() :], version):
-                needs = re.sub(r"[\s()]", "", wanted)
-                found.append(Unmet(package=_plain(package), needs=needs, has=version))
-    return tuple(found)
+            if name and version and not is_met(requirement[name.end() :], version):
+                needs = re.sub(r"[\s()]", "", requirement)
+                unmet_requirements.append(Unmet(package=_plain(package), needs=needs, has=version))
+    return tuple(unmet_requirements)
 
 
 def is_met(clauses: str, version: str) -> bool:
@@ -41,10 +41,10 @@ def is_met(clauses: str, version: str) -> bool:
 
     Source: https://packaging.python.org/en/latest/specifications/version-specifiers.
     """
-    found = _RELEASE.fullmatch(version.partition("+")[0])
-    wish = re.sub(r"\[[^]]*\]|[()\s]", "", clauses)
+    release = _RELEASE.fullmatch(version.partition("+")[0])
+    specifier = re.sub(r"\[[^]]*\]|[()\s]", "", clauses)
     # A pre-release or a nightly has an order of its own.
-    return found is None or not is_wish(wish) or meets(version, wish)
+    return release is None or not is_wish(specifier) or meets(version, specifier)
 
 
 def _plain(name: str) -> str:

@@ -20,18 +20,18 @@ def probe_toolkits(system: System) -> tuple[tuple[InstalledToolkit, ...], dict[s
     """The toolkits, each once, and why a version is None."""
     slash = "\\" if system.platform == "win32" else "/"
     first = _first_on_path(system, slash)
-    places = list(dict.fromkeys([*([first] if first else []), *_places(system, slash)]))
-    found: list[InstalledToolkit] = []
+    folders = list(dict.fromkeys([*([first] if first else []), *_toolkit_folders(system, slash)]))
+    toolkits: list[InstalledToolkit] = []
     unread = {}
-    for place in places:
-        version = _version(system, place, slash)
+    for folder in folders:
+        version = _version(system, folder, slash)
         # /usr/local/cuda is a link to one of those next to it.
-        if version and any(version == other.version for other in found):
+        if version and any(version == other.version for other in toolkits):
             continue
         if version is None:
-            unread[f"toolkits.{len(found)}.version"] = "neither version.json nor nvcc reports it"
-        found.append(InstalledToolkit(path=place, version=version, is_first=place == first))
-    return tuple(found), unread
+            unread[f"toolkits.{len(toolkits)}.version"] = "neither version.json nor nvcc reports it"
+        toolkits.append(InstalledToolkit(path=folder, version=version, is_first=folder == first))
+    return tuple(toolkits), unread
 
 
 def _first_on_path(system: System, slash: str) -> str | None:
@@ -43,7 +43,7 @@ def _first_on_path(system: System, slash: str) -> str | None:
     return None
 
 
-def _places(system: System, slash: str) -> list[str]:
+def _toolkit_folders(system: System, slash: str) -> list[str]:
     named = [system.environment.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
     if slash == "\\":
         programs = system.environment.get("ProgramFiles", r"C:\Program Files")
@@ -55,20 +55,20 @@ def _places(system: System, slash: str) -> list[str]:
         beside.append("/opt/cuda")
     program = "nvcc.exe" if slash == "\\" else "nvcc"
     folders = [folder.rstrip(slash) for folder in (*named, *beside) if folder]
-    return [one for one in folders if system.exists(f"{one}{slash}bin{slash}{program}")]
+    return [folder for folder in folders if system.exists(f"{folder}{slash}bin{slash}{program}")]
 
 
-def _version(system: System, place: str, slash: str) -> str | None:
-    told = system.read(f"{place}{slash}version.json")
-    version = None if isinstance(told, Unread) else parse_version_json(told)
+def _version(system: System, folder: str, slash: str) -> str | None:
+    content = system.read(f"{folder}{slash}version.json")
+    version = None if isinstance(content, Unread) else parse_version_json(content)
     if version:
         return version
-    text = system.read(f"{place}{slash}version.txt")
-    found = None if isinstance(text, Unread) else re.search(r"CUDA Version (\d+\.\d[\d.]*)", text)
-    if found:
-        return found[1]
+    text = system.read(f"{folder}{slash}version.txt")
+    match = None if isinstance(text, Unread) else re.search(r"CUDA Version (\d+\.\d[\d.]*)", text)
+    if match:
+        return match[1]
     program = "nvcc.exe" if slash == "\\" else "nvcc"
-    return parse_nvcc(system.run([f"{place}{slash}bin{slash}{program}", "--version"],
+    return parse_nvcc(system.run([f"{folder}{slash}bin{slash}{program}", "--version"],
                                  TIMEOUT_S).stdout)  # fmt: skip
 
 
@@ -83,5 +83,5 @@ def parse_version_json(text: str) -> str | None:
 
 def parse_nvcc(text: str) -> str | None:
     """The toolkit's version from what `nvcc --version` prints."""
-    found = re.search(r"\brelease \d+\.\d+, V(\d+\.\d+\.\d+)", text)
-    return found[1] if found else None
+    match = re.search(r"\brelease \d+\.\d+, V(\d+\.\d+\.\d+)", text)
+    return match[1] if match else None

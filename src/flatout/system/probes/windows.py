@@ -69,57 +69,59 @@ def probe_windows(
     shell_limit_s = PATIENT_TIMEOUT_S if is_patient else POWERSHELL_TIMEOUT_S
     slash = "\\" if system.platform == "win32" else "/"
 
-    def ask(program: str, *arguments: str, timeout_s: float = limit_s) -> Completed:
+    def run(program: str, *arguments: str, timeout_s: float = limit_s) -> Completed:
         return system.run([f"{folder}{slash}{program}", *arguments], timeout_s)
 
-    asked_at: list[str] = []
+    queried_at: list[str] = []
 
-    def ask_cim() -> Completed:
+    def query_cim() -> Completed:
         shell = f"WindowsPowerShell{slash}v1.0{slash}powershell.exe"
-        done = ask(
+        done = run(
             shell, "-NoProfile", "-NonInteractive", "-Command", SCRIPT, timeout_s=shell_limit_s
         )
-        asked_at.append(system.now())
+        queried_at.append(system.now())
         return done
 
-    answers = run_together(
+    results = run_together(
         {
             # /u: in UTF-16, whatever the code page, so that a profile's name is read right.
-            "cmd": lambda: ask("cmd.exe", "/u", "/c", "ver & echo %USERPROFILE%"),
-            "scheduling": lambda: ask("reg.exe", "query", _SCHEDULING_KEY, "/v", "HwSchMode"),
-            "ports": lambda: ask("reg.exe", "query", _PORTPROXY_KEY),
-            "cim": ask_cim,
+            "cmd": lambda: run("cmd.exe", "/u", "/c", "ver & echo %USERPROFILE%"),
+            "scheduling": lambda: run("reg.exe", "query", _SCHEDULING_KEY, "/v", "HwSchMode"),
+            "ports": lambda: run("reg.exe", "query", _PORTPROXY_KEY),
+            "cim": query_cim,
         },
         shell_limit_s + 0.2,
     )
     done = {
-        name: Completed(reason=answer.reason) if isinstance(answer, Unread) else answer
-        for name, answer in answers.items()
+        name: Completed(reason=result.reason) if isinstance(result, Unread) else result
+        for name, result in results.items()
     }
     root = re.sub(r"[a-z]/windows/system32$", "", folder, flags=re.IGNORECASE)
     windows, unread = _windows(system, done, own_addresses, root)
-    skew_s = _skew_s(parse_cim(done["cim"].stdout), asked_at)
+    skew_s = _skew_s(parse_cim(done["cim"].stdout), queried_at)
     return WindowsFacts(windows=windows, unread=unread, clock_skew_s=skew_s)
 
 
-def _skew_s(cim: Cim, asked_at: list[str]) -> float | None:
+def _skew_s(cim: Cim, queried_at: list[str]) -> float | None:
     """Windows' clock less this one; the half second that PowerShell takes to end is in it."""
-    if cim.time is None or not asked_at:
+    if cim.time is None or not queried_at:
         return None
-    here = datetime.fromisoformat(asked_at[0]).timestamp()
+    here = datetime.fromisoformat(queried_at[0]).timestamp()
     return round(cim.time / 1000 - here, 1)
 
 
 def _windows(
     system: System, done: dict[str, Completed], own_addresses: frozenset[str], root: str
 ) -> tuple[Windows, dict[str, str]]:
-    build, told = parse_cmd(done["cmd"].stdout)
+    build, windows_profile = parse_cmd(done["cmd"].stdout)
     is_here = system.platform == "win32"
-    profile = told if is_here or told is None else drive_path(told, root)
+    profile = (
+        windows_profile if is_here or windows_profile is None else drive_path(windows_profile, root)
+    )
     cim = parse_cim(done["cim"].stdout)
     scheduling = parse_registry_number(done["scheduling"].stdout)
     settings, encoding, why_no_settings = read_wslconfig(system, profile)
-    found = Windows(
+    windows = Windows(
         build=build,
         driver=parse_driver(cim.driver or ""),
         memory_bytes=cim.memory and cim.memory * 1024,
@@ -143,10 +145,10 @@ def _windows(
         "wslconfig": why_no_settings,
         "wslconfig_encoding": why_no_settings,
     }
-    return found, {
+    return windows, {
         f"windows.{field}": reason
         for field, reason in reasons.items()
-        if getattr(found, field) is None
+        if getattr(windows, field) is None
     }
 
 
@@ -173,14 +175,14 @@ def parse_cim(text: str) -> Cim:
 def parse_driver(text: str) -> str | None:
     """32.0.15.8142, as Windows counts, is NVIDIA's 581.42: the last five digits."""
     digits = "".join(text.split(".")[-2:])
-    found = re.fullmatch(r"\d*?(\d{3})(\d{2})", digits)
-    return f"{found[1]}.{found[2]}" if found else None
+    match = re.fullmatch(r"\d*?(\d{3})(\d{2})", digits)
+    return f"{match[1]}.{match[2]}" if match else None
 
 
 def parse_registry_number(text: str) -> int | None:
     """The REG_DWORD in what `reg query` prints."""
-    found = re.search(r"\bREG_DWORD\s+0x([0-9a-fA-F]{1,8})\b", text)
-    return int(found[1], 16) if found else None
+    match = re.search(r"\bREG_DWORD\s+0x([0-9a-fA-F]{1,8})\b", text)
+    return int(match[1], 16) if match else None
 
 
 def parse_portproxies(text: str) -> list[str]:
@@ -200,8 +202,8 @@ def _stale_forwards(done: Completed, own_addresses: frozenset[str]) -> tuple[str
         return None
     # WSL's NAT has its addresses in 172.16.0.0/12.
     inside = re.compile(r"\S+ (172\.(?:1[6-9]|2\d|3[01])\.\d+\.\d+)/\d+")
-    found = ((one, inside.fullmatch(one)) for one in parse_portproxies(done.stdout))
-    return tuple(one for one, match in found if match and match[1] not in own_addresses)
+    matches = ((forward, inside.fullmatch(forward)) for forward in parse_portproxies(done.stdout))
+    return tuple(forward for forward, match in matches if match and match[1] not in own_addresses)
 
 
 def read_wslconfig(

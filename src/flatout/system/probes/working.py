@@ -1,6 +1,6 @@
 """Whether the GPU works: CUDA by itself, then each framework, all in children.
 
-Only where someone asked to look deep: it takes seconds and memory of the GPU.
+Only for a deep examination (`--deep`): it takes seconds and memory of the GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OPERATIONS = {
     "jax": "import jax, jax.numpy as n; d = jax.devices('gpu')[0]; "
     "assert float((jax.device_put(n.ones(8), d) * 2).sum()) == 16",
 }
-_KEPT = 2_000
+_MOST_CHARACTERS = 2_000
 
 
 def start_cuda(system: System) -> tuple[CudaStart, dict[str, str]]:
@@ -43,20 +43,20 @@ def parse_start(done: Completed) -> tuple[CudaStart, dict[str, str]]:
             f"cuda_start.{name}": how for name in ("path", "cuda", "num_devices")
         }
     try:
-        found = msgspec.json.decode(done.stdout, type=CudaStart)
+        start = msgspec.json.decode(done.stdout, type=CudaStart)
     except msgspec.DecodeError:
-        found = CudaStart(error=f"cannot read the answer {done.stdout[:80]!r}")
+        start = CudaStart(error=f"cannot read the answer {done.stdout[:80]!r}")
     fields = ("path", "cuda", "num_devices")
-    why = found.error or "CUDA did not report it"
-    return found, {f"cuda_start.{name}": why for name in fields if getattr(found, name) is None}
+    why = start.error or "CUDA did not report it"
+    return start, {f"cuda_start.{name}": why for name in fields if getattr(start, name) is None}
 
 
 def try_environment(system: System, environment: Environment) -> tuple[Environment, str]:
-    """The environment with whether its frameworks can use the GPU, and all that they said.
+    """The environment with whether its frameworks can use the GPU, and all that they printed.
 
     A build without CUDA is not tried: that it cannot is known already.
     """
-    said: list[str] = []
+    errors: list[str] = []
     problem = None
     tried = False
     for framework in environment.frameworks:
@@ -69,12 +69,12 @@ def try_environment(system: System, environment: Environment) -> tuple[Environme
         done = system.run([environment.python, "-c", code], OPERATION_TIMEOUT_S)
         if done.exit_code == 0:
             continue
-        said.append(done.stderr[-_KEPT:])
+        errors.append(done.stderr[-_MOST_CHARACTERS:])
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         how = done.reason or (lines[-1] if lines else f"crashed (exit code {done.exit_code})")
         problem = problem or f"{framework.name}: {how[:300]}"
     can_use_gpu = problem is None if tried else None
     return (
         msgspec.structs.replace(environment, can_use_gpu=can_use_gpu, problem=problem),
-        "\n".join(said),
+        "\n".join(errors),
     )

@@ -58,8 +58,8 @@ def parse_version(done: Completed) -> str | None:
     A wsl.exe of Windows itself does not know the question, and explains its options.
     """
     first = done.stdout.strip().partition("\n")[0]
-    found = re.search(r"\b(\d+\.\d+\.\d+)(?:\.\d+)?\s*$", first)
-    return found[1] if found and done.exit_code == 0 else None
+    match = re.search(r"\b(\d+\.\d+\.\d+)(?:\.\d+)?\s*$", first)
+    return match[1] if match and done.exit_code == 0 else None
 
 
 def read_wsl_conf(system: System) -> dict[str, str] | None:
@@ -80,13 +80,15 @@ def programs_on_drives(system: System) -> tuple[str, ...]:
     """Names of programs that a shell here finds first on a drive of Windows."""
     root = _drives_root(system)
     drive = re.compile(rf"{re.escape(root)}/[a-z](?:/|$)", re.IGNORECASE)
-    folders = [one.rstrip("/") for one in system.environment.get("PATH", "").split(":") if one]
-    found = []
+    folders = [
+        folder.rstrip("/") for folder in system.environment.get("PATH", "").split(":") if folder
+    ]
+    programs = []
     for name in _PROGRAMS:
-        first = next((one for one in folders if system.exists(f"{one}/{name}")), None)
+        first = next((folder for folder in folders if system.exists(f"{folder}/{name}")), None)
         if first is not None and drive.match(f"{first}/"):
-            found.append(name)
-    return tuple(found)
+            programs.append(name)
+    return tuple(programs)
 
 
 def is_on_drive(system: System, path: str) -> bool:
@@ -106,9 +108,9 @@ def find_system32(system: System) -> str | None:
     listed = system.environment.get("PATH", "").split(":")
     folders = [folder for folder in listed if folder.lower().endswith("/windows/system32")]
     candidates = [*folders, f"{root}/c/Windows/System32", f"{root}/c/WINDOWS/system32"]
-    return next((one for one in candidates if system.exists(f"{one}/cmd.exe")), None)
+    return next((folder for folder in candidates if system.exists(f"{folder}/cmd.exe")), None)
 
 
 def _has_driver(system: System) -> bool:
-    """Whether the store holds a driver of NVIDIA: nv_dispi.inf_amd64_..., nvmdi... and so on."""
+    """Whether the store contains a driver of NVIDIA: nv_dispi.inf_amd64_..., nvmdi... and so on."""
     return any(name.lower().startswith("nv") for name in system.list_folder(_STORE))

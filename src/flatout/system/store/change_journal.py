@@ -109,7 +109,7 @@ def begin(plan: Plan, lock: atomic_files.FileLock) -> ChangeJournal:
 
 
 def _without_passwords(plan: Plan) -> Plan:
-    """The plan as it may be kept: it is not carried out from here, and no undo asks an index."""
+    """The plan as it may be kept: it is not carried out from here, and no undo queries an index."""
     steps = []
     for step in plan.steps:
         if isinstance(step.action, InstallPackages):
@@ -128,7 +128,7 @@ def entries() -> list[Applied]:
         return []
     is_busy = atomic_files.FileLock(folder / "lock").is_taken()
     read = [_read(folder / name) for name in _names(folder)]
-    found = [(name, lines) for name, lines in read if lines]
+    begun = [(name, lines) for name, lines in read if lines]
     return [
         Applied(
             id=entry.name,
@@ -136,9 +136,9 @@ def entries() -> list[Applied]:
             begun=lines[0],
             lines=tuple(lines),
             # Only the newest can be the one that someone works on.
-            is_under_way=is_busy and number == len(found) - 1,
+            is_under_way=is_busy and number == len(begun) - 1,
         )
-        for number, (entry, lines) in enumerate(found)
+        for number, (entry, lines) in enumerate(begun)
         if isinstance(lines[0], PlanBegun)
     ]
 
@@ -149,17 +149,17 @@ def entry(id: str) -> Applied:
     Raises:
         UsageError: no-such-change.
     """
-    found = {one.id: one for one in entries()}
-    wanted = id.zfill(4)
-    if wanted not in found:
+    by_id = {entry.id: entry for entry in entries()}
+    full_id = id.zfill(4)
+    if full_id not in by_id:
         raise UsageError(
             "no-such-change",
             f"there is no change `{id}`.",
-            fix=f"flatout undo --list shows them; {nearest(wanted, found)}"
-            if found
+            fix=f"flatout undo --list shows them; {nearest(full_id, by_id)}"
+            if by_id
             else "there are none to undo",
         )
-    return found[wanted]
+    return by_id[full_id]
 
 
 def lock() -> atomic_files.FileLock:
@@ -193,8 +193,8 @@ def wait_for_program() -> Iterator[str]:
     Raises:
         UsageError: changes-under-way, where the program runs for longer than half a minute.
     """
-    held = atomic_files.FileLock(changes_folder() / "lock")
-    if not (held.is_taken() and held.is_orphaned()):
+    lock = atomic_files.FileLock(changes_folder() / "lock")
+    if not (lock.is_taken() and lock.is_orphaned()):
         return
     newest = next(reversed(entries()), None)
     if newest is None:
@@ -202,7 +202,7 @@ def wait_for_program() -> Iterator[str]:
     change = f"change {newest.id} ({newest.begun.plan.goal})"
     yield f"waiting for a program of {change} to end: flatout was killed while it ran"
     until_s = clock.elapsed_s() + _WAIT_S
-    while held.is_taken() and held.is_orphaned():
+    while lock.is_taken() and lock.is_orphaned():
         if clock.elapsed_s() > until_s:
             raise UsageError(
                 "changes-under-way",
@@ -213,39 +213,39 @@ def wait_for_program() -> Iterator[str]:
         clock.sleep_s(_PAUSE_S)
 
 
-def kept_content(applied: Applied, kept: FileKept) -> bytes | None:
+def kept_content(applied: Applied, file: FileKept) -> bytes | None:
     """A file's bytes as they were; None where there was no file.
 
     Raises:
         RunFailed: kept-copy-lost. A missing copy does not mean that there was no file.
     """
-    if kept.copy is None:
+    if file.copy is None:
         return None
-    place = Path(applied.folder) / kept.copy
-    content = edit_file.content_of(place)
+    copy = Path(applied.folder) / file.copy
+    content = edit_file.content_of(copy)
     problem = None
     if content is None:
         problem = "is missing"
-    elif kept.digest is None and not content:
+    elif file.digest is None and not content:
         # An older flatout noted no digest, and a file is seldom empty.
         problem = "is empty, and whether the file was empty was not recorded"
-    elif kept.digest not in (None, edit_file.digest(content)):
+    elif file.digest not in (None, edit_file.digest(content)):
         problem = "was modified after it was written"
     if problem is not None:
         raise RunFailed(
             "kept-copy-lost",
-            f"{kept.path} cannot be restored.",
-            because=f"its copy, {place}, {problem}",
-            fix=f"restore {kept.path} from a backup of your own; flatout undo {applied.id} --force "
+            f"{file.path} cannot be restored.",
+            because=f"its copy, {copy}, {problem}",
+            fix=f"restore {file.path} from a backup of your own; flatout undo {applied.id} --force "
             "then undoes the rest and leaves this file unchanged",
         )
     return content
 
 
-def is_copy_lost(applied: Applied, kept: FileKept) -> bool:
+def is_copy_lost(applied: Applied, file: FileKept) -> bool:
     """Whether the copy of a file is missing or damaged."""
     try:
-        kept_content(applied, kept)
+        kept_content(applied, file)
     except RunFailed as error:
         if error.rule != "kept-copy-lost":
             raise
@@ -266,27 +266,27 @@ def remove_folders(folders: Sequence[str]) -> None:
             return
 
 
-def restore_mode(applied: Applied, kept: FileKept) -> None:
+def restore_mode(applied: Applied, file: FileKept) -> None:
     """Gives a file that had to be rebuilt the permissions that it had."""
-    if kept.copy is not None and sys.platform != "win32":
-        with atomic_files.mapped_os_errors(Path(kept.path)):
-            shutil.copymode(Path(applied.folder) / kept.copy, kept.path)
+    if file.copy is not None and sys.platform != "win32":
+        with atomic_files.mapped_os_errors(Path(file.path)):
+            shutil.copymode(Path(applied.folder) / file.copy, file.path)
 
 
 def _names(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir() if one.name.isdigit() and one.is_dir())
+    return sorted(path.name for path in folder.iterdir() if path.name.isdigit() and path.is_dir())
 
 
 def _read(folder: Path) -> tuple[Path, list[JournalLine]]:
     return folder, atomic_files.read_lines(folder / "journal.jsonl", JournalLine)
 
 
-def keep_aside(applied: Applied, kept: FileKept, content: bytes) -> Path:
+def keep_aside(applied: Applied, file: FileKept, content: bytes) -> Path:
     """Keeps what someone else has made of a file, before it is overwritten; gives its place."""
     # By its line, since files that were not there before have no copy to be named after.
     folder = Path(applied.folder) / "kept"
-    place = folder / f"changed-{applied.lines.index(kept)}"
-    with atomic_files.mapped_os_errors(place):
+    path = folder / f"changed-{applied.lines.index(file)}"
+    with atomic_files.mapped_os_errors(path):
         folder.mkdir(mode=0o700, exist_ok=True)
-        atomic_files.write_atomically(place, content)
-    return place
+        atomic_files.write_atomically(path, content)
+    return path

@@ -191,22 +191,25 @@ def fetch(
     # urllib takes 40 ms to import, and nearly always the data is here already.
     from flatout.system.download import download
 
-    wanted = data_set(name, table)
+    source = data_set(name, table)
     folder = data_folders()[-1] / name
     with atomic_files.mapped_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     lock = atomic_files.FileLock(folder / ".lock")
     while not lock.acquire():
         # Another process is at it: what it fetches will do.
-        yield Fetching(file=wanted.files[0].name, done_bytes=0, total_bytes=wanted.size_bytes)
+        yield Fetching(file=source.files[0].name, done_bytes=0, total_bytes=source.size_bytes)
         time.sleep(_PAUSE_S)
     try:
-        missing = [file for file in wanted.files if _what_is_wrong(folder / file.name, file)]
+        missing = [file for file in source.files if _what_is_wrong(folder / file.name, file)]
         total_bytes = sum(file.size_bytes for file in missing)
         done_bytes = 0
         for file in missing:
             file_bytes = 0
-            urls = [place + file.name for place in (*_mirror_of(name, mirror), *wanted.mirrors)]
+            urls = [
+                mirror_url + file.name
+                for mirror_url in (*_mirror_of(name, mirror), *source.mirrors)
+            ]
             check = functools.partial(_what_is_wrong, file=file)
             coming = download(urls, folder / file.name, file.size_bytes, check)
             for file_bytes, length_bytes in coming:
@@ -227,19 +230,19 @@ def downloaded_files(table: Mapping[str, DataSet] = DATA_SETS) -> list[Path]:
     The folder of data is where people put their own, too: only the files of known data sets count.
     """
     files = []
-    for name, one in table.items():
+    for name, source in table.items():
         folder = data_folders()[-1] / name
-        wanted = [folder / file.name for file in one.files]
+        paths = [folder / file.name for file in source.files]
         lock = folder / ".lock"
-        found = [path for path in (*wanted, *map(atomic_files.part_path, wanted)) if path.is_file()]
-        files += [*found, lock] if found and lock.is_file() else found
+        present = [path for path in (*paths, *map(atomic_files.part_path, paths)) if path.is_file()]
+        files += [*present, lock] if present and lock.is_file() else present
     return files
 
 
 def _mirror_of(name: str, mirror: str | None) -> tuple[str, ...]:
     named = os.environ.get("FLATOUT_DATA_MIRROR", "").strip()
-    place = mirror or named or read_site().mirrors.data
-    return (f"{place.rstrip('/')}/{name}/",) if place else ()
+    url = mirror or named or read_site().mirrors.data
+    return (f"{url.rstrip('/')}/{name}/",) if url else ()
 
 
 def _what_is_wrong(path: Path, file: DataFile) -> str | None:

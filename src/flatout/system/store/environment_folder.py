@@ -46,9 +46,9 @@ def is_marked(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (RECORD, NOTE))
 
 
-def is_same(one: str | Path, other: str | Path) -> bool:
+def is_same(first: str | Path, other: str | Path) -> bool:
     """Whether two paths lead to one folder."""
-    return os.path.realpath(one) == os.path.realpath(other)
+    return os.path.realpath(first) == os.path.realpath(other)
 
 
 def note(name: str) -> UnfinishedEnvironment:

@@ -31,8 +31,8 @@ _PAUSE_S = 0.2
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,60}")
 
 
-class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pointer to an environment that was created in another place."""
+class _EnvironmentPointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pointer to an environment that was created in another folder."""
 
     folder: str
 
@@ -52,17 +52,17 @@ def check_name(name: str) -> str:
     return name
 
 
-def folder_for(name: str, asked: str | None) -> Path:
+def folder_for(name: str, requested: str | None) -> Path:
     """The folder for an environment.
 
     Raises:
         UsageError: folder-not-empty, folder-not-writable.
     """
-    folder = _folder_of(name) if asked is None else Path(asked).expanduser().absolute()
+    folder = _folder_of(name) if requested is None else Path(requested).expanduser().absolute()
     _require_own(name, folder)
-    if asked is None:
+    if requested is None:
         return folder
-    above = next(one for one in (folder, *folder.parents) if one.exists())
+    above = next(path for path in (folder, *folder.parents) if path.exists())
     if not os.access(above, os.W_OK):
         raise UsageError(
             "folder-not-writable",
@@ -78,7 +78,7 @@ def list_environments() -> list[MadeEnvironment]:
     top = environments_folder()
     names = {path.stem if path.suffix == ".json" else path.name
              for path in (top.iterdir() if top.is_dir() else ())}  # fmt: skip
-    return [found for name in sorted(names) if (found := read_environment(name))]
+    return [environment for name in sorted(names) if (environment := read_environment(name))]
 
 
 def read_environment(name: str) -> MadeEnvironment | None:
@@ -88,13 +88,17 @@ def read_environment(name: str) -> MadeEnvironment | None:
     folder = _folder_of(name)
     record = folder / RECORD
     try:
-        found = atomic_files.read_json(record, MadeEnvironment) if record.is_file() else None
+        environment = atomic_files.read_json(record, MadeEnvironment) if record.is_file() else None
     except FlatoutError:
         return None  # From another version, or damaged: rebuilt, like a half-made one.
     # A record in a folder that was copied or moved reports about the one that it was copied from.
-    if found is None or found.name != name or not environment_folder.is_same(found.folder, folder):
+    if (
+        environment is None
+        or environment.name != name
+        or not environment_folder.is_same(environment.folder, folder)
+    ):
         return None
-    return found if Path(found.python).exists() else None
+    return environment if Path(environment.python).exists() else None
 
 
 def find_environment(name: str) -> MadeEnvironment:
@@ -103,18 +107,18 @@ def find_environment(name: str) -> MadeEnvironment:
     Raises:
         UsageError: unknown-environment.
     """
-    found = read_environment(name)
-    if found is None:
-        names = [one.name for one in list_environments()]
+    environment = read_environment(name)
+    if environment is None:
+        names = [other.name for other in list_environments()]
         raise UsageError(
             "unknown-environment",
             f"there is no environment `{name}`.",
             fix=nearest(name, names) if names else "create one: flatout setup",
         )
-    return found
+    return environment
 
 
-def asked_python(python: str | None, environment: str | None) -> str | None:
+def requested_python(python: str | None, environment: str | None) -> str | None:
     """The interpreter that `--python` or `--env` names; None where neither was given.
 
     Raises:
@@ -194,7 +198,7 @@ def begin(name: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         atomic_files.write_json(folder / environment_folder.NOTE, environment_folder.note(name))
         if folder != environments_folder() / name:
-            atomic_files.write_json(_pointer(name), _Place(str(folder)))
+            atomic_files.write_json(_pointer(name), _EnvironmentPointer(str(folder)))
 
 
 def finish(made: MadeEnvironment, lock: str) -> None:
@@ -217,11 +221,11 @@ def remove(name: str) -> MadeEnvironment:
     Raises:
         UsageError: unknown-environment, environment-in-use.
     """
-    found = find_environment(name)
+    environment = find_environment(name)
     environment_folder.discard(_folder_of(name))
     if _pointed_at(_pointer(name)) is not None:
         _pointer(name).unlink(missing_ok=True)
-    return found
+    return environment
 
 
 def sweep() -> None:
@@ -247,19 +251,19 @@ def size_bytes(folder: Path) -> int:
     for at, _, names in os.walk(folder):
         for name in names:
             try:
-                told = os.lstat(os.path.join(at, name))
+                status = os.lstat(os.path.join(at, name))
             except OSError:
                 continue
-            if told.st_nlink > 1 and (told.st_dev, told.st_ino) in seen:
+            if status.st_nlink > 1 and (status.st_dev, status.st_ino) in seen:
                 continue
-            seen.add((told.st_dev, told.st_ino))
-            total += told.st_size
+            seen.add((status.st_dev, status.st_ino))
+            total += status.st_size
     return total
 
 
 def free_bytes(folder: Path) -> int:
     """The free bytes of the disk that is to hold a folder."""
-    above = next(one for one in (folder, *folder.parents) if one.exists())
+    above = next(path for path in (folder, *folder.parents) if path.exists())
     with atomic_files.mapped_os_errors(above):
         return shutil.disk_usage(above).free
 
@@ -271,7 +275,11 @@ def _folder_of(name: str) -> Path:
 def _pointed_at(pointer: Path) -> Path | None:
     """The folder that a file points at; None if it is no such file of flatout's."""
     try:
-        return Path(atomic_files.read_json(pointer, _Place).folder) if pointer.is_file() else None
+        return (
+            Path(atomic_files.read_json(pointer, _EnvironmentPointer).folder)
+            if pointer.is_file()
+            else None
+        )
     except FlatoutError:
         return None  # A user's own; or torn by a crash of the machine: then it points nowhere.
 

@@ -61,7 +61,7 @@ def set_aside(run: Run) -> Run:
 
     Someone may still have a file of it open, which keeps it where it is under Windows.
     """
-    folder, kept = RunFolder(Path(run.folder)), failed_start_folder()
+    folder, target = RunFolder(Path(run.folder)), failed_start_folder()
     lock = folder.lock()
     if not lock.acquire():
         return run
@@ -73,18 +73,18 @@ def set_aside(run: Run) -> Run:
             # In one step, so that no run is left wherever the rest is cut off.
             folder.path.rename(hidden)
             try:
-                _move(hidden, kept)
+                _move(hidden, target)
             except OSError:
                 hidden.rename(folder.path)
                 raise
     except FlatoutError:
         return run
-    return msgspec.structs.replace(run, folder=str(kept))
+    return msgspec.structs.replace(run, folder=str(target))
 
 
-def _move(hidden: Path, kept: Path) -> None:
+def _move(hidden: Path, target: Path) -> None:
     """Puts a folder in the place of another, also of another disk; where it cannot, both stay."""
-    new, old = hidden_path(kept), hidden_path(kept.with_name(f"old-{kept.name}"))
+    new, old = hidden_path(target), hidden_path(target.with_name(f"old-{target.name}"))
     is_copied = False
     try:
         try:
@@ -94,13 +94,13 @@ def _move(hidden: Path, kept: Path) -> None:
                 raise
             is_copied = True
             shutil.copytree(hidden, new, symlinks=True)
-        if kept.exists():
-            kept.rename(old)
+        if target.exists():
+            target.rename(old)
         try:
-            new.rename(kept)
+            new.rename(target)
         except OSError:
             if old.exists():
-                old.rename(kept)
+                old.rename(target)
             raise
     except OSError:
         if is_copied:

@@ -1,4 +1,4 @@
-"""The interpreter that trains: where it is, and what it must hold."""
+"""The interpreter that trains: where it is, and what it must have installed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from flatout.system.store import environments
 
 _MOST_KNOWN = 100
 
-# Asked of another interpreter. An empty entry of sys.path is the current folder, whose files must
+# Run by another interpreter. An empty entry of sys.path is the current folder, whose files must
 # not be taken for the standard library's.
-_ASK_VERSION = """
+_PRINT_VERSIONS = """
 import sys
 sys.path = [entry for entry in sys.path if entry]
 import json
@@ -47,7 +47,7 @@ def resolve_interpreter(
     Raises:
         UsageError: python-and-environment, unknown-environment, python-not-found.
     """
-    return find_interpreter(environments.asked_python(python, environment) or default)
+    return find_interpreter(environments.requested_python(python, environment) or default)
 
 
 def resolve_with_flatout(
@@ -58,8 +58,8 @@ def resolve_with_flatout(
     Raises:
         UsageError: also python-too-old, flatout-not-in-environment.
     """
-    found = resolve_interpreter(python, environment, default)
-    return found, check_interpreter(found, flatout.__version__)
+    interpreter = resolve_interpreter(python, environment, default)
+    return interpreter, check_interpreter(interpreter, flatout.__version__)
 
 
 def find_interpreter(text: str | None) -> str:
@@ -70,15 +70,15 @@ def find_interpreter(text: str | None) -> str:
     """
     if text is None:
         return sys.executable
-    found = shutil.which(os.path.expanduser(text))
-    if found is None:
+    path = shutil.which(os.path.expanduser(text))
+    if path is None:
         raise UsageError(
             "python-not-found",
             f"`--python {text}` is not an executable program.",
             fix="give the path of a Python interpreter, such as .venv/bin/python",
         )
     # Links are kept: in a virtual environment the link is what makes the environment.
-    return os.path.abspath(found)
+    return os.path.abspath(path)
 
 
 def remember(python: str) -> None:
@@ -88,7 +88,7 @@ def remember(python: str) -> None:
     path = _known_file()
     with atomic_files.mapped_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = "".join(f"{one}\n" for one in [*_remembered(), python][-_MOST_KNOWN:])
+        text = "".join(f"{line}\n" for line in [*_remembered(), python][-_MOST_KNOWN:])
         atomic_files.write_atomically(path, text.encode())
 
 
@@ -98,7 +98,7 @@ def is_known(python: str) -> bool:
 
     The header of a run does not make it known: the folder may be a stranger's.
     """
-    made = (one.python for one in environments.list_environments())
+    made = (environment.python for environment in environments.list_environments())
     return python == sys.executable or python in _remembered() or python in made
 
 
@@ -113,31 +113,31 @@ def _known_file() -> Path:
 
 
 def check_interpreter(python: str, version: str) -> tuple[int, int]:
-    """Makes sure that an interpreter holds the flatout that this one is; returns its own version.
+    """Makes sure that an interpreter has this version of flatout; returns its own version.
 
     Raises:
         UsageError: python-not-found, python-too-old, flatout-not-in-environment.
     """
     if python == sys.executable:
         return sys.version_info[:2]
-    found_python, found = _ask_version(python)
-    if found_python < (3, 11):
+    python_version, installed = _query_versions(python)
+    if python_version < (3, 11):
         raise UsageError(
             "python-too-old",
-            f"{python} is Python {found_python[0]}.{found_python[1]}.",
+            f"{python} is Python {python_version[0]}.{python_version[1]}.",
             because="flatout needs Python 3.11 or later",
             fix="choose another --python",
         )
-    if found != version:
+    if installed != version:
         raise UsageError(
             "flatout-not-in-environment",
-            f"{python} has flatout {found}, this is {version}."
-            if found
+            f"{python} has flatout {installed}, this is {version}."
+            if installed
             else f"{python} has no flatout.",
             because="the command line and the training environment need the same version",
             fix=f"{python} -m pip install {_own_requirement(version)}",
         )
-    return found_python
+    return python_version
 
 
 def own_command() -> str:
@@ -148,11 +148,11 @@ def own_command() -> str:
     return str(script) if script.is_file() else f"{sys.executable} -m flatout"
 
 
-def _ask_version(python: str) -> tuple[tuple[int, int], str | None]:
-    done = run([python, "-c", _ASK_VERSION], timeout_s=60)
+def _query_versions(python: str) -> tuple[tuple[int, int], str | None]:
+    done = run([python, "-c", _PRINT_VERSIONS], timeout_s=60)
     try:
-        found_python, found = json.loads(done.stdout)
-        return (found_python[0], found_python[1]), found
+        python_version, version = json.loads(done.stdout)
+        return (python_version[0], python_version[1]), version
     except (ValueError, TypeError, IndexError) as error:
         because = done.reason or done.stderr.strip() or f"its exit code is {done.exit_code}"
         raise not_a_python(python, because) from error
@@ -170,8 +170,8 @@ def checkout() -> Path | None:
     from urllib.request import url2pathname
 
     try:
-        told = metadata.distribution("flatout").read_text("direct_url.json")
-        source = json.loads(told) if told else {}
+        direct_url = metadata.distribution("flatout").read_text("direct_url.json")
+        source = json.loads(direct_url) if direct_url else {}
         if "dir_info" in source:
             return Path(url2pathname(unquote(urlsplit(source["url"]).path)))
     except (metadata.PackageNotFoundError, ValueError, KeyError):

@@ -18,7 +18,7 @@ def each_line(path: Path, kind: Any, words: Sequence[bytes] = (b"",)) -> Iterato
     """The whole lines that hold one of these words, oldest first; none of a missing file."""
     decoder = msgspec.json.Decoder(kind)
     for block in _blocks(path):
-        for line in _holding(block, words):
+        for line in _lines_with(block, words):
             yield decode_line(decoder, line, path)
 
 
@@ -35,9 +35,9 @@ def last_line(path: Path, kind: Any, word: bytes = b"") -> Any | None:
                     end = file.read(size_bytes - start)
                 whole = end[: end.rfind(b"\n") + 1]
                 lines = whole.splitlines()[1 if start else 0 :]
-                found = next((line for line in reversed(lines) if word in line), None)
-                if found is not None:
-                    return decode_line(msgspec.json.Decoder(kind), found, path)
+                match = next((line for line in reversed(lines) if word in line), None)
+                if match is not None:
+                    return decode_line(msgspec.json.Decoder(kind), match, path)
                 if start == 0:
                     return None
                 num_bytes *= 8
@@ -61,7 +61,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
                     yield whole + newline
 
 
-def _holding(block: bytes, words: Sequence[bytes]) -> Iterator[bytes]:
+def _lines_with(block: bytes, words: Sequence[bytes]) -> Iterator[bytes]:
     if b"" in words:
         yield from block.splitlines()
         return

@@ -74,7 +74,7 @@ def fields_in(path: Path) -> dict[str, Any]:
 
 
 def left_to_ranks(fields: dict[str, Any]) -> tuple[str, ...]:
-    """The fields of a recipe, if set, that hold for one process with a machine to itself.
+    """The fields of a recipe, if set, that apply to one process with a machine to itself.
 
     Each of several ranks would take all threads, and all of them the same CPUs; what is recorded or
     compiled does not fit them.

@@ -32,8 +32,8 @@ class RunClaim:
         Raises:
             UsageError: run-in-use.
         """
-        found = claimed(self._path)
-        if found not in (None, self._word):
+        claim = claimed(self._path)
+        if claim not in (None, self._word):
             name = self._path.parent.name
             raise UsageError(
                 "run-in-use",

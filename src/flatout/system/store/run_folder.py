@@ -103,7 +103,7 @@ class RunFolder:
 
     def is_in_use(self) -> bool:
         """Whether someone trains in it, or has just started a worker that will."""
-        # Behind a link to a disk that is missing, no lock can be asked.
+        # Behind a link to a disk that is missing, no lock can be tested.
         if links.is_broken_link(self.path):
             return False
         return self.lock().is_taken() or self.attended.is_taken()
@@ -182,14 +182,14 @@ def check_id(name: str) -> str:
 def run_paths(parent: Path | None = None) -> list[Path]:
     """Folders of all runs, oldest first."""
     folder = parent or runs_folder()
-    found = []
+    dated = []
     with atomic_files.mapped_os_errors(folder):
         for path in folder.iterdir() if folder.is_dir() else ():
             if not path.name.startswith("."):
                 # A run may be removed by someone else while we look.
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    found.append((_made_at_ns(path), path))
-    return [path for _, path in sorted(found)]
+                    dated.append((_made_at_ns(path), path))
+    return [path for _, path in sorted(dated)]
 
 
 def _made_at_ns(path: Path) -> int:
@@ -199,10 +199,10 @@ def _made_at_ns(path: Path) -> int:
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             raise
     # What cannot be looked into is listed as a run that cannot be read: a folder without the
-    # permission, a link to itself, a disk that does not answer.
-    for ask in (os.stat, os.lstat):
+    # permission, a link to itself, a disk that does not respond.
+    for stat in (os.stat, os.lstat):
         try:
-            return ask(path).st_mtime_ns
+            return stat(path).st_mtime_ns
         except OSError:
             continue
     return 0
@@ -346,8 +346,8 @@ def remove_run(folder: RunFolder) -> None:
     lock, attended = folder.lock(), folder.attended
     try:
         # Its worker may be loading torch, before it takes the lock.
-        for one in (lock, attended):
-            if one.can_be_taken() and not one.acquire():
+        for lock_file in (lock, attended):
+            if lock_file.can_be_taken() and not lock_file.acquire():
                 raise run_in_use(folder)
         # Windows cannot rename a folder in which a file is open, not even the lock.
         if sys.platform == "win32":

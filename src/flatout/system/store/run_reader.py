@@ -30,8 +30,8 @@ from flatout.system.store.run_folder import RunFolder, read_run, run_paths
 
 def list_runs() -> list[Run | DamagedRun]:
     """All runs, oldest first."""
-    found = [read_or_name(RunFolder(path)) for path in run_paths()]
-    return [run for run in found if run is not None]
+    runs = [read_or_name(RunFolder(path)) for path in run_paths()]
+    return [run for run in runs if run is not None]
 
 
 def newest_run() -> Run | None:
@@ -65,7 +65,7 @@ def _is_gone(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        return False  # The disk does not answer.
+        return False  # The disk does not respond.
     return False
 
 
@@ -77,8 +77,8 @@ def each_metric(run: Run) -> Iterator[Metric]:
 def milestones(run: Run) -> list[Metric]:
     """The ends of a run's epochs, and its validations."""
     words = (b'"epochended"', b'"validated"')
-    found = each_line(RunFolder(Path(run.folder)).metrics, Metric, words)
-    return [line for line in found if isinstance(line, EpochEnded | Validated)]
+    lines = each_line(RunFolder(Path(run.folder)).metrics, Metric, words)
+    return [line for line in lines if isinstance(line, EpochEnded | Validated)]
 
 
 def results_of(run: Run) -> Results:
@@ -99,14 +99,14 @@ def split_of(run: Run) -> dict[str, float]:
     """The division of a run's time, in seconds: as recorded at its end, else so far."""
     if run.finished and run.status == "finished":
         return run.finished.split_s
-    told = last_line(RunFolder(Path(run.folder)).metrics, Metric, b'"progress"')
-    return told.split_s if isinstance(told, Progress) else {}
+    line = last_line(RunFolder(Path(run.folder)).metrics, Metric, b'"progress"')
+    return line.split_s if isinstance(line, Progress) else {}
 
 
 def power_of(run: Run) -> float | None:
     """Watts that a run's GPU has drawn on average, from its last line; None if unknown."""
-    told = last_line(RunFolder(Path(run.folder)).metrics, Metric, b'"progress"')
-    return told.power_w if isinstance(told, Progress) else None
+    line = last_line(RunFolder(Path(run.folder)).metrics, Metric, b'"progress"')
+    return line.power_w if isinstance(line, Progress) else None
 
 
 def tuned_recipe(run: Run) -> TunedRecipe:

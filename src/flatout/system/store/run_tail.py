@@ -60,7 +60,7 @@ class RunTail:
 def follow_lines(tail: RunTail, is_working: Callable[[], bool]) -> Iterator[list[Line]]:
     """New lines, again and again (an empty list where nothing is new), until the work has ended."""
     while True:
-        # Asked before reading: what was written before the end is then read for certain.
+        # Checked before reading: what was written before the end is then read for certain.
         is_last = not is_working()
         yield tail.new_lines()
         if is_last:

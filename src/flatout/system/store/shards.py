@@ -73,26 +73,26 @@ class ShardFolder:
         """The present manifest; None if nothing has been made yet."""
         if not self.manifest.is_file():
             return None
-        found = atomic_files.read_json(self.manifest, ShardManifest)
-        if found.format != FORMAT:
+        manifest = atomic_files.read_json(self.manifest, ShardManifest)
+        if manifest.format != FORMAT:
             raise UsageError(
                 "ingested-otherwise",
                 f"{self.path} was written by another version of flatout.",
-                because=f"its format is {found.format}, this one writes {FORMAT}",
+                because=f"its format is {manifest.format}, this one writes {FORMAT}",
                 fix="ingest into a new folder",
             )
-        return found
+        return manifest
 
     def done(self, piece: SourcePiece, settings: str) -> PieceDone | None:
         """The record of a piece if its source and settings are the same and its shards exist."""
         path = self._record(piece.name)
         try:
-            found = atomic_files.read_json(path, PieceDone) if path.is_file() else None
+            record = atomic_files.read_json(path, PieceDone) if path.is_file() else None
         except FlatoutError:
             return None  # Torn by a crash of the whole machine: the piece is carried out again.
-        if found is None or (found.stamp, found.settings) != (piece.stamp, settings):
+        if record is None or (record.stamp, record.settings) != (piece.stamp, settings):
             return None
-        return found if all(map(self._is_there, found.shards)) else None
+        return record if all(map(self._is_there, record.shards)) else None
 
     def finish(self, done: PieceDone) -> None:
         """Says that a piece is carried out; its shards are on the disk."""
@@ -110,7 +110,7 @@ class ShardFolder:
 
     def publish(self, manifest: ShardManifest, rejected: Iterator[Rejected]) -> None:
         """Swaps the manifest, where it is another: from here on these shards are the data."""
-        lines = b"".join(msgspec.json.encode(one) + b"\n" for one in rejected)
+        lines = b"".join(msgspec.json.encode(record) + b"\n" for record in rejected)
         _write_if_other(self.rejected, lines)
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
         _write_if_other(self.manifest, text)
@@ -122,14 +122,14 @@ class ShardFolder:
         user's own and stay.
         """
         published = {shard.file for shard in old.shards} if old else set()
-        kept = {shard.file for one in pieces for shard in one.shards}
-        records = {self._record(one.name) for one in pieces}
+        in_use = {shard.file for piece in pieces for shard in piece.shards}
+        records = {self._record(piece.name) for piece in pieces}
         num_removed = 0
         with atomic_files.mapped_os_errors(self.path):
             for part in PARTS:
                 for path in (self.path / part).iterdir():
                     file = f"{part}/{path.name}"
-                    if file not in kept and (file in published or _is_left_over(path)):
+                    if file not in in_use and (file in published or _is_left_over(path)):
                         path.unlink(missing_ok=True)
                         num_removed += path.suffix == ".parquet"
             for path in self._state.iterdir():

@@ -32,19 +32,19 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def files_below(source: Path) -> list[SourceFile]:
     """All files of a folder, sorted by name, but for hidden ones; or the one that it is."""
-    found = []
+    files = []
     with mapped_os_errors(source):
         if not source.is_dir():
             return [_file(source, source.name)]
-        for place, inner, names in os.walk(source):
+        for folder, inner, names in os.walk(source):
             inner[:] = [name for name in inner if not _is_hidden(name)]
-            below = Path(place).relative_to(source)
-            found += [
-                _file(Path(place, name), (below / name).as_posix())
+            below = Path(folder).relative_to(source)
+            files += [
+                _file(Path(folder, name), (below / name).as_posix())
                 for name in names
                 if not _is_hidden(name)
             ]
-    return sorted(found, key=lambda file: file.name)
+    return sorted(files, key=lambda file: file.name)
 
 
 def path_of(source: str, name: str) -> Path:
@@ -55,8 +55,8 @@ def path_of(source: str, name: str) -> Path:
 
 def stamp(files: Sequence[SourceFile], *more: object) -> str:
     """Another one where a file was added, removed or written."""
-    told = [(file.name, file.size_bytes, file.modified_ns) for file in files]
-    return hashlib.sha256(repr((told, more)).encode()).hexdigest()
+    states = [(file.name, file.size_bytes, file.modified_ns) for file in files]
+    return hashlib.sha256(repr((states, more)).encode()).hexdigest()
 
 
 def content(path: Path) -> bytes:
@@ -68,10 +68,10 @@ def content(path: Path) -> bytes:
 def lines_from(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
     """The lines that begin at this byte or behind it, with their places; long ones in parts."""
     with mapped_os_errors(path), open(path, "rb") as file:
-        place = _next_line(file, begin)
+        position = _next_line(file, begin)
         while line := file.readline(_LONGEST_PART_BYTES):
-            yield place, line
-            place += len(line)
+            yield position, line
+            position += len(line)
 
 
 def _next_line(file: BinaryIO, begin: int) -> int:
@@ -83,8 +83,8 @@ def _next_line(file: BinaryIO, begin: int) -> int:
 
 
 def _file(path: Path, name: str) -> SourceFile:
-    told = path.stat()
-    return SourceFile(name=name, size_bytes=told.st_size, modified_ns=told.st_mtime_ns)
+    status = path.stat()
+    return SourceFile(name=name, size_bytes=status.st_size, modified_ns=status.st_mtime_ns)
 
 
 def _is_hidden(name: str) -> bool:

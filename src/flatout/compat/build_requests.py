@@ -20,7 +20,7 @@ _OTHER_NAMES = {
 }  # fmt: skip
 
 
-def wishes_from(request: SetupRequest) -> tuple[BuildRequest, ...]:
+def build_requests_from(request: SetupRequest) -> tuple[BuildRequest, ...]:
     """One request for each framework; torch if none was named.
 
     Raises:
@@ -32,10 +32,10 @@ def wishes_from(request: SetupRequest) -> tuple[BuildRequest, ...]:
     cuda = None
     if request.cuda and not wants_cpu:
         cuda = _read("--cuda", request.cuda, "like 12.6 or cu126", cuda_label)
-    found: dict[str, BuildRequest] = {}
+    by_name: dict[str, BuildRequest] = {}
     for typed in request.frameworks or ("torch",):
         name, versions = _framework(typed)
-        found[name] = BuildRequest(
+        by_name[name] = BuildRequest(
             framework=name,
             versions=versions,
             python=python,
@@ -43,22 +43,22 @@ def wishes_from(request: SetupRequest) -> tuple[BuildRequest, ...]:
             is_cpu=wants_cpu,
             is_nightly=request.is_nightly,
         )
-    return tuple(found.values())
+    return tuple(by_name.values())
 
 
 def without_effect(request: SetupRequest) -> tuple[str, ...]:
     """Warnings about settings without effect."""
-    told = []
+    warnings = []
     has_gpu = any(name.strip().lower() not in ("cpu", "none") for name in request.cards)
     if request.cards and not has_gpu and request.driver:
-        told.append("--driver has no effect with --for cpu")
+        warnings.append("--driver has no effect with --for cpu")
     if request.is_cpu and request.cuda and request.cuda.lower() != "cpu":
-        told.append("--cuda has no effect with --cpu")
+        warnings.append("--cuda has no effect with --cpu")
     if request.is_cpu and has_gpu:
-        told.append("with --cpu, --for only determines the operating system")
-    if request.is_nightly and any(_framework(one)[1] for one in request.frameworks):
-        told.append("a version has no effect with --nightly")
-    return tuple(told)
+        warnings.append("with --cpu, --for only determines the operating system")
+    if request.is_nightly and any(_framework(framework)[1] for framework in request.frameworks):
+        warnings.append("a version has no effect with --nightly")
+    return tuple(warnings)
 
 
 def _check(request: SetupRequest) -> None:
@@ -78,16 +78,16 @@ def _check(request: SetupRequest) -> None:
 
 
 def _framework(typed: str) -> tuple[str, str]:
-    found = re.fullmatch(r"\s*([A-Za-z][\w-]*)(?:\[[\w,-]*\])?\s*(.*)", typed)
-    name = found[1].lower() if found else typed
+    match = re.fullmatch(r"\s*([A-Za-z][\w-]*)(?:\[[\w,-]*\])?\s*(.*)", typed)
+    name = match[1].lower() if match else typed
     name = _OTHER_NAMES.get(name, name)
-    if found is None or name not in FRAMEWORKS:
+    if match is None or name not in FRAMEWORKS:
         raise UsageError(
             "unknown-framework",
             f"flatout does not support `{typed}`.",
             fix=nearest(name, FRAMEWORKS),
         )
-    versions = found[2].replace(" ", "")
+    versions = match[2].replace(" ", "")
     if not is_wish(versions):
         raise _not_a_version(typed, versions, "like torch==2.9.* or 'torch>=2.8,<2.12'")
     return name, versions
