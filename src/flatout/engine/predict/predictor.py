@@ -111,9 +111,9 @@ class Predictor:
 
     def compute(self, batch: Any, num_samples: int) -> Any:
         """The experiment's prediction for one batch in the computer's memory."""
-        place = placer(self.device, self.recipe.memory_format.value == "channels_last")
+        to_device = placer(self.device, self.recipe.memory_format.value == "channels_last")
         with process_settings(self.recipe), torch.inference_mode():
-            placed = place(batch) if place is not None else batch
+            placed = to_device(batch) if to_device is not None else batch
             with precision.autocast(self.recipe.precision.value, self.device)():
                 found = (self.experiment.predict or self._plain)(self.model, placed)
             return _on_cpu(found, num_samples)
@@ -176,7 +176,7 @@ class _Kept:
         recipe = predictor.recipe
         self.experiment = experiment
         self.validation_feed: Feed | None = feed
-        self.place = placer(predictor.device, recipe.memory_format.value == "channels_last")
+        self.to_device = placer(predictor.device, recipe.memory_format.value == "channels_last")
         self.autocast = precision.autocast(recipe.precision.value, predictor.device)
         self._model = predictor.model
 

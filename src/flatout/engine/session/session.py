@@ -288,7 +288,7 @@ class Session:
         loss = built.experiment.loss
         self.loss = StepLoss(loss, recipe) if loss is not None else None
         self.optimizer_steps = OptimizerSteps(recipe, lambda: self.position)
-        self.place = placer(self.device, is_channels_last)
+        self.to_device = placer(self.device, is_channels_last)
         self.autocast = precision.forward_settings(
             recipe.precision.value, recipe.attention.value, self.device
         )
@@ -369,7 +369,7 @@ class Session:
             autocast=self.autocast,
             scaler=self.scaler,
             average=self.average,
-            place=self.place,
+            to_device=self.to_device,
             clip_norm=self.recipe.clip_norm.value,
             skips_nonfinite=self.recipe.nonfinite_loss.value == "skip",
             ranks=self.ranks,

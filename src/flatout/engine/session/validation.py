@@ -56,7 +56,7 @@ class Judged(Protocol):
 
     experiment: Experiment
     validation_feed: Feed | None
-    place: Callable[[Any], Any] | None
+    to_device: Callable[[Any], Any] | None
     autocast: Callable[[], AbstractContextManager[Any]]
 
     def evaluated(self) -> AbstractContextManager[nn.Module]:
@@ -285,7 +285,7 @@ def _counted(
     evened = batches if passes is None else map(passes.evened, batches)
     with judged.evaluated() as model, torch.no_grad():
         for batch, num_samples in (micro for update in evened for micro in update):
-            placed = judged.place(batch) if judged.place is not None else batch
+            placed = judged.to_device(batch) if judged.to_device is not None else batch
             with judged.autocast():
                 values = values_of_batch(judged.experiment, model, placed)
             if num_samples == 0:

@@ -128,7 +128,7 @@ def _try_training_loss(session: Session) -> None:
         return
     micro_batches = next(session.feed.updates(0, 0), [])
     for batch, _ in micro_batches[:1]:
-        placed = session.place(batch) if session.place is not None else batch
+        placed = session.to_device(batch) if session.to_device is not None else batch
         session.model.train()
         with session.autocast():
             given = loss(session.model, placed)
