@@ -1,4 +1,4 @@
-"""Asks a candidate the questions that its changed fields concern, and collects the answers.
+"""Puts to a candidate the questions that its changed fields concern, and collects the checks.
 
 Compiled candidates are checked twice: uncompiled, like any other, and then compiled.
 """

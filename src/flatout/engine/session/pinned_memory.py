@@ -61,13 +61,15 @@ def pinning_problem(built: Built, recipe: Recipe) -> str | None:
 
 @functools.cache
 def _problem_of(num_bytes: int) -> str | None:
-    told = query_in_child("flatout.engine.session.pinned_memory", str(num_bytes), limit_s=_LIMIT_S)
-    return problem_from_trial(told, num_bytes)
+    output = query_in_child(
+        "flatout.engine.session.pinned_memory", str(num_bytes), limit_s=_LIMIT_S
+    )
+    return problem_from_trial(output, num_bytes)
 
 
-def problem_from_trial(told: dict[str, Any] | str, num_bytes: int) -> str | None:
+def problem_from_trial(output: dict[str, Any] | str, num_bytes: int) -> str | None:
     """The answer of the test process, as the reason for not pinning; None if it works."""
-    problem = told if isinstance(told, str) else told.get("problem", "it gave no result")
+    problem = output if isinstance(output, str) else output.get("problem", "it gave no result")
     if problem is None:
         return None
     return f"pinning {bytes_text(num_bytes)} failed in a test under WSL: {problem}"

@@ -170,14 +170,16 @@ def _optimizers(experiment: Experiment, model: nn.Module) -> Optimizers:
     made = Optimizers(
         experiment.optimizer(model.named_parameters() if named else model.parameters())
     )
-    own = {id(one) for one in model.parameters()}
-    trained = (one for of in made for group in of.param_groups for one in group["params"])
-    if own and not any(id(one) in own for one in trained):
-        place = location_of(experiment.optimizer)
+    own = {id(parameter) for parameter in model.parameters()}
+    trained = (
+        parameter for of in made for group in of.param_groups for parameter in group["params"]
+    )
+    if own and not any(id(parameter) in own for parameter in trained):
+        location = location_of(experiment.optimizer)
         raise UsageError(
             "bad-experiment",
             "`optimizer` trains none of the model's weights.",
-            because=place.with_code if place is not None else None,
+            because=location.with_code if location is not None else None,
             fix="pass the parameters that the function receives: "
             "optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=...)",
         )
@@ -273,7 +275,7 @@ class Session:
         self.average = WeightAverage(self.model, decay) if decay is not None else None
         self.position = TrainState()
         # Rules of warnings given once in a run, not after each validation.
-        self.told: set[str] = set()
+        self.warned_rules: set[str] = set()
         reading = FeedOptions(
             experiment=built.experiment,
             recipe=recipe,
@@ -394,11 +396,11 @@ class Session:
     def has_finite_weights(self) -> bool:
         """Whether no weight is NaN or infinite: a gradient may be where the loss is not."""
         own = [local_part(p) for p in self.model.parameters() if p.requires_grad]
-        trained: list[Tensor] = [one for one in own if one.numel()]
+        trained: list[Tensor] = [parameter for parameter in own if parameter.numel()]
         is_finite = True
         if trained:
-            largest = torch._foreach_norm(trained, float("inf"))
-            is_finite = bool(torch.stack([one.float() for one in largest]).isfinite().all())
+            norms = torch._foreach_norm(trained, float("inf"))
+            is_finite = bool(torch.stack([norm.float() for norm in norms]).isfinite().all())
         return (
             is_finite
             if self.sharding is None

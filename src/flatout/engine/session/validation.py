@@ -77,12 +77,12 @@ class Validator:
 
     Args:
         session: what is trained.
-        journal: where metrics are logged.
+        event_log: where metrics are logged.
     """
 
-    def __init__(self, session: Session, journal: EventLog) -> None:
+    def __init__(self, session: Session, event_log: EventLog) -> None:
         self._session = session
-        self._journal = journal
+        self._event_log = event_log
         self._best: Packed | None = None
 
     def validate(self) -> None:
@@ -99,15 +99,15 @@ class Validator:
 
     def _warn_uncached(self) -> None:
         problem = problem_of(self._session.validation_feed)
-        if problem is not None and problem.rule not in self._session.told:
-            self._session.told.add(problem.rule)
+        if problem is not None and problem.rule not in self._session.warned_rules:
+            self._session.warned_rules.add(problem.rule)
             error = UsageError(
                 problem.rule,
                 "the validation data is read by a DataLoader from now on.",
                 because=problem.because,
                 fix="leave `data_path` out, or use validation data without random augmentation",
             )
-            self._journal.warn_of(self._session.position.step, error)
+            self._event_log.warn_of(self._session.position.step, error)
 
     def _judge(self) -> None:
         session, position = self._session, self._session.position
@@ -132,7 +132,7 @@ class Validator:
             position.best_value, position.best_step = value, position.step
             position.best_name, position.best_loss = name, loss
             self._best = best if session.ranks.is_first else None
-        self._journal.metric(
+        self._event_log.metric(
             Validated(
                 at=now_s(),
                 step=position.step,
@@ -164,7 +164,7 @@ class Validator:
                     ),
                 )
             )
-        self._journal.metric(classified(name, confusion, labels, position.step, position.epoch))
+        self._event_log.metric(classified(name, confusion, labels, position.step, position.epoch))
 
     def _try_to_generate(self, generate: Callable[[nn.Module], Sequence[str]]) -> None:
         """Generates samples; retries once when out of memory, then skips them."""
@@ -203,15 +203,17 @@ class Validator:
                 f"`generate` returned {type(given).__name__}, not a list of strings.",
                 fix="return a list of strings: decode tokens first",
             )
-        kept = tuple(_kept_text(text) for text in texts[:_MOST_TEXTS])
+        shortened = tuple(_shortened(text) for text in texts[:_MOST_TEXTS])
         at, position = now_s(), session.position
-        self._journal.metric(Generated(at=at, step=position.step, epoch=position.epoch, texts=kept))
+        self._event_log.metric(
+            Generated(at=at, step=position.step, epoch=position.epoch, texts=shortened)
+        )
 
     def _warn_once(self, finding: Finding) -> None:
         """Not after each validation again."""
-        if finding.rule not in self._session.told:
-            self._session.told.add(finding.rule)
-            self._journal.warn(self._session.position.step, finding)
+        if finding.rule not in self._session.warned_rules:
+            self._session.warned_rules.add(finding.rule)
+            self._event_log.warn(self._session.position.step, finding)
 
     def weights(self) -> Packed:
         """A copy of the weights as they would be validated now.
@@ -262,8 +264,10 @@ def measure(
             before = sums.get(name, (0.0, 0.0))
             sums[name] = (before[0] + float(total), before[1] + float(count))
         for name, pair in own_confusions.items():
-            one = Confusion(*pair)
-            confusions[name] = confusions[name] + one if name in confusions else one
+            own_confusion = Confusion(*pair)
+            confusions[name] = (
+                confusions[name] + own_confusion if name in confusions else own_confusion
+            )
     metrics = {name: total / (count or 1.0) for name, (total, count) in sums.items()}
     best = judged.experiment.best
     if best in MEANS and best not in metrics and len(confusions) == 1:
@@ -299,7 +303,9 @@ def _counted(
                 )
                 before = sums.get(name, (0, 0))
                 sums[name] = (before[0] + _wide(total), before[1] + _wide(count))
-    return sums, {name: (one.counts, one.num_strays) for name, one in confusions.items()}
+    return sums, {
+        name: (confusion.counts, confusion.num_strays) for name, confusion in confusions.items()
+    }
 
 
 def labels_problem(name: str, confusion: Confusion, labels: Sequence[str] | None) -> Finding | None:
@@ -340,10 +346,10 @@ def _labels(given: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
     """Names of the classes; their numbers where no names are given that fit."""
     if given is None or len(given) != num_classes:
         return tuple(map(str, range(num_classes)))
-    return tuple(map(_kept_text, given))
+    return tuple(map(_shortened, given))
 
 
-def _kept_text(text: str) -> str:
+def _shortened(text: str) -> str:
     """A text as JSON can hold it: not endless, and without halves of characters."""
     cut = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "\u2026"
     return cut.encode("utf-8", "replace").decode("utf-8")
@@ -392,14 +398,14 @@ def values_of_batch(experiment: Experiment, model: nn.Module, batch: Any) -> dic
 def _metrics_of_batch(experiment: Experiment, model: nn.Module, batch: Any) -> dict[str, Any]:
     if experiment.metrics is None:
         return {}
-    given = experiment.metrics(model, batch)
-    if isinstance(given, Mapping):
-        return dict(given)
-    place = location_of(experiment.metrics)
+    result = experiment.metrics(model, batch)
+    if isinstance(result, Mapping):
+        return dict(result)
+    location = location_of(experiment.metrics)
     raise UsageError(
         "metric-is-not-a-scalar",
-        f"`metrics` returned {kind_text(given)}, not a dict of metrics by name.",
-        because=place.with_code if place is not None else None,
+        f"`metrics` returned {kind_text(result)}, not a dict of metrics by name.",
+        because=location.with_code if location is not None else None,
         fix='return a dict, such as {"accuracy": accuracy}',
     )
 

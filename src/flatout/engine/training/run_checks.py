@@ -120,9 +120,9 @@ def _check_spread(recipe: Recipe, built: Built) -> None:
             )
 
 
-def are_other_ranks(ranks: RankGroup, held: Recipe | None, history: History) -> bool:
+def are_other_ranks(ranks: RankGroup, previous: Recipe | None, history: History) -> bool:
     """Whether the processor is shared among more or fewer ranks than when the recipe was chosen."""
-    if held is None or history.versions is None or held.num_threads.origin == "yours":
+    if previous is None or history.versions is None or previous.num_threads.origin == "yours":
         return False
     return history.num_ranks != ranks.size
 

@@ -51,12 +51,12 @@ class BaselineLoop:
         self._loss = experiment.loss
         self._model = built.model.train()
         self._optimizer = built.optimizers.only
-        self._place = placer(built.device, False)
+        self._to_device = placer(built.device, False)
         self._schedule: Any = None
         if experiment.schedule_every == "step":
             total_steps = built.schedule_steps
-            made, _ = built_schedulers(experiment, built.optimizers.only, total_steps)
-            self._schedule = made.get("schedule")
+            schedulers, _ = built_schedulers(experiment, built.optimizers.only, total_steps)
+            self._schedule = schedulers.get("schedule")
         decay = experiment.ema
         self._average = WeightAverage(built.model, decay) if decay is not None else None
         batch_size = experiment.batch_size
@@ -123,7 +123,9 @@ class BaselineLoop:
 
     def _forward(self, batch: Any) -> tuple[Tensor, Any]:
         """The mean over a batch, or a sum and its count."""
-        result = self._loss(self._model, self._place(batch) if self._place is not None else batch)
+        result = self._loss(
+            self._model, self._to_device(batch) if self._to_device is not None else batch
+        )
         return result if isinstance(result, tuple) else (result, None)
 
     def close(self) -> None:

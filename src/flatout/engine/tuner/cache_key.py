@@ -58,9 +58,11 @@ def _code_lines(built: Built) -> Iterator[str]:
     Not what they call elsewhere, nor what a closure holds.
     """
     experiment = built.experiment
-    kinds = {kind for module in built.model.modules() for kind in type(module).__mro__}
-    own = [one for one in kinds if one.__module__.partition(".")[0] not in ("torch", "builtins")]
-    for owner in (experiment.loss, experiment.collate, *sorted(own, key=str)):
+    classes = {cls for module in built.model.modules() for cls in type(module).__mro__}
+    own_classes = [
+        cls for cls in classes if cls.__module__.partition(".")[0] not in ("torch", "builtins")
+    ]
+    for owner in (experiment.loss, experiment.collate, *sorted(own_classes, key=str)):
         for name, code in _codes_of(owner):
             yield f"{name} {_code_text(code)}"
 
@@ -83,11 +85,11 @@ def _codes_of(owner: Any) -> Iterator[tuple[str, CodeType]]:
 def _code_text(code: CodeType) -> str:
     """The source text, independent of its place in the file."""
     constants = [
-        _code_text(one)
-        if isinstance(one, CodeType)
+        _code_text(constant)
+        if isinstance(constant, CodeType)
         # The order of a set is another one in each process.
-        else repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one)
-        for one in code.co_consts
+        else repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
+        for constant in code.co_consts
     ]
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
@@ -105,7 +107,7 @@ def _data_text(built: Built) -> str:
     """The form of a sample, as far as it is known without reading one."""
     data, kind = built.train_data, built.facts.data_kind
     if kind == "tensors":
-        return " ".join(f"{tuple(one.shape[1:])} {one.dtype}" for one in tensors_in(data))
+        return " ".join(f"{tuple(tensor.shape[1:])} {tensor.dtype}" for tensor in tensors_in(data))
     name = type(data).__qualname__
     return f"{name} of {len(data)}" if kind == "map-style" else name
 

@@ -91,9 +91,9 @@ class CandidateBuilder:
         # Still unused: the first contestant is built from it.
         self._spare: Built | None = first
         # What samples with an index can be kept as; None where they have none.
-        self.keeping: CacheSubset | None = None
+        self.cache_subset: CacheSubset | None = None
         if self.setting.data_kind == "map-style":
-            self.keeping = CacheSubset(
+            self.cache_subset = CacheSubset(
                 self.train_data,
                 self.subject.experiment.collate,
                 batch_size=self.setting.batch_size,
@@ -102,7 +102,7 @@ class CandidateBuilder:
             )
             if subject.fixed.get("data_path") == "cached":
                 # What cannot be kept is refused before anything is measured.
-                _ = self.keeping.caching
+                _ = self.cache_subset.caching
 
     def identity(self, numerics: Numerics) -> dict[str, Any]:
         """The facts that must be equal for a decision to hold another time."""
@@ -212,10 +212,10 @@ class CandidateBuilder:
         """The experiment's objects for these changes; None is the plain loop."""
         subject, changed = self.subject, changes or {}
         name = changed.get("device") or subject.device_name
-        is_kept = changes is not None and (subject.fixed | changes).get("data_path") == "cached"
-        if self.keeping is not None and (is_kept or is_of_part):
-            part = self.keeping.part
-            data = part if is_kept else RepeatedSubset(part=part)
+        is_cached = changes is not None and (subject.fixed | changes).get("data_path") == "cached"
+        if self.cache_subset is not None and (is_cached or is_of_part):
+            part = self.cache_subset.part
+            data = part if is_cached else RepeatedSubset(part=part)
             return build(subject.experiment, subject.seed, name, data)
         spare, self._spare = self._spare, None
         if spare is not None and "device" not in changed:

@@ -51,11 +51,11 @@ def observed_effect(changes: dict[str, Any], seen: UpdateEvidence) -> str | None
     """
     effects = []
     for name, value in changes.items():
-        look = _LOOKS.get(name)
-        found = look(value, seen) if look is not None else "set"
-        if found is None:
+        find_effect = _EFFECT_CHECKS.get(name)
+        effect = find_effect(value, seen) if find_effect is not None else "set"
+        if effect is None:
             return None
-        effects.append(found)
+        effects.append(effect)
     return ", ".join(effects)
 
 
@@ -82,8 +82,8 @@ def _attention(value: str, seen: UpdateEvidence) -> str | None:
     fused = [name for name in names if "math" not in name]
     if value == "math":
         return None if fused else "attention as matrix products"
-    asked = [name for name in fused if value in name]
-    return asked[0].removeprefix("aten.") if asked else None
+    matching = [name for name in fused if value in name]
+    return matching[0].removeprefix("aten.") if matching else None
 
 
 def _optimizer(value: str, seen: UpdateEvidence) -> str | None:
@@ -173,15 +173,15 @@ def _capture(value: str, seen: UpdateEvidence) -> str | None:
 
 
 def _compiled(value: str, seen: UpdateEvidence) -> str | None:
-    found = compilers(seen.session)
-    if not found or any(compiler.num_calls == 0 for compiler in found):
+    used_compilers = compilers(seen.session)
+    if not used_compilers or any(compiler.num_calls == 0 for compiler in used_compilers):
         return None
-    num_graphs = sum(compiler.num_graphs for compiler in found)
+    num_graphs = sum(compiler.num_graphs for compiler in used_compilers)
     return f"{counted_text(num_graphs, 'graph')} compiled and run"
 
 
-_Look = Callable[[Any, UpdateEvidence], str | None]
-_LOOKS: dict[str, _Look] = {
+_EffectCheck = Callable[[Any, UpdateEvidence], str | None]
+_EFFECT_CHECKS: dict[str, _EffectCheck] = {
     "precision": _precision,
     "memory_format": _memory_format,
     "attention": _attention,
