@@ -60,7 +60,7 @@ class Training:
     has_second_try: bool = True
 
 
-# What a CPU may be asked within a limit, and a GPU: a few passes of more weights take minutes.
+# What a CPU and a GPU can compute within a limit: a few passes of more weights take minutes.
 _MOST_WEIGHTS = {"cpu": 10**8, "cuda": 4 * 10**9}
 
 
@@ -68,7 +68,7 @@ class _TimeLimitExceeded(Exception):
     """The answer takes longer than others are to wait for it."""
 
 
-# What a reason begins with that says nothing about the loss.
+# What a reason begins with where nothing about the loss was found out.
 UNCHECKED = "it could not be verified"
 
 

@@ -220,7 +220,7 @@ def curve_checks(
 ) -> list[Check]:
     """Whether whole updates go the plain step's way, within the precision's band.
 
-    eager: the plain step's curve at the candidate's precision. It is only asked for outside the
+    eager: the plain step's curve at the candidate's precision. It is only computed outside the
     band: some optimizers make much of a rounding, and then the eager step's is as far away.
     """
     band = BANDS[precision]

@@ -74,7 +74,7 @@ def compiled_checks(small: GateFixtures, whole: GateFixtures, candidate: Recipe)
     checks: list[Check] = []
     if candidate.capture.value == "step":
         # Whether graphs repeat the code is a question of its own, and whether they repeat what is
-        # written need not be asked then.
+        # written need not be checked then.
         checks += replays(whole, candidate)
         candidate = changed(candidate, capture="off", steps_per_launch=1)
     if compiled in ("loss", "both"):

@@ -1,7 +1,7 @@
 """Stand-ins for the parts of an experiment while the gate looks at the others.
 
 A few samples instead of all; an optimizer that only remembers what it is given; parameters whose
-gradients are known beforehand; samples that tell which they are.
+gradients are known beforehand; samples that contain their index.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ def bare(experiment: Experiment) -> Experiment:
 
 @dataclass(frozen=True)
 class Numbered:
-    """A data set whose samples tell their index and what they have drawn, if they draw."""
+    """A data set whose samples contain their index and what they have drawn, if they draw."""
 
     count: int
     is_drawing: bool = True
@@ -277,7 +277,7 @@ def _drawing(index: int) -> tuple[Tensor, Tensor]:
 def numbered_experiment(
     experiment: Experiment, data: Any, count: int, *, is_drawing: bool = True
 ) -> Experiment:
-    """An experiment of nothing but samples that tell which they are, of the same kind of data."""
+    """An experiment of nothing but samples that contain their index, of the same kind of data."""
     numbers = torch.arange(count, dtype=torch.float64).unsqueeze(1)
     make: dict[str, Callable[[], Any]] = {
         "tensors": lambda: (numbers, numbers.clone()),

@@ -175,13 +175,13 @@ class NoFusedDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class Doubled(TorchFunctionMode):
-    """Makes code that asks for fp32 or less compute in fp64, as the reference must."""
+class Fp64Mode(TorchFunctionMode):
+    """Makes code that requests fp32 or less compute in fp64, as the reference must."""
 
     _CASTS = frozenset((Tensor.float, Tensor.half, Tensor.bfloat16))
     _LOWER = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
-    def __enter__(self) -> Doubled:
+    def __enter__(self) -> Fp64Mode:
         self._default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         super().__enter__()  # type: ignore[no-untyped-call]

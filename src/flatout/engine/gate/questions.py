@@ -113,7 +113,7 @@ def _reference(fixtures: GateFixtures, draws: DrawsKind) -> tuple[Gradients, boo
         except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
             return eager, False
         names = [""] * len(exact)
-        # Code that asks for a number format in its own way computes something else in fp64.
+        # Code that requests a number format in its own way computes something else in fp64.
         is_trusted = gradient_errors(names, eager, eager, exact).error <= _TRUSTED
         return (exact, True) if is_trusted else (eager, False)
 

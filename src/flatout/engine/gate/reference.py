@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flatout.engine.feed.feed import MicroBatch
 from flatout.engine.gate.fakes import Bag
-from flatout.engine.gate.fixed_rng import Doubled
+from flatout.engine.gate.fixed_rng import Fp64Mode
 from flatout.engine.optim.fused_step import set_implementation
 from flatout.engine.tensors.nested import placer
 
@@ -43,7 +43,7 @@ def reference_gradients(
     with ExitStack() as stack:
         if is_double:
             model.double()
-            stack.enter_context(Doubled())
+            stack.enter_context(Fp64Mode())
         model.train()
         for update in updates:
             micro_batches = [(_raised(to_device(batch)) if is_double else to_device(batch), size)

@@ -319,7 +319,7 @@ def _distance(first: list[Tensor], second: list[Tensor] | None) -> float:
 def read_epoch(session: Session, epoch: int) -> tuple[list[int], Tensor]:
     """Sizes of the updates, and what their numbered samples hold, in a row for each.
 
-    A micro-batch that has not as many rows as it says gives the size -1.
+    A micro-batch that does not have as many rows as it reports gives the size -1.
     """
     sizes, rows = [], []
     for update in session.feed.updates(epoch, 0):

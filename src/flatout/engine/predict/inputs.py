@@ -1,7 +1,7 @@
 """Inputs, read one by one and collated into batches; an input that cannot be read is left out.
 
-Only what belongs to one batch is held at a time. Samples of different shapes never share a batch,
-so that texts of every length can be given.
+Only what belongs to one batch is in memory at a time. Samples of different shapes never share a
+batch, so that texts of every length can be given.
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ class _Pool:
             self._kind = kind
         done = 0
         while done < len(rows):
-            taken = min(self._batch_size - len(self._rows), len(rows) - done)
-            self._rows += rows[done : done + taken]
-            self._parts.append(_slice(content, done, done + taken) if is_tensors else content)
-            done += taken
+            count = min(self._batch_size - len(self._rows), len(rows) - done)
+            self._rows += rows[done : done + count]
+            self._parts.append(_slice(content, done, done + count) if is_tensors else content)
+            done += count
             if len(self._rows) == self._batch_size:
                 yield from self.emptied()
                 if self.refused == rows[0][0]:

@@ -71,18 +71,18 @@ def open_output(
     if text is None:
         return _ToParent(row_format, send)
     path = Path(text).expanduser().absolute()
-    taken = {Path(name).absolute() for name in inputs}
-    _refuse_input(path, taken)
+    input_paths = {Path(name).absolute() for name in inputs}
+    _refuse_input(path, input_paths)
     if path.suffix == ".npy":
         return _Array(path)
     if path.suffix in (".jsonl", ".csv"):
         file: RowFile = JsonRows(path) if path.suffix == ".jsonl" else CsvRows(path)
         return _Rows(path, row_format, file)
-    return _Folder(path, row_format, taken)
+    return _Folder(path, row_format, input_paths)
 
 
-def _refuse_input(path: Path, taken: set[Path]) -> None:
-    if path in taken:
+def _refuse_input(path: Path, input_paths: set[Path]) -> None:
+    if path in input_paths:
         raise UsageError(
             "output-is-an-input",
             f"the predictions would overwrite the input {path}.",
@@ -170,11 +170,11 @@ class _Array:
 class _Folder:
     """A folder with `predictions.jsonl`, and a PNG file for each prediction that is a picture."""
 
-    def __init__(self, path: Path, row_format: RowFormat, taken: set[Path]) -> None:
+    def __init__(self, path: Path, row_format: RowFormat, input_paths: set[Path]) -> None:
         self.path: Path | None = path
         self._folder = path
         self._row_format = row_format
-        self._taken = taken
+        self._input_paths = input_paths
         self._used: set[str] = set()
         with atomic_files.mapped_os_errors(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -199,7 +199,7 @@ class _Folder:
         while name in self._used:
             name, number = f"{stem}-{number}.png", number + 1
         self._used.add(name)
-        _refuse_input(self._folder / name, self._taken)
+        _refuse_input(self._folder / name, self._input_paths)
         content = io.BytesIO()
         picture.save(content, format="PNG")
         atomic_files.write_atomically(self._folder / name, content.getvalue())

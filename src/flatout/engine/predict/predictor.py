@@ -33,7 +33,7 @@ from flatout.engine.runtime.device import chosen_device
 from flatout.engine.runtime.user_code import kind_text
 from flatout.engine.session.load_experiment import load_experiment, stored_spec
 from flatout.engine.session.session import process_settings
-from flatout.engine.session.validation import Measured, measure
+from flatout.engine.session.validation import ValidationResult, measure
 from flatout.engine.tensors.nested import placer
 from flatout.engine.training.run_checks import versions_here
 from flatout.engine.training.weights_file import load_weights, read_weights
@@ -118,7 +118,7 @@ class Predictor:
                 predictions = (self.experiment.predict or self._plain)(self.model, placed)
             return _on_cpu(predictions, num_samples)
 
-    def evaluate(self, *, batch_size: int | None = None) -> Measured:
+    def evaluate(self, *, batch_size: int | None = None) -> ValidationResult:
         """The metrics over the whole validation data, as a validation in training computes them.
 
         Args:
@@ -261,19 +261,19 @@ def _rebuilt(
     """The experiment the run was started with, except for these parameters; or that of a source,
     a built-in's name or a file.
     """
-    given = spec.parameters | dict(parameters)
+    merged = spec.parameters | dict(parameters)
     if source is not None:
         path = Path(source).expanduser().absolute()
         file = str(path) if path.suffix == ".py" else None
         name = str(source) if file is None else path.stem
-        return load_experiment(ExperimentSpec(name=name, file=file, parameters=given))
+        return load_experiment(ExperimentSpec(name=name, file=file, parameters=merged))
     if spec.name == "notebook" and spec.file is None:
         raise UsageError(
             "experiment-not-kept",
             f"run {folder.path.name} was created in a notebook and has no experiment file.",
             fix="load it there: flatout.engine.load(run, experiment=...)",
         )
-    stored = msgspec.structs.replace(stored_spec(folder, spec), parameters=given)
+    stored = msgspec.structs.replace(stored_spec(folder, spec), parameters=merged)
     return load_experiment(stored, copy_of=spec.file)
 
 

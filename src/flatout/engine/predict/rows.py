@@ -26,7 +26,7 @@ def rows_of(
         predictions: a tensor or list with an entry for each sample, or a dict of such.
         num_samples: how many.
         labels: names of the classes, or None.
-        top: how many classes to tell of each sample.
+        top: how many classes to list for each sample.
 
     Raises:
         UsageError: bad-prediction.

@@ -48,11 +48,11 @@ class ReplyWriter:
         self._lines = lines
 
     def write(self, line: Answer) -> None:
-        """Says a line; predictions come together at the end of their batch."""
+        """Writes a line; predictions come together at the end of their batch."""
         self._lines.write(line, is_flushed=not isinstance(line, Predicted))
 
     def flush(self) -> None:
-        """Sends what was said."""
+        """Sends what was written."""
         self._lines.flush()
 
 
@@ -230,7 +230,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _failure(error: BaseException) -> Broken:
-    """Why nothing more comes."""
+    """The line that says why nothing more comes."""
     known_error = to_flatout_error(error)
     if known_error is None:
         problem = f"flatout itself failed: {type(error).__name__}: {error}"

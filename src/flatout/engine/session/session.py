@@ -53,7 +53,7 @@ from flatout.schema.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class BuiltExperiment:
     """An experiment's live objects before a recipe is applied to them.
 
     graphs: what records work of the device; None where nothing can.
@@ -108,7 +108,7 @@ class Built:
         return self.caching if is_cached else None
 
     def num_updates(self, epochs: int | None, steps: int | None) -> int | None:
-        """Updates in so many epochs or steps; None where the data does not tell its length."""
+        """Updates in so many epochs or steps; None where the data has no length."""
         if steps is not None or epochs is None:
             return steps
         if self.facts.data_kind == "tensors":
@@ -126,7 +126,7 @@ def build(
     device_name: str | None,
     train_data: Any = None,
     layout: ModelLayout = ON_ONE_RANK,
-) -> Built:
+) -> BuiltExperiment:
     """Builds model, optimizer and training data, the same ones whenever the seed is the same.
 
     Args:
@@ -134,7 +134,7 @@ def build(
         seed: of the weights.
         device_name: as in a recipe; None takes the best device here.
         train_data: what its factory has given before, where it need not be called again.
-        layout: what is wished of the weights.
+        layout: how the weights are laid out.
     """
     device = chosen_device(device_name)
     use_device(device)
@@ -152,7 +152,7 @@ def build(
         train_data = built_data(experiment, experiment.train_data)
     facts = experiment_facts(experiment, model, optimizers, train_data, device)
     sharding = layout.spread(laid_out, optimizers, device) if is_spread else None
-    return Built(
+    return BuiltExperiment(
         experiment=experiment,
         seed=seed,
         device=device,
@@ -237,7 +237,7 @@ class Session:
         ranks: those that train together.
     """
 
-    def __init__(self, built: Built, recipe: Recipe, ranks: RankGroup = ALONE) -> None:
+    def __init__(self, built: BuiltExperiment, recipe: Recipe, ranks: RankGroup = ALONE) -> None:
         self.experiment = built.experiment
         self.recipe = recipe
         self.ranks = ranks

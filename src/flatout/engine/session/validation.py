@@ -51,7 +51,7 @@ _MOST_TEXTS = 16
 _MOST_CHARACTERS = 4_000
 
 
-class Judged(Protocol):
+class ValidationSubject(Protocol):
     """The subject of a validation: a session that trains, or the kept weights of a run."""
 
     experiment: Experiment
@@ -65,7 +65,7 @@ class Judged(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class ValidationResult:
     """The result of a validation: numbers and confusion matrices by the names of the metrics."""
 
     metrics: dict[str, float]
@@ -195,12 +195,12 @@ class Validator:
                 # All ranks go through the model together, and must draw the same on the way.
                 seed = rng.mixed_seed(session.seed, "samples", session.position.step)
                 rng.seed_generators(seed)
-            given = generate(model)
-        texts = (given,) if isinstance(given, str) else given
+            generated = generate(model)
+        texts = (generated,) if isinstance(generated, str) else generated
         if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
             raise UsageError(
                 "generate-gave-no-texts",
-                f"`generate` returned {type(given).__name__}, not a list of strings.",
+                f"`generate` returned {type(generated).__name__}, not a list of strings.",
                 fix="return a list of strings: decode tokens first",
             )
         shortened = tuple(_shortened(text) for text in texts[:_MOST_TEXTS])
@@ -239,26 +239,26 @@ class Validator:
 
 
 def measure(
-    judged: Judged,
+    subject: ValidationSubject,
     ranks: RankGroup = ALONE,
     passes: SyncedPasses | None = None,
     *,
     num_batches: int | None = None,
-) -> Measured:
+) -> ValidationResult:
     """Computes the experiment's metrics, and the loss if they have none, over all samples.
 
     A mean is weighted by its batch's samples; a sum and its count, and the counts of a confusion,
     are added up, over ranks as over batches. Nothing is waited for before the last batch.
 
     Args:
-        judged: what is validated.
+        subject: what is validated.
         ranks: each with its share of the samples.
         passes: keeps them together where they need each other for one.
         num_batches: looks at no more than these; None at all.
     """
     sums: dict[str, tuple[Any, Any]] = {}
     confusions: dict[str, Confusion] = {}
-    counted = _counted(judged, passes, num_batches)
+    counted = _counted(subject, passes, num_batches)
     for own_sums, own_confusions in ranks.all_gather(counted, about="validation"):
         for name, (total, count) in own_sums.items():
             before = sums.get(name, (0.0, 0.0))
@@ -269,29 +269,29 @@ def measure(
                 confusions[name] + own_confusion if name in confusions else own_confusion
             )
     metrics = {name: total / (count or 1.0) for name, (total, count) in sums.items()}
-    best = judged.experiment.best
+    best = subject.experiment.best
     if best in MEANS and best not in metrics and len(confusions) == 1:
         [confusion] = confusions.values()
         mean = _mean_scores(confusion)[best]
         metrics[best] = nan if mean is None else mean
-    return Measured(metrics=metrics, confusions=confusions)
+    return ValidationResult(metrics=metrics, confusions=confusions)
 
 
 def _counted(
-    judged: Judged, passes: SyncedPasses | None, num_batches: int | None
+    subject: ValidationSubject, passes: SyncedPasses | None, num_batches: int | None
 ) -> tuple[dict[str, tuple[Any, Any]], dict[str, tuple[Tensor, Tensor]]]:
     """Sums and counts over the samples that this rank has; of confusions counts and strays."""
-    feed = judged.validation_feed
+    feed = subject.validation_feed
     assert feed is not None
     sums: dict[str, tuple[Any, Any]] = {}
     confusions: dict[str, Confusion] = {}
     batches = itertools.islice(feed.updates(0, 0), num_batches)
     evened = batches if passes is None else map(passes.evened, batches)
-    with judged.evaluated() as model, torch.no_grad():
+    with subject.evaluated() as model, torch.no_grad():
         for batch, num_samples in (micro for update in evened for micro in update):
-            placed = judged.to_device(batch) if judged.to_device is not None else batch
-            with judged.autocast():
-                values = values_of_batch(judged.experiment, model, placed)
+            placed = subject.to_device(batch) if subject.to_device is not None else batch
+            with subject.autocast():
+                values = values_of_batch(subject.experiment, model, placed)
             if num_samples == 0:
                 continue
             for name, value in values.items():
@@ -342,11 +342,11 @@ def _mean_scores(confusion: Confusion) -> dict[str, float | None]:
     return mean_scores(class_report(line))
 
 
-def _labels(given: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
+def _labels(names: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
     """Names of the classes; their numbers where no names are given that fit."""
-    if given is None or len(given) != num_classes:
+    if names is None or len(names) != num_classes:
         return tuple(map(str, range(num_classes)))
-    return tuple(map(_shortened, given))
+    return tuple(map(_shortened, names))
 
 
 def _shortened(text: str) -> str:

@@ -69,7 +69,7 @@ class UpdatesByName:
         return sum(update.num_made for update in self._by_name.values())
 
     def num_left_out(self) -> int:
-        """Updates that were asked for in this step, but whose loss or gradient was not finite."""
+        """Updates that were requested in this step, but whose loss or gradient was not finite."""
         return sum(update.num_left_out for update in self._by_name.values())
 
 

@@ -32,7 +32,7 @@ from flatout.engine.training.async_checkpoint import AsyncCheckpointer, NoCheckp
 from flatout.engine.training.metrics_log import MetricsLog, SilentMetricsLog
 from flatout.engine.training.oom_recovery import OomRecovery, oom_options_of
 from flatout.engine.training.shard_loss_check import split_check_limit_s
-from flatout.engine.training.updater import Made, Rollback, StepRunner, agreed, await_device
+from flatout.engine.training.updater import Rollback, StepRunner, UpdateResult, agreed, await_device
 from flatout.engine.training.weights_file import weights_metadata
 from flatout.errors import FlatoutError, RunFailed, UsageError
 from flatout.schema.finding import Finding, Fix
@@ -167,7 +167,7 @@ class Loop:
                 return ending
         return None
 
-    def _make_update(self) -> Made | None:
+    def _make_update(self) -> UpdateResult | None:
         """Makes the next update. If its data cannot be read, what was trained is saved first.
 
         Not where the data has a state of its own: that is already in the middle of what failed.

@@ -72,7 +72,7 @@ class OomRecovery:
     def _learn(
         self, oom: OutOfMemory, step: int, ranks: RankGroup, *, has_device: bool = True
     ) -> None:
-        """Asks, before the batch is split for the first time, whether that computes the same."""
+        """Checks, before the batch is split for the first time, whether that computes the same."""
         recipe = _recipe_at(self._history, step)
         changes = oom_recipe_fields(recipe, self._options, oom.part)
         is_split = isinstance(changes, dict) and "micro_batch_size" in changes
@@ -117,7 +117,7 @@ class OomRecovery:
         """
         if not isinstance(error, RunFailed) or error.rule != "gpu-state-lost":
             return
-        # The others would ask whether a batch can be split, and write nothing.
+        # The others would check whether a batch can be split, and write nothing.
         if not self._ranks.is_first:
             return
         if error is not self._own_loss:
@@ -190,7 +190,7 @@ class OomRecovery:
         Args:
             kind: without a graph, where recording it has ended this process; or without keeping
                 samples, here and now.
-            error: that said so.
+            error: the reason.
             step: the newest one.
         """
         if not self._ranks.is_first:

@@ -62,7 +62,7 @@ def run_is_finished(
 def check_schedule(
     session: Session, event_log: EventLog, run: str, spec: ExperimentSpec, change: Change
 ) -> None:
-    """Refuses to train without a learning rate; says where the last steps have none.
+    """Refuses to train without a learning rate; warns where the last steps have none.
 
     Args:
         session: what is trained, at the resumed position.

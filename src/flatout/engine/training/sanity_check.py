@@ -18,7 +18,7 @@ from flatout.engine.runtime import rng
 from flatout.engine.runtime.gpu_memory import release_memory
 from flatout.engine.runtime.oom import as_out_of_memory
 from flatout.engine.session.session import Session, build, process_settings
-from flatout.engine.session.validation import Measured, check_best, labels_problem, measure
+from flatout.engine.session.validation import ValidationResult, check_best, labels_problem, measure
 from flatout.engine.step.step import bad_loss
 
 
@@ -52,7 +52,7 @@ def check_validation(session: Session, event_log: EventLog) -> None:
     warn_of_labels(session, measured, event_log)
 
 
-def warn_of_labels(session: Session, measured: Measured, event_log: EventLog) -> None:
+def warn_of_labels(session: Session, measured: ValidationResult, event_log: EventLog) -> None:
     """Warns once of more or fewer labels than classes."""
     for name, confusion in measured.confusions.items():
         problem = labels_problem(name, confusion, session.experiment.labels)
@@ -96,7 +96,7 @@ def check_before_search(
             session.close()
 
 
-def first_validation(session: Session) -> Measured:
+def first_validation(session: Session) -> ValidationResult:
     """Metrics of the first batch of the validation data; the session is left as it was.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Asked once before ranks train: is the loss of their shares of a batch the loss of the batch?
+"""Checked once before ranks train: is the loss of their shares of a batch the loss of the batch?
 
 It is not where samples are compared with each other (CLIP, SimCLR). Ranks train all the same, as
 with DDP, but the user should know.
@@ -13,7 +13,7 @@ from flatout.engine.ranks.process_group import MultiRank
 from flatout.engine.ranks.protocol import RankGroup
 from flatout.engine.runlog.event_log import EventLog
 from flatout.engine.runtime.gpu_memory import free_bytes
-from flatout.engine.session.session import Built
+from flatout.engine.session.session import BuiltExperiment
 from flatout.schema.finding import Finding, Fix
 from flatout.schema.recipe import Recipe
 from flatout.schema.run_lines import SharesChecked
@@ -25,7 +25,7 @@ _COPIES = 6
 # Of what is free in the computer's memory.
 _SHARE = 0.5
 _CPU = torch.device("cpu")
-# The other ranks wait for the answer, at a meeting with a limit.
+# The other ranks wait for the result, at a meeting with a limit.
 _MOST_S, _OF_LIMIT = 60.0, 0.25
 
 
@@ -37,13 +37,13 @@ def split_check_limit_s(ranks: RankGroup) -> float | None:
 
 
 def check_shares(
-    built: Built,
+    built: BuiltExperiment,
     recipe: Recipe,
     event_log: EventLog,
     step: int,
     limit_s: float | None = None,
 ) -> None:
-    """Checks whether shares compute the same, unless the history has the answer; logs it there.
+    """Checks whether shares compute the same, unless the history has the result; logs it there.
 
     Args:
         built: the experiment. recipe: with which it is trained.
@@ -55,7 +55,7 @@ def check_shares(
     # A step of its own says itself what is a mean over the samples of a share.
     if history.shares is not None or experiment.loss is None or built.facts.batch_size < 2:
         return
-    # Where the process ends over the question, the next one does not ask it again.
+    # Where the process ends during the check, the next one does not repeat it.
     begun = f"{UNCHECKED}: a process exited before the check was done"
     unchecked = SharesChecked(at=now_s(), step=step, reason=begun, is_checked=False)
     event_log.event(unchecked, is_synced=True)
@@ -67,7 +67,7 @@ def check_shares(
         event_log.warn(step, _finding(reason, is_checked=is_checked))
 
 
-def _why_not(built: Built, recipe: Recipe, limit_s: float | None) -> str | None:
+def _why_not(built: BuiltExperiment, recipe: Recipe, limit_s: float | None) -> str | None:
     num_bytes = sum(
         parameter.numel() * parameter.element_size() for parameter in built.model.parameters()
     )

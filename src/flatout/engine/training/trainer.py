@@ -35,7 +35,7 @@ from flatout.engine.runtime.gpu_memory import (
 from flatout.engine.runtime.step_timer import StepTimer, peak_allocated_bytes, peak_memory_bytes
 from flatout.engine.runtime.stop_signals import StopRequest
 from flatout.engine.session.pinned_memory import pinning_problem, with_pinning_tried
-from flatout.engine.session.session import Built, Session, build, process_settings
+from flatout.engine.session.session import BuiltExperiment, Session, build, process_settings
 from flatout.engine.session.state import forget_tensors, own_state_of, state_of, take_over
 from flatout.engine.tensors.state_tree import pack, unpack
 from flatout.engine.training.async_checkpoint import AsyncCheckpointer, NoCheckpointer
@@ -210,7 +210,7 @@ class Trainer:
         assert recipe is not None, "every segment has a recipe"
         return recipe
 
-    def _with_room(self, built: Built) -> Built:
+    def _with_room(self, built: BuiltExperiment) -> BuiltExperiment:
         """Leaves other programs what they need; a notebook's process is not only the run's."""
         if not self._task.is_alone:
             return built
@@ -234,7 +234,7 @@ class Trainer:
         facts = replace(built.facts, free_device_bytes=max(0, free - room.leave_bytes))
         return replace(built, facts=facts)
 
-    def _build(self, device_name: str | None, layout: ModelLayout) -> Built:
+    def _build(self, device_name: str | None, layout: ModelLayout) -> BuiltExperiment:
         is_begun_with = self._state is None and self._task.spec.init is not None
         init = functools.partial(_begin_with, self._task) if is_begun_with else None
         layout = replace(layout, init=init)
@@ -320,7 +320,9 @@ class Trainer:
             self._state["position"]["num_worse"] = 0
         return limits
 
-    def _decide_recipe(self, built: Built, previous: Recipe | None, limits: LoopLimits) -> Recipe:
+    def _decide_recipe(
+        self, built: BuiltExperiment, previous: Recipe | None, limits: LoopLimits
+    ) -> Recipe:
         """The recipe that holds now; new decisions are on the disk before the first step."""
         fixed = self._task.change.fixed
         if previous is not None and self._task.change.is_after_kill:
@@ -372,7 +374,9 @@ class Trainer:
             raise self._lost[0]
         return recipe
 
-    def _tuned(self, built: Built, fixed: dict[str, Any], num_steps: int | None) -> Recipe | None:
+    def _tuned(
+        self, built: BuiltExperiment, fixed: dict[str, Any], num_steps: int | None
+    ) -> Recipe | None:
         """The recipe by measuring, where that is wanted and pays; None takes the defaults."""
         task, tuning = self._task, self._task.spec.tuning
         # What is iterated may be one object with a place in it, which a search would move on.
@@ -412,7 +416,7 @@ class Trainer:
         )
         return tuned_recipe(search)
 
-    def _only_tuned(self, built: Built, recipe: Recipe) -> nn.Module:
+    def _only_tuned(self, built: BuiltExperiment, recipe: Recipe) -> nn.Module:
         """The ending of a run with nothing to train."""
         atomic_files.write_json(self._task.folder.recipe, recipe)
         spent_s = elapsed_s() - self._began_s

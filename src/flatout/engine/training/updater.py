@@ -29,7 +29,7 @@ from flatout.engine.training.rng_buffer_snapshot import StepSnapshot
 from flatout.errors import RunFailed
 from flatout.schema.recipe import Choice, Recipe
 
-Made = tuple[Tensor | dict[str, Tensor], int]
+UpdateResult = tuple[Tensor | dict[str, Tensor], int]
 
 
 class Rollback(Exception):
@@ -73,7 +73,7 @@ class StepRunner:
         position = self._session.position
         self._updates = self._session.feed.updates(position.epoch, position.update)
 
-    def make(self) -> Made | OutOfMemory | None:
+    def make(self) -> UpdateResult | OutOfMemory | None:
         """Makes the next update and gives its loss and samples; None where the epoch is over.
 
         Where memory is short for it, that is what is given, and everything is as it was before:
@@ -111,7 +111,7 @@ class StepRunner:
         self._go_on_under(recipe)
         return self.make()
 
-    def _make_update(self) -> Made | None:
+    def _make_update(self) -> UpdateResult | None:
         update = next(self._updates, None)
         self._timer.mark("data")
         _report_uncached(self._session, self._oom_recovery)

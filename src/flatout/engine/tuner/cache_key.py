@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from flatout import __version__
-from flatout.engine.session.session import Built
+from flatout.engine.session.session import BuiltExperiment
 from flatout.engine.tensors.nested import tensors_in
 from flatout.system.cpu_name import driver_name, processor_name
 
 
-def identity(built: Built, fixed: dict[str, Any]) -> dict[str, Any]:
+def identity(built: BuiltExperiment, fixed: dict[str, Any]) -> dict[str, Any]:
     """Model, shapes, device and versions, as facts by name."""
     experiment, device = built.experiment, built.device
     return {
@@ -40,7 +40,7 @@ def identity(built: Built, fixed: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _model_lines(built: Built) -> list[str]:
+def _model_lines(built: BuiltExperiment) -> list[str]:
     modules = [
         f"{name} {type(module).__qualname__}" for name, module in built.model.named_modules()
     ]
@@ -48,11 +48,11 @@ def _model_lines(built: Built) -> list[str]:
         f"{name} {tuple(weight.shape)} {weight.dtype} {weight.requires_grad}"
         for name, weight in built.model.named_parameters()
     ]
-    # Dropout rates, strides and the like are in what a module says of itself.
+    # Dropout rates, strides and the like are in a module's own text.
     return [*modules, *weights, str(built.model)]
 
 
-def _code_lines(built: Built) -> Iterator[str]:
+def _code_lines(built: BuiltExperiment) -> Iterator[str]:
     """The code of loss, collate and the model's own classes: a recipe was judged right for that.
 
     Not what they call elsewhere, nor what a closure holds.
@@ -94,7 +94,7 @@ def _code_text(code: CodeType) -> str:
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 
 
-def _optimizer_lines(built: Built) -> list[str]:
+def _optimizer_lines(built: BuiltExperiment) -> list[str]:
     # A learning rate changes nothing about the speed.
     flags = [
         {name: str(value) for name, value in group.items() if name not in ("params", "lr")}
@@ -103,7 +103,7 @@ def _optimizer_lines(built: Built) -> list[str]:
     return [type(built.optimizers.only).__qualname__, *map(str, flags)]
 
 
-def _data_text(built: Built) -> str:
+def _data_text(built: BuiltExperiment) -> str:
     """The form of a sample, as far as it is known without reading one."""
     data, kind = built.train_data, built.facts.data_kind
     if kind == "tensors":

@@ -12,7 +12,7 @@ from flatout.engine.model.activation_checkpointing import (
     name_of_its_own,
     repeated_blocks,
 )
-from flatout.engine.session.session import Built, Session, process_settings
+from flatout.engine.session.session import BuiltExperiment, Session, process_settings
 from flatout.engine.session.validation import is_smaller_better, values_of_batch
 from flatout.errors import UsageError
 from flatout.schema.class_report import MEANS
@@ -21,7 +21,7 @@ from flatout.schema.cpu_topology import Topology
 from flatout.schema.recipe import Choice, CpuAffinity, Recipe
 
 
-def outline(built: Built, recipe: Recipe) -> CodeOutline:
+def outline(built: BuiltExperiment, recipe: Recipe) -> CodeOutline:
     """The outline of an experiment for its plain loop; the loss is computed once.
 
     Args:

@@ -6,8 +6,8 @@ graph has taken the GPU from the process that searches.
 One fresh process for both: they take turns, and compiling is paid once. The gate runs there, too,
 so that the process that trains is not the one that finds out what a compiler can do.
 
-The process reads a Request as a line of JSON from stdin, which then stays open: its end means that
-the search no longer waits. It answers with a Result.
+The process reads a request as a line of JSON from stdin, which then stays open: its end means that
+the search no longer waits. It replies with a Result.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def measured_in_child(trial: Trial, limit_s: float, context: TrialContext) -> Re
 
 
 def judged_in_child(trial: Trial, context: TrialContext) -> Verdict:
-    """What the gate says of a trial's candidate in a fresh process; see `measured_in_child`."""
+    """The gate's verdict on a trial's candidate in a fresh process; see `measured_in_child`."""
     request = CompileTrialRequest(trial=trial, limit_s=0.0, terms=context.terms, is_measured=False)
     result = _result_from_child(request, context)
     if result.verdict is not None:
@@ -121,7 +121,7 @@ def _failed(trial: Trial, begin_s: float, error: RunFailed) -> Result:
 
 
 def main(argv: list[str]) -> int:
-    """Measures what stdin asks for, and judges it if it was faster."""
+    """Measures what is requested on stdin, and judges it if it was faster."""
     stdio = JsonStdio()
     import_quickly("flatout.engine.tuner.trials", COMPILER)
     from flatout.engine.tuner.trials import Trials

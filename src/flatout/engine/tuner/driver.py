@@ -147,10 +147,10 @@ def _tuned_recipe(search: Search) -> Recipe | None:
             raise
         # The training names step and samples; from weights that it is given it may do better.
         return trials.builder.default_recipe()
-    decision, seen = _decision(search, trials, profile, (budget_s, began_s))
+    decision, measured_here = _decision(search, trials, profile, (budget_s, began_s))
     probe = None
     if not uncompiled(decision).is_default:
-        probe = seen or _last_probe(search, trials, decision, profile).speedup
+        probe = measured_here or _last_probe(search, trials, decision, profile).speedup
     decision = priced(decision, elapsed_s() - began_s, trials.builder.setting.batch_size)
     if not decision.is_decided:
         # The next training has the defaults, and the next search starts over.
@@ -252,20 +252,20 @@ def _confirmed(trials: Trials, known: Known) -> Known | None:
     """An earlier decision, if a short probe agrees with it; defaults that stayed need none.
 
     What was found while other programs ran is measured again more closely once they are gone: it
-    must be faster than the defaults then, too, and is from then on what that probe says.
+    must be faster than the defaults then, too, and has from then on that probe's speed-up.
     """
     trials.take_as_plain(known.decision.rungs[0].changes)
     if uncompiled(known.decision).is_default:
         return known
     # Another program may have had the cores for a moment: then a second look decides.
     for _ in range(_PROBES if known.probe is not None else 0):
-        seen = _probe(trials, known.decision)
-        probe = seen.speedup
+        measured = _probe(trials, known.decision)
+        probe = measured.speedup
         if probe is None or known.probe is None or probe.middle < 1.0:
             continue
-        if known.decision.is_busy and not seen.is_busy:
+        if known.decision.is_busy and not measured.is_busy:
             if probe.low > 1.0:
-                quiet = msgspec.structs.replace(known.decision, load=seen.load)
+                quiet = msgspec.structs.replace(known.decision, load=measured.load)
                 return msgspec.structs.replace(known, decision=quiet, probe=probe)
         elif still_holds(known.probe, probe):
             return known
@@ -291,9 +291,9 @@ def _probing(trials: Trials, decision: Decision) -> Trial:
 def _last_probe(search: Search, trials: Trials, decision: Decision, profile: Profile) -> Result:
     """The same at the end of a search, in another process where this one has lost its GPU."""
     if trials.lost is None:
-        seen = _probe(trials, decision)
+        measured = _probe(trials, decision)
         if trials.lost is None:
-            return seen
+            return measured
         _report_lost_gpu(search, trials)
     trial = _probing(trials, decision)
     context = _trial_context(search, trials, trial, (profile.start_s, math.inf))
@@ -317,7 +317,7 @@ def _decision(
     problem = _problem(search, setting, profile, time_s)
     _log_profile(search, problem)
     decision, history = _run_trials(search, trials, problem)
-    return decision, _seen_here(uncompiled(decision), dict(problem.base.changes), history)
+    return decision, _speedup_here(uncompiled(decision), dict(problem.base.changes), history)
 
 
 def _setting(search: Search, trials: Trials) -> Setting:
@@ -380,7 +380,7 @@ def _run_trials(search: Search, trials: Trials, problem: Problem) -> tuple[Decis
     return move, history
 
 
-def _seen_here(
+def _speedup_here(
     decision: Decision, defaults: dict[str, Any], history: Sequence[Result]
 ) -> Interval | None:
     """This process's measurement of a decision against the defaults, the last time."""
@@ -492,7 +492,7 @@ def _report_lost_gpu(search: Search, trials: Trials) -> None:
 
 
 def _recipe(trials: Trials, decision: Decision) -> Recipe:
-    """The recipe that a search has decided on: each field says what it gained."""
+    """The recipe that a search has decided on: each field with what it gained."""
     recipe, setting = trials.builder.default_recipe(), trials.builder.setting
     if decision.is_default:
         return recipe

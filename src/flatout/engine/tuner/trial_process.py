@@ -3,8 +3,8 @@
 A plain loop and a recipe that are compared here share nothing: neither the allocator nor threads
 nor the environment that flatout gives its workers. Only one of the two has work at any moment.
 
-The process reads a Request as a line of JSON from stdin and answers it when all is built; then it
-reads numbers of updates, and answers each with the Block that they were. It ends with its stdin.
+The process reads a request as a line of JSON from stdin and replies when all is built; then it
+reads numbers of updates, and replies to each with the block of them. It ends with its stdin.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TrialRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrialReply(msgspec.Struct, frozen=True, kw_only=True):
-    """To a Request, in which way the proved fields were seen; to a number, the block; or neither.
+    """To a request, in which way the proved fields were seen; to a number, the block; or neither.
 
     problem: why it could not be done.
     """
@@ -119,7 +119,7 @@ def patience_s(usual_s: float) -> float:
 
 
 def measured_in_fresh_processes(trial: Trial, limit_s: float, context: TrialContext) -> Result:
-    """Carries out a trial in as many pairs of fresh processes as it asks for, one after another.
+    """Carries out a trial in as many pairs of fresh processes as it requests, one after another.
 
     Args:
         trial: what is compared.
@@ -276,7 +276,7 @@ class _ContestantProcess(contextlib.AbstractContextManager["_ContestantProcess"]
 
 
 def main(argv: list[str]) -> int:
-    """Builds what stdin asks for, and times it."""
+    """Builds what is requested on stdin, and times it."""
     stdio = JsonStdio()
     import_quickly("flatout.engine.tuner.trials", COMPILER)
     from flatout.engine.runtime.error_map import to_flatout_error

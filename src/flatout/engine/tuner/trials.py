@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from flatout.engine.gate import Gate
-from flatout.engine.gate import GateSubject as Judged
+from flatout.engine.gate import Gate, GateSubject
 from flatout.engine.gate.batch_splitting import Training, why_not_split
 from flatout.engine.runtime.allocator import page_faults
 from flatout.engine.runtime.error_map import CaptureBroken, is_out_of_memory, to_flatout_error
@@ -112,13 +111,13 @@ class Trials:
         builder = self.builder
         if self._gate is None:
             subject = builder.subject
-            judged = Judged(
+            gate_subject = GateSubject(
                 experiment=subject.experiment,
                 seed=subject.seed,
                 device=subject.device_name,
                 train_data=builder.train_data,
             )
-            self._gate = Gate(judged, builder.plain_recipe())
+            self._gate = Gate(gate_subject, builder.plain_recipe())
         try:
             return self._gate.judge(builder.recipe(changes))
         except Exception as error:
@@ -328,7 +327,7 @@ def _known_error(trials: Trials, error: Exception) -> FlatoutError | None:
 
 
 def _why_not_split(subject: TuningTask, builder: CandidateBuilder) -> str | None:
-    """The gate asks nothing about the validation, which sees parts of a batch, too."""
+    """The gate does not check the validation, which sees parts of a batch, too."""
     training = Training(
         # With the validation data, which no contestant has.
         experiment=subject.experiment,
@@ -399,8 +398,8 @@ def _proved(changes: dict[str, Any], session: Session, candidate: TimedLoop) -> 
         assert isinstance(loop, RecipeLoop)
         if changes.get("capture") == "step":
             loop.run(NUM_WARM_UPS + session.recipe.steps_per_launch.value)
-        seen = UpdateEvidence(session=session, trace=trace, update=loop.newest, step=loop.step)
-        effect = observed_effect(changes, seen)
+        evidence = UpdateEvidence(session=session, trace=trace, update=loop.newest, step=loop.step)
+        effect = observed_effect(changes, evidence)
     if effect is None:
         fields = ", ".join(f"{name}={value}" for name, value in changes.items())
         raise UsageError(
